@@ -342,7 +342,7 @@ DEVIATIONS: dict[str, Deviation] = {
     "a masked array": Deviation(
         sending("np.ma.array([1, 2], mask=[0, 1])"),
         "AttributeError: 'numpy.ndarray' object has no attribute 'c_contiguous'\n\nAt:\n  {file}(9): execute\n",
-        "TritonModelException: Tensor 'OUTPUT0' is a masked array, and a mask cannot be sent. Fill it first: "
+        "TritonModelException: Tensor 'OUTPUT0' is a masked array, but a mask cannot be sent. Fill it first: "
         "array.filled(value)\n\nAt:\n  {file}(9): execute\n",
         "Triton's text is an accident",
     ),

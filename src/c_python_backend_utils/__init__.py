@@ -1,6 +1,6 @@
-"""The binding below ``triton_python_backend_utils``, for models that import it by the name that it has in Triton.
+"""Alias of ``triton_python_backend_utils`` under the name of Triton's binding, for models that import that.
 
-The classes and functions are the same; what Triton's binding has for its own use alone is not here.
+Classes and functions are the same; internal parts of Triton's binding are not included.
 """
 
 from triton_python_backend_utils import (

@@ -1,6 +1,6 @@
-"""Nerite: an inference server in Python that takes Triton's place.
+"""Nerite: an inference server in Python, compatible with NVIDIA Triton.
 
-Importing this package is cheap on purpose: worker processes and foreign Python environments import it too.
+Importing this package must stay cheap: worker processes and foreign Python environments import it, too.
 """
 
 __version__ = "0.1.0"

@@ -1,10 +1,10 @@
-"""System shared memory that clients have registered: requests say where in it a tensor lies, or is to be written.
+"""System shared memory regions that clients register, to pass input tensors and receive output tensors.
 
-A region is never mapped. A client may shorten its file at any time, by mistake if it is started again with smaller
-tensors, and a process that reads or writes a mapping beyond the end of its file is ended by SIGBUS. So inputs are read
-from the file when a request arrives, which also means that a model sees what was there then, and outputs are written to
-the file; a file that is too short by then is an error of one request. A region that is unregistered while requests use
-it stays, file and all, until the last of them is answered.
+A region is never mapped. A client may truncate its file at any time, for example when it restarts with smaller tensors,
+and SIGBUS kills a process that accesses a mapping beyond the end of its file. So inputs are read from the file when a
+request arrives, which also gives the model a snapshot of that time, and outputs are written to the file; a file that is
+too short by then fails only one request. A region that is unregistered while requests use it stays open until the last
+of them is answered.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from nerite.core.failures import system_error
 from nerite.core.request import SharedMemoryInput, SharedMemoryRequest
 from nerite.core.tensor import Buffer
 
-_FOLDER: Final = Path("/dev/shm")
+_DIRECTORY: Final = Path("/dev/shm")
 _RESERVED: Final = "triton_python_backend_shm_region_"
 _DISABLED: Final = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-_MOST: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-"""Bytes of inputs that are held at a time, of those that are in no memory of a model."""
+_MAX_COPIED: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+"""Limit on the bytes of inputs that are copied outside a model's arena, at any one time."""
 
 Room = Callable[[int], memoryview | None]
-"""Returns writable memory of so many bytes; None if there is none of that kind."""
+"""Allocates writable memory of the given size from a model's arena; returns None if that is not possible."""
 
 
 class _File:
-    """An open file, which is closed when the last that uses it is gone."""
+    """Owner of a file descriptor, which is closed with the last reference to this object."""
 
     __slots__ = ("descriptor",)
 
@@ -54,7 +54,7 @@ class _File:
 
 
 class Region(NamedTuple):
-    """A part of a shared memory file."""
+    """A registered part of a shared memory file."""
 
     name: str
     key: str
@@ -62,16 +62,16 @@ class Region(NamedTuple):
     byte_size: int
     file: _File
     users: weakref.WeakSet[SharedMemoryRequest]
-    """Requests with a tensor in it. One that was answered stays as long as something refers to it."""
+    """Requests with a tensor in the region. Answered requests are included while something references them."""
 
     @property
     def in_use(self) -> bool:
-        """A request with a tensor in it is not answered."""
+        """Whether a request with a tensor in the region is unanswered."""
         return not all(request.finished for request in self.users)
 
 
 class OutputPlace:
-    """Where in a region an output is to be written."""
+    """Location in a region that an output is written to."""
 
     __slots__ = ("_offset", "_region", "size")
 
@@ -81,10 +81,10 @@ class OutputPlace:
         self.size = size
 
     def write(self, data: Buffer) -> None:
-        """Write ``data``, of at most ``size`` bytes. Raises ``NeriteError`` if the file has no room for it any more."""
+        """Write ``data``, of at most ``size`` bytes. Raises ``NeriteError`` if the file has become too short."""
         region = self._region
         descriptor = region.file.descriptor
-        if os.fstat(descriptor).st_size < self._offset + len(data):  # writing would make it longer
+        if os.fstat(descriptor).st_size < self._offset + len(data):  # writing would extend the file
             raise _too_short(region)
         at, rest = self._offset, memoryview(data)
         try:
@@ -92,25 +92,25 @@ class OutputPlace:
                 written = os.pwrite(descriptor, rest, at)
                 at, rest = at + written, rest[written:]
         except OSError as error:
-            reason = system_error(error, _FOLDER / region.key.lstrip("/"))
+            reason = system_error(error, _DIRECTORY / region.key.lstrip("/"))
             raise Internal(f"unable to write to shared memory region '{region.name}': {reason}") from None
 
 
 class SharedMemoryRegions:
-    """Every region there is, by name."""
+    """All registered regions, by name."""
 
     def __init__(self, *, allowed: bool) -> None:
         """``allowed``: clients may register regions."""
         self._allowed = allowed
         self._regions: dict[str, Region] = {}
-        self._leaving: set[str] = set()
-        """Those that were unregistered while requests used them."""
+        self._unregistered: set[str] = set()
+        """Regions that were unregistered while requests used them."""
         self._copies = _Copies()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Take in a part of the file ``key``. Raises Triton's refusals."""
+        """Register a part of the file ``key``. Raises Triton's errors."""
         self._check_allowed()
-        self._forget_unused()
+        self._remove_unused()
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
         if not key.strip("/"):
@@ -120,30 +120,30 @@ class SharedMemoryRegions:
                 f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved "
                 f"prefix '{_RESERVED}'"
             )
-        file = _opened(key)
+        file = _open(key)
         size = os.fstat(file.descriptor).st_size
         if not byte_size or offset + byte_size > size:
             raise InvalidArgument(
-                f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes; "
-                f"{byte_size} from {offset} on were asked for."
+                f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes, but "
+                f"{byte_size} bytes from offset {offset} were requested."
             )
         self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet())
 
     def unregister(self, name: str) -> None:
-        """Forget a region once no request uses it, all of them for an empty name; an unknown one is no mistake."""
+        """Remove a region, or all for an empty name, once no request uses it. Unknown names are ignored."""
         self._check_allowed()
-        self._leaving.update(self._regions if not name else self._regions.keys() & {name})
-        self._forget_unused()
+        self._unregistered.update(self._regions if not name else self._regions.keys() & {name})
+        self._remove_unused()
 
-    def _forget_unused(self) -> None:
-        """Forget regions that were unregistered, as far as no request uses them any more."""
-        for name in [name for name in self._leaving if not self._regions[name].in_use]:
-            self._leaving.remove(name)
+    def _remove_unused(self) -> None:
+        """Remove unregistered regions that no request uses any longer."""
+        for name in [name for name in self._unregistered if not self._regions[name].in_use]:
+            self._unregistered.remove(name)
             del self._regions[name]
 
     def listed(self, name: str) -> list[Region]:
-        """Return a region, or all of them for an empty name. Raises ``NotFound``."""
-        self._forget_unused()
+        """Return a region, or all regions for an empty name. Raises ``NotFound``."""
+        self._remove_unused()
         if not name:
             return [self._regions[each] for each in sorted(self._regions)]
         if name not in self._regions:
@@ -151,8 +151,8 @@ class SharedMemoryRegions:
         return [self._regions[name]]
 
     def read(self, place: SharedMemoryInput, room: Room) -> memoryview:
-        """Return the bytes that are in a place now, in memory of ``room`` if it has some. Raises ``NeriteError``."""
-        region = self._found(place)
+        """Read an input now, into memory from ``room`` if that has some. Raises ``NeriteError``."""
+        region = self._region_of(place)
         size = place.byte_size
         memory = room(size) or self._copies.room(size)
         at, rest = region.offset + place.offset, memory
@@ -163,23 +163,23 @@ class SharedMemoryRegions:
                     raise _too_short(region)
                 at, rest = at + count, rest[count:]
         except OSError as error:
-            reason = system_error(error, _FOLDER / region.key.lstrip("/"))
+            reason = system_error(error, _DIRECTORY / region.key.lstrip("/"))
             raise Internal(f"unable to read shared memory region '{region.name}': {reason}") from None
         return memory
 
     def use(self, request: SharedMemoryRequest, places: Iterable[SharedMemoryInput]) -> None:
-        """Keep the regions of ``places``, which were found in them, until ``request`` is answered."""
+        """Keep the regions of ``places``, which exist, until ``request`` is answered."""
         for place in places:
             self._regions[place.region].users.add(request)
 
     def output(self, place: SharedMemoryInput) -> OutputPlace:
-        """Return where an output is to be written. Raises Triton's refusals."""
-        return OutputPlace(self._found(place), place.offset, place.byte_size)
+        """Return the destination of an output. Raises Triton's errors."""
+        return OutputPlace(self._region_of(place), place.offset, place.byte_size)
 
-    def _found(self, place: SharedMemoryInput) -> Region:
-        """Return the region of a place that lies within it. Raises Triton's refusals."""
-        if self._leaving:
-            self._forget_unused()
+    def _region_of(self, place: SharedMemoryInput) -> Region:
+        """Return the region of ``place`` after checking its bounds. Raises Triton's errors."""
+        if self._unregistered:
+            self._remove_unused()
         region = self._regions.get(place.region)
         if region is None:
             raise NotFound(f"Unable to find shared memory region: '{place.region}'")
@@ -189,20 +189,20 @@ class SharedMemoryRegions:
             raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{place.region}'")
         return region
 
-    # CUDA's, of which there are none: as a server that was built without GPUs answers.
+    # CUDA shared memory is not supported: same responses as a Triton built without GPUs.
 
     def register_cuda(self, name: str) -> None:
-        """Refuse."""
+        """Raise ``Unsupported``."""
         self._check_allowed()
         raise Unsupported(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
     def unregister_cuda(self, name: str) -> None:
-        """Do nothing, as for any region that there is not."""
+        """Do nothing, as for any unknown region."""
         self._check_allowed()
 
     def check_cuda(self, name: str) -> None:
-        """Raise ``NotFound`` for any name; an empty one stands for all regions, of which there are none."""
-        self._forget_unused()
+        """Raise ``NotFound`` for any name. An empty name means all regions, and CUDA has none."""
+        self._remove_unused()
         if name in self._regions:
             raise NotFound(f"The region named '{name}' is registered as system shared memory, not CUDA shared memory")
         if name:
@@ -214,40 +214,40 @@ class SharedMemoryRegions:
 
 
 class _Copies:
-    """The memory of inputs for which no model has room, and how much of it there is."""
+    """Allocates bounded memory for inputs that do not go to a model's arena."""
 
     def __init__(self) -> None:
         self._used = 0
         self._live: dict[int, weakref.ref[Any]] = {}
 
     def room(self, size: int) -> memoryview:
-        """Return ``size`` writable bytes. Raises ``Unavailable`` if too many are in use."""
-        if self._used + size > _MOST:
+        """Return ``size`` writable bytes. Raises ``Unavailable`` if too much memory is in use."""
+        if self._used + size > _MAX_COPIED:
             raise Unavailable(
-                f"{size} bytes of shared memory cannot be read now: inputs of requests that are not answered have "
-                f"{self._used} of {_MOST} bytes"
+                f"{size} bytes of shared memory cannot be read now: inputs of unanswered requests occupy "
+                f"{self._used} of {_MAX_COPIED} bytes"
             )
         array = np.empty(size, np.uint8)
         key = id(array)
 
-        def gone(_: object) -> None:
+        def released(_: object) -> None:
             del self._live[key]
             self._used -= size
 
-        self._live[key] = weakref.ref(array, gone)
+        self._live[key] = weakref.ref(array, released)
         self._used += size
         return array.data
 
 
-def _opened(key: str) -> _File:
-    """Return a shared memory file."""
+def _open(key: str) -> _File:
+    """Open a shared memory file."""
     file = key.lstrip("/")
     if not file or "/" in file or file in (".", ".."):
         raise Internal(f"Unable to open shared memory region: '{key}'")
     try:
-        return _File(os.open(_FOLDER / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        return _File(os.open(_DIRECTORY / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
     except (OSError, ValueError) as error:
-        why = ""  # What there is for others is not told.
+        why = ""  # clients must not learn which files of others exist
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             why = f"\n    {system_error(error)}"
         raise Internal(f"Unable to open shared memory region: '{key}'{why}") from None
@@ -257,5 +257,5 @@ def _too_short(region: Region) -> NeriteError:
     size = os.fstat(region.file.descriptor).st_size
     return InvalidArgument(
         f"shared memory region '{region.name}' has been shortened: its file has {size} bytes, and the region ends at "
-        f"{region.offset + region.byte_size}. Unregister the region, and register it with the size that it has."
+        f"{region.offset + region.byte_size}. Unregister the region, and register it with its current size."
     )

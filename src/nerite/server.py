@@ -1,7 +1,7 @@
-"""The one door: everything that can be asked of the server, whichever protocol asks.
+"""API of the server, independent of protocols: inference, health, metadata, statistics, model control, shutdown.
 
-Transports call it, and so can a program that embeds it. Inference is a plain call with a reply sink; what touches files
-is a coroutine. All of it belongs to the loop's thread.
+Transports call it, and so can a program that embeds it. Inference is a plain call with a reply sink; operations that
+access files are coroutines. Not thread-safe: everything must be called on the loop's thread.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ EXTENSIONS = (
 
 
 class InferenceServer:
-    """Loads models and answers for them."""
+    """Serves the models of its repositories to all transports."""
 
     def __init__(
         self,
@@ -70,43 +70,44 @@ class InferenceServer:
         tenant_admission: TenantAdmission | None = None,
         helpers: HelperPool | None = None,
     ) -> None:
-        """``manager_of`` makes the model manager, given this door and what to call when models come and go."""
+        """``manager_of`` creates the model manager, given this server and a callback for loaded and unloaded models."""
         self._options = options
         self._epoch = object()
         self._cache = cache
         self._tenant_admission = tenant_admission
         self.regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
-        """The shared memory that clients have registered."""
+        """Shared memory regions of clients."""
         self.tracing = Tracing(options.trace, self._trace_running)
-        """What is noted of requests."""
+        """Traces of requests."""
         self._helpers = helpers
-        self._manager = manager_of(self, self._changed)
+        self._manager = manager_of(self, self._models_changed)
         self._descriptions = Descriptions(self._manager)
         self._starting = True
-        self._leaving = False
-        """It stops once what is there is answered."""
+        self._draining = False
+        """A graceful shutdown has begun; requests are still accepted."""
         self._stopping = False
+        """New requests are rejected."""
 
     @property
     def manager(self) -> ModelManager:
-        """The models."""
+        """The model manager."""
         return self._manager
 
     @property
     def helpers(self) -> HelperPool:
-        """Processes for what would hold up the event loop."""
+        """Pool of helper processes for calls that would block the event loop."""
         assert self._helpers is not None
         return self._helpers
 
-    def _changed(self) -> None:
-        """Forget where headers led: a version came or went."""
+    def _models_changed(self) -> None:
+        """Invalidate the routes of all headers, because a version was loaded or unloaded."""
         self._epoch = object()
         self._trace_running()
         if self._cache is not None:
             self._renew_origins(lasting=self._cache.shared)
 
     def _renew_origins(self, *, lasting: bool) -> None:
-        """Have the cache ask where answers come from now: those of an ensemble from what came or went, perhaps."""
+        """Recompute the origins in cache keys: those of an ensemble depend on the versions of its steps."""
 
         def origin_of(running: RunningVersion) -> str:
             return version_origin(running, self._manager.find, lasting=lasting)
@@ -116,7 +117,7 @@ class InferenceServer:
                 running.renew_origin(origin_of)
 
     def _trace_running(self) -> None:
-        """Have those versions traced that are to be, and no others."""
+        """Enable tracing for the running versions whose settings require it, and disable it for the others."""
         for record in self._manager.records:
             tracing = self.tracing if self.tracing.wants(record.name) else None
             for running in record.running.values():
@@ -125,9 +126,9 @@ class InferenceServer:
     # Inference
 
     def infer(self, request: InferenceRequest, decoupled: str = _NOT_OVER_HTTP) -> None:
-        """Answer a request through ``request.respond``: always, and with ``final`` once.
+        """Answer a request through ``request.respond``; guarantees exactly one final response.
 
-        ``decoupled`` is what is said where the model may have several answers to it.
+        ``decoupled`` is the error text for a model that may send several responses.
         """
         route = request.header.route
         if route is None or route[0] is not self._epoch:
@@ -150,9 +151,9 @@ class InferenceServer:
         arrived_ns: int,
         request_id: str,
     ) -> InferenceRequest:
-        """Return a request; ``data`` has a place instead of bytes for each input that is in shared memory.
+        """Create a request; ``data`` has a location instead of bytes for each input in shared memory.
 
-        Raises Triton's refusals of places that there are not.
+        Raises Triton's errors for invalid locations.
         """
         if not header.shared:
             return InferenceRequest(header, cast(Sequence[Buffer], data), sink, arrived_ns, request_id)
@@ -171,7 +172,7 @@ class InferenceServer:
         return request
 
     def version_of(self, request: InferenceRequest) -> RunningVersion:
-        """Return where a request goes whose sink takes any number of responses. Raises ``NeriteError``."""
+        """Return the version for a request whose sink takes any number of responses. Raises ``NeriteError``."""
         route = request.header.route
         if route is None or route[0] is not self._epoch:
             route = self._resolve(request)
@@ -187,10 +188,10 @@ class InferenceServer:
         return self._epoch, version
 
     def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP, namespace: str = "") -> RunningVersion:
-        """Return where a request for a model goes, by its name alone if there is no ``namespace``.
+        """Return the running version that a request goes to; an empty ``namespace`` searches all repositories.
 
-        Raises Triton's refusals. ``decoupled`` is the one for a model that may have several answers, empty if those
-        are taken.
+        Raises Triton's errors. ``decoupled`` is the error text for a model that may send several responses; empty if
+        those are accepted.
         """
         running = self._manager.find(model, version, namespace)
         if decoupled and running.decoupled:
@@ -198,7 +199,7 @@ class InferenceServer:
         return running
 
     def signature(self, model: str, version: str) -> Signature:
-        """Return the signature of what a request would go to. Raises Triton's refusals."""
+        """Return the signature of the version that a request would go to. Raises Triton's errors."""
         return self._manager.find(model, version).signature
 
     def signature_of(self, request: InferenceRequest) -> Signature:
@@ -211,19 +212,19 @@ class InferenceServer:
         return cast(RunningVersion, request.header.route[1])
 
     def version_directory(self, running: RunningVersion) -> Path | None:
-        """Return where the files of a version are, None if it has none any more."""
+        """Return the directory of a version's files, or None if it no longer has one."""
         loaded = self._manager.meant(running.name).loaded
         return None if loaded is None else loaded.polled.directory / running.label
 
     def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
-        """Return memory for a large request that the model's instances can read in place, or None.
+        """Return memory for a large request that the model's instances can read without a copy, or None.
 
-        ``data_at`` is where in the request the tensors begin; they will be aligned.
+        ``data_at`` is the offset of the tensors in the request; they will be aligned.
         """
         try:
             running = self._manager.find(model, version)
         except NeriteError:
-            return None  # the request will be refused when it is complete, with the reason
+            return None  # the complete request is rejected later, with the reason
         padding = -data_at % ALIGNMENT
         buffer = running.receive_buffer(size + padding)
         return None if buffer is None else buffer[padding:]
@@ -232,20 +233,20 @@ class InferenceServer:
 
     @property
     def live(self) -> bool:
-        """The server runs."""
+        """Liveness: the server accepts requests."""
         return not self._stopping
 
     def started(self) -> None:
-        """Note that the models that are loaded at start-up are."""
+        """Mark the initial load of models as complete."""
         self._starting = False
 
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
-        """Tell whether requests can be served: with strict readiness, by every version that a load was tried of.
+        """Report readiness: with strict readiness, every version that was tried to load must be ready.
 
-        A model whose configuration cannot be read has none, and does not count, as with Triton. A repository that could
-        never be read does.
+        As in Triton, a model with an unreadable configuration has no versions and does not count. A repository that was
+        never read successfully does.
         """
-        if self._starting or self._leaving or self._manager.unread:
+        if self._starting or self._draining or self._manager.unread:
             answered(False)
             return
         if not self._options.repository.strict_readiness:
@@ -261,7 +262,7 @@ class InferenceServer:
         all_ready([version.ask_ready for version in running], answered)
 
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
-        """Tell whether one model can be served: not if there is none. Raises Triton's refusals of the version."""
+        """Report whether a model is ready; False if it does not exist. Raises Triton's errors for the version."""
         try:
             record = self._manager.meant(model)
         except NeriteError:
@@ -269,7 +270,7 @@ class InferenceServer:
         else:
             record.find(version).ask_ready(answered)
 
-    # Description
+    # Metadata and statistics
 
     def metadata(self) -> dict[str, Any]:
         """Return the server's name, version and extensions."""
@@ -284,39 +285,39 @@ class InferenceServer:
         return self._descriptions.config(model, version)
 
     def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
-        """Return the statistics of a model's ready versions; of all models if ``model`` is empty."""
+        """Return the statistics of a model's ready versions, or of all models if ``model`` is empty."""
         return self._descriptions.statistics(model, version)
 
     def metrics(self) -> Iterator[MeteredVersion]:
-        """Yield every version that runs now as the metrics page reads it, when its turn comes."""
+        """Lazily yield every running version as the metrics page reads it."""
         return self._descriptions.metrics()
 
     def instances(self) -> Iterator[dict[str, Any]]:
-        """Yield each instance of the versions that run now, when its turn comes: where it is and how it does."""
+        """Lazily yield a description of each instance of the running versions: placement and state."""
         return self._descriptions.instances()
 
     async def custom_metrics(self) -> list[Reading]:
-        """Return what models count themselves, as each process that runs some has it."""
+        """Return the custom metrics of models, one reading per process that runs models."""
         return await self._descriptions.custom_metrics()
 
     def engine_reports(self, model: str) -> list[EngineReport]:
-        """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""
+        """Return the reports of the engines of a model, or of all models if ``model`` is empty."""
         return self._descriptions.engine_reports(model)
 
     def cache_metrics(self) -> list[MetricFamily]:
-        """Return the metrics of the response cache, if there is one."""
+        """Return the metrics of the response cache; empty if it is disabled."""
         return self._cache.families() if self._cache is not None else []
 
     def quota(self) -> dict[str, Any]:
-        """Return what tenants have used of which model, and what they have left."""
+        """Return the used and remaining quota of each tenant, by model."""
         return self._tenant_admission.quota() if self._tenant_admission is not None else {}
 
     def admission_metrics(self) -> list[MetricFamily]:
-        """Return the metrics of letting requests in; none where nobody has to be let in."""
+        """Return the metrics of admission control; empty if it is disabled."""
         return self._tenant_admission.families() if self._tenant_admission is not None else []
 
     def trace_settings(self, model: str) -> TraceSettings:
-        """Return what is traced. Raises Triton's refusal of a model that does not run; an empty name is for all."""
+        """Return the trace settings. Raises Triton's error if ``model`` is not running; empty means all models."""
         if model and not self._descriptions.running(model):
             raise InvalidArgument(f"Request for unknown model : {model}")
         return self.tracing.settings
@@ -326,12 +327,12 @@ class InferenceServer:
     async def repository_index(self, ready_only: bool) -> list[dict[str, str]]:
         """Return every model of the repositories with the state of its versions.
 
-        A model that still runs although its directory is gone is not among them, as with Triton.
+        As in Triton, a running model whose directory was removed is not listed.
         """
         return await self._manager.index(ready_only=ready_only)
 
     async def load_for_client(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Do as ``load``, for a client: files that it sends are refused where anybody could send some."""
+        """Load a model for a client; reject files that it sends if any client could send files."""
         self._require_explicit()
         sent = next((name for name in parameters if name.startswith("file:")), None)
         if sent is not None and (reason := self._files_refused()):
@@ -339,20 +340,20 @@ class InferenceServer:
         await self.load(model, parameters)
 
     def _files_refused(self) -> str:
-        """Return why clients may not send files, and what to do; empty where they may."""
+        """Return why clients may not send files, with the remedy; empty if they may."""
         allowed = self._options.repository.load_files
         if allowed == "none":
-            return "this server takes no files of models from clients (--model-load-files=none)"
+            return "this server does not accept model files from clients (--model-load-files=none)"
         ports = [port for port in open_ports(self._options) if LOAD in port.categories]
         if allowed == "any" or not ports:
             return ""
         return (
-            f"files of a model may be programs, and {rights(ports)}. {remedy(ports)} "
-            "With --model-load-files=any files are taken from anybody."
+            f"model files may contain programs, and {rights(ports)}. {remedy(ports)} "
+            "To accept files from any client, use --model-load-files=any."
         )
 
     async def load(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Load or reload a model by hand: from its files, or from the configuration and files in ``parameters``."""
+        """Load or reload a model on request, from its files or from the configuration and files in ``parameters``."""
         self._require_explicit()
         if not model:
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
@@ -367,34 +368,34 @@ class InferenceServer:
                 f"invalid model name '{model}', model name must not contain path traversal characters"
             )
         try:
-            delivery = LoadOverrides.of(parameters)
+            overrides = LoadOverrides.of(parameters)
         except InvalidArgument as error:
             raise refusals.not_polled(model, error.message) from None
-        await self._manager.load(model, delivery)
+        await self._manager.load(model, overrides)
 
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
-        """Unload a model by hand."""
+        """Unload a model on request."""
         self._require_explicit()
         await self._manager.unload(model, dependents=bool(parameters.get("unload_dependents")))
 
     async def add_repository(self, repository: RegisteredRepository, model: str) -> None:
-        """Serve a model of one more repository, from now until ``remove_repository``."""
+        """Serve a model of an additional repository until ``remove_repository``."""
         if not self.is_controlled_by_hand:
             raise Unsupported("repository registration is not allowed if model control mode is not EXPLICIT")
         await self._manager.register(repository, model)
 
     async def remove_repository(self, repository: RegisteredRepository) -> None:
-        """Unload what a repository has, and forget it. Returns when the models are gone."""
+        """Unload the models of a repository and remove it. Returns when the models are unloaded."""
         await self._manager.unregister(repository)
 
     @property
     def is_controlled_by_hand(self) -> bool:
-        """Whether models are loaded and unloaded when somebody says so."""
+        """Whether models are loaded and unloaded by API calls (control mode ``explicit``)."""
         return self._options.repository.control_mode == "explicit"
 
     @property
     def control_note(self) -> str:
-        """How models come where they are not loaded and unloaded by calls; else nothing."""
+        """Explanation of how models are loaded if not by API calls; else empty."""
         return refusals.control_note(self._options.repository.control_mode)
 
     def _require_explicit(self) -> None:
@@ -404,8 +405,8 @@ class InferenceServer:
     # Stopping
 
     def announce_stop(self) -> None:
-        """Take note, and tell the models, that the server stops once what is there is answered."""
-        self._leaving = True
+        """Begin a graceful shutdown: report not ready, and notify models and admission control."""
+        self._draining = True
         for record in self._manager.records:
             for running in record.running.values():
                 running.server_stops()
@@ -413,13 +414,13 @@ class InferenceServer:
             self._tenant_admission.stop()
 
     def stop_accepting(self) -> None:
-        """Refuse new requests from now on."""
-        self._leaving = self._stopping = True
-        self._changed()
+        """Reject new requests from now on."""
+        self._draining = self._stopping = True
+        self._models_changed()
 
     @property
     def in_flight(self) -> list[tuple[str, str, int]]:
-        """Model, version and number of requests for each version that holds any."""
+        """Model, version and number of requests of each version with requests in flight."""
         return [
             (running.name, running.label, running.in_flight)
             for running in self._descriptions.running()

@@ -1,4 +1,4 @@
-"""A server as a process: the loop, the ports, the signals, and an orderly end."""
+"""Composition root of the server process: builds the server from options, opens ports, handles signals and shutdown."""
 
 from __future__ import annotations
 
@@ -58,35 +58,33 @@ from nerite.workers.host.instance import SlowBatchMonitor
 from nerite.workers.host.server_context import ServerContext
 from nerite.workers.ipc.shared_memory import ForeignSegments
 
-# What a server says when it is up: what it serves, where, and a command that tries it.
-
 
 def welcome_lines(
     server: InferenceServer, ports: Mapping[str, int], address: str, repository: RepositoryOptions, *, console: bool
 ) -> list[str]:
-    """Return the lines, given the port of each service that is open, and whether there is a console."""
+    """Return the start-up message: served models, open ``ports`` by service, and commands to try the server."""
     host = "localhost" if address in ("0.0.0.0", "::", "") else address
     ready = [record for record in server.manager.records if record.running]
     failed = [record.name for record in server.manager.records if record.states and not record.running]
-    said = [f"Nerite {__version__} serves {_count(len(ready), 'model')}" + _failures(failed)]
-    where = [f"{name} {host}:{port}" for name, port in ports.items()]
-    said.append(f"Listening: {', '.join(where)}")
+    lines = [f"Nerite {__version__} serves {_count(len(ready), 'model')}" + _failures(failed)]
+    services = [f"{name} {host}:{port}" for name, port in ports.items()]
+    lines.append(f"Listening: {', '.join(services)}")
     if is_loopback(address):
-        said.append("Only this machine gets in. For others, start it with --address=0.0.0.0 (docs/access.md)")
+        lines.append("Reachable from this machine only. For others, start it with --address=0.0.0.0 (docs/access.md)")
     if "HTTP" not in ports:
-        return said
+        return lines
     url = f"http://{host}:{ports['HTTP']}"
     if ready:
-        said.append(f"Try it: {_command(ready, url)}")
-        said.append(f"A command for each model: {url}/v2/docs")
+        lines.append(f"Try it: {_example_command(ready, url)}")
+        lines.append(f"A command for each model: {url}/v2/docs")
     elif repository.control_mode == "explicit":
-        said.append(f"Load a model: curl -X POST {url}/v2/repository/models/NAME/load")
+        lines.append(f"Load a model: curl -X POST {url}/v2/repository/models/NAME/load")
     else:
-        when = "it is loaded then" if repository.control_mode == "poll" else "start the server again"
-        said.append(f"Put a model into {repository.paths[0]}, and {when}. {server.control_note}")
+        then = "it is loaded automatically" if repository.control_mode == "poll" else "restart the server"
+        lines.append(f"Put a model into {repository.paths[0]}, and {then}. {server.control_note}")
     if console:
-        said.append(f"Watch it: {url}/ui")
-    return said
+        lines.append(f"Web console: {url}/ui")
+    return lines
 
 
 def _count(number: int, noun: str) -> str:
@@ -94,11 +92,11 @@ def _count(number: int, noun: str) -> str:
 
 
 def _failures(names: list[str]) -> str:
-    return f"; {_count(len(names), 'model')} failed to load: {', '.join(names)} (why: see above)" if names else ""
+    return f"; {_count(len(names), 'model')} failed to load: {', '.join(names)} (reasons above)" if names else ""
 
 
-def _command(records: Sequence[ModelRecord], url: str) -> str:
-    """Return a curl command that works: an inference by the first model for which that is short, else a look at one."""
+def _example_command(records: Sequence[ModelRecord], url: str) -> str:
+    """Return a working curl command: an inference with the first model whose request is short, else model metadata."""
     served = [each for each in served_models(records) if each.latest and each.paths]
     for each in served:
         sample = sample_of(each.signature, decoupled=each.decoupled)
@@ -107,32 +105,32 @@ def _command(records: Sequence[ModelRecord], url: str) -> str:
     return f"curl {url}/v2/models/{records[0].name}"
 
 
-_COLLECT_EVERY = 10_000
-"""Objects made and not yet gone, before the collector looks for cycles. A batch of requests is some thousand."""
+_GC_THRESHOLD = 10_000
+"""Allocations minus deallocations that trigger the cycle collector. A batch of requests takes some thousand objects."""
 
-_BEGIN_AGAIN = 1.0
-"""Seconds after which what goes on beside the serving begins again if it has failed."""
+_RESTART_DELAY = 1.0
+"""Seconds before a background task that failed restarts."""
 
-_SAID = {"INVALID_ARG": "Invalid argument", "INTERNAL": "Internal", "UNSUPPORTED": "Unsupported"}
-"""How Triton says the codes of errors where it prints them."""
+_CODE_TEXTS = {"INVALID_ARG": "Invalid argument", "INTERNAL": "Internal", "UNSUPPORTED": "Unsupported"}
+"""Triton's printed forms of error codes."""
 
 
 def run(options: ServerOptions) -> int:
-    """Serve until a signal ends it; return the exit status."""
-    _allow_many_files()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as instance:
-        return instance.run(ServerProcess(options).serve())
+    """Serve until a signal arrives; return the exit status."""
+    _raise_open_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(ServerProcess(options).serve())
 
 
-def _allow_many_files() -> None:
-    """Raise the limit of open files as far as we may: each connection is one, and the usual limit is 1,024."""
+def _raise_open_file_limit() -> None:
+    """Raise the soft limit of open files to the hard limit: each connection needs one, and 1,024 is common."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS refuses what it calls unlimited
+    with contextlib.suppress(ValueError, OSError):  # macOS rejects the hard limit that it reports as unlimited
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class ServerProcess:
-    """Puts the rooms together, and takes them apart again."""
+    """Creates, connects and closes the components of a server."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
@@ -142,10 +140,10 @@ class ServerProcess:
         self._policy: WatchedPolicy | None = None
         self._tenant_admission: TenantAdmission
         self._ports: ServerPorts
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
     async def serve(self) -> int:
-        """Start, wait for a signal, stop."""
+        """Start, wait for a signal, and stop; return the exit status."""
         try:
             self._repositories = self._open_repositories()
             cache = await self._open_cache()
@@ -156,9 +154,9 @@ class ServerProcess:
             log.error(error.message)
             return 1
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_unforeseen)
+        loop.set_exception_handler(_report_unhandled)
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_to_stop)
+            loop.add_signal_handler(number, self._request_stop)
         lines = WorkerLines(log)
         fork_server = ForkServer(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
         foreign_segments = ForeignSegments()
@@ -203,7 +201,7 @@ class ServerProcess:
         watchdog: LoopWatchdog | None = None
         try:
             start = loop.create_task(self._start(server))
-            stop = loop.create_task(self._stop_asked.wait())
+            stop = loop.create_task(self._stop_requested.wait())
             await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
             if not start.done():
                 start.cancel()
@@ -212,9 +210,9 @@ class ServerProcess:
                 return 1
             if self._options.stall_seconds:
                 watchdog = LoopWatchdog(loop, self._options.stall_seconds)
-            watching = [loop.create_task(_lasting(work)) for work in self._watching(server)]
+            background = [loop.create_task(_keep_running(work)) for work in self._background_work(server)]
             await stop
-            for task in watching:
+            for task in background:
                 task.cancel()
             await self._stop(server)
             return 0
@@ -224,7 +222,7 @@ class ServerProcess:
             self._ports.abort()
             for repository in self._repositories:
                 repository.close()
-            await _give_up_others()
+            await _cancel_other_tasks()
             await server.manager.close()
             server.tracing.close()
             if cache is not None:
@@ -237,7 +235,7 @@ class ServerProcess:
             environments.stop_installer()
 
     def _open_repositories(self) -> list[Repository]:
-        """Return the places that the flags name. Raises ``NeriteError`` for one that cannot be right."""
+        """Return the repositories that the options name. Raises ``NeriteError`` for an invalid one."""
         options = self._options.repository
         return [
             repository_at(path, os.environ, options.cache_directory) if is_remote(path) else LocalRepository(path)
@@ -245,23 +243,23 @@ class ServerProcess:
         ]
 
     async def _open_cache(self) -> ResponseCache | None:
-        """Return the response cache that the flags ask for. Raises ``NeriteError`` with Triton's text."""
+        """Return the response cache that the options configure. Raises ``NeriteError`` with Triton's text."""
         try:
             return await open_cache(self._options.cache, os.environ)
         except NeriteError as error:
-            raise error.prefixed(f"error: creating server: {_SAID.get(error.code, error.code)} - ") from None
+            raise error.prefixed(f"error: creating server: {_CODE_TEXTS.get(error.code, error.code)} - ") from None
 
-    def _asked_to_stop(self) -> None:
-        """Stop in good order; asked again, stop at once."""
-        if self._stop_asked.is_set():
+    def _request_stop(self) -> None:
+        """Begin a graceful shutdown; on the second signal, exit immediately."""
+        if self._stop_requested.is_set():
             os._exit(1)
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     async def _start(self, server: InferenceServer) -> bool:
-        """Load the models and open the ports; False, and the reason in the log, if that failed."""
+        """Load the models and open the ports; on failure, log the reason and return False."""
         try:
             await self._ports.check()
-            if not await self._have_models(server):
+            if not await self._load_initial_models(server):
                 return False
             await self._ports.open()
         except NeriteError as error:
@@ -271,25 +269,27 @@ class ServerProcess:
         if exposed:
             log.warning(f"{exposure.rights(exposed)}. {exposure.remedy(exposed)}")
         if not (server.manager.unread and self._options.repository.control_mode == "none"):
-            server.started()  # else there is nothing to wait for that could make it ready
+            server.started()  # otherwise the server stays not ready: in mode "none" the repository is not read again
         if self._options.trace.levels and not server.tracing.wants(""):
-            spans = self._options.trace.mode == "opentelemetry"
-            remedy = "spans have times, no tensors. Use --trace-config=level=TIMESTAMPS"
-            log.warning(f"nothing is traced: {remedy if spans else 'it needs --trace-config=triton,file=<path>'}")
-        self._welcome(server)
-        # What lives from here on lives long: the collector need not look at it again. And requests make no cycles.
+            if self._options.trace.mode == "opentelemetry":
+                reason = "spans contain timestamps, not tensors. Use --trace-config=level=TIMESTAMPS"
+            else:
+                reason = "no trace file is set. Use --trace-config=triton,file=<path>"
+            log.warning(f"nothing is traced: {reason}")
+        self._print_welcome(server)
+        # Objects created so far live long, so the collector need not scan them again. Requests create no cycles.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(_COLLECT_EVERY)
+        gc.set_threshold(_GC_THRESHOLD)
         return True
 
-    async def _have_models(self, server: InferenceServer) -> bool:
-        """Load what is to be served from the start; False if that failed, and the server is to end then."""
+    async def _load_initial_models(self, server: InferenceServer) -> bool:
+        """Load and log the initial models; False if that failed and the server must exit on errors."""
         exits = self._options.repository.exit_on_error
         try:
             failures = await self._load_models(server)
             log.table(_model_table(await server.repository_index(False)))
-        except NeriteError as error:  # there is a repository that cannot be read
+        except NeriteError as error:  # a repository cannot be read
             log.error(error.message)
             return not exits
         if failures and exits:
@@ -297,15 +297,15 @@ class ServerProcess:
         return not (failures and exits)
 
     async def _load_models(self, server: InferenceServer) -> list[tuple[str, NeriteError]]:
-        """Load what is to be served from the start; return the failures."""
+        """Load all models, or in control mode ``explicit`` those named at start-up; return the failures."""
         options = self._options.repository
         names = sorted({name for offered in (await server.manager.offered()).values() for name in offered})
         if options.control_mode == "explicit" and options.startup_models != ("*",):
             names = list(options.startup_models)
         return await server.manager.load_all(names)
 
-    def _welcome(self, server: InferenceServer) -> None:
-        """Say what is served and how to try it: to a person as it is, so that it can be pasted; else as log lines."""
+    def _print_welcome(self, server: InferenceServer) -> None:
+        """Print the start-up message: without log prefixes to a terminal, so that it can be pasted; else to the log."""
         http = self._options.http
         lines = welcome_lines(server, self._ports.opened, http.address, self._options.repository, console=http.console)
         if sys.stdout.isatty() and not log.file and log.format != "json":
@@ -314,37 +314,40 @@ class ServerProcess:
             for line in lines:
                 log.info(line)
 
-    def _watching(self, server: InferenceServer) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
-        """Yield what goes on beside the serving: looking at workers, and at files that may change."""
+    def _background_work(self, server: InferenceServer) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """Yield the background tasks: audits, and monitors of slow batches, repositories and watched files."""
         yield Auditor(lambda: _versions(server)).run
         if self._options.stall_seconds:
             yield SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds).run
         if self._options.repository.control_mode == "poll":
             yield Poller(server.manager, self._options.repository.poll_secs).run
         for file in self._key_files.values():
-            yield partial(watch_files, file, partial(self._changed, file))
+            yield partial(watch_files, file, partial(self._file_changed, file))
         if self._policy is not None:
-            yield partial(watch_files, self._policy, partial(self._changed, self._policy))
+            yield partial(watch_files, self._policy, partial(self._file_changed, self._policy))
 
-    def _changed(self, file: KeyFile | WatchedPolicy) -> None:
-        """Have what is new in a file count from the next request on."""
+    def _file_changed(self, file: KeyFile | WatchedPolicy) -> None:
+        """Apply the new content of a file from the next request on."""
         (log.warning if file.problem else log.info)(file.news())
         if isinstance(file, WatchedPolicy):
             self._tenant_admission.follow(file.policy)
         self._ports.forget()
 
     async def _stop(self, server: InferenceServer) -> None:
-        """Stop accepting, wait for what is in flight, and say what it is that is waited for."""
-        patience = self._options.exit_timeout_secs
-        deadline = time.monotonic() + patience
+        """Shut down gracefully: stop accepting connections, wait for requests in flight, and log them each second.
+
+        Exits the process if the exit timeout expires.
+        """
+        timeout = self._options.exit_timeout_secs
+        deadline = time.monotonic() + timeout
         log.info("Waiting for in-flight requests to complete.")
         server.announce_stop()
-        await self._ports.drain(patience)
+        await self._ports.drain(timeout)
         self._ports.stop_accepting()
-        said = patience + 1
+        last_logged = timeout + 1
         while True:
-            held = server.in_flight
-            if not held and not self._ports.open_connections:
+            in_flight = server.in_flight
+            if not in_flight and not self._ports.open_connections:
                 break
             left = deadline - time.monotonic()
             if left <= 0:
@@ -352,33 +355,33 @@ class ServerProcess:
                 server.tracing.close()
                 logging.shutdown()
                 os._exit(1)
-            if int(left) < said:
-                said = int(left)
-                log.info(f"Timeout {said}: Found {len(held)} model versions that have in-flight inferences")
-                for model, version, count in held:
+            if int(left) < last_logged:
+                last_logged = int(left)
+                log.info(f"Timeout {last_logged}: Found {len(in_flight)} model versions that have in-flight inferences")
+                for model, version, count in in_flight:
                     log.info(f"Model '{model}' (version {version}) has {count} in-flight inferences")
             await asyncio.sleep(min(0.02, left))
         server.stop_accepting()
 
 
-def _unforeseen(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an exception that a callback of the loop did not catch."""
+def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an exception that no callback or task has caught, as an incident."""
     message = context.get("message", "")
     report("loop", context.get("exception") or RuntimeError(message), f"({message})")
 
 
-async def _lasting(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do what is to go on as long as the server does. What it did not foresee does not end it."""
+async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run background work, and restart it after an unforeseen exception."""
     while True:
         try:
             await work()
         except Exception as error:
-            report("loop", error, "in what goes on beside the serving")
-            await asyncio.sleep(_BEGIN_AGAIN)
+            report("loop", error, "in a background task")
+            await asyncio.sleep(_RESTART_DELAY)
 
 
-async def _give_up_others() -> None:
-    """Cancel every other task, a load that is under way among them, and wait until all have ended."""
+async def _cancel_other_tasks() -> None:
+    """Cancel all other tasks, including loads in progress, and wait until they have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -386,7 +389,7 @@ async def _give_up_others() -> None:
 
 
 def _model_table(index: list[dict[str, str]]) -> LogTable:
-    """Return which models there are, and why some of them do not run."""
+    """Return a table of all models with their state, and the reason for those that are not ready."""
     rows = []
     for entry in index:
         state = entry.get("state", "")
@@ -396,12 +399,12 @@ def _model_table(index: list[dict[str, str]]) -> LogTable:
 
 
 def _versions(server: InferenceServer) -> Iterator[RunningVersion]:
-    """Yield all model versions that run."""
+    """Yield all running model versions."""
     for record in server.manager.records:
         yield from record.running.values()
 
 
 def _instances(server: InferenceServer) -> Iterator[ModelInstance]:
-    """Yield the instances of all models that run."""
+    """Yield the instances of all running model versions."""
     for running in _versions(server):
         yield from running.instances

@@ -1,8 +1,8 @@
-"""What a ``model.py`` written for Triton's Python backend imports.
+"""Module that a ``model.py`` written for Triton's Python backend imports.
 
-A real package with types: a model can be checked, completed by an editor and tested without a server. It needs
-numpy and the standard library only. Names, signatures and error texts are those of Triton's own module; the few
-differences are in the documentation, under Python models.
+It is a regular typed package, so models can be type-checked, edited with completion and tested without a server. It
+needs only numpy and the standard library. Names, signatures and error texts are those of Triton's own module; the few
+differences are documented under Python models.
 """
 
 from triton_python_backend_utils.errors import TritonError, TritonModelException
@@ -90,7 +90,7 @@ __all__ = [
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
 ]
 
-# In messages the classes go by the names that they have in Triton, not by the file they are written in.
+# Messages show the classes under their Triton names, not under the module they are defined in.
 for _exported in __all__:
     if isinstance(globals()[_exported], type):
         globals()[_exported].__module__ = __name__ if _exported == "ModelConfig" else "c_python_backend_utils"

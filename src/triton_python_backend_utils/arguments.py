@@ -1,7 +1,7 @@
-"""What a model may pass for a parameter of a type: the conversions that Triton's binding (pybind11) makes.
+"""Argument conversions like those of Triton's binding (pybind11).
 
-Each function returns the argument as the plain Python type, and raises ``Mismatch`` for one that the binding does not
-take either. Who calls it turns that into an error that names the signature (``errors.incompatible``).
+Each function returns the argument as the plain Python type, or raises ``Mismatch`` if the binding would not accept it
+either. The caller converts that into an error with the signature (``errors.incompatible``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from enum import Enum, IntEnum
 from typing import Any, Final, TypeAlias, TypeVar
 
 Text: TypeAlias = str | bytes | bytearray
-"""What is taken for text."""
+"""Types accepted as text."""
 Range: TypeAlias = tuple[int, int]
-"""The least and the greatest integer that a parameter takes."""
+"""Smallest and largest integer that a parameter accepts."""
 INT64: Final[Range] = (-(1 << 63), (1 << 63) - 1)
 UINT32: Final[Range] = (0, (1 << 32) - 1)
 UINT64: Final[Range] = (0, (1 << 64) - 1)
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 
 class BindingEnum(IntEnum):
-    """Numbers with names as the binding has them: equal to integers, and printed with the name."""
+    """Enumeration like the binding's: members equal integers and are printed with their name."""
 
     __str__ = Enum.__str__
     __format__ = Enum.__format__
 
 
 class Mismatch(Exception):
-    """An argument that its parameter cannot take. The text is the reason, where the signature does not show it."""
+    """An argument of the wrong type. The text is the reason, if it is not obvious from the signature."""
 
 
 def text(name: str, value: object) -> str:
-    """Return a ``str``, or ``bytes`` or ``bytearray`` in UTF-8, as ``str``. Lone surrogates are refused."""
+    """Convert a ``str``, or ``bytes`` or ``bytearray`` in UTF-8, to ``str``. Lone surrogates are rejected."""
     if type(value) is str:
         plain = value
     elif isinstance(value, bytes | bytearray):
@@ -54,7 +54,7 @@ def text(name: str, value: object) -> str:
 
 
 def message(value: object) -> str:
-    """Return what ``text`` takes, and what is not valid UTF-8 escaped: a message must not be lost for that."""
+    """Convert like ``text``, but escape what is not valid UTF-8, so that no message is lost because of it."""
     if type(value) is str and value.isascii():
         return value
     if isinstance(value, str):
@@ -65,35 +65,35 @@ def message(value: object) -> str:
 
 
 def integer(name: str, value: object, limits: Range) -> int:
-    """Return an integer within ``limits``: of any type that converts to one, but for floats and text."""
+    """Convert to an integer within ``limits``, from any convertible type except floats and text."""
     plain = value if type(value) is int else _converted(value, int, ("__index__", "__int__"), (float, str))
     if not limits[0] <= plain <= limits[1]:
-        raise Mismatch(f"{name} has to be an integer from {limits[0]} to {limits[1]}.")
+        raise Mismatch(f"{name} must be an integer from {limits[0]} to {limits[1]}.")
     return plain
 
 
 def number(value: object) -> float:
-    """Return a number of any type that converts to a float, but for text."""
+    """Convert to a float, from any convertible type except text."""
     return value if type(value) is float else _converted(value, float, ("__float__", "__index__"), (str,))
 
 
 def flag(value: object) -> bool:
-    """Return the truth of a value whose type defines it: numbers do, None, text and lists do not."""
+    """Convert to a bool, from types that define ``__bool__``: numbers do; None, text and lists do not."""
     return value if type(value) is bool else _converted(value, bool, ("__bool__",), (type(None),))
 
 
 def _converted(value: Any, kind: type[T], by: tuple[str, ...], refused: tuple[type, ...]) -> T:
-    """Return ``value`` as a ``kind`` if its type has one of the methods ``by`` and is none of ``refused``."""
+    """Convert ``value`` to ``kind`` if its type has one of the methods ``by`` and is not one of ``refused``."""
     if isinstance(value, refused) or not any(hasattr(type(value), method) for method in by):
         raise Mismatch
     try:
         return kind(value)  # type: ignore[call-arg]  # int, float or bool
-    except Exception:  # of the model's own type, or a value that does not convert, such as an array of several
+    except Exception:  # a type defined by the model may raise anything, and some values do not convert, such as arrays
         raise Mismatch from None
 
 
 def sequence(value: object) -> Sequence[Any]:
-    """Return a list, a tuple, or what can be indexed like one; no text, mapping, set or iterator."""
+    """Convert a list, a tuple or an indexable object to a sequence; reject text, mappings, sets and iterators."""
     if type(value) is list or type(value) is tuple:
         return value
     if isinstance(value, str | bytes | dict) or not hasattr(type(value), "__getitem__"):
@@ -105,12 +105,12 @@ def sequence(value: object) -> Sequence[Any]:
 
 
 def texts(name: str, value: object) -> list[str]:
-    """Return a sequence of texts."""
+    """Convert each element of a sequence as ``text`` does."""
     return [text(name, each) for each in sequence(value)]
 
 
 def instance(value: object, kind: type[T]) -> T:
-    """Return an object of the class that is asked for."""
+    """Return ``value`` if it is an instance of ``kind``."""
     if not isinstance(value, kind):
         raise Mismatch
     return value

@@ -1,8 +1,7 @@
-"""Tensors of other libraries, taken and given as DLPack capsules.
+"""Exchange of tensors with other libraries as DLPack capsules.
 
-numpy does the work, with two gaps that are closed here: it refuses in words that no user of Triton would recognise,
-and it has no BF16. A BF16 tensor travels through numpy as UINT16: only the type code inside the capsule is different,
-so that is what is changed, on the way in and on the way out.
+numpy does the work, except for two gaps: its error texts differ from Triton's, and it has no BF16. A BF16 tensor passes
+through numpy as UINT16: only the type code in the capsule differs, so it is changed on import and on export.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BFLOAT = 4
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor, the head of what a capsule points at."""
+    """``DLTensor``, the beginning of the structure that a capsule points to."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -43,7 +42,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _OnHost:
-    """A capsule in the form that ``numpy.from_dlpack`` asks for."""
+    """Wraps a capsule in the interface that ``numpy.from_dlpack`` requires."""
 
     def __init__(self, capsule: object) -> None:
         self._capsule = capsule
@@ -56,14 +55,14 @@ class _OnHost:
 
 
 def _inside(capsule: object) -> _Tensor:
-    """Return what ``capsule`` points at, for as long as the capsule lives."""
+    """Return the structure that ``capsule`` points to, valid as long as the capsule lives."""
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype = ctypes.c_void_p
     get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
     try:
         address = get_pointer(capsule, b"dltensor")
     except ValueError:
-        raise TritonModelException("The DLPack capsule was used before. A capsule can be taken only once.") from None
+        raise TritonModelException("The DLPack capsule was used before. A capsule can be used only once.") from None
     return ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
 
 
@@ -72,10 +71,10 @@ def _is_capsule(source: object) -> bool:
 
 
 def take(source: object) -> tuple[DataType, NDArray[Any]]:
-    """Return type and array of ``source``, a capsule or an object that gives one: no copy of what is in host memory.
+    """Import ``source``, a capsule or an object that provides one; zero-copy if it is in host memory.
 
-    BF16 comes as an array of its 16-bit words. Raises ``TritonModelException`` with Triton's text for what cannot be
-    taken.
+    Returns data type and array; BF16 as an array of 16-bit words. Raises ``TritonModelException`` with Triton's text if
+    it is not supported.
     """
     if _is_capsule(source):
         capsule = source
@@ -106,14 +105,14 @@ def take(source: object) -> tuple[DataType, NDArray[Any]]:
 
 
 def give(datatype: DataType, array: NDArray[Any]) -> object:
-    """Return a capsule of ``array``, whose elements are of ``datatype``. The array lives as long as the capsule.
+    """Export ``array``, whose elements are of ``datatype``, as a capsule, which keeps the array alive.
 
     Raises ``TritonModelException`` for BYTES.
     """
     if datatype is dtypes.BYTES:
         raise TritonModelException("DLPack does not have support for string tensors.")
     if not array.flags.writeable:
-        array = array.copy()  # a capsule cannot say that its memory must not be written to
+        array = array.copy()  # a capsule cannot mark its memory as read-only
     capsule = array.__dlpack__()
     if datatype is dtypes.BF16:
         _inside(capsule).code = _BFLOAT

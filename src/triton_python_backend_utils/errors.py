@@ -1,4 +1,4 @@
-"""What a model may raise, what it may answer instead of tensors, and the texts of refused arguments."""
+"""Errors that models raise or return, errors for invalid arguments, and validation of custom parameters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from triton_python_backend_utils.arguments import BindingEnum, Mismatch, Range, 
 
 
 class TritonModelException(Exception):
-    """An error of this package, or of a model that wants to raise one."""
+    """Exception raised by this package, and by models."""
 
 
 class ErrorCode(BindingEnum):
-    """What kind of error a response reports. The numbers are Triton's."""
+    """Kinds of errors in responses, with Triton's numbers."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -29,7 +29,7 @@ class ErrorCode(BindingEnum):
 
 
 class TritonError:
-    """The error of one response. Not an exception: it is handed to ``InferenceResponse``."""
+    """Error of one response. Not an exception: it is passed to ``InferenceResponse``."""
 
     __slots__ = ("_code", "_message")
 
@@ -56,27 +56,27 @@ class TritonError:
             ) from None
 
     def code(self) -> ErrorCode:
-        """Return what kind of error this is."""
+        """Return the kind of the error."""
         return self._code
 
     def message(self) -> str:
-        """Return the text for the caller."""
+        """Return the message for the caller."""
         return self._message
 
 
-# Messages and prints have the name that Triton's binding gives it.
+# Shown in messages under the name that it has in Triton's binding.
 ErrorCode.__name__, ErrorCode.__qualname__ = "__ErrorCode", "TritonError.__ErrorCode"
 setattr(TritonError, ErrorCode.__name__, ErrorCode)
 
 
 def incompatible(signature: str, mismatch: Mismatch, /, *given: object, **named: object) -> TypeError:
-    """Return the error for arguments of a wrong type: the words that Triton's binding has for it, then the reason."""
+    """Return the error for constructor arguments of a wrong type: the text of Triton's binding, then the reason."""
     signature = f"c_python_backend_utils.{signature}"
     return _incompatible("__init__(): incompatible constructor", signature, mismatch, given, named)
 
 
 def incompatible_call(method: str, signature: str, mismatch: Mismatch, /, *given: object, **named: object) -> TypeError:
-    """Return the same for the arguments of a method."""
+    """Return the error for method arguments of a wrong type, like ``incompatible``."""
     return _incompatible(f"{method}(): incompatible function", signature, mismatch, given, named)
 
 
@@ -92,7 +92,7 @@ def _incompatible(
     )
 
 
-# Custom parameters of requests and responses: types are checked when they are given, values when they are sent.
+# Custom parameters of requests and responses: types are checked when they are set, values when they are sent.
 
 Parameters: TypeAlias = dict[str, bool | int | str]
 
@@ -100,7 +100,7 @@ Parameters: TypeAlias = dict[str, bool | int | str]
 def checked_parameters(parameters: Parameters | None) -> dict[str, Parameter]:
     """Return a copy of ``parameters`` with plain keys and values.
 
-    Raises ``TritonModelException`` with Triton's text for those of a wrong type.
+    Raises ``TritonModelException`` with Triton's text for a wrong type.
     """
     if parameters is None:
         return {}
@@ -120,7 +120,7 @@ def checked_parameters(parameters: Parameters | None) -> dict[str, Parameter]:
 
 
 def mistake_in_parameters(parameters: Mapping[str, Parameter], limits: Range) -> str | None:
-    """Return why ``parameters`` cannot be sent, as a sentence; None if they can. ``limits`` are those of integers."""
+    """Return why ``parameters`` cannot be sent, as a sentence, or None. ``limits`` is the valid range of integers."""
     for key, value in parameters.items():
         if (mistake := text_error(key)) is not None:
             return f"The name of a parameter {mistake}."

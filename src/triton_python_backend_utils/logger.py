@@ -1,4 +1,4 @@
-"""Log lines of a model. They go to Python's ``logging``, as those that the model writes there itself."""
+"""Triton's logger for models, on top of Python's ``logging``, which models may also use directly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LOG = logging.getLogger("triton_python_backend_utils")
 
 
 class Logger:
-    """Writes to the server's log, with the file and the line of the caller.
+    """Writes to the server's log, with file and line of the caller.
 
-    Raises ``TypeError`` for a message that is no text; ``bytes`` are.
+    Raises ``TypeError`` for a message that is neither text nor ``bytes``.
     """
 
     class LogLevel(BindingEnum):
-        """How serious a line is, with Triton's numbers."""
+        """Severity of a log line, with Triton's numbers."""
 
         INFO = 0
         WARNING = 1
@@ -49,22 +49,22 @@ class Logger:
 
     @staticmethod
     def log_info(message: Text) -> None:
-        """Write what is worth knowing."""
+        """Log information."""
         _LOG.info("%s", _line("log_info", message), stacklevel=2)
 
     @staticmethod
     def log_warn(message: Text) -> None:
-        """Write what may be wrong."""
+        """Log a warning."""
         _LOG.warning("%s", _line("log_warn", message), stacklevel=2)
 
     @staticmethod
     def log_error(message: Text) -> None:
-        """Write what is wrong."""
+        """Log an error."""
         _LOG.error("%s", _line("log_error", message), stacklevel=2)
 
     @staticmethod
     def log_verbose(message: Text) -> None:
-        """Write what helps to find a fault; shown when the server logs verbosely."""
+        """Log a debugging detail, shown only if verbose logging is on."""
         _LOG.debug("%s", _line("log_verbose", message), stacklevel=2)
 
 

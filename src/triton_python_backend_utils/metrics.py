@@ -1,4 +1,4 @@
-"""Metrics of a model's own: families of counters, gauges and histograms."""
+"""Custom metrics of models: families of counters, gauges and histograms, and the store that keeps their values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import BindingEnum, Mismatch, Text
 from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
 
-# The values of custom metrics, kept in the process of the model until the server reads them.
-#
-# Counting is an addition under a lock. Whoever runs the model calls ``collect`` when somebody asks for the metrics,
-# and adds up what the instances of a model report; a model's own ``value()`` tells what its process has counted.
+# The values stay in the model's process until the server reads them: an update is an addition under a lock. When the
+# metrics are requested, the host of the model calls ``collect``, and the server sums the readings of all processes. A
+# model's own ``value()`` returns the value of its process.
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -28,7 +27,7 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricKind(BindingEnum):
-    """What a metric counts, with Triton's numbers."""
+    """Kinds of metrics, with Triton's numbers."""
 
     COUNTER = 0
     GAUGE = 1
@@ -36,7 +35,7 @@ class MetricKind(BindingEnum):
 
 
 class MetricSample:
-    """One metric of a family: one set of labels. A histogram has buckets, the others a value."""
+    """Metric of a family with one set of labels. A histogram has buckets, the other kinds a value."""
 
     __slots__ = ("bounds", "counts", "holders", "labels", "set_ns", "value")
 
@@ -44,16 +43,16 @@ class MetricSample:
         self.labels = labels
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(bounds) + 1)
-        """How many observations fell into each bucket; the last one has no upper bound."""
+        """Number of observations in each bucket; the last bucket has no upper bound."""
         self.value = 0.0
-        """Of a counter or gauge; the sum of a histogram's observations."""
+        """The value of a counter or gauge; the sum of a histogram's observations."""
         self.set_ns = 0
-        """When a gauge was set last (``time.monotonic_ns``); 0 if it only went up and down."""
+        """When a gauge was last set (``time.monotonic_ns``); 0 if it was only incremented and decremented."""
         self.holders = 0
 
 
 class StoredFamily:
-    """All metrics of one name."""
+    """All metrics of one name, as the store keeps them."""
 
     __slots__ = ("description", "holders", "kind", "name", "samples")
 
@@ -66,7 +65,7 @@ class StoredFamily:
 
 
 class MetricHolding:
-    """What one object of a model's has of a family: the metrics that it made, until they are released."""
+    """Reference of one ``MetricFamily`` object to a family and to the metrics created through it, until released."""
 
     __slots__ = ("family", "released", "samples", "store")
 
@@ -78,33 +77,33 @@ class MetricHolding:
 
 
 class MetricReading(NamedTuple):
-    """A family as it was at one moment; plain data that can be sent to another process."""
+    """Snapshot of a family; plain data that can be sent to another process."""
 
     name: str
     description: str
     kind: int
     samples: list[tuple[Labels, float, tuple[float, ...], list[int], int]]
-    """Labels, value, bucket bounds and bucket counts of each metric, and when it was set."""
+    """Labels, value, bucket bounds, bucket counts and ``set_ns`` of each metric."""
 
 
 class MetricStore:
-    """The custom metrics of one process. Every method may be called from any thread.
+    """Custom metrics of one process. Thread-safe.
 
-    Raises ``ValueError`` with Triton's text for what a metric cannot do.
+    Methods raise ``ValueError`` with Triton's text for operations that a metric does not support.
     """
 
     def __init__(self) -> None:
-        # Re-entrant, because a collection of garbage inside a method may end a family, which releases its metrics.
+        # Reentrant, because garbage collection within a method may delete a family, which releases its metrics.
         self._lock = threading.RLock()
         self._families: dict[str, StoredFamily] = {}
         self.on_change: Callable[[], None] = lambda: None
-        """Called at the first change after ``collect``, by whichever thread makes it."""
-        self._told = False
+        """Called at the first change after ``collect``, on the thread that makes the change."""
+        self._notified = False
 
     def family(self, name: str, description: str, kind: MetricKind) -> MetricHolding:
-        """Return a holding of the family called ``name``; make that if there is none.
+        """Return a reference to the family ``name``, creating it if necessary.
 
-        A family, and each metric, stays until each of its holders has released it.
+        Families and metrics are reference-counted: each stays until all its holders have released it.
         """
         if _FAMILY_NAME.fullmatch(name) is None:
             raise ValueError("Invalid metric name")
@@ -116,7 +115,7 @@ class MetricStore:
         return MetricHolding(self, family)
 
     def metric(self, holding: MetricHolding, labels: Mapping[str, str], bounds: Sequence[float]) -> MetricSample:
-        """Return the metric of a family with these labels; make it if there is none."""
+        """Return the metric of a family with these labels, creating it if necessary."""
         for name, value in labels.items():
             if not isinstance(value, str):
                 raise ValueError("attempt to access JSON non-string as string")
@@ -130,11 +129,11 @@ class MetricStore:
             if sample is None:
                 sample = holding.samples[key] = holding.family.samples.setdefault(key, MetricSample(key, bounds))
                 sample.holders += 1
-                self._tell()
+                self._notify()
         return sample
 
     def release(self, holding: MetricHolding) -> None:
-        """Give a holding up: its metrics can be used no more, and those that have no other holder are removed."""
+        """Release a reference: its metrics can no longer be used, and those without other holders are removed."""
         family = holding.family
         with self._lock:
             holding.released = True
@@ -142,14 +141,14 @@ class MetricStore:
                 sample.holders -= 1
                 if not sample.holders:
                     del family.samples[sample.labels]
-                    self._tell()
+                    self._notify()
             family.holders -= 1
             if not family.holders:
                 del self._families[family.name]
 
     def increment(self, holding: MetricHolding, sample: MetricSample, value: float) -> None:
         """Add to a counter or a gauge."""
-        family = _of(holding)
+        family = _live_family(holding)
         if family.kind == MetricKind.HISTOGRAM:
             raise _cannot(family, "Increment")
         if family.kind == MetricKind.COUNTER and value < 0:
@@ -158,39 +157,39 @@ class MetricStore:
             )
         with self._lock:
             sample.value += value
-            self._tell()
+            self._notify()
 
     def set(self, holding: MetricHolding, sample: MetricSample, value: float) -> None:
         """Set a gauge."""
-        family = _of(holding)
+        family = _live_family(holding)
         if family.kind != MetricKind.GAUGE:
             raise _cannot(family, "Set")
         with self._lock:
             sample.value = value
             sample.set_ns = time.monotonic_ns()
-            self._tell()
+            self._notify()
 
     def observe(self, holding: MetricHolding, sample: MetricSample, value: float) -> None:
-        """Count an observation in a histogram."""
-        family = _of(holding)
+        """Add an observation to a histogram."""
+        family = _live_family(holding)
         if family.kind != MetricKind.HISTOGRAM:
             raise _cannot(family, "Observe")
         with self._lock:
             sample.value += value
             sample.counts[bisect.bisect_left(sample.bounds, value)] += 1
-            self._tell()
+            self._notify()
 
     def value(self, holding: MetricHolding, sample: MetricSample) -> float:
         """Return the value of a counter or a gauge."""
-        family = _of(holding)
+        family = _live_family(holding)
         if family.kind == MetricKind.HISTOGRAM:
             raise _cannot(family, "Value")
         return sample.value
 
     def collect(self) -> list[MetricReading]:
-        """Return everything, as it is now."""
+        """Return a snapshot of all families."""
         with self._lock:
-            self._told = False
+            self._notified = False
             return [
                 MetricReading(
                     family.name,
@@ -204,13 +203,13 @@ class MetricStore:
                 for family in list(self._families.values())
             ]
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
+    def _notify(self) -> None:
+        if not self._notified:
+            self._notified = True
             self.on_change()
 
 
-def _of(holding: MetricHolding) -> StoredFamily:
+def _live_family(holding: MetricHolding) -> StoredFamily:
     if holding.released:
         raise ValueError(
             "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object "
@@ -229,7 +228,7 @@ STORE: Final = MetricStore()
 
 
 class Metric:
-    """One metric: made by ``MetricFamily.Metric``, and gone with that object."""
+    """One metric. Created by ``MetricFamily.Metric``, and usable only as long as that family object exists."""
 
     __slots__ = ("_holding", "_sample")
 
@@ -238,32 +237,32 @@ class Metric:
         self._sample = sample
 
     def increment(self, value: SupportsFloat) -> None:
-        """Add to a counter or a gauge. Raises ``TritonModelException`` if that cannot be."""
+        """Add to a counter or a gauge. Raises ``TritonModelException`` if that is not allowed."""
         try:
             STORE.increment(self._holding, self._sample, self._number("increment", value))
         except ValueError as error:
-            raise _refused("Failed to increment metric value", error) from None
+            raise _exception("Failed to increment metric value", error) from None
 
     def set(self, value: SupportsFloat) -> None:
         """Set a gauge. Raises ``TritonModelException`` for the other kinds."""
         try:
             STORE.set(self._holding, self._sample, self._number("set", value))
         except ValueError as error:
-            raise _refused("Failed to set metric value", error) from None
+            raise _exception("Failed to set metric value", error) from None
 
     def observe(self, value: SupportsFloat) -> None:
-        """Count an observation in a histogram. Raises ``TritonModelException`` for the other kinds."""
+        """Add an observation to a histogram. Raises ``TritonModelException`` for the other kinds."""
         try:
             STORE.observe(self._holding, self._sample, self._number("observe", value))
         except ValueError as error:
-            raise _refused("Failed to observe metric value", error) from None
+            raise _exception("Failed to observe metric value", error) from None
 
     def value(self) -> float:
-        """Return what this process has counted. Raises ``TritonModelException`` for a histogram."""
+        """Return the value in this process. Raises ``TritonModelException`` for a histogram."""
         try:
             return STORE.value(self._holding, self._sample)
         except ValueError as error:
-            raise _refused("Failed to get metric value", error) from None
+            raise _exception("Failed to get metric value", error) from None
 
     def _number(self, method: str, value: SupportsFloat) -> float:
         try:
@@ -274,9 +273,9 @@ class Metric:
 
 
 class MetricFamily:
-    """All metrics of one name. They stay among the server's metrics as long as this object lives.
+    """All metrics of one name. The server exports them as long as this object exists.
 
-    Two objects of one name and kind are two doors to the same metrics.
+    Objects with the same name and kind refer to the same metrics.
     """
 
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
@@ -301,12 +300,12 @@ class MetricFamily:
         try:
             self._holding = STORE.family(*plain, kind)
         except ValueError as error:
-            raise _refused("Error when creating MetricFamily", error) from None
+            raise _exception("Error when creating MetricFamily", error) from None
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:
-        """Return the metric with these labels. ``buckets`` are a histogram's upper bounds, in rising order.
+        """Return the metric with these labels. ``buckets`` are a histogram's upper bounds, in ascending order.
 
-        Raises ``TypeError`` for labels that JSON does not have, ``TritonModelException`` for others that cannot be.
+        Raises ``TypeError`` for labels that JSON cannot encode, ``TritonModelException`` for other invalid arguments.
         """
         holding = self._holding
         assert holding is not None
@@ -320,12 +319,12 @@ class MetricFamily:
         if buckets is None and is_histogram:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
         if labels and not {str}.issuperset(map(type, (*labels, *labels.values()))):
-            labels = json.loads(json.dumps(labels))  # labels are JSON in Triton, where each name is a text
+            labels = json.loads(json.dumps(labels))  # labels are JSON in Triton, where each name is a string
         try:
             bounds = _bounds(buckets or ())
             return Metric(holding, STORE.metric(holding, labels or {}, bounds))
         except ValueError as error:
-            raise _refused("Error when creating Metric", error) from None
+            raise _exception("Error when creating Metric", error) from None
 
     def __del__(self) -> None:
         if self._holding is not None:
@@ -342,5 +341,5 @@ def _bounds(buckets: Sequence[SupportsFloat]) -> list[float]:
     return bounds
 
 
-def _refused(beginning: str, error: ValueError) -> TritonModelException:
+def _exception(beginning: str, error: ValueError) -> TritonModelException:
     return TritonModelException(f"{beginning}: {error}")

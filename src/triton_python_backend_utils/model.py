@@ -1,4 +1,4 @@
-"""The configuration that ``auto_complete_config`` is given, fills in and returns."""
+"""The configuration for ``auto_complete_config``, and the functions about models: directory, look-up, load, unload."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from triton_python_backend_utils.tensor import Tensor
 
 
 class ModelConfig:
-    """A model's configuration, and the few changes that a model may make to it.
+    """Configuration that ``auto_complete_config`` receives, completes and returns.
 
-    A change that contradicts what config.pbtxt says raises ``ValueError``, in Triton's words.
+    A change that contradicts config.pbtxt raises ``ValueError`` with Triton's text.
     """
 
     def __init__(self, model_config: str) -> None:
         self._model_config: dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the configuration. Only what a model may change is read back from it."""
+        """Return the configuration. Only changes to fields that a model may set have an effect."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the largest batch; it may be raised, not lowered."""
+        """Set the maximum batch size; it may be raised but not lowered."""
         specified = self._model_config.get("max_batch_size", 0)
         if specified > max_batch_size:
             raise ValueError(
@@ -42,7 +42,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Choose the dynamic batcher, with defaults if it is not configured."""
+        """Enable the dynamic batcher, with defaults if it is not configured."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._model_config:
                 raise ValueError(
@@ -52,7 +52,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Any]) -> None:
-        """Declare an input: ``name``, ``data_type``, ``dims``, and ``optional`` if wanted."""
+        """Declare an input: ``name``, ``data_type``, ``dims``, and optionally ``optional``."""
         self._add("input", input, ("optional",), "'name', 'data_type', 'dims' and 'optional'")
 
     def add_output(self, output: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ class ModelConfig:
         self._add("output", output, (), "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
-        """Say whether the model is decoupled."""
+        """Set whether the model is decoupled."""
         if not transaction_policy_dict.keys() <= {"decoupled"}:
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "
@@ -115,29 +115,29 @@ class ModelConfig:
                 )
 
 
-# The directory of the model that is asking.
+# The directory of the calling model.
 #
-# One process may run several models, so the caller's code tells which it is: the innermost caller whose file lies in
-# the directory of a model that is open. The code of a backend lies in none, so it has to be alone in its process, as
-# it is in a worker.
+# A process may run several models, so the call stack identifies the model: it is that of the innermost frame whose file
+# is in the directory of an open model. The code of a Python-based backend is in none of them, so its model must be
+# alone in its process, as it is in a worker.
 
 _open: list[tuple[str, str]] = []
 
 
 def opened(model: Path, version: Path) -> None:
-    """Note that the model in directory ``model`` runs here, with its artifacts in ``version``. For who runs models."""
+    """Register a model that runs in this process: directory ``model``, artifacts in ``version``. For the server."""
     _open.append((str(model), str(version)))
 
 
 def closed(model: Path, version: Path) -> None:
-    """Take back ``opened``."""
+    """Undo ``opened``."""
     _open.remove((str(model), str(version)))
 
 
 def get_model_dir() -> str:
-    """Return the directory of the running model's version: where its artifacts are.
+    """Return the version directory of the calling model, which contains its artifacts.
 
-    Raises ``TritonModelException`` if no model runs, or if several do and none of them is calling.
+    Raises ``TritonModelException`` if no model runs, or if several run and none of them is the caller.
     """
     versions = {version for _, version in _open}
     if len(versions) == 1:
@@ -145,7 +145,7 @@ def get_model_dir() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        # A version's own files before those that the versions of a model share, and the latest to open first.
+        # Prefer a version's own files to those shared by a model's versions, and the most recently opened model.
         for place in (1, 0):
             for entry in reversed(_open):
                 if file.startswith(f"{entry[place]}/"):
@@ -153,11 +153,11 @@ def get_model_dir() -> str:
         frame = frame.f_back  # type: ignore[assignment]  # ends with None
     message = "get_model_dir() can only be called by a model that is being served."
     if versions:
-        message += " Several are in this process: take model_repository and model_version of initialize's arguments."
+        message += " Several run in this process: use model_repository and model_version of initialize's arguments."
     raise TritonModelException(message)
 
 
-# Finding a tensor, or what the configuration says of one, by its name.
+# Look-up of tensors and their configurations by name.
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
@@ -177,17 +177,17 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return what a configuration says of the input called ``name``, or None."""
+    """Return the configuration of the input called ``name``, or None."""
     return _by_name(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return what a configuration says of the output called ``name``, or None."""
+    """Return the configuration of the output called ``name``, or None."""
     return _by_name(model_config.get("output", ()), name)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Return True if the configuration is that of a decoupled model."""
+    """Return whether the configuration is that of a decoupled model."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
@@ -195,14 +195,14 @@ def _by_name(tensors: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
     return next((tensor for tensor in tensors if tensor["name"] == name), None)
 
 
-# Loading, unloading and asking after other models from within a model. The server must be in explicit mode to load.
+# Loading, unloading and querying other models. Loading and unloading require model control mode ``explicit``.
 
 
 def load_model(model_name: Text, config: Text = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load or reload a model, and return when it is ready. Raises ``TritonModelException`` with the reason if not.
+    """Load or reload a model; return when it is ready. Raises ``TritonModelException`` if the load fails.
 
-    ``config`` is a configuration as JSON in place of the one of the repository; ``files`` are the model's files, by
-    ``file:`` and their path in its directory.
+    ``config`` is a JSON configuration that replaces the one in the repository; ``files`` are the model's files, with
+    keys that consist of ``file:`` and the path in its directory.
     """
     try:
         name = arguments.text("model_name", model_name)
@@ -237,7 +237,10 @@ def _contents(model_name: str, files: Mapping[str, bytes] | None) -> dict[str, b
 
 
 def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
-    """Have a model unloaded; it may go on for a while. Raises ``TritonModelException``; an unknown name is fine."""
+    """Start to unload a model, without waiting for it to drain. Unknown names are ignored.
+
+    Raises ``TritonModelException``.
+    """
     try:
         name = arguments.text("model_name", model_name)
         dependents = arguments.flag(unload_dependents)
@@ -251,7 +254,7 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
-    """Return True if a model can answer. Raises ``TritonModelException`` for a version that is none."""
+    """Return whether a model is ready. Raises ``TritonModelException`` for an invalid version."""
     try:
         name = arguments.text("model_name", model_name)
         version = arguments.text("model_version", model_version)

@@ -1,4 +1,4 @@
-"""A request: as a model receives it, and as a model makes one for another model."""
+"""Requests that a model receives, and requests that it sends to other models (BLS) with their responses."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from triton_python_backend_utils.request_options import TRITONSERVER_MEMORY_CPU,
 from triton_python_backend_utils.response import InferenceResponse, InferenceResponseSender
 from triton_python_backend_utils.tensor import ReceivedTensor, Tensor, wire_form
 
-# A model's request to another model, on its way to the server, and what comes back.
+# Calls to other models.
 #
-# Request headers are shared: as long as a model asks with the same names, types and shapes, all its requests have the
-# same header object, which crosses to the server once.
+# Request headers are interned: requests with the same names, types and shapes have the same header object, which is
+# sent to the server only once.
 
 _START: Final = 1
 _END: Final = 2
@@ -44,10 +44,10 @@ _headers: Memo[tuple[Any, ...], RequestHeader] = Memo()
 
 
 class ResponseIterator:
-    """The responses of another model to one request, in the order in which it sends them; ``async for`` works too.
+    """Responses of another model to one request, in the order in which it sends them; supports ``async for``.
 
-    The called model waits while more than a few are not read. An iterator that is dropped before its end cancels the
-    request.
+    Backpressure: the called model waits while more than a few responses are unread. Dropping the iterator before its
+    end cancels the request.
     """
 
     __slots__ = ("_call", "_over")
@@ -74,14 +74,14 @@ class ResponseIterator:
     async def __anext__(self) -> InferenceResponse:
         if self._over:
             raise StopAsyncIteration
-        await _here(self._call)
+        await _next_arrived(self._call)
         return next(self)
 
     def cancel(self) -> None:
-        """Cancel the request, if it has not ended.
+        """Cancel the request if it has not ended.
 
-        The iteration goes on with what the called model still sends: mostly a response with the error ``CANCELLED``.
-        Raises ``TritonModelException`` in a process that the model has forked.
+        The iteration continues with what the called model still sends, usually a response with the error ``CANCELLED``.
+        Raises ``TritonModelException`` in a process forked by the model.
         """
         if self._over:
             return
@@ -97,7 +97,7 @@ class ResponseIterator:
 
 
 def ask(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """Send a request to another model, and wait for its response. Raises ``TritonModelException``."""
+    """Send a request to another model and wait for its response. Raises ``TritonModelException``."""
     call = _start(request, decoupled)
     return ResponseIterator(call) if decoupled else _only(call)
 
@@ -105,7 +105,7 @@ def ask(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | Re
 def ask_async(
     request: InferenceRequest, *, decoupled: bool
 ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
-    """Send a request to another model at once; the future has its response, or the iterator once there is a first.
+    """Send a request to another model now; return a future for its response, or for the iterator once one has arrived.
 
     Cancelling the future cancels the request. Raises ``TritonModelException``, and ``RuntimeError`` outside of a
     coroutine.
@@ -114,7 +114,7 @@ def ask_async(
     call = _start(request, decoupled)
     future: asyncio.Future[Any] = loop.create_future()
 
-    def here() -> None:
+    def arrived() -> None:
         if not future.done():
             future.set_result(ResponseIterator(call) if decoupled else _only(call))
 
@@ -123,19 +123,19 @@ def ask_async(
             call.give_up()
 
     future.add_done_callback(ended)
-    call.when_next(loop, here)
+    call.when_next(loop, arrived)
     return future
 
 
-async def _here(call: model_calls.BlsCall) -> None:
+async def _next_arrived(call: model_calls.BlsCall) -> None:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     call.when_next(loop, lambda: None if future.done() else future.set_result(None))
     await future
 
 
-class _Refused:
-    """A call that is not sent: its only answer says why. Triton answers with an error, too, rather than to raise it."""
+class _RejectedCall:
+    """A call that is not sent; its only response is the reason. Like Triton, it responds rather than raises."""
 
     __slots__ = ("_error", "final")
 
@@ -165,7 +165,7 @@ def _start(request: InferenceRequest, decoupled: bool) -> model_calls.BlsCall:
         if len(name) > MAX_NAME:
             raise InvalidArgument(f"request_id {text_error(name)}")
     except NeriteError as error:
-        return _Refused(error.prefixed(f"Model {request.target()[0]} - Error when running inference: "))
+        return _RejectedCall(error.prefixed(f"Model {request.target()[0]} - Error when running inference: "))
     data = [wire_form(tensor) for tensor in inputs]
     try:
         return model_calls.current.call(header, data, name, request.trace().request, decoupled=decoupled)
@@ -174,7 +174,7 @@ def _start(request: InferenceRequest, decoupled: bool) -> model_calls.BlsCall:
 
 
 def _only(call: model_calls.BlsCall) -> InferenceResponse:
-    """Return the one response of a model that is not decoupled; that it was the last may be said apart."""
+    """Return the single response of a model that is not decoupled; its final flag may arrive separately."""
     response, final = call.next()
     while not final:
         _, final = call.next()
@@ -211,7 +211,7 @@ def _header(request: InferenceRequest, inputs: list[Tensor], decoupled: bool) ->
 
 
 def _check(header: RequestHeader) -> None:
-    """Raise ``NeriteError`` for a header that could not be sent, or that the server refuses from clients."""
+    """Raise ``NeriteError`` for a header that cannot be sent, or that the server would reject from clients."""
     names = [("model_name", header.model_name)]
     names += [("the name of an input", spec.name) for spec in header.inputs]
     names += [("the name of a requested output", output.name) for output in header.outputs]
@@ -244,10 +244,10 @@ _NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
-    """Inputs, and what is wanted. Made by models that call other models, and by tests.
+    """Inference request. Created by models that call other models, and by tests.
 
-    Arguments may be of any type that Triton's binding converts: names ``str`` or ``bytes``, integers numpy's, too.
-    Raises ``TypeError`` for those of another type, ``TritonModelException`` for values that cannot be.
+    Arguments may be of any type that Triton's binding converts: ``bytes`` for names, numpy integers for integers.
+    Raises ``TypeError`` for other types, ``TritonModelException`` for invalid values.
     """
 
     __slots__ = (
@@ -322,11 +322,11 @@ class InferenceRequest:
         return self._inputs
 
     def request_id(self) -> str:
-        """Return the id that the caller gave, or an empty string."""
+        """Return the id given by the caller, or an empty string."""
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """Return the id of the sequence, 0 for a request outside any."""
+        """Return the id of the sequence, 0 for a request that belongs to none."""
         return self._correlation_id
 
     def flags(self) -> int:
@@ -350,20 +350,20 @@ class InferenceRequest:
         return self._trace
 
     def requested_output_names(self) -> set[str]:
-        """Return the names of the outputs that the caller wants."""
+        """Return the names of the requested outputs."""
         return set(self._requested)
 
     def is_cancelled(self) -> bool:
-        """Return True if nobody waits for the response any more. Then the work may be left."""
+        """Return whether the request has been cancelled, so that the model may stop working on it."""
         return False
 
     def set_release_flags(self, flags: SupportsIndex) -> None:
-        """Say what becomes of the request when ``execute`` returns. Counts only for requests that ``execute`` got."""
+        """Set whether the request is rescheduled when ``execute`` returns; no effect on requests to other models."""
         self._unsigned("set_release_flags", flags)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Return the sender for several or late responses. Only a request that ``execute`` was given has one."""
-        raise TritonModelException("get_response_sender() is only for requests that execute() was given.")
+        """Return the sender for several or late responses. Only requests passed to ``execute`` have one."""
+        raise TritonModelException("get_response_sender() is only available for requests passed to execute().")
 
     @overload
     def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
@@ -372,9 +372,9 @@ class InferenceRequest:
     def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Send the request to the model that it names, and wait for the response, which may be an error.
+        """Send the request to the model that it names and wait for the response, which may be an error.
 
-        With ``decoupled`` return an iterator over any number of responses; a decoupled model needs that. Raises
+        With ``decoupled`` return an iterator over any number of responses, as decoupled models require. Raises
         ``TritonModelException`` outside of ``execute``.
         """
         return ask(self, decoupled=self._flag("exec", decoupled))
@@ -386,18 +386,18 @@ class InferenceRequest:
     def async_exec(self, decoupled: Literal[True]) -> Future[ResponseIterator]: ...
 
     def async_exec(self, decoupled: bool = False) -> Future[InferenceResponse] | Future[ResponseIterator]:
-        """Send the request at once, and return what a coroutine may await: the same as ``exec`` returns.
+        """Send the request now and return an awaitable with the result of ``exec``.
 
         Raises as ``exec`` does, and ``RuntimeError`` outside of a coroutine.
         """
         return ask_async(self, decoupled=self._flag("async_exec", decoupled))
 
     def target(self) -> tuple[str, int]:
-        """Return model and version, -1 for the latest. For the server: no part of Triton's interface."""
+        """Return model and version, -1 for the latest. For the server; not part of Triton's interface."""
         return self._model_name, self._model_version
 
     def custom(self) -> dict[str, Parameter]:
-        """Return the custom parameters. For the server: no part of Triton's interface."""
+        """Return the custom parameters. For the server; not part of Triton's interface."""
         return self._parameters
 
     def _flag(self, method: str, decoupled: object) -> bool:
@@ -419,34 +419,34 @@ class Reshaping(Protocol):
     """The ``reshape`` of a configuration."""
 
     def inputs(self, header: RequestHeader) -> Sequence[TensorSpec]:
-        """Return the inputs of a request as the model has them."""
+        """Return the inputs of a request in the model's shapes."""
 
 
 class Answering(Protocol):
-    """How a model's requests are answered."""
+    """Properties of a model, and the conversion of its responses."""
 
     declared: frozenset[str]
     """The names of all its outputs."""
     decoupled: bool
     again: set[Any]
-    """The requests that the model wants once more."""
+    """The requests that the model reschedules."""
 
     @property
     def reshape(self) -> Reshaping | None:
-        """What changes the shapes of inputs, if anything does."""
+        """The conversion of input shapes, or None."""
 
     def reply(self, request: CoreRequest, returned: InferenceResponse) -> CoreResponse:
-        """Return what the server sends for a response of the model."""
+        """Convert a response of the model to the server's."""
 
 
 class ServedRequest(InferenceRequest):
-    """A request of the server, as ``execute`` receives it. Everything is looked up when it is asked for."""
+    """Request that ``execute`` receives. All fields are looked up lazily in the server's request."""
 
     __slots__ = ("_answering", "_sender", "core")
 
     def __init__(self, core: CoreRequest, answering: Answering) -> None:
         self.core = core
-        """The server's side of it: no part of Triton's interface."""
+        """The server's request. Not part of Triton's interface."""
         self._answering = answering
         self._inputs = None
         self._flags = None
@@ -463,11 +463,11 @@ class ServedRequest(InferenceRequest):
         return inputs
 
     def request_id(self) -> str:
-        """Return the id that the caller gave, or an empty string."""
+        """Return the id given by the caller, or an empty string."""
         return self.core.id
 
     def correlation_id(self) -> int | str:
-        """Return the id of the sequence, 0 for a request outside any."""
+        """Return the id of the sequence, 0 for a request that belongs to none."""
         return self.core.header.sequence_id
 
     def flags(self) -> int:
@@ -481,7 +481,7 @@ class ServedRequest(InferenceRequest):
         )
 
     def target(self) -> tuple[str, int]:
-        """Return the model that received it, and the version that the caller named."""
+        """Return the model that received the request, and the version that the caller named."""
         header = self.core.header
         return header.model_name, int(header.model_version or -1)
 
@@ -502,13 +502,13 @@ class ServedRequest(InferenceRequest):
         return InferenceTrace(None, self.core)
 
     def requested_output_names(self) -> set[str]:
-        """Return the names of the outputs that the caller wants: all of the model's if it named none."""
+        """Return the names of the requested outputs; all outputs of the model if the caller named none."""
         return set(self.core.header.wanted or self._answering.declared)
 
     def is_cancelled(self) -> bool:
-        """Return True if nobody waits for the response any more. Then the work may be left.
+        """Return whether the request has been cancelled, so that the model may stop working on it.
 
-        Raises ``TritonModelException`` in a process that the model has forked.
+        Raises ``TritonModelException`` in a process forked by the model.
         """
         try:
             return self.core.is_cancelled()
@@ -516,9 +516,9 @@ class ServedRequest(InferenceRequest):
             raise TritonModelException(error.message) from None
 
     def set_release_flags(self, flags: SupportsIndex) -> None:
-        """Say what becomes of the request when ``execute`` returns.
+        """Set whether the request is released or rescheduled when ``execute`` returns.
 
-        With ``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`` the model gets it once more, if its sequences are iterative.
+        With ``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`` the model gets it again, if its sequences are iterative.
         """
         if self._unsigned("set_release_flags", flags) & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
             self._answering.again.add(self)
@@ -527,16 +527,16 @@ class ServedRequest(InferenceRequest):
 
     @property
     def has_sender(self) -> bool:
-        """Whether the model has asked for the sender. For the server: no part of Triton's interface."""
+        """True if the model has requested the sender. For the server; not part of Triton's interface."""
         return self._sender is not None
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Return the sender for several or late responses: always the same."""
+        """Return the sender for several or late responses, always the same object."""
         if self._sender is None:
             if not self.core.streams:
                 raise TritonModelException(
-                    "get_response_sender() needs a model in a worker: leave EXECUTION_MODE in_process out of its "
-                    "configuration."
+                    "get_response_sender() requires a model in a worker process: remove EXECUTION_MODE in_process from "
+                    "its configuration."
                 )
             answering = self._answering
             self._sender = InferenceResponseSender(self.core, answering.reply, single=not answering.decoupled)
@@ -544,7 +544,7 @@ class ServedRequest(InferenceRequest):
 
 
 def _sequence_id(value: object) -> int | str:
-    """Return a correlation id. Triton takes it as a Python object: there is no conversion from other types."""
+    """Validate a correlation id. Triton takes it as a Python object, so other types are not converted."""
     what = "Correlation ID must be integer or string"
     if not isinstance(value, int | str):
         raise TritonModelException(what)

@@ -1,4 +1,4 @@
-"""The trace that a request belongs to."""
+"""Options of requests between models: trace and preferred memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from triton_python_backend_utils.errors import incompatible
 
 
 class InferenceTrace:
-    """A handle on the trace of a request, to be passed on to the requests that it causes."""
+    """Handle for the trace of a request, to be passed on to the requests that it causes."""
 
     __slots__ = ("_context", "request")
 
     def __init__(self, context: str | None = None, /, request: CoreRequest | None = None) -> None:
         self._context = context
         self.request = request
-        """The request that it is of. For the server: no part of Triton's interface."""
+        """The traced request. For the server; not part of Triton's interface."""
 
     def get_context(self) -> str | None:
-        """Return the context for OpenTelemetry's propagator as JSON, or None where the request is not traced."""
+        """Return the context for OpenTelemetry's propagator as JSON, or None if the request is not traced."""
         if self._context is None and self.request is not None:
             context = context_of(self.request)
             self._context = None if context is None else json.dumps(context.carrier)
         return self._context
-
-
-# Where a model would like the answers of other models. Kept for models that say so; here it is always host memory.
 
 
 class MemoryType(BindingEnum):
@@ -44,7 +41,7 @@ TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """A wish for the memory of a response's tensors."""
+    """Preferred memory for the tensors of a response. Has no effect: tensors are always in host memory."""
 
     __slots__ = ("device_id", "memory_type")
 

@@ -1,4 +1,4 @@
-"""What a model answers to one request, and the sender for answers of models that have their own rhythm."""
+"""Response of a model to one request, and the sender for several or late responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 _REMEDY = "make the model decoupled: model_transaction_policy { decoupled: true }."
 _NONE = (
     "Unable to send response. Non-decoupled model cannot send complete final before sending a response. Send one "
-    "before or with the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL, an error if there is nothing else to say, or "
+    "before or with the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL, an error if there is no other response, or "
     f"{_REMEDY}"
 )
 _SECOND = (
@@ -38,7 +38,7 @@ _SECOND = (
 
 
 class InferenceResponse:
-    """Output tensors, or an error. With an error the tensors are ignored."""
+    """Response with output tensors or an error. With an error the tensors are ignored."""
 
     __slots__ = ("_error", "_parameters", "_tensors")
 
@@ -67,7 +67,7 @@ class InferenceResponse:
         return list(self._tensors)
 
     def has_error(self) -> bool:
-        """Return True if this is an error."""
+        """Return whether the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
@@ -80,7 +80,7 @@ class InferenceResponse:
 
 
 class InferenceResponseSender:
-    """Sends the responses of a request one by one: from ``execute`` or later, from any thread."""
+    """Sends the responses of a request one by one, during or after ``execute``. Thread-safe."""
 
     __slots__ = ("_closed", "_lock", "_request", "_sent", "_single", "_to_core")
 
@@ -91,7 +91,7 @@ class InferenceResponseSender:
         *,
         single: bool = False,
     ) -> None:
-        """``to_core`` makes of a model's response what the server sends. ``single``: there has to be exactly one."""
+        """``to_core`` converts a model's response to the server's. ``single``: exactly one response is required."""
         self._request = request
         self._to_core = to_core
         self._single = single
@@ -100,10 +100,10 @@ class InferenceResponseSender:
         self._lock = threading.Lock()
 
     def send(self, response: InferenceResponse | None = None, flags: SupportsIndex = 0) -> None:
-        """Send one response; with the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` the last, which may be None.
+        """Send one response; the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` marks the last, which may be None.
 
-        Waits while the receiver of the responses has more than enough of them. Raises ``TypeError`` for arguments of a
-        wrong type, ``TritonModelException`` for what cannot be sent, and in a process that the model has forked.
+        Blocks while the receiver has too many unread responses (backpressure). Raises ``TypeError`` for arguments of a
+        wrong type, ``TritonModelException`` if the response cannot be sent or in a process forked by the model.
         """
         try:
             if response is not None and not isinstance(response, InferenceResponse):
@@ -132,7 +132,7 @@ class InferenceResponseSender:
             self._sent = True
             self._closed = bool(flag or mistake)
         if mistake:
-            # A thread of the model may raise where nobody sees it, and the caller waits for what cannot come any more.
+            # An exception in a thread of the model may go unnoticed; without an answer the caller would wait forever.
             self._request.respond(CoreResponse.failed(Internal(mistake)))
             raise TritonModelException(mistake)
         answer = EMPTY if response is None else self._to_core(self._request, response)
@@ -142,15 +142,15 @@ class InferenceResponseSender:
             raise TritonModelException(error.message) from None
 
     def _mistake(self, response: InferenceResponse | None) -> str:
-        """Return what is wrong with sending this, now, where one response is expected."""
+        """Return why ``response`` must not be sent now if exactly one response is expected; empty if it may be."""
         if response is None:
             return "" if self._sent else _NONE
         return _SECOND if self._sent else ""
 
     def is_cancelled(self) -> bool:
-        """Return True if nobody waits for the responses any more. Then the work may be left.
+        """Return whether the request has been cancelled, so that the model may stop working on it.
 
-        Raises ``TritonModelException`` in a process that the model has forked.
+        Raises ``TritonModelException`` in a process forked by the model.
         """
         try:
             return self._request.is_cancelled()

@@ -1,4 +1,4 @@
-"""A named tensor: made by a model from an array, or received and turned into one when somebody asks."""
+"""Named tensors, created by a model from an array or received and converted lazily; data types and string encoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triton_python_backend_utils.errors import TritonModelException, incompatibl
 _ndarray = np.ndarray
 _BYTES = dtypes.BYTES
 _SMALL = 2048
-"""Bytes up to which a copy costs half of a view, and less to pass on."""
+"""Size in bytes up to which a copy costs half as much as a view and is cheaper to pass on."""
 _BY_NUMPY: dict[np.dtype[Any], DataType] = {
     datatype.numpy: datatype for datatype in dtypes.ALL if datatype is not dtypes.BF16
 }
@@ -25,9 +25,9 @@ _BY_NUMPY: dict[np.dtype[Any], DataType] = {
 class Tensor:
     """Name and value of an input or an output.
 
-    ``Tensor(name, array)`` keeps ``array`` as it is, without a copy, unless it is not contiguous; strings are put into
-    wire form at once. Raises ``TritonModelException`` for an element type that the protocol does not have, and
-    ``TypeError`` for what is not an array.
+    ``Tensor(name, array)`` keeps ``array`` without a copy if it is contiguous; strings are encoded at once. Raises
+    ``TritonModelException`` for an element type that the protocol does not have, and ``TypeError`` for anything but an
+    array.
     """
 
     __slots__ = ("_array", "_buffer", "_datatype", "_name", "_shape")
@@ -61,7 +61,7 @@ class Tensor:
         return self._array
 
     def triton_dtype(self) -> int:
-        """Return the number of the data type: what ``triton_to_numpy_type`` takes."""
+        """Return the number of the data type, as ``triton_to_numpy_type`` expects it."""
         return self._datatype.number
 
     def shape(self) -> list[int]:
@@ -69,7 +69,7 @@ class Tensor:
         return list(self._shape)
 
     def is_cpu(self) -> bool:
-        """Return True: this server keeps tensors in host memory."""
+        """Return True: this server keeps all tensors in host memory."""
         return True
 
     def to_dlpack(self) -> object:
@@ -78,9 +78,9 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: Text, tensor: object, /) -> Tensor:
-        """Return a tensor that shares the memory of a DLPack capsule, or of an object that gives one.
+        """Return a tensor that shares the memory of a DLPack capsule, or of an object that provides one.
 
-        Raises ``TritonModelException`` for memory that is not contiguous or not the host's.
+        Raises ``TritonModelException`` for memory that is not contiguous or not host memory.
         """
         try:
             name = arguments.text("The name of a tensor", name)
@@ -102,7 +102,7 @@ class Tensor:
 
 
 class ReceivedTensor(Tensor):
-    """A tensor over a buffer in wire form. The array is made on first use, and is as writable as the buffer."""
+    """Tensor on a buffer in wire format. The array is created lazily and is writable if the buffer is."""
 
     __slots__ = ("_spec",)
 
@@ -128,12 +128,12 @@ class ReceivedTensor(Tensor):
         return array
 
     def to_dlpack(self) -> object:
-        """Return a DLPack capsule over the buffer; BF16 too."""
+        """Return a DLPack capsule that shares the buffer; supports BF16."""
         return dlpack.give(self._datatype, to_array(self._spec, self._buffer))
 
 
 def wire_form(tensor: Tensor) -> Buffer:
-    """Return the bytes of ``tensor``: a view on its memory, or a copy where that is cheaper than a view."""
+    """Return the bytes of ``tensor``: a view on its memory, or a copy if that is cheaper than a view."""
     buffer = tensor._buffer
     if buffer is None:
         array = tensor._array
@@ -144,7 +144,7 @@ def wire_form(tensor: Tensor) -> Buffer:
 
 
 def _checked(name: object, value: object) -> str:
-    """Return the name as text; raise for arguments that no tensor can be made of. Subclasses of ``ndarray`` pass."""
+    """Return the name as text; raise for invalid arguments of ``Tensor``. Subclasses of ``ndarray`` are accepted."""
     try:
         plain = arguments.text("The name of a tensor", name)
         arguments.instance(value, _ndarray)
@@ -154,12 +154,12 @@ def _checked(name: object, value: object) -> str:
         raise TritonModelException("Tensor name cannot be an empty string.")
     if isinstance(value, np.ma.MaskedArray):
         raise TritonModelException(
-            f"Tensor '{plain}' is a masked array, and a mask cannot be sent. Fill it first: array.filled(value)"
+            f"Tensor '{plain}' is a masked array, but a mask cannot be sent. Fill it first: array.filled(value)"
         )
     return plain
 
 
-# Between the data types of the protocol and those of numpy, and between strings and their wire form.
+# Conversion between data types of the protocol and of numpy, and between strings and their wire format.
 
 TRITON_STRING_TO_NUMPY: dict[str, type] = {
     "TYPE_BOOL": bool,
@@ -176,33 +176,33 @@ TRITON_STRING_TO_NUMPY: dict[str, type] = {
     "TYPE_FP64": np.float64,
     "TYPE_STRING": np.object_,
 }
-"""By the name that a configuration has for it. BF16 is missing: numpy does not have it."""
+"""Numpy types by the name in configurations. BF16 is missing because numpy does not have it."""
 
 _BY_NUMBER: dict[int, type] = dict(enumerate([np.bool_, *list(TRITON_STRING_TO_NUMPY.values())[1:]], start=1))
 _NUMBERS: dict[np.dtype[Any], int] = {np.dtype(kind): number for number, kind in _BY_NUMBER.items()}
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type:
-    """Return the numpy type for ``TYPE_FP32`` and the like. Raises ``KeyError`` for a name that has none."""
+    """Return the numpy type for a name like ``TYPE_FP32``. Raises ``KeyError`` if there is none."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> type | None:
-    """Return the numpy type for the number of a data type, or None where there is none."""
+    """Return the numpy type for the number of a data type, or None."""
     return _BY_NUMBER.get(data_type)
 
 
 def numpy_to_triton_type(data_type: DTypeLike) -> int | None:
-    """Return the number of the data type for a numpy type, or None where there is none."""
+    """Return the number of the data type for a numpy type, or None."""
     if data_type is np.bytes_:
         return _NUMBERS[np.dtype(object)]
     return _NUMBERS.get(np.dtype(data_type))
 
 
 def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | tuple[()] | None:
-    """Return the wire form of an array of strings: each element behind its length in four bytes.
+    """Encode an array of strings: each element is preceded by its length in four bytes.
 
-    An array without elements gives an empty tuple and one of numbers gives None, as Triton's function does.
+    An array without elements gives an empty tuple and an array of numbers gives None, as in Triton.
     """
     if input_tensor.size == 0:
         return ()
@@ -210,9 +210,9 @@ def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | tuple[()] | Non
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes | NDArray[np.uint8]) -> NDArray[np.object_]:
-    """Return the elements of a wire form as a flat object array of ``bytes``.
+    """Decode strings into a flat object array of ``bytes``.
 
-    Raises ``ValueError`` for one that ends in the middle of an element.
+    Raises ``ValueError`` if the data ends within an element.
     """
     raw = bytes(encoded_tensor)
     elements: list[bytes] = []
@@ -220,7 +220,7 @@ def deserialize_bytes_tensor(encoded_tensor: bytes | NDArray[np.uint8]) -> NDArr
     while at < len(raw):
         end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
         if at + 4 > len(raw) or end > len(raw):
-            raise ValueError(f"the element at offset {at} is longer than the {len(raw)} bytes there are")
+            raise ValueError(f"the element at offset {at} extends beyond the {len(raw)} bytes of data")
         elements.append(raw[at + 4 : end])
         at = end
     array = np.empty(len(elements), np.object_)

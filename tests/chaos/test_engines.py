@@ -294,7 +294,7 @@ def test_an_engine_that_rests_does_not_hang(server: Serving) -> None:
 @pytest.mark.parametrize(
     ("said", "prompt", "text"),
     [
-        (FEW, "x" * CONTEXT, f"the prompt has {CONTEXT} tokens, and the model a context of {CONTEXT}"),
+        (FEW, "x" * CONTEXT, f"the prompt has {CONTEXT} tokens, but the model's context is {CONTEXT}"),
         (FEW, "", "the prompt is empty"),
         ({**FEW, "logit_bias": {"5": 1e30}}, "once", "logit_bias"),
         ({**FEW, "structured_outputs": {"json": "{"}}, "once", "structured"),

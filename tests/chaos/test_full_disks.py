@@ -78,7 +78,7 @@ def test_log_traces_and_files_of_a_load(tmp_path: Path) -> None:
             for number in range(120):
                 assert server.infer("other", [number]) == [number]
             eventually(lambda: "cannot write 100 traces, which are lost" in server.text)
-        assert f"{FULL}: '{disk}/traces' (make room there)" in server.text
+        assert f"{FULL}: '{disk}/traces' (free up space there)" in server.text
         assert json.loads((inside / "traces").read_text()) == before
         assert [each.name for each in inside.glob("nerite-model-*")] != []
         assert load_of_files(server)[0] == 200
@@ -104,7 +104,7 @@ def test_the_log(tmp_path: Path) -> None:
 
     flags = (f"--log-file={disk}/log", *EXPLICIT)
     with serving(tmp_path / "models", tmp_path / "stderr", *flags, within=mounted(disk, "1m"), kind=Inside) as server:
-        told = f"cannot write the log: {FULL}: '{disk}/log' (make room there)"
+        told = f"cannot write the log: {FULL}: '{disk}/log' (free up space there)"
 
         def is_told() -> bool:
             assert server.infer("talks", [1.0]) == [1.0]
@@ -144,7 +144,9 @@ def test_the_shared_memory_of_clients(tmp_path: Path) -> None:
         with full(folder), Bystanders(server):
             status, error = ask()
             assert status == 500
-            assert f"unable to write to shared memory region 'out': {FULL}: '/dev/shm/out' (make room there)" in error
+            assert (
+                f"unable to write to shared memory region 'out': {FULL}: '/dev/shm/out' (free up space there)" in error
+            )
             assert large(server)
         assert ask()[0] == 200
         assert np.frombuffer((folder / "out").read_bytes(), np.float32).all()

@@ -53,7 +53,7 @@ def test_one_that_is_killed_fails_the_request_that_it_reads(server: Serving) -> 
         os.kill(helper, signal.SIGKILL)
         (good, _, _), (status, _, said) = sorted((each.result() for each in asked), key=itemgetter(0))
     assert good == 200
-    told = "reading the request failed, because the process that did it is gone: it was ended by SIGKILL"
+    told = "reading the request failed, because its helper process is gone: it was ended by SIGKILL"
     assert (status, told in json.loads(said)["error"]) == (500, True), said
     eventually(lambda: helper not in helpers_of(server.process.pid))
     answered(server)
@@ -86,5 +86,5 @@ def test_all_of_them_killed_at_any_time(server: Serving) -> None:
                     os.kill(helper, signal.SIGKILL)
     for each in asked:
         status, _, said = each.result()
-        assert status == 200 or "because the process that did it is gone" in json.loads(said)["error"]
+        assert status == 200 or "because its helper process is gone" in json.loads(said)["error"]
     answered(server)

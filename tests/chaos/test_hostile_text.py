@@ -108,7 +108,7 @@ def test_a_sequence_id_that_is_not_utf8_takes_no_slot(server: Serving) -> None:
 
 def test_a_model_that_calls_with_ids_that_cannot_be_goes_on(server: Serving) -> None:
     for _ in range(5):
-        for which, told in enumerate(("The ID is not valid", "request_id is not valid", "has to be an integer from 0")):
+        for which, told in enumerate(("The ID is not valid", "request_id is not valid", "must be an integer from 0")):
             with pytest.raises(RuntimeError, match=f"500: .*{told}"):
                 called(server, "calls", which)
 

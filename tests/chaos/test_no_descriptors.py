@@ -22,7 +22,7 @@ from serving import IDENTITY, IN_PROCESS, PATIENCE, Serving, binary_request, eve
 LIMIT = 150
 """Descriptors that the server may have, and each of its workers."""
 LARGE = np.arange(2_000_000, dtype=np.float32).reshape(1, -1)
-REMEDY = "raise the limit of open files (ulimit -n), or have fewer connections"
+REMEDY = "raise the open file limit (ulimit -n), or use fewer connections"
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_polling_a_repository_that_is_unmounted(models: Path, tmp_path: Path) ->
         inside("umount", "--lazy", str(volume))
         for number in (2, 3):
             looks(server, second, tmp_path, number)
-        assert f"{volume} is empty, and on another file system than before: was it unmounted?" in server.text
+        assert f"{volume} is empty and on a different file system than before: was it unmounted?" in server.text
         assert server.ready("other")
         inside("mount", "-t", "tmpfs", "tmpfs", str(volume))
         inside("cp", "-r", f"{models}/.", str(volume))

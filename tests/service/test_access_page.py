@@ -155,4 +155,4 @@ def test_an_address_for_every_port(tmp_path: Path) -> None:
         finally:
             assert server.stop() == 0
         assert re.findall(r"Started .* at ([\d.]+):", server.text) == [address] * 3
-        assert ("Only this machine gets in" in server.text) is (address == "127.0.0.1")
+        assert ("Reachable from this machine only" in server.text) is (address == "127.0.0.1")

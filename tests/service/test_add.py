@@ -143,7 +143,7 @@ def test_backends_that_have_the_same_file(tmp_path: Path) -> None:
         for name in ("net", "named"):
             assert client.infer(name, {"x": [1, 2, 3, 4]})["y"].tolist() == [[2, 4, 6, 8]]
     said = nerite("add", net, *flags, "--version", "2", status=1)
-    assert "the backend of 'named' is what its config.pbtxt says.\n    Leave out --backend." in said
+    assert "the backend of 'named' is determined by its config.pbtxt.\n    Omit --backend." in said
 
 
 def test_paddle(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_sizes_that_are_free(tmp_path: Path) -> None:
     opset = helper.make_opsetid("", 17)
     onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / "free.onnx")
     flags = ("--repository", tmp_path / "models", "--backend", "onnxruntime", "--max-batch", "2", "--dry-run")
-    said = "Free sizes of x were 1 in this; --shape x=128, say, measures others."
+    said = "Variable dimensions of x were measured with size 1. To measure others, pass for example --shape x=128."
     assert said in nerite("add", tmp_path / "free.onnx", *flags)
     assert said not in nerite("add", tmp_path / "free.onnx", *flags, "--shape", "x=3")
 
@@ -176,7 +176,7 @@ def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:
     (tmp_path / "cut.pkl").write_bytes((tmp_path / "iris.pkl").read_bytes()[:-9])
     said = nerite("add", tmp_path / "cut.pkl", "--repository", repository, "--trust", status=1)
     assert "the pickle could not be read: " in said
-    assert "If it is cut off, copy it again." in said
+    assert "If it is truncated, copy it again." in said
     nerite("add", tmp_path / "iris.pkl", "--repository", repository, "--trust", "--no-measure")
     with serving(repository, tmp_path / "log") as server, Client(server.http) as client:
         answer = client.infer("iris", {"features": features[::50].astype(np.float32)})
@@ -187,14 +187,14 @@ def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:
 def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(scaling(tmp_path / "whole.onnx").read_bytes()[:-10])
     said = nerite("add", tmp_path / "net.onnx", "--repository", tmp_path / "models", status=1)
-    assert said.startswith(f"nerite add: {tmp_path}/net.onnx: the file is cut off")
+    assert said.startswith(f"nerite add: {tmp_path}/net.onnx: the file is truncated")
     (tmp_path / "model.py").write_text("class TritonPythonModel:\n    execute = print\n")
     said = nerite("add", tmp_path / "model.py", "--name", "m", "--repository", tmp_path / "models", status=1)
-    assert "its configuration has neither inputs nor outputs.\n    Write auto_complete_config" in said
+    assert "its configuration has neither inputs nor outputs.\n    Implement auto_complete_config" in said
     (tmp_path / "net.plan").write_bytes(b"ftrt" + bytes(50))
     said = nerite("add", tmp_path / "net.plan", "--repository", tmp_path / "models", status=1)
     assert "pip install 'nerite[tensorrt]'" in said
-    assert "--no-load adds it all the same" in said
+    assert "Pass --no-load to add it anyway" in said
     assert not (tmp_path / "models").exists()
     nerite("add", tmp_path / "net.plan", "--repository", tmp_path / "models", "--no-load")
     assert (tmp_path / "models" / "net" / "1" / "model.plan").exists()
@@ -204,8 +204,8 @@ def test_tried_and_not_added(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(FIXED)
     environment = {"NERITE_MODEL_REPOSITORY": str(tmp_path / "models")}
     said = nerite("add", tmp_path / "model.py", "--name", "m", "--dry-run", environment=environment)
-    assert f"It would be added as model 'm', version 1, in {tmp_path}/models." in said
-    assert "It does not take random data, and was not measured" in said
+    assert f"Would be added as model 'm', version 1, in {tmp_path}/models." in said
+    assert "Not measured, because it fails with random data" in said
     assert "it answers nobody" in said
     assert not (tmp_path / "models").exists()
 
@@ -247,6 +247,6 @@ def test_at_a_terminal(tmp_path: Path) -> None:
     os.close(ours)
     assert process.returncode == 0
     assert b"copying [" in said
-    assert b"measuring batches of 8 by openvino ..." in said
+    assert b"measuring batches of 8 with openvino ..." in said
     assert b"| max_batch_size" in said
     assert "Measured" not in (tmp_path / "models" / "net" / "config.pbtxt").read_text()

@@ -255,7 +255,7 @@ def test_a_file_with_a_mistake_at_the_start(tmp_path: Path) -> None:
     policy = tmp_path / "p.toml"
     policy.write_text("[default]\nweight = 0\n")
     with (
-        pytest.raises(RuntimeError, match=r"p\.toml:2: default\.weight: must be a whole number from 1 on"),
+        pytest.raises(RuntimeError, match=r"p\.toml:2: default\.weight: must be an integer >= 1"),
         serving(tmp_path / "models", tmp_path / "log", f"--policy-file={policy}", clean=False),
     ):
         pass

@@ -49,7 +49,7 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
     said = analyze(folder, "sleeps", *FEW, "--html", "page.html")
     assert "| max_batch=8 " in said
     page = (folder / "page.html").read_text()
-    titles = ["Latency by throughput", "Memory", "The search", "What changes", "What was measured"]
+    titles = ["Latency by throughput", "Memory", "Search", "Changes", "Measurements"]
     assert re.findall("<h2>(.*?)</h2>", page) == titles
     assert page.count("<svg") == 3
     assert '<span class="added">+max_batch_size: 8</span>' in page
@@ -71,20 +71,20 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
     checkpoint.write_text(lines[0] + json.dumps(now) + "\n" + lines[2][:50])
     said = analyze(folder, "sleeps", *FEW, "--apply")
     assert "has 1 measurements" in said
-    assert "  1  as it is now: 1/s" in said
+    assert "  1  current configuration: 1/s" in said
     assert file.read_text() == before.replace("max_batch_size: 1\n", "max_batch_size: 8\n")
     assert parse_text(file.read_text()).config.max_batch_size == 8
 
     # The model is another one.
     (folder / "models" / "sleeps" / "1" / "model.py").touch()
     said = analyze(folder, "sleeps", *FEW, status=1)
-    assert "sleeps.analysis.jsonl has figures of other conditions." in said
+    assert "sleeps.analysis.jsonl was measured under other conditions." in said
     assert re.search(r"the files of the models:\n +sleeps/1/model.py: [\d,]+ bytes of .* then, .* now\n", said)
 
 
 def test_limits_that_nothing_keeps_to(folder: Path) -> None:
     said = analyze(folder, "sleeps", *FEW, "--max-p99", "1", "--apply", status=1)
-    assert "No configuration keeps to the limits." in said
+    assert "No configuration meets the limits." in said
     assert parse_text((folder / "models" / "sleeps" / "config.pbtxt").read_text()).config.max_batch_size == 1
 
 
@@ -96,9 +96,9 @@ def test_limits_that_nothing_keeps_to(folder: Path) -> None:
         (["sleeps", "--shape", "INPUT1:2"], 1, "has no input 'INPUT1'"),
         (["sleeps", "--set", "threads=1,2"], 1, "has no threads to vary"),
         (["sleeps", "--set", "max_bach=1"], 2, "Did you mean 'max_batch'?"),
-        (["sleeps", "--set", "max_batch"], 2, "names no values"),
-        (["sleeps", "--set", "max_batch=many"], 2, "are whole numbers"),
-        (["sleeps", "--max-p99", "0"], 2, "is not more than 0"),
+        (["sleeps", "--set", "max_batch"], 2, "has no values"),
+        (["sleeps", "--set", "max_batch=many"], 2, "must be integers"),
+        (["sleeps", "--max-p99", "0"], 2, "is not greater than 0"),
     ],
 )
 def test_what_cannot_be_done_is_said(folder: Path, arguments: list[str], status: int, says: str) -> None:

@@ -22,7 +22,7 @@ def test_commands(command: str, tmp_path: Path) -> None:
         shutil.copytree(ROOT / "examples" / "sources" / model, tmp_path / "models" / model)
     printed = run(f"{command} {BRIEF}", cwd=tmp_path)
     assert "| Settings " in printed
-    assert "as it is now: " in printed
+    assert "current configuration: " in printed
     assert len(list(tmp_path.glob("scaler*.analysis.jsonl"))) == 1
 
 

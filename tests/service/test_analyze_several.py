@@ -82,7 +82,7 @@ def test_of_an_ensemble_the_models_are_varied(folder: Path) -> None:
 def test_of_a_model_that_calls_others_those_are_varied_too(folder: Path) -> None:
     flags = ("--set", "calls.max_batch=1", "--set", "calls.instances=1,4", "--set", "slow.max_batch=1,8")
     said, _ = analyze(folder, "calls", *ALL, status=1)
-    assert "'slow'" in said and "name it with --bls-composing-models" in said
+    assert "'slow'" in said and "add it with --bls-composing-models" in said
     _, found = analyze(folder, "calls", "--bls-composing-models", "slow", *ALL, *flags)
     assert {name for each in found for name in each["changes"]} == {"calls.instances", "slow.max_batch"}
     assert found[0]["changes"] == {"calls.instances": 4, "slow.max_batch": 8}
@@ -109,5 +109,5 @@ def test_who_is_stopped_says_how_to_go_on(folder: Path, number: int) -> None:
     os.killpg(process.pid, number)
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert "Stopped: quick.analysis.jsonl has " in said and "The same command goes on from there." in said
+    assert "Stopped: quick.analysis.jsonl has " in said and "Run the same command to resume." in said
     assert "Traceback" not in said

@@ -64,7 +64,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], bool, int, str]] = {
     "a shape of 4 million dimensions": (
         lambda: field(5, field(3, b"\x01" * 4_000_000)), False, 3, "'shape' has 4000000 elements, more than the 1024",
     ),
-    "a name of 8 MB": (lambda: field(1, b"x" * 8 * MB), False, 3, "8388613 bytes beside its tensors, more than the"),
+    "a name of 8 MB": (lambda: field(1, b"x" * 8 * MB), False, 3, "8388613 bytes besides its tensors, more than the"),
     "4 million strings": (
         lambda: field(1, b"texts") + field(5, field(2, b"BYTES") + field(5, b"\x42\x00" * 4_000_000)),
         False, 3, "texts",
@@ -243,7 +243,7 @@ def test_uploads_that_do_not_come_on(cramped: Serving) -> None:
     for call in calls:
         assert client.status(call) == (
             4,
-            "the message did not come on for 2 s. Use --grpc-upload-timeout to wait longer.",
+            "the message made no progress for 2 s. Use --grpc-upload-timeout to wait longer.",
         )
     assert idle not in client.ended
     client.close()
@@ -342,7 +342,7 @@ def test_when_all_connections_are_busy_the_next_is_told(cramped: Serving) -> Non
         assert (headers["Retry-After"], headers["Connection"]) == ("1", "close")
         assert "--max-connections" in json.loads(body)["error"]
         eventually(told_over_grpc)
-        assert goaways[-1].additional_data == b"as many connections are open as --max-connections allows"
+        assert goaways[-1].additional_data == b"the limit of open connections (--max-connections) is reached"
         # A request that does not come on is ended, and others have the place.
         eventually(lambda: answered(200))
         assert closed(cramped, "refused") >= 2

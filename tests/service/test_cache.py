@@ -332,7 +332,7 @@ def test_each_caller_gets_the_answer_in_the_form_that_he_asked_for(server: Servi
 def test_a_server_without_a_cache_says_so(repository: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path / "log") as server:
         assert server.infer("counts", [1.0]) != server.infer("counts", [1.0])
-    assert "model 'counts' enables the response cache, and the server has none" in server.text
+    assert "model 'counts' enables the response cache, but the server has none" in server.text
     assert "model 'uncached' enables" not in server.text
 
 
@@ -407,8 +407,8 @@ def test_what_somebody_else_has_written(repository: Path, redis: Redis, tmp_path
         server.infer("counts", [1.0])
         assert stats(server)["executions"] == 6
         eventually(lambda: server.metrics()["nerite_cache_failures"] == 5)
-    assert f"what Redis has under '{key.decode()}' is not used: it is too short" in server.text
-    assert f"Redis (127.0.0.1:{redis.port}) refuses: WRONGTYPE" in server.text
+    assert f"ignored the value of '{key.decode()}' in Redis: it is too short" in server.text
+    assert f"Redis (127.0.0.1:{redis.port}) returned an error: WRONGTYPE" in server.text
 
 
 def test_redis_goes_and_comes_back(repository: Path, redis: Redis, tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_redis_goes_and_comes_back(repository: Path, redis: Redis, tmp_path: Pat
         eventually(lambda: "again" in server.text, what="it did not come back")
         answer = server.infer("counts", [1.0])
         assert server.infer("counts", [1.0]) == answer
-    assert f"lost Redis (127.0.0.1:{redis.port}), so that models compute everything: " in server.text
+    assert f"lost the connection to Redis (127.0.0.1:{redis.port}); models compute all requests: " in server.text
 
 
 def test_redis_that_does_not_answer(repository: Path, redis: Redis, tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_redis_that_does_not_answer(repository: Path, redis: Redis, tmp_path: Pa
         assert len(answers) == 8
         assert (stats(server)["success"], stats(server)["cache_miss"]) == (8, 8)
         eventually(lambda: "again" in server.text, what="it did not come back")
-    assert "models compute everything: no answer in 50 ms" in server.text
+    assert "models compute all requests: no answer in 50 ms" in server.text
 
 
 def test_redis_that_is_full(repository: Path, tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_redis_that_is_full(repository: Path, tmp_path: Path) -> None:
         for _ in range(2):
             server.infer("counts", [1.0])
         assert stats(server)["executions"] == 2
-        eventually(lambda: "refuses: OOM command not allowed" in server.text)
+        eventually(lambda: "returned an error: OOM command not allowed" in server.text)
 
 
 def test_who_may_use_redis(repository: Path, tmp_path: Path) -> None:

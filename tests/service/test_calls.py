@@ -654,8 +654,8 @@ def test_loads_that_would_wait_for_each_other(tmp_path: Path) -> None:
         for name in ("first", "itself"):
             assert server.ask("POST", f"/v2/repository/models/{name}/load")[0] == 200
         assert "itself says: Failed to load model: " in server.text
-        assert "model 'itself' is being loaded, and that waits for this to be done" in server.text
-        assert "model 'first' is being loaded, and that waits for this to be done" in server.text
+        assert "model 'itself' is being loaded, and that waits for this call" in server.text
+        assert "model 'first' is being loaded, and that waits for this call" in server.text
         assert server.ready("first")
         assert server.ready("second")
 

@@ -145,8 +145,9 @@ def test_a_pipe_says_elsewhere_what_is_not_the_answer(server: Serving) -> None:
     done = piped(server.http, "--max-tokens=2", "--stats")
     assert (done.returncode, done.stdout) == (0, "user: How \n")
     cut, figures = done.stderr.splitlines()
-    assert cut == "nerite chat: the answer is cut off: no more tokens were allowed."
-    assert re.fullmatch(r"nerite chat: 2 tokens in .* s, the first after .* s, then .* a second, prompt of 5", figures)
+    assert cut == "nerite chat: the answer was truncated at the token limit."
+    expected = r"nerite chat: 2 tokens in .* s, the first after .* s, then .* per second, 5 prompt tokens"
+    assert re.fullmatch(expected, figures)
 
 
 def test_a_reader_who_has_seen_enough_stops_the_model(server: Serving) -> None:
@@ -176,7 +177,7 @@ def test_ctrl_c_in_a_pipe(server: Serving) -> None:
     [
         (["ecko"], "x", 1, "nerite chat: Unknown model: ecko. Did you mean 'echo'?\n"),
         ([], "fail", 1, "nerite chat: it gave up\n"),
-        ([], " \n", 2, "nerite chat: there is no message on standard input.\n    echo 'How are you?' | nerite chat\n"),
+        ([], " \n", 2, "nerite chat: no message on standard input.\n    For example: echo 'How are you?' | nerite"),
         (["--temperature=9"], "x", 1, "nerite chat: Invalid value for 'temperature': 9.0"),
         (["--parameter=temprature=1"], "x", 1, "Did you mean 'temperature'?"),
         (['--parameter=logit_bias={"1": 5}'], "x", 1, "logit_bias"),
@@ -207,21 +208,22 @@ def test_a_model_has_to_be_chosen_where_there_are_several(tmp_path: Path) -> Non
             assert server.ask("POST", f"/v2/repository/models/{name}/load")[0] == 200
         done = piped(server.http)
         assert done.returncode == 2
-        assert "which model? One of: one, two\n    Such as: nerite chat one\n" in done.stderr
+        expected = "the server has several text models: one, two\n    Specify one of them: nerite chat one\n"
+        assert expected in done.stderr
 
 
 def test_a_terminal(terminal: Terminal) -> None:
     assert terminal.type("Hello.") == "user: Hello. assistant: "
     # What was said goes with the next message.
     assert terminal.type("And now?") == ("user: Hello. assistant: user: Hello. assistant: user: And now? assistant: ")
-    assert terminal.type("/reset") == "[forgotten]"
-    assert terminal.type("/system Be brief.") == "[the model is told]"
+    assert terminal.type("/reset") == "[conversation cleared]"
+    assert terminal.type("/system Be brief.") == "[system message set]"
     assert terminal.type("Again") == "system: Be brief. user: Again assistant: "
-    assert terminal.type("/system") == "[no system message]"
-    assert terminal.type("/reset") == "[forgotten]"
+    assert terminal.type("/system") == "[system message removed]"
+    assert terminal.type("/reset") == "[conversation cleared]"
     assert "/system" in terminal.type("/help")
     assert terminal.type("/rest") == "[unknown command '/rest'. Did you mean '/reset'?]"
-    assert terminal.type("/xyzzyx") == "[unknown command '/xyzzyx'. /help lists what there is.]"
+    assert terminal.type("/xyzzyx") == "[unknown command '/xyzzyx'. /help lists the commands.]"
     assert terminal.type(" /etc") == "user: /etc assistant: "
     assert terminal.end() == 0
 
@@ -234,7 +236,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: Serving, terminal: 
     assert "[stopped]" in terminal.until("\n> ")
     eventually(lambda: server.text.count("it was stopped") > stopped)
     terminal.interrupt()
-    assert "[Ctrl-D or /quit ends the chat]" in terminal.until("> ")
+    assert "[Press Ctrl-D or type /quit to leave the chat]" in terminal.until("> ")
     # The part that came is part of the chat.
     assert terminal.type("Well?").startswith("user: forever assistant: and and ")
     terminal.enter("/quit")
@@ -251,8 +253,8 @@ def test_figures_and_the_end_of_a_cut_answer_at_a_terminal(server: Serving) -> N
     chat = Terminal(server, "--stats", "--max-tokens=2")
     chat.until("\n> ")
     answer, cut, figures = chat.type("Hello there.").splitlines()
-    assert (answer, cut) == ("user: Hello ", "[cut off: no more tokens were allowed]")
-    assert re.fullmatch(r"\[2 tokens in .* a second, prompt of 4\]", figures)
+    assert (answer, cut) == ("user: Hello ", "[truncated at the token limit]")
+    assert re.fullmatch(r"\[2 tokens in .* per second, 4 prompt tokens\]", figures)
     assert chat.end() == 0
 
 

@@ -180,8 +180,8 @@ REMEDIES = {
     "no_version": "Put the model's files into ",
     "v1": "The name of a version's directory is a number and nothing else: mv ",
     "pipeline_without_version": "An ensemble needs the directory of a version, too, with nothing in it: mkdir -p ",
-    "onnx_cut_off": "the file is cut off: 994 bytes are missing. Copy or download it again",
-    "onnx_elsewhere": "There is 'resnet.onnx': rename it to model.onnx, or write default_model_filename",
+    "onnx_cut_off": "the file is truncated: 994 bytes are missing. Copy or download it again",
+    "onnx_elsewhere": "Found 'resnet.onnx' instead: rename it to model.onnx, or set default_model_filename",
     "platform": 'Write platform: "onnxruntime_onnx"',
     "backend": 'Did you mean platform: "onnxruntime_onnx"?',
 }

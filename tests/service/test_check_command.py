@@ -106,7 +106,7 @@ def test_warnings_do_not_fail(models: Path) -> None:
         f"warning: {model}: on this machine: instance group m_0 of model m specifies invalid or unsupported gpu id 0. "
         "GPUs with at least the minimum required CUDA compute compatibility of 6.000000 are: \n"
         f"warning: {model}: ignore version directory 'abc' which fails to convert to integral number\n"
-        f"warning: {empty}: the repository is empty: there is no model in it\n"
+        f"warning: {empty}: the repository is empty\n"
         "1 model checked, no mistakes, 3 warnings.\n"
     )
 
@@ -181,7 +181,7 @@ def test_samples_for_warming_up(models: Path) -> None:
     assert done.returncode == 1
     assert (
         f"failed to open text file for read {model}/warmup/absent: No such file or directory\n"
-        "    It is the sample 'absent' of 'model_warmup' that cannot be made.\n"
+        "    The sample 'absent' of 'model_warmup' is invalid.\n"
     ) in done.stdout
     assert done.stdout.startswith(f"{model}/config.pbtxt:")
     assert "'good'" not in done.stdout
@@ -196,7 +196,7 @@ def test_recorded_requests(models: Path) -> None:
     done = check(models)
     assert done.returncode == 1
     assert done.stdout.startswith(f"{model}/config.pbtxt:")
-    assert "It is the request at warmup/requests.jsonl:2 that is wrong.\n" in done.stdout
+    assert "The recorded request at warmup/requests.jsonl:2 is invalid.\n" in done.stdout
     assert "jsonl:1" not in done.stdout
 
 
@@ -246,7 +246,7 @@ def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == (
         f"{tmp_path}/nope: failed to open directory {tmp_path}/nope\n"
-        "    No such file or directory: name a directory that has a directory for each model.\n"
+        "    No such file or directory: specify a directory that contains one directory per model.\n"
         "0 models checked, 1 mistake.\n"
     )
 

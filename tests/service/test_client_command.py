@@ -78,7 +78,7 @@ def test_a_missing_input_is_described_with_a_command_that_works(server: Serving)
     text = refused(server, "infer", "chat")
     assert "expected 1 inputs but got 0 inputs for model 'chat'" in text
     assert "Missing inputs:\n  INPUT0 (BYTES [-1, 1])\n" in text
-    for beginning in ("Example:", "Does it run at all?"):
+    for beginning in ("Example:", "Try random data:"):
         (command,) = re.findall(rf"^{re.escape(beginning)} (.*)$", text, re.MULTILINE)
         program, client, *words = shlex.split(command)
         assert (program, client) == ("nerite", "client")
@@ -89,7 +89,7 @@ def test_infer_is_refused(server: Serving) -> None:
     assert "unknown model: 'nobody' is not found" in refused(server, "infer", "nobody")
     assert "ValueError: gave up" in refused(server, "infer", "fails", "--random")
     assert "Did you mean 'INPUT0'?" in refused(server, "infer", "numbers", "INPUT=1", status=2)
-    assert "'one' is no JSON" in refused(server, "infer", "numbers", "INPUT0=one", status=2)
+    assert "'one' is not JSON" in refused(server, "infer", "numbers", "INPUT0=one", status=2)
 
 
 def test_a_stream(server: Serving) -> None:
@@ -158,7 +158,7 @@ def test_a_server_that_is_not_there() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "nerite client: cannot reach http://127.0.0.1:1: Connection refused\n"
-        "    Is a server running there? Name another with --url HOST:PORT (the port for HTTP).\n"
+        "    Is a server running there? Specify another with --url HOST:PORT (its HTTP port).\n"
     )
 
 
@@ -171,5 +171,5 @@ def test_help_and_wrong_command_lines(server: Serving) -> None:
         assert "Examples:" in said(server, command, "--help")
     assert "Did you mean 'ls'?" in refused(server, "lss", status=2)
     assert "which command?" in refused(server, status=2)
-    assert "'abc' is no header: write NAME: VALUE" in refused(server, "ls", "--header", "abc", status=2)
-    assert "'grpc://x' is no address" in refused(server, "ls", "--url", "grpc://x")
+    assert "'abc' is not a header: write NAME: VALUE" in refused(server, "ls", "--header", "abc", status=2)
+    assert "'grpc://x' is not an address" in refused(server, "ls", "--url", "grpc://x")

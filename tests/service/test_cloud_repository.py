@@ -128,7 +128,7 @@ def test_a_download_that_breaks_off_at_start(store: ObjectStore, tmp_path: Path)
     store.door = breaking(1_500_000, times=2)
     with serves(store, tmp_path) as server:
         assert server.infer("adder", [0.0]) == [1.0]
-        assert "trying again" in server.text
+        assert "retrying" in server.text
     (staged,) = (tmp_path / "cache").rglob("weights")
     assert staged.read_bytes() == weights
     assert any(read.range for read in store.reads)

@@ -382,9 +382,9 @@ def test_a_locked_server_asks_for_its_keys(models: Path, browser: Browser, tmp_p
             browser.press(*{"X-Admin": "wrong", "X-Reader": "secret"}[asked], "Enter")
             browser.until(
                 f"document.querySelector('dialog[open] code')?.innerText !== '{asked}' "
-                "|| document.querySelector('dialog[open] p').innerText.includes('does not open')"
+                "|| document.querySelector('dialog[open] p').innerText.includes('rejected the key')"
             )
-        browser.until("document.querySelector('dialog[open] p')?.innerText.includes('does not open')")
+        browser.until("document.querySelector('dialog[open] p')?.innerText.includes('rejected the key')")
         browser.press(*"sesame", "Enter")
         browser.until(f"Number({cell('plus', 'Requests/s')}) >= 0")
         assert [each for each in browser.complaints if "403" not in each] == []
@@ -427,9 +427,9 @@ def test_the_files(server: Serving) -> None:
 def test_the_console_can_be_left_out(models: Path, tmp_path: Path) -> None:
     with serving(models, tmp_path / "log", *ON_DEMAND, "--allow-console=false") as server:
         assert [server.ask("GET", path)[0] for path in ("/ui", "/ui/console.js", "/ui/metrics")] == [404] * 3
-        assert "Watch it" not in server.text
+        assert "Web console" not in server.text
     with serving(models, tmp_path / "another log", *ON_DEMAND) as server:
-        eventually(lambda: f"Watch it: http://127.0.0.1:{server.ports['HTTPService']}/ui" in server.text)
+        eventually(lambda: f"Web console: http://127.0.0.1:{server.ports['HTTPService']}/ui" in server.text)
 
 
 def test_without_metrics_the_page_says_why_it_has_no_numbers(models: Path, browser: Browser, tmp_path: Path) -> None:

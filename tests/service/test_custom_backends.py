@@ -168,9 +168,9 @@ def test_one_that_reports_what_an_engine_does(server: Serving) -> None:
 
 def test_those_that_cannot_be_loaded_say_why(server: Serving) -> None:
     reasons = {entry["name"]: entry.get("reason", "") for entry in server.json("POST", "/v2/repository/index")}
-    assert "backend 'old' of the package echo 3.1 is written for version 0 of the interface" in reasons["old"]
+    assert "backend 'old' of the package echo 3.1 is written for version 0 of the backend interface" in reasons["old"]
     there_are = ", ".join(sorted({*registry.ENTRIES, "echo", "linear", "lookup", "old"}))
-    assert f"The backends there are: {there_are}." in reasons["nobody"]
+    assert f"The available backends are: {there_are}." in reasons["nobody"]
 
 
 def test_the_contract_tests_of_the_page(site: Path, tmp_path: Path) -> None:

@@ -157,9 +157,7 @@ def test_files_that_cannot_be_written(server: Serving, places: Path, tmp_path: P
     aside = places.rename(tmp_path / "aside")
     status, error = load(server, "m", **parameters)
     aside.rename(places)
-    assert (status, "The files of the load cannot be written: No such file or directory: " in error) == (500, True), (
-        error
-    )
+    assert (status, "load request cannot be written: No such file or directory: " in error) == (500, True), error
     assert server.infer("m", [1.0]) == [-1.0]
     assert len(delivered(places)) == 1
     assert load(server, "m", **parameters) == (200, "")

@@ -38,7 +38,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert {each["level"] for each in found} <= {"ok", "note", "warning", "problem"}
     assert all(set(each) == {"part", "level", "text", "remedy"} for each in found)
     (repository,) = [each["text"] for each in found if each["part"] == "repositories"]
-    assert repository == "1 model without a mistake"
+    assert repository == "1 model without mistakes"
 
 
 def test_a_port_that_is_taken() -> None:

@@ -80,6 +80,6 @@ def test_what_cannot_be(server: Serving) -> None:
     )
     assert "/bare/bin/python -m pip install onnxruntime" in reasons["lacking"]
     assert (
-        "model 'inside' cannot run in the server (EXECUTION_MODE in_process) and in an environment of its own "
-        "(EXECUTION_ENV_PATH): leave one of the two parameters out"
+        "model 'inside' cannot run both in the server process (EXECUTION_MODE in_process) and in an environment of its "
+        "own (EXECUTION_ENV_PATH): remove one of the two parameters"
     ) in reasons["inside"]

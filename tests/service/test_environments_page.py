@@ -69,7 +69,7 @@ def test_every_block_is_known_here() -> None:
 def test_models_with_one_list_have_one_environment(place: Place) -> None:
     for model in ("titles", "headings"):
         assert place.server.infer(model, ["Hello My World"], datatype="BYTES") == ["hello-my-world"]
-    assert place.server.text.count("made an environment of") == 1
+    assert place.server.text.count("made an environment from") == 1
     assert "python-slugify==8.0.4" in place.server.text
 
 
@@ -89,7 +89,7 @@ def test_the_commands(place: Place) -> None:
     assert place.command(now).startswith("in use  ")
     place.server.stop()
     assert place.command(now).startswith("removed ")
-    assert place.command(look) == f"There are none in {place.environments}.\n"
+    assert place.command(look) == f"No environments in {place.environments}.\n"
 
 
 def test_a_virtual_environment_as_on_the_page(tmp_path: Path) -> None:

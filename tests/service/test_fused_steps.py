@@ -288,4 +288,4 @@ def test_not_in_the_server_and_in_a_worker(tmp_path: Path) -> None:
     with serving(tmp_path / "models", tmp_path / "log", "--model-control-mode=explicit") as server:
         status, _, body = server.ask("POST", "/v2/repository/models/torn/load")
         assert status == 400
-        assert b"(EXECUTION_MODE in_process) and in the worker 'steps' (WORKER): leave one" in body
+        assert b"(EXECUTION_MODE in_process) and in the worker 'steps' (WORKER): remove one" in body

@@ -164,7 +164,7 @@ def test_a_process_that_is_stopped_is_replaced_when_the_time_is_up() -> None:
 def test_a_process_that_dies_fails_its_own_call(function: str, ending: str) -> None:
     async def scenario(caller: Caller) -> None:
         other = caller.begin("time:sleep", 0.5)
-        with pytest.raises(Internal, match=f"trying it failed, because the process that did it is gone: it .*{ending}"):
+        with pytest.raises(Internal, match=f"trying it failed, because its helper process is gone: it .*{ending}"):
             await caller.ask(function, *([3] if function == "os:_exit" else []))
         assert await other == [None]
         assert await caller.ask("os:getpid") > 0

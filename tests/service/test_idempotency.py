@@ -322,7 +322,7 @@ def test_the_key_of_another_request(house: House) -> None:
     body = {"text_input": "twice", "stream": True, "parameters": SAID}
     refused = Reader(house, "/v2/models/chat/generate_stream", body, "taken")
     assert refused.answer.status == 422
-    assert "the idempotency key 'taken' is that of another request to model 'chat'" in refused.event()["error"]
+    assert "the idempotency key 'taken' belongs to a different request to model 'chat'" in refused.event()["error"]
     refused.cut()
     with (
         openai.OpenAI(base_url=f"http://{house.server.http}/v1", api_key="any") as client,

@@ -177,7 +177,7 @@ def test_workers_run_on_the_cores_of_their_policies(tmp_path: Path) -> None:
         node = found.pop("by_node")
         assert found == {"by_name": last, "by_kind": str(CORES[0]), "unknown": anywhere}
         assert node
-        assert "'inside_0_0' runs on the server's loop: its host policy does not count there" in server.text
+        assert "'inside_0_0' runs on the server's loop: its host policy is ignored" in server.text
         assert cores_of(server.process.pid) == anywhere
         os.kill(server.workers()["by_name_0"], signal.SIGKILL)
         eventually(lambda: "worker 'by_name_0' runs again" in server.text)

@@ -145,14 +145,14 @@ def live(server: Serving, key: str) -> int:
 def test_a_file_without_keys_changes_nothing(server: Serving, secret: Secret) -> None:
     secret.set("here\n")
     eventually(lambda: live(server, "here") == 200)
-    for text, problem in (("", "has no key in it"), (None, "cannot be read")):
+    for text, problem in (("", "contains no keys"), (None, "cannot be read")):
         if text is None:
             secret.path.unlink()
         else:
             secret.set(text)
         eventually(partial(says, server, problem))
         assert live(server, "here") == 200
-    assert "Its last good content, 1 key, stays in force" in server.text
+    assert "Its last valid content (1 key) stays in force" in server.text
     secret.path.write_text("plain\n")
     eventually(lambda: live(server, "plain") == 200)
     assert live(server, "here") == 403

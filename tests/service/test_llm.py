@@ -127,7 +127,7 @@ def test_infer_of_a_model_with_one_response(server: Serving) -> None:
     _, same = generate(server, parameters=FEW)
     assert answer["outputs"][0]["data"] == [same["text_output"]]
     status, refused = generate(server, "single", stream=True)
-    assert (status, "leave 'stream' out" in refused["error"]) == (400, True)
+    assert (status, "omit 'stream'" in refused["error"]) == (400, True)
 
 
 def test_a_grpc_stream_ends_with_the_final_flag(server: Serving) -> None:
@@ -211,7 +211,7 @@ def test_a_deadline_cuts_an_answer(server: Serving) -> None:
     inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["once"]}]
     body = {"inputs": inputs, "parameters": {**ENDLESS, "timeout": 1_000_000}}
     status, _, answer = server.ask("POST", "/v2/models/unknown/infer", body)
-    assert (status, "would be complete too late" in answer.decode()) == (503, True)
+    assert (status, "would miss its deadline" in answer.decode()) == (503, True)
     eventually(
         lambda: server.metrics()['nerite_llm_wasted_tokens_total{model="unknown",reason="timeout",version="1"}'] > 0
     )
@@ -243,19 +243,19 @@ def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"sampling_parameters": "{"}, "'sampling_parameters' is no JSON"),
-        ({"sampling_parameters": "[" * 100_000}, "'sampling_parameters' is no JSON"),
+        ({"sampling_parameters": "{"}, "'sampling_parameters' is not valid JSON"),
+        ({"sampling_parameters": "[" * 100_000}, "'sampling_parameters' is not valid JSON"),
         ({"sampling_parameters": '{"max_token": 3}'}, "Did you mean max_tokens?"),
-        ({"sampling_parameters": '{"top_p": 3}'}, "'top_p' has to be above 0"),
-        ({"sampling_parameters": '{"logit_bias": {"1": 2}}'}, "'logit_bias' is not offered"),
+        ({"sampling_parameters": '{"top_p": 3}'}, "'top_p' must be above 0"),
+        ({"sampling_parameters": '{"logit_bias": {"1": 2}}'}, "'logit_bias' is not supported"),
         ({"sampling_parameters": '{"structured_outputs": {"json": {"type": "a"}}}'}, "structured output (json_schema)"),
         ({"sampling_parameters": '{"structured_outputs": {"json": {"type": "null", "enum": []}}}'}, "has no instances"),
         ({"sampling_parameters": '{"structured_outputs": {"grammar": "root ::= root"}}'}, "no text comes to an end"),
         ({"sampling_parameters": '{"guided_decoding": "{\\"regex\\": \\"[\\"}"}'}, "structured output (regex)"),
         ({"sampling_parameters": '{"lora_name": "a"}'}, "LoRA feature is not enabled."),
-        ({"sampling_parameters": '{"logprobs": 5}'}, "tells the probability of the chosen token alone"),
+        ({"sampling_parameters": '{"logprobs": 5}'}, "reports the probability of the chosen token only"),
         ({"stream": True, "exclude_input_in_output": False}, "When streaming, `exclude_input_in_output` = False"),
-        ({"text_input": "x" * CONTEXT}, f"the prompt has {CONTEXT} tokens, and the model a context of {CONTEXT}"),
+        ({"text_input": "x" * CONTEXT}, f"the prompt has {CONTEXT} tokens, but the model's context is {CONTEXT}"),
         ({"text_input": ""}, "the prompt is empty"),
         ({"image": ["aGk="]}, "takes no images"),
     ],
@@ -269,11 +269,11 @@ def test_what_is_refused(server: Serving, said: dict[str, Any], text: str) -> No
 @pytest.mark.parametrize(
     ("said", "message", "param"),
     [
-        ({"logit_bias": {"1": 2}}, "'logit_bias' is not offered", "logit_bias"),
+        ({"logit_bias": {"1": 2}}, "'logit_bias' is not supported", "logit_bias"),
         ({"logprobs": True, "top_logprobs": 5}, "'top_logprobs' is 5", "top_logprobs"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
-            "'response_format.json_schema.schema.not' cannot be made sure of",
+            "'response_format.json_schema.schema.not' cannot be enforced",
             "response_format",
         ),
         ({"lora_name": "a"}, "LoRA feature is not enabled.", "lora_name"),
@@ -320,7 +320,10 @@ def test_images_by_each_way(server: Serving, tmp_path: Path) -> None:
         chosen = other.json("POST", "/v1/chat/completions", asked)
         assert chosen["choices"][0]["message"]["content"] == told["text_output"]
         assert chosen["usage"]["prompt_tokens"] == told["num_input_tokens"]
-        for image, text in (("?", "'image' 0 is no base64"), ("aGk=", "'image' 0 is none of JPEG")):
+        for image, text in (
+            ("?", "'image' 0 is not valid base64"),
+            ("aGk=", "'image' 0 is not in one of the formats JPEG"),
+        ):
             status, refused = generate(other, "sees", **said, image=[image])
             assert (status, text in refused["error"]) == (400, True)
 
@@ -350,7 +353,7 @@ def test_tools_and_json_under_v1(server: Serving) -> None:
     assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
     refused = {**asked, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}
     status, _, body = server.ask("POST", "/v1/chat/completions", refused)
-    assert (status, "cannot be made sure of" in json.loads(body)["error"]["message"]) == (400, True)
+    assert (status, "cannot be enforced" in json.loads(body)["error"]["message"]) == (400, True)
 
 
 def test_a_precision_that_this_processor_does_not_have_fails_the_load_by_name(tmp_path: Path) -> None:

@@ -98,13 +98,13 @@ def test_an_embedding_request_of_tritons_vllm_backend(server: Serving) -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({}, "give one of the inputs 'text_input' and 'embedding_request', and not both"),
+        ({}, "set exactly one of the inputs 'text_input' and 'embedding_request'"),
         ({"text_input": "a", "embedding_request": "{}"}, "and not both"),
         ({"text_input": ""}, "the text is empty"),
-        ({"text_input": "seventeen letters"}, "the text has 17 tokens, and the model takes 16"),
-        ({"embedding_request": "{"}, "'embedding_request' is no JSON"),
-        ({"embedding_request": "{}"}, "'embedding_request' has to be an object"),
-        ({"embedding_request": '{"input": [1, 2]}'}, "tokens are the model's"),
+        ({"text_input": "seventeen letters"}, "the text has 17 tokens, but the model takes 16"),
+        ({"embedding_request": "{"}, "'embedding_request' is not valid JSON"),
+        ({"embedding_request": "{}"}, "'embedding_request' must be an object"),
+        ({"embedding_request": '{"input": [1, 2]}'}, "tokens are not supported"),
         ({"embedding_request": '{"input": "a", "inputs": 1}'}, "'embedding_request' has 'inputs'"),
         ({"embedding_request": '{"input": "a", "pooling_params": {"dimensions": 9}}'}, "and the model has 8"),
     ],
@@ -160,7 +160,7 @@ def test_texts_too_long_to_rate(server: Serving) -> None:
 
 def test_models_are_listed_and_asked_for_what_they_do(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["named", "narrow", "rates", "vectors", "writes"]
-    with pytest.raises(openai.BadRequestError, match="Model 'vectors' is no text model"):
+    with pytest.raises(openai.BadRequestError, match="Model 'vectors' is not a text model"):
         client.completions.create(model="vectors", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="Model 'writes' has no embeddings"):
+    with pytest.raises(openai.BadRequestError, match="Model 'writes' is not an embedding model"):
         client.embeddings.create(model="writes", input="a")

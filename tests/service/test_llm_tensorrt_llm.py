@@ -42,7 +42,7 @@ def test_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         status, _, body = server.ask(
             "POST", "/v2/models/chat/generate", {**asked, "parameters": {**FEW, "logprobs": 3}}
         )
-        assert (status, "tells the probability of the chosen token alone" in json.loads(body)["error"]) == (400, True)
+        assert (status, "reports the probability of the chosen token only" in json.loads(body)["error"]) == (400, True)
 
 
 @pytest.mark.skipif(driver_is_loaded(), reason="there is a GPU")
@@ -52,4 +52,4 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     with serving.serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as server:
         (entry,) = server.json("POST", "/v2/repository/index")
         assert entry["state"] == "UNAVAILABLE"
-        assert "the engine tensorrt_llm needs an NVIDIA GPU, and this machine has no driver for one" in entry["reason"]
+        assert "the engine tensorrt_llm needs an NVIDIA GPU, but this machine has no NVIDIA driver" in entry["reason"]

@@ -253,15 +253,15 @@ def test_adapters_by_request_also_in_one_batch(server: Serving) -> None:
     [
         ({"sampling_parameters": '{"lora_name": "C"}'}, "LoRA C is not supported, we currently support ['A', 'B']"),
         ({"sampling_parameters": '{"logprobs": 500}'}, "'logprobs' is 500"),
-        ({"text_input": "x" * (CONTEXT - 1)}, f"the prompt has {CONTEXT} tokens, and the model a context of {CONTEXT}"),
+        ({"text_input": "x" * (CONTEXT - 1)}, f"the prompt has {CONTEXT} tokens, but the model's context is {CONTEXT}"),
         ({"text_input": "", "add_special_tokens": False}, "the prompt is empty"),
-        ({"sampling_parameters": '{"logit_bias": {"5": 1e30}}'}, "'logit_bias' has to be -100 to 100"),
-        ({"sampling_parameters": '{"logit_bias": {"99999": 1}}'}, "vllm error in beginning a request"),
+        ({"sampling_parameters": '{"logit_bias": {"5": 1e30}}'}, "'logit_bias' must be -100 to 100"),
+        ({"sampling_parameters": '{"logit_bias": {"99999": 1}}'}, "vllm error in starting a request"),
         ({"stream": True, "exclude_input_in_output": False}, "When streaming, `exclude_input_in_output` = False"),
-        ({"sampling_parameters": '{"stop_token_ids": [9999999]}'}, "vllm error in beginning a request"),
+        ({"sampling_parameters": '{"stop_token_ids": [9999999]}'}, "vllm error in starting a request"),
         (
             {"sampling_parameters": '{"guided_decoding": {"json": {"type": "nothing"}}}'},
-            "vllm error in beginning a request",
+            "vllm error in starting a request",
         ),
     ],
 )

@@ -169,11 +169,11 @@ def test_images(server: Serving) -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"image": ["?"]}, "'image' 0 is no base64"),
-        ({"image": ["aGk="]}, "'image' 0 is none of JPEG"),
-        ({"image": [picture(1)[:80]]}, "'image' 0 can not be read"),
+        ({"image": ["?"]}, "'image' 0 is not valid base64"),
+        ({"image": ["aGk="]}, "'image' 0 is not in one of the formats JPEG"),
+        ({"image": [picture(1)[:80]]}, "'image' 0 cannot be read"),
         ({"image": [picture(1), picture(2)]}, "At most 1 image(s) may be provided"),
-        ({"image": [picture(1)], "text_input": "x" * (CONTEXT - 2)}, "vllm error in beginning a request"),
+        ({"image": [picture(1)], "text_input": "x" * (CONTEXT - 2)}, "vllm error in starting a request"),
         ({"image": [picture(1)], "parameters": {"truncate_prompt_tokens": 3}}, "is taken as a whole"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_download_that_breaks_off_is_resumed(
     begin = int(second.range.removeprefix("bytes=").removesuffix("-"))
     assert 0 < begin <= 1_500_000
     assert first.condition == second.condition != ""
-    assert "downloading 'models/large/1/weights' failed, trying again" in caplog.text
+    assert "downloading 'models/large/1/weights' failed, retrying" in caplog.text
     assert "1 file, 3.1 MB" in caplog.messages[0]
     assert "downloaded model 'large'" in caplog.messages[-1]
 
@@ -232,14 +232,14 @@ def test_a_model_that_never_rests(store: ObjectStore, opened: Opens) -> None:
         return moto(environ, respond)
 
     store.door = door
-    with pytest.raises(Internal, match="Load it when it has been uploaded completely"):
+    with pytest.raises(Internal, match="Load it after it has been uploaded completely"):
         opened(store.location).fetch("m")
 
 
 def test_passing_failures_are_tried_again(store: ObjectStore, opened: Opens, caplog: pytest.LogCaptureFixture) -> None:
     store.door = refusing("503 Slow Down", "SlowDown", times=2)
     assert opened(store.location).models() == ["m"]
-    assert caplog.text.count("trying again") == 2
+    assert caplog.text.count("retrying") == 2
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_cache_that_cannot_be_written(store: ObjectStore, tmp_path: Path) -> N
 
 def test_who_waits_for_another_server_can_be_stopped(store: ObjectStore, opened: Opens) -> None:
     held, waiting = opened(store.location), opened(store.location)
-    with held._cache.shelf("m", threading.Event()):
+    with held._cache.locked_model("m", threading.Event()):
         timer = threading.Timer(0.1, waiting.close)
         timer.start()
         with pytest.raises(Unavailable, match="the server is stopping"):

@@ -225,14 +225,14 @@ def test_prompts_of_all_choices_are_as_large_as_a_body_may_be(server: Serving) -
 
 MILLION = 1_000_000
 ASKS_TOO_MUCH = [
-    ({"n": MILLION}, "'n' has to be 1 to 128, got 1000000"),
-    ({"stop": ["a"] * 65}, "'stop' has to be no more than 64 texts"),
-    ({"stop": ["x" * 5000]}, "'stop' has to be no more than 4096 characters in all"),
-    ({"stop_token_ids": [1] * 1025}, "'stop_token_ids' has to be no more than 1024 tokens"),
-    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "'logit_bias' has to be for no more than 1024 tokens"),
-    ({"allowed_token_ids": [1] * 65_537}, "'allowed_token_ids' has to be no more than 65536 tokens"),
-    ({"bad_words": ["a"] * 257}, "'bad_words' has to be no more than 256 texts"),
-    ({"stop": "x" * 2_000_000}, "'sampling_parameters' has 2000012 bytes, and may have 1048576"),
+    ({"n": MILLION}, "'n' must be 1 to 128, got 1000000"),
+    ({"stop": ["a"] * 65}, "'stop' must be no more than 64 texts"),
+    ({"stop": ["x" * 5000]}, "'stop' must be no more than 4096 characters in total"),
+    ({"stop_token_ids": [1] * 1025}, "'stop_token_ids' must be no more than 1024 tokens"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "'logit_bias' must be for no more than 1024 tokens"),
+    ({"allowed_token_ids": [1] * 65_537}, "'allowed_token_ids' must be no more than 65536 tokens"),
+    ({"bad_words": ["a"] * 257}, "'bad_words' must be no more than 256 texts"),
+    ({"stop": "x" * 2_000_000}, "'sampling_parameters' has 2000012 bytes; the maximum is 1048576"),
 ]
 
 
@@ -258,7 +258,7 @@ def test_sequences_are_counted_on_each_way_in(server: Serving) -> None:
             {"text_input": "once", "sampling_parameters": json.dumps({"n": MILLION})},
         ):
             status, answer = ask(server, "/v2/models/chat/generate", **body)
-            assert (status, "'n' has to be 1 to 128" in answer["error"]) == (400, True)
+            assert (status, "'n' must be 1 to 128" in answer["error"]) == (400, True)
         answers: list[Any] = []
         came = threading.Event()
         with grpc_client.InferenceServerClient(server.grpc) as client:
@@ -273,7 +273,7 @@ def test_sequences_are_counted_on_each_way_in(server: Serving) -> None:
             client.async_stream_infer("chat", [prompt], parameters={"n": MILLION})
             assert came.wait(60)
             client.stop_stream()
-        assert "'n' has to be 1 to 128" in str(answers[0])
+        assert "'n' must be 1 to 128" in str(answers[0])
     assert memory.memory_of(worker) < before + (64 << 20)
 
 
@@ -297,9 +297,9 @@ def test_images_are_counted_before_they_are_decoded(server: Serving) -> None:
             ([png(2, 2)] * 65, "no more than 64 images"),
             (
                 [bomb] * 3,
-                "'image_url' 2 is 8000 wide and 8000 high, and with those before it may have 134217728 pixels",
+                "'image_url' 2 has 8000 x 8000 pixels; the maximum of all together is 134217728 pixels",
             ),
-            ([png(10_000, 10_000)], "'image_url' 0 is 10000 wide and 10000 high, and may have 67108864 pixels"),
+            ([png(10_000, 10_000)], "'image_url' 0 has 10000 x 10000 pixels; the maximum is 67108864 pixels"),
         ):
             parts = [image(file) for file in files]
             status, answer = chat(server, "seer", [{"role": "user", "content": parts}])
@@ -307,7 +307,7 @@ def test_images_are_counted_before_they_are_decoded(server: Serving) -> None:
             assert text in answer["error"]["message"]
         files = [base64.b64encode(png(2, 2)).decode()] * 65
         status, answer = ask(server, "/v2/models/seer/generate", text_input="what is it", image=files)
-        assert (status, "'image' has 65 images, and may have 64" in answer["error"]) == (400, True)
+        assert (status, "'image' has 65 images; the maximum is 64" in answer["error"]) == (400, True)
     assert memory.memory_of(worker) < before + (64 << 20)
 
 
@@ -315,4 +315,4 @@ def test_what_it_takes_for_a_prompt_is_known_before_it_is_tokenized(server: Serv
     with answering(server):
         status, answer = ask(server, "/v2/models/chat/generate", text_input="x" * 26_000_000)
     assert status == 400
-    assert "the prompt has 26000000 characters, which no context of 100000 tokens has room for" in answer["error"]
+    assert "the prompt has 26000000 characters, which do not fit into a context of 100000 tokens" in answer["error"]

@@ -208,8 +208,8 @@ def test_what_cannot_be(server: Serving) -> None:
         "input 'IMAGE' is UINT8 [-1,-1,3], which takes no file"
     )
     assert ask("pair", Content_Type="image/png")[1].startswith(
-        "a body that is a file is for a model with one input, or one that is not optional, and model 'pair' has "
-        "'IMAGE', 'FACTOR'. Send a form with a part for each (curl -F 'NAME=@file'), or JSON"
+        "a file as the request body needs a model with one input, or with one required input; the inputs of model "
+        "'pair' are: 'IMAGE', 'FACTOR'. Send a form with a part for each (curl -F 'NAME=@file'), or JSON"
     )
     assert ask("text", Content_Type="image/png", Content_Encoding="gzip")[0] == 400
     assert ask("text", Content_Type="multipart/form-data")[1].startswith(
@@ -293,8 +293,8 @@ def test_forms_as_curl_sends_them(server: Serving, tmp_path: Path) -> None:
     assert answer["outputs"][0]["data"] == ["RIFF"]
     told = curl(server, "-F", f"IMAGE=@{file}", "-F", "FACTER=2", path=path)["error"]
     assert told == (
-        "unexpected inference input 'FACTER' for model 'scaled'. A part of a form is named as the input that it is "
-        "for, of which there are: 'IMAGE', 'FACTOR'"
+        "unexpected inference input 'FACTER' for model 'scaled'. Each part of a form must have the name of "
+        "an input; the inputs are: 'IMAGE', 'FACTOR'"
     )
     told = curl(server, "-F", f"IMAGE=@{file}", "-F", f"IMAGE=@{file}", path=path)["error"]
     assert told == "[request id: <id_unknown>] input 'IMAGE' already exists in request"

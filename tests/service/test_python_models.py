@@ -162,7 +162,7 @@ def test_an_array_that_is_resized_after_its_tensor_was_made_fails_its_response(t
         for _ in range(2):
             answers = list(threads.map(answer, (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)))
             assert [answers[place] for place in (0, 1, 2, 4, 5)] == ["[0.0]", "[1.0]", "[2.0]", "[4.0]", "[5.0]"]
-            assert "500: " in answers[3] and "tensor 'OUTPUT0' has 20 bytes, and FP32 [1,1] has 4" in answers[3]
+            assert "500: " in answers[3] and "tensor 'OUTPUT0' has 20 bytes, but FP32 [1,1] takes 4" in answers[3]
         eventually(lambda: server.text.count("together: 6") == 2)
 
 

@@ -58,7 +58,7 @@ def test_without_explicit_mode_nothing_is_loaded_by_hand(repository: Path, tmp_p
             assert refusal == "explicit model load / unload is not allowed if polling is enabled"
             assert remedy == (
                 "Models are loaded when the server starts (--model-control-mode=none). To load and unload them by "
-                "calls, start the server with --model-control-mode=explicit."
+                "requests, start the server with --model-control-mode=explicit."
             )
 
 
@@ -66,8 +66,8 @@ def test_without_explicit_mode_nothing_is_loaded_by_hand(repository: Path, tmp_p
     ("mode", "says"),
     [
         ("explicit", "Load a model: curl -X POST http://127.0.0.1:{}/v2/repository/models/NAME/load"),
-        ("poll", "Put a model into {}, and it is loaded then. Models follow the files of their repositories"),
-        ("none", "Put a model into {}, and start the server again. Models are loaded when the server starts"),
+        ("poll", "Put a model into {}, and it is loaded automatically. Models follow the files of their repositories"),
+        ("none", "Put a model into {}, and restart the server. Models are loaded when the server starts"),
     ],
 )
 def test_what_is_said_where_there_is_no_model(tmp_path: Path, mode: str, says: str) -> None:
@@ -281,7 +281,7 @@ def initialize(self, args):
         assert status == (200 if loads else 400)
         assert (b"not yet" in answer) is not loads
         assert tries.read_text() == "x" * (retries + 1)
-        assert server.text.count("failed to load 'adder' version 1, trying again") == retries
+        assert server.text.count("failed to load 'adder' version 1, retrying") == retries
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -129,7 +129,7 @@ def test_an_idle_sequence_makes_room(started: Any) -> None:
     _, client = started(config(idle_us=200_000))
     client.ask(1, 1, **START)
     assert client.ask(2, 5, **START)[0] == 5
-    with pytest.raises(InferenceServerException, match="it got no request for 200000 µs"):
+    with pytest.raises(InferenceServerException, match="it received no request for 200000 µs"):
         client.ask(1, 1)
 
 
@@ -146,7 +146,7 @@ def test_who_cancels_a_request_that_waits_ends_the_sequence(started: Any, models
     let_go(models / "total")
     assert first.get(timeout=PATIENCE)[0] == 1
     assert other.get(timeout=PATIENCE)[0] == 10
-    with pytest.raises(InferenceServerException, match=r"START flag .* a request of it was cancelled"):
+    with pytest.raises(InferenceServerException, match=r"START flag .* one of its requests was cancelled"):
         client.ask(1, 4)
 
 
@@ -224,7 +224,7 @@ def test_a_server_that_stops_lets_nobody_wait_for_sequences_that_may_never_end(s
     assert refusal.status() == "StatusCode.UNAVAILABLE"
     assert refusal.message() == (
         "Server is stopping, scheduler for model has stopped accepting new inference requests\n"
-        "    Model 'total' gets no slot free for sequence 3: send it to another server."
+        "    Model 'total' has no free slot for sequence 3: send it to another server."
     )
     assert server.process.wait(PATIENCE) == 0
     client.client.close()

@@ -170,8 +170,8 @@ def test_a_port_that_is_taken(repository: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        ("192.0.2.1", "the address has to be one of this machine, or 0.0.0.0 for all of them"),
-        ("nowhere.invalid", "the address has to be one of this machine"),
+        ("192.0.2.1", "the address must be one of this machine, or 0.0.0.0 for all addresses"),
+        ("nowhere.invalid", "the address must be one of this machine"),
     ],
 )
 def test_a_port_of_another_machine(repository: Path, address: str, reason: str) -> None:

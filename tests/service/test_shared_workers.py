@@ -229,4 +229,4 @@ def test_one_has_another_loaded_into_its_own_worker(server: Serving) -> None:
     assert server.infer("loads", [1.0]) == [6.0]
     # The process that completed its configuration may be about to end.
     eventually(lambda: set(server.workers()) == {"callers_0"})
-    assert "'late_0_0' lives in the worker 'callers_0', with" in server.text
+    assert "'late_0_0' shares the worker 'callers_0' with" in server.text

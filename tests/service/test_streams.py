@@ -102,7 +102,7 @@ def test_delays_that_the_environment_asks_for(tmp_path: Path) -> None:
         "TRITONSERVER_DELAY_GRPC_RESPONSE": "50",
     }
     with serving(models, tmp_path / "log", environment=environment) as server:
-        assert server.text.count("gRPC is delayed, as the environment asks for tests of clients: ") == 1
+        assert server.text.count("gRPC calls are delayed for tests of clients, as set in the environment: ") == 1
         client = grpcclient.InferenceServerClient(server.grpc)
         tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
         for call in (

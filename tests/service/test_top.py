@@ -114,9 +114,9 @@ def test_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
         eventually(lambda: "numbers" in last())
         ports = (f"--http-port={server.ports['HTTPService']}", f"--metrics-port={server.ports['Metrics']}")
     try:
-        eventually(lambda: "as it was: " in last() and "numbers" in last())
+        eventually(lambda: "stale: " in last() and "numbers" in last())
         with serving(tmp_path / "models", tmp_path / "other log", *ports):
-            eventually(lambda: "numbers" in last() and "as it was: " not in last())
+            eventually(lambda: "numbers" in last() and "stale: " not in last())
             terminal.press("q")
             assert terminal.process.wait(PATIENCE) == 0
     finally:

@@ -168,7 +168,7 @@ def test_a_recorded_request_that_fails_fails_the_load_by_its_line(tmp_path: Path
         (folder / "warmup" / "requests.jsonl").write_text(asked(1) + asked(2).replace("INPUT0", "INPUT"))
         status, body = load(server, "m")
         assert status == 400
-        assert "It is the request at warmup/requests.jsonl:2 that is wrong." in body
+        assert "The recorded request at warmup/requests.jsonl:2 is invalid." in body
 
 
 def test_what_the_client_records_warms_up(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a tenant may use at a time, over all models, and what it has used of that."""
+"""Quotas of tenants over all models: token buckets for rates, concurrency, retry budgets, and usage counters."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Final
 from nerite.admission.policy import AdmissionPolicy, RateLimit, Tenant
 from nerite.admission.refusals import AdmissionRefusal, QuotaLimit, RefusalCause, retry_pause
 
-# A token bucket, exact for ever: it counts in whole numbers, whatever the clock says.
-
 _MINUTE: Final = 60_000_000_000
-"""Nanoseconds; also the parts that a token has in here. What comes in a nanosecond is then a whole number of parts."""
+"""Nanoseconds in a minute, and fractional parts per token, so that the refill per nanosecond is an integer."""
 
 
 class TokenBucket:
-    """Holds up to ``burst`` tokens and gains ``per_minute`` of them. Full at the beginning.
+    """Token bucket that holds up to ``burst`` tokens and gains ``per_minute`` of them. Initially full.
 
-    It may owe: what was used beyond an estimate is taken out though it is not there.
+    Counts in integers, so it never accumulates rounding errors. The level may become negative: use beyond an estimate
+    is taken even if the tokens are not there.
     """
 
     __slots__ = ("_at", "_parts", "burst", "per_minute")
@@ -31,22 +30,22 @@ class TokenBucket:
         self._at = now
 
     def level(self, now: int) -> int:
-        """Return how many whole tokens it has; below 0: how many it owes."""
+        """Return the number of whole tokens; negative if the bucket is in debt."""
         self._fill(now)
         return self._parts // _MINUTE
 
     def take(self, count: int, now: int) -> None:
-        """Take tokens out, whether they are there or not."""
+        """Remove tokens, even if that makes the level negative."""
         self._fill(now)
         self._parts -= count * _MINUTE
 
     def give_back(self, count: int, now: int) -> None:
-        """Put in what was taken and not used. What is above ``burst`` runs over."""
+        """Return unused tokens. The level is capped at ``burst``."""
         self._fill(now)
         self._parts = min(self._parts + count * _MINUTE, self.burst * _MINUTE)
 
     def until(self, count: int, now: int) -> int | None:
-        """Return the nanoseconds until ``count`` tokens are there: 0 if they are, None if they never will be."""
+        """Return the nanoseconds until ``count`` tokens are available: 0 if they are, None if they never will be."""
         self._fill(now)
         missing = count * _MINUTE - self._parts
         if missing <= 0:
@@ -56,7 +55,7 @@ class TokenBucket:
         return -(-missing // self.per_minute)
 
     def change(self, per_minute: int, burst: int, now: int) -> None:
-        """Go on by other figures. What was used stays used."""
+        """Change rate and burst. Tokens already used stay used."""
         self._fill(now)
         self._parts = min(self._parts + (burst - self.burst) * _MINUTE, burst * _MINUTE)
         self.per_minute = per_minute
@@ -69,13 +68,13 @@ class TokenBucket:
 
 
 _RETRIES: Final = 10
-"""That somebody who made none for a while may make at once."""
+"""Maximum number of saved-up retries."""
 _WHOLE: Final = 1_000
 """Parts that a retry is counted in."""
 
 
 class RetryBudget:
-    """Lets a part of all requests be retries: each that is none allows for a part of one more."""
+    """Retry budget: each request that is not a retry earns a fraction of one retry."""
 
     __slots__ = ("_each", "_saved")
 
@@ -84,16 +83,16 @@ class RetryBudget:
         self.change(fraction)
 
     def change(self, fraction: float) -> None:
-        """Go on by another fraction."""
+        """Change the fraction."""
         self._each = round(fraction * _WHOLE)
 
     @property
     def left(self) -> int:
-        """Retries that may come now."""
+        """Number of retries that are allowed now."""
         return self._saved // _WHOLE
 
     def allows(self, retry: bool) -> bool:
-        """Count a request; return whether it may come."""
+        """Count a request; return whether it is allowed."""
         if not retry:
             self._saved = min(self._saved + self._each, _RETRIES * _WHOLE)
             return True
@@ -107,42 +106,42 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class RateUse:
-    """One bucket, for ``nerite quota``."""
+    """State of one token bucket, for ``nerite quota``."""
 
     limit: QuotaLimit
     per_minute: int
     burst: int
     left: int
-    """Below 0: what is owed."""
+    """Negative if the bucket is in debt."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaStanding:
-    """What a tenant has in use, for ``nerite quota``."""
+    """Current usage of a tenant's quotas, for ``nerite quota``."""
 
     tenant: str
     under_way: int
     concurrency: int
-    """As many may be under way. 0: any number."""
+    """Maximum number of concurrent requests; 0 for no limit."""
     retries_left: int
     rates: list[RateUse]
 
 
 class Account:
-    """Of one tenant. A limit that the policy does not set has no bucket."""
+    """Quotas of one tenant. A limit that the policy does not set has no bucket."""
 
     __slots__ = ("_buckets", "retries", "tenant", "under_way")
 
     def __init__(self, tenant: Tenant, now: int) -> None:
         self.tenant = tenant
         self.under_way = 0
-        """Requests that wait or run."""
+        """Number of requests that wait or run."""
         self.retries = RetryBudget(tenant.retry_fraction)
         self._buckets: dict[QuotaLimit, TokenBucket] = {}
         self.change(tenant, now)
 
     def change(self, tenant: Tenant, now: int) -> None:
-        """Go on by another policy. What was used stays used."""
+        """Apply the limits of a new policy. Quota already used stays used."""
         self.tenant = tenant
         self.retries.change(tenant.retry_fraction)
         for limit, rate in _rates(tenant):
@@ -155,7 +154,7 @@ class Account:
                 bucket.change(rate.per_minute, rate.burst, now)
 
     def refusal(self, needs: dict[QuotaLimit, int], now: int) -> AdmissionRefusal | None:
-        """Return why a request that takes ``needs`` may not come; of several reasons the one that lasts longest."""
+        """Return a refusal if ``needs`` exceed a quota, for the one with the longest wait; else None."""
         tenant = self.tenant
         if QuotaLimit.CONCURRENCY in needs and 0 < tenant.concurrency <= self.under_way:
             return AdmissionRefusal(
@@ -164,7 +163,7 @@ class Account:
                 of=self._name,
                 value=tenant.concurrency,
                 use=self.under_way,
-                text="too many requests under way",
+                text="too many concurrent requests",
                 retry_after=1,
             )
         waits = [
@@ -184,23 +183,23 @@ class Account:
             of=self._name,
             value=bucket.per_minute,
             use=f"{bucket.level(now)} left of {bucket.burst}",
-            text=f"{text}, more than may be used at once" if never else text,
+            text=f"{text}, more than the burst allows" if never else text,
             retry_after=None if never else retry_pause(longest),
         )
 
     def charge(self, needs: dict[QuotaLimit, int], now: int) -> None:
-        """Take what a request needs."""
+        """Charge a request for ``needs``."""
         self.under_way += needs.get(QuotaLimit.CONCURRENCY, 0)
         for limit, count in needs.items():
             if (bucket := self._buckets.get(limit)) is not None:
                 bucket.take(count, now)
 
     def leave(self, needs: dict[QuotaLimit, int]) -> None:
-        """Note that a request that was charged for ``needs`` is over."""
+        """Release the concurrency of a request that was charged for ``needs`` and is over."""
         self.under_way -= needs.get(QuotaLimit.CONCURRENCY, 0)
 
     def settle(self, limit: QuotaLimit, unused: int, now: int) -> None:
-        """Give back what was charged and not used; below 0: owe what was used and not charged."""
+        """Refund ``unused`` charges; if negative, charge what was used in addition."""
         bucket = self._buckets.get(limit)
         if bucket is None:
             return
@@ -210,17 +209,17 @@ class Account:
             bucket.take(-unused, now)
 
     def burst(self, limit: QuotaLimit) -> int | None:
-        """Return what may be used of something at once; None if there is no limit."""
+        """Return the burst of a limit; None if it is not set."""
         bucket = self._buckets.get(limit)
         return None if bucket is None else bucket.burst
 
     def standing(self, now: int) -> QuotaStanding:
-        """Return how much of everything is in use."""
+        """Return the current usage of all quotas."""
         rates = [RateUse(limit, each.per_minute, each.burst, each.level(now)) for limit, each in self._buckets.items()]
         return QuotaStanding(self.tenant.name, self.under_way, self.tenant.concurrency, self.retries.left, rates)
 
     def retry_refusal(self) -> AdmissionRefusal:
-        """Return why a retry may not come."""
+        """Return the refusal of a retry that exceeds the budget."""
         return AdmissionRefusal(
             limit=QuotaLimit.RETRIES,
             fault=RefusalCause.QUOTA,
@@ -236,7 +235,7 @@ class Account:
 
 
 class Accounts:
-    """Of all tenants. Those nobody knows share one, so there are never more than the policy has tenants, and one."""
+    """Accounts of all tenants. Unknown callers share one, so there is at most one more than the policy has tenants."""
 
     def __init__(self, policy: AdmissionPolicy) -> None:
         self.policy = policy
@@ -251,7 +250,7 @@ class Accounts:
         return account
 
     def follow(self, policy: AdmissionPolicy, now: int) -> None:
-        """Go on by another policy. Who is in it no more is nobody from now on."""
+        """Apply a new policy. Tenants that it no longer contains share the default account from now on."""
         self.policy = policy
         self._accounts = {name: each for name, each in self._accounts.items() if policy.tenant(name).name == name}
         for name, account in self._accounts.items():
@@ -270,45 +269,42 @@ def _rates(tenant: Tenant) -> tuple[tuple[QuotaLimit, RateLimit], ...]:
     )
 
 
-# What was used and what was refused, by tenant and class: for metrics, bills and ``nerite quota``.
-
-
 @dataclass(slots=True)
 class TokenUse:
-    """The counts of one tenant in one class, since the beginning. For reading."""
+    """Counters of one tenant in one class since the server started: for metrics, billing and ``nerite quota``."""
 
     offered: int = 0
-    """Requests that came."""
+    """Requests received."""
     admitted: int = 0
     input_tokens: int = 0
-    """Of admitted requests that were not refused after all; bytes of a model that is no LLM."""
+    """Prompt tokens of requests admitted and not rejected later; bytes for models other than LLMs."""
     output_tokens: int = 0
     wasted_tokens: int = 0
-    """Of ``output_tokens``: those that were generated when the client had gone."""
+    """Part of ``output_tokens`` that was generated after the client had gone."""
     joined: int = 0
-    """Requests that got the answer of an earlier one with the same key. They are not among ``offered``."""
+    """Requests that shared the answer of an earlier one with the same key. Not included in ``offered``."""
     retries: int = 0
-    """Of ``offered``: those that said they were."""
+    """Part of ``offered`` that was marked as retries."""
     refused: dict[QuotaLimit, int] = field(default_factory=dict)
     withdrawn: int = 0
-    """Clients that gave up while they waited."""
+    """Requests whose clients gave up while waiting."""
     finished: dict[str, int] = field(default_factory=dict)
-    """Admitted requests that ended, by the reason they were told with."""
+    """Admitted requests that ended, by reason."""
     finished_tokens: dict[str, int] = field(default_factory=dict)
-    """Their output tokens, by the same reason: what was answered in part shows here."""
+    """Output tokens of ended requests by the same reason; shows partial answers."""
 
     def refuse(self, limit: QuotaLimit) -> None:
-        """Count a refusal."""
+        """Count a rejected request."""
         self.refused[limit] = self.refused.get(limit, 0) + 1
 
     def finish(self, reason: str, tokens: int) -> None:
-        """Count an ending."""
+        """Count an admitted request that ended."""
         self.finished[reason] = self.finished.get(reason, 0) + 1
         self.finished_tokens[reason] = self.finished_tokens.get(reason, 0) + tokens
 
 
 class UsageTable:
-    """The counts of one model."""
+    """Usage counters of one model by tenant and class."""
 
     __slots__ = ("_uses",)
 
@@ -316,12 +312,12 @@ class UsageTable:
         self._uses: dict[tuple[str, str], TokenUse] = {}
 
     def of(self, tenant: str, level: str) -> TokenUse:
-        """Return the counts of a tenant in a class, to be added to."""
+        """Return the mutable counters of a tenant in a class."""
         use = self._uses.get((tenant, level))
         if use is None:
             use = self._uses[tenant, level] = TokenUse()
         return use
 
     def items(self) -> list[tuple[str, str, TokenUse]]:
-        """Return tenant, class and counts of all that were seen."""
+        """Return tenant, class and counters of all combinations seen so far."""
         return [(tenant, level, use) for (tenant, level), use in self._uses.items()]

@@ -1,7 +1,8 @@
-"""Who is let in to a model, when, and who is not. One for each model; asks the deciders beside it.
+"""Admission control of one model: a pure decider that admits, queues or rejects requests.
 
-Whoever owns it tells it of everything that happens to a request, and asks ``due`` at ``next_time`` and after everything
-that may let somebody in: ``finished``, ``tell``, ``set_ready``, ``follow``.
+It combines size limits, tenant quotas (``accounts``), a fair queue, the KV headroom of the engine and completion
+estimates. The owner reports every event of a request, and calls ``due`` at ``next_time`` and after every event that may
+admit a request: ``finished``, ``tell``, ``set_ready``, ``follow``.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from nerite.admission.ticket import (
     Wait,
 )
 
-# What one request may ask of a model, however little else there is to do.
-
 
 def size_refusal(
     ticket: AdmissionTicket, limits: ModelLimits, headroom: KvHeadroom, of: str
 ) -> AdmissionRefusal | None:
-    """Return why a request is larger than it may be; if it may, say in it how many tokens it can have at the most."""
+    """Return a refusal if a request exceeds the model's size limits, whatever the load.
+
+    Otherwise return None, and set the ticket's maximum number of output tokens if it has none.
+    """
     size = ticket.least
     if limits.max_input and size > limits.max_input:
         limit = QuotaLimit.MAX_INPUT_TOKENS if limits.tokens else QuotaLimit.MAX_BYTES
@@ -52,7 +54,7 @@ def size_refusal(
             of=of,
             value=limits.max_output,
             use=ticket.most,
-            text="more output tokens are asked for than there may be; ask for fewer",
+            text="too many output tokens requested; request fewer",
         )
     window = limits.context_window
     if window and (size >= window or size + ticket.most > window):
@@ -62,7 +64,7 @@ def size_refusal(
             of=of,
             value=window,
             use=size + max(ticket.most, 1),
-            text=f"a prompt of {size} tokens and {max(ticket.most, 1)} of output are longer than the context",
+            text=f"a prompt of {size} tokens plus {max(ticket.most, 1)} output tokens exceeds the context window",
         )
     if headroom.block_size and headroom.blocks(size + 1) > headroom.total_blocks:
         return AdmissionRefusal(
@@ -71,7 +73,7 @@ def size_refusal(
             of=of,
             value=headroom.total_blocks,
             use=headroom.blocks(size + 1),
-            text="the prompt is longer than all memory of the engine holds",
+            text="the prompt does not fit in the KV cache of the engine",
         )
     if not ticket.most:
         left = max(window - ticket.input_size, 1) if window else 0
@@ -81,58 +83,58 @@ def size_refusal(
 
 
 class AdmissionController:
-    """In front of one model."""
+    """Admission control of one model: decides for each request whether it is admitted, queued or rejected."""
 
     def __init__(
         self, model: str, accounts: Accounts, now: int, *, tokens: bool = True, usage: UsageTable | None = None
     ) -> None:
-        """``tokens``: the model is an LLM. ``usage``: the counts to go on with."""
+        """``tokens``: the model is an LLM. ``usage``: existing counters to continue."""
         self.model = model
         self.tokens = tokens
         self._accounts = accounts
-        self._most_running = 0
-        """As many the engine runs at once itself, whatever the policy says. 0: any number."""
+        self._engine_limit = 0
+        """Maximum number of sequences that the engine itself runs at once, whatever the policy says; 0 for no limit."""
         self._limits = accounts.policy.limits_of(model, tokens)
         self._queue = FairQueue()
-        self._last_moments = LatestStarts()
+        self._latest_starts = LatestStarts()
         self._headroom = KvHeadroom(self._limits.overcommit)
-        self._outlook = CompletionEstimate(now, tokens=tokens)
+        self._estimate = CompletionEstimate(now, tokens=tokens)
         self._draining = False
         self.usage = usage or UsageTable()
 
     @property
     def running(self) -> int:
-        """Sequences that the engine has; requests, of a model that is no LLM."""
-        return self._outlook.running
+        """Number of sequences in the engine; number of requests for models other than LLMs."""
+        return self._estimate.running
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return self._queue.count
 
     @property
     def most_output(self) -> int:
-        """Output tokens that a request may have at the most; 0: any number."""
+        """Maximum number of output tokens of a request; 0 for no limit."""
         return self._limits.max_output
 
     @property
     def headroom(self) -> KvHeadroom:
-        """The KV blocks. For reading."""
+        """KV cache headroom of the engine. Read-only."""
         return self._headroom
 
     def offer(self, ticket: AdmissionTicket, now: int) -> Decision:
-        """Say what happens to a request that has just come."""
+        """Decide whether a new request is admitted, queued or rejected."""
         account = self._accounts.of(ticket.tenant, now)
         ticket.account = account
         ticket.tenant = account.tenant.name
         ticket.offered_at = now
-        refusal = self._limit(ticket, account, now)
+        refusal = self._limit_refusal(ticket, account, now)
         use = self.usage.of(ticket.tenant, ticket.level.name)
         use.offered += 1
         use.retries += ticket.retry
-        at_once = refusal is None and self._outlook.ready and not self._queue.count and self._fits(ticket)
+        at_once = refusal is None and self._estimate.ready and not self._queue.count and self._fits(ticket)
         if refusal is None:
-            refusal = self._outlook.too_late(ticket, None if at_once else self._ahead(ticket, account), now)
+            refusal = self._estimate.too_late(ticket, None if at_once else self._ahead(ticket, account), now)
         displaced: tuple[RefusedTicket, ...] = ()
         if refusal is None and not at_once:
             found = self._displace(ticket, account, now)
@@ -149,50 +151,50 @@ class AdmissionController:
             self._admit(ticket, now)
             return Admit()
         self._queue.push(ticket, account.tenant.weight)
-        self._last_moments.add(ticket, self._outlook.last_moments(ticket, now), self._queue.count)
-        self._outlook.note_waiting(True, now)
+        self._latest_starts.add(ticket, self._estimate.last_moments(ticket, now), self._queue.count)
+        self._estimate.note_waiting(True, now)
         return Wait(displaced)
 
     def joined(self, tenant: str, wanted_class: str) -> None:
-        """Count a request that gets what another one is answered. It costs nothing."""
+        """Count a request that shares the answer of another one. It is not charged."""
         policy = self._accounts.policy
         known = policy.tenant(tenant)
         level = policy.class_of(known, wanted_class) or policy.classes[known.level]
         self.usage.of(known.name, level.name).joined += 1
 
     def due(self, now: int) -> DueTicket:
-        """Return who is let in now, and who has waited too long."""
+        """Return the requests that are admitted now, and those that have waited too long."""
         refused = self._expire(now)
         admitted: list[AdmissionTicket] = []
-        while self._outlook.ready and (ticket := self._queue.first()) is not None and self._fits(ticket):
-            refusal = self._outlook.belated(ticket, now)
+        while self._estimate.ready and (ticket := self._queue.first()) is not None and self._fits(ticket):
+            refusal = self._estimate.belated(ticket, now)
             if refusal is not None:
                 self._drop(ticket, now)
-                refused.append(self._refused(ticket, refusal))
+                refused.append(self._record_refusal(ticket, refusal))
                 continue
             self._queue.pop()
             self._admit(ticket, now)
             admitted.append(ticket)
-        self._outlook.note_waiting(self._queue.count > 0, now)
+        self._estimate.note_waiting(self._queue.count > 0, now)
         return DueTicket(admitted, refused)
 
     def next_time(self) -> int | None:
-        """Return when to ask ``due`` if nothing happens before; None for never."""
-        return self._last_moments.next()
+        """Return when to call ``due`` unless another event comes first; None for never."""
+        return self._latest_starts.next()
 
     def started(self, ticket: AdmissionTicket, now: int, cached: int = 0) -> None:
-        """Note that a request has its first token. ``cached`` tokens of its prompt were there already."""
+        """Record the first token of a request. ``cached`` tokens of its prompt were in the KV cache already."""
         if ticket.started_at is not None or ticket.state is not TicketState.RUNNING:
             return
         ticket.started_at = now
         self.usage.of(ticket.tenant, ticket.level.name).input_tokens += ticket.paid_input
-        self._outlook.started(ticket, now)
+        self._estimate.started(ticket, now)
         if self.tokens:
             self._headroom.hold(ticket.holding, self._headroom.blocks(ticket.input_size))
             ticket.holding.shared = cached // self._headroom.block_size if self._headroom.block_size else 0
 
     def correct(self, ticket: AdmissionTicket, input_size: int, now: int) -> AdmissionRefusal | None:
-        """Take in how long a prompt is that was estimated; return why the request is over then, if it is too long."""
+        """Replace the estimated prompt length with the actual one; return a refusal if the prompt is too long."""
         if ticket.state is not TicketState.RUNNING:
             return None
         more = input_size - ticket.input_size
@@ -201,11 +203,11 @@ class AdmissionController:
         use = self.usage.of(ticket.tenant, ticket.level.name)
         if ticket.started_at is not None:
             use.input_tokens += ticket.paid_input - before
-        self._outlook.corrected(more)
+        self._estimate.corrected(more)
         charged = ticket.charged.get(QuotaLimit.INPUT_RATE, 0)
         ticket.account.settle(QuotaLimit.INPUT_RATE, charged - ticket.paid_input, now)
         ticket.charged[QuotaLimit.INPUT_RATE] = ticket.paid_input
-        refusal = size_refusal(ticket, self._limits, self._headroom, self._of)
+        refusal = size_refusal(ticket, self._limits, self._headroom, self._model_label)
         if refusal is not None:
             use.refuse(refusal.limit)
             self.finished(ticket, TicketEnding.REFUSED, now)
@@ -214,7 +216,7 @@ class AdmissionController:
         return refusal
 
     def progressed(self, ticket: AdmissionTicket, tokens: int, now: int) -> None:
-        """Note that a request has so many tokens more."""
+        """Record ``tokens`` generated for a request since the last call."""
         if ticket.state is not TicketState.RUNNING:
             return
         ticket.generated += tokens
@@ -222,23 +224,23 @@ class AdmissionController:
         use.output_tokens += tokens
         if ticket.gone:
             use.wasted_tokens += tokens
-        self._outlook.progressed(tokens, now)
+        self._estimate.progressed(tokens, now)
         headroom = self._headroom
         if ticket.generated > ticket.bound:
-            ticket.bound = max(self._outlook.cautious(ticket), ticket.generated)
+            ticket.bound = max(self._estimate.cautious(ticket), ticket.generated)
             headroom.grow(ticket.holding, headroom.blocks(ticket.input_size + ticket.bound))
         headroom.hold(ticket.holding, headroom.blocks(ticket.input_size + ticket.generated))
 
     def gone(self, ticket: AdmissionTicket) -> None:
-        """Note that nobody reads the answer of a request that was let in: what it still generates is wasted."""
+        """Record that the client of an admitted request has gone: tokens generated from now on are wasted."""
         ticket.gone = True
 
     def finished(self, ticket: AdmissionTicket, ending: TicketEnding, now: int) -> None:
-        """Note that a request that was let in is over."""
+        """Record that an admitted request is over; release its KV blocks and settle its charges."""
         if ticket.state is not TicketState.RUNNING:
             return
         ticket.state = TicketState.OVER
-        self._outlook.finished(ticket, ending, now)
+        self._estimate.finished(ticket, ending, now)
         self._headroom.release(ticket.holding)
         use = self.usage.of(ticket.tenant, ticket.level.name)
         use.finish(ending.value, ticket.generated)
@@ -248,13 +250,13 @@ class AdmissionController:
         if ticket.started_at is not None:
             self._settle(ticket, now)
         elif ending in (TicketEnding.FAILED, TicketEnding.REFUSED):
-            self._give_back(ticket, now)
+            self._refund(ticket, now)
         else:
             use.input_tokens += ticket.paid_input
             self._settle(ticket, now)
 
     def withdraw(self, ticket: AdmissionTicket, now: int) -> bool:
-        """Drop a request whose client gave up; False if it does not wait."""
+        """Drop a request whose client gave up; return False if it does not wait."""
         if ticket.state is not TicketState.WAITING:
             return False
         self._drop(ticket, now)
@@ -262,56 +264,56 @@ class AdmissionController:
         return True
 
     def tell(self, statistics: EngineStatistics) -> None:
-        """Take in what the engine says of its memory."""
+        """Update the KV headroom from the statistics of the engine."""
         self._headroom.tell(statistics)
 
     def limit_running(self, most: int) -> None:
-        """Take in how many sequences the engine runs at once; 0: any number."""
-        self._most_running = most
+        """Set the maximum number of sequences that the engine runs at once; 0 for no limit."""
+        self._engine_limit = most
 
     def set_ready(self, ready: bool, now: int) -> None:
-        """Let nobody in while the engine is not there. Those that wait go on waiting, without a promise."""
-        self._outlook.set_ready(ready, now)
+        """Admit no requests while the engine is down. Waiting requests stay queued, without latency guarantees."""
+        self._estimate.set_ready(ready, now)
 
     def follow(self) -> None:
-        """Go on by the policy that the accounts have now. Who was let in stays."""
+        """Apply the current policy of the accounts. Admitted requests are not affected."""
         policy = self._accounts.policy
         self._limits = policy.limits_of(self.model, self.tokens)
         self._headroom.change(self._limits.overcommit)
         self._queue.follow(policy)
 
     def close(self) -> None:
-        """Refuse everybody that comes from now on. Those that wait are still let in."""
+        """Reject all new requests from now on. Waiting requests are still admitted."""
         self._draining = True
 
     def drain(self, now: int) -> list[RefusedTicket]:
-        """Close, and refuse everybody that waits."""
+        """Reject all new and all waiting requests; return the latter."""
         self.close()
         refused = []
         for ticket in self._queue.drain():
-            self._give_back(ticket, now)
-            refused.append(self._refused(ticket, refusals.closed_refusal(self._of, self.running)))
+            self._refund(ticket, now)
+            refused.append(self._record_refusal(ticket, refusals.closed_refusal(self._model_label, self.running)))
         return refused
 
-    # What a request that comes has to pass, in this order.
+    # Checks for a new request, in this order.
 
-    def _limit(self, ticket: AdmissionTicket, account: Account, now: int) -> AdmissionRefusal | None:
-        """Return why a request may not come, whatever else is to do; else say in it what it will take."""
+    def _limit_refusal(self, ticket: AdmissionTicket, account: Account, now: int) -> AdmissionRefusal | None:
+        """Return a refusal if a limit independent of the load is exceeded; else set the ticket's charges and cost."""
         tenant = account.tenant
         level = self._accounts.policy.class_of(tenant, ticket.wanted_class)
         ticket.level = level or self._accounts.policy.classes[tenant.level]
         if self._draining:
-            return refusals.closed_refusal(self._of, self.running)
+            return refusals.closed_refusal(self._model_label, self.running)
         if level is None:
             return refusals.unknown_class_refusal(tenant, ticket.wanted_class)
-        refusal = size_refusal(ticket, self._limits, self._headroom, self._of)
+        refusal = size_refusal(ticket, self._limits, self._headroom, self._model_label)
         if refusal is not None:
             return refusal
         if not account.retries.allows(ticket.retry):
             return account.retry_refusal()
         if self.tokens:
-            ticket.expected = self._outlook.expected(ticket)
-            # An estimate may be far off. It is no reason to never let somebody in.
+            ticket.expected = self._estimate.expected(ticket)
+            # An estimate may be far off, so it must not exceed the burst: such a request could never be admitted.
             burst = account.burst(QuotaLimit.OUTPUT_RATE)
             ahead = ticket.expected if burst is None else min(ticket.expected, burst)
             burst = account.burst(QuotaLimit.INPUT_RATE)
@@ -325,93 +327,95 @@ class AdmissionController:
         return account.refusal(ticket.charged, now)
 
     def _ahead(self, ticket: AdmissionTicket, account: Account) -> float:
-        """Return the work of those that would begin before a request that has to wait."""
+        """Return the work that would be started before a request that has to wait."""
         return self._queue.ahead(ticket.level, ticket.tenant, account.tenant.weight, ticket.priority)
 
     def _displace(
         self, ticket: AdmissionTicket, account: Account, now: int
     ) -> tuple[RefusedTicket, ...] | AdmissionRefusal:
-        """Make room in the queue for a request, or return why there is none."""
+        """Shed less important requests to make room in the queue, or return a refusal if that is not possible."""
         limits, queue = self._limits, self._queue
         count = queue.count + 1 - limits.queue_length if limits.queue_length else 0
         cost = queue.cost + ticket.cost - limits.queue_size if limits.queue_size else 0.0
         if count <= 0 and cost <= 0:
             return ()
-        refusal = self._full(by_size=count <= 0, now=now)
-        going = queue.displaced_by(ticket, account.tenant.weight, count, cost)
-        if going is None:
+        refusal = self._full_refusal(by_size=count <= 0, now=now)
+        victims = queue.displaced_by(ticket, account.tenant.weight, count, cost)
+        if victims is None:
             return refusal
-        for each in going:
+        for each in victims:
             self._drop(each, now)
-        return tuple(self._refused(each, refusal) for each in going)
+        return tuple(self._record_refusal(each, refusal) for each in victims)
 
-    # What happens to a request that has passed.
+    # Admission and the end of a request.
 
     def _fits(self, ticket: AdmissionTicket) -> bool:
         if not self.running:
             return True
         running = self.running + ticket.sequences
-        if any(0 < most < running for most in (self._limits.max_running, self._most_running)):
+        if any(0 < most < running for most in (self._limits.max_running, self._engine_limit)):
             return False
         return not self.tokens or self._headroom.fits(self._blocks(ticket))
 
     def _blocks(self, ticket: AdmissionTicket) -> int:
-        """Return how many blocks a request will hardly exceed; at the most all that there are."""
-        ticket.bound = self._outlook.cautious(ticket)
+        """Return a conservative estimate of the KV blocks that a request needs, capped at the total number."""
+        ticket.bound = self._estimate.cautious(ticket)
         return min(self._headroom.blocks(ticket.input_size + ticket.bound), self._headroom.total_blocks)
 
     def _admit(self, ticket: AdmissionTicket, now: int) -> None:
         ticket.state = TicketState.RUNNING
         ticket.admitted_at = now
-        self._outlook.admitted(ticket)
+        self._estimate.admitted(ticket)
         if self.tokens:
             ticket.holding = self._headroom.promise(self._blocks(ticket))
         self.usage.of(ticket.tenant, ticket.level.name).admitted += 1
 
     def _expire(self, now: int) -> list[RefusedTicket]:
         refused = []
-        for ticket, limit in self._last_moments.over(now):
+        for ticket, limit in self._latest_starts.over(now):
             waited = float(now - ticket.offered_at)
             if limit is QuotaLimit.DEADLINE:
                 refusal = refusals.late_refusal((ticket.deadline or 0) - ticket.offered_at, waited)
-            elif self._outlook.promises(ticket):
+            elif self._estimate.promises(ticket):
                 refusal = refusals.slow_refusal(ticket.level, waited, None)
             else:
                 continue
             self._drop(ticket, now)
-            refused.append(self._refused(ticket, refusal))
+            refused.append(self._record_refusal(ticket, refusal))
         return refused
 
     def _drop(self, ticket: AdmissionTicket, now: int) -> None:
-        """Take out one that waits, and have it pay for nothing else than having asked."""
+        """Remove a waiting request and refund everything but the charge for the request itself."""
         self._queue.remove(ticket)
-        self._give_back(ticket, now)
+        self._refund(ticket, now)
 
     def _settle(self, ticket: AdmissionTicket, now: int) -> None:
-        """Have the tenant pay for what was used, no more and no less."""
+        """Correct the tenant's charge to the tokens actually generated."""
         ticket.account.leave(ticket.charged)
         ticket.account.settle(
             QuotaLimit.OUTPUT_RATE, ticket.charged.get(QuotaLimit.OUTPUT_RATE, 0) - ticket.generated, now
         )
 
-    def _give_back(self, ticket: AdmissionTicket, now: int) -> None:
-        """Have the tenant pay for having asked, and for nothing else."""
+    def _refund(self, ticket: AdmissionTicket, now: int) -> None:
+        """Refund everything but the charge for the request itself."""
         self._settle(ticket, now)
         for limit in (QuotaLimit.INPUT_RATE, QuotaLimit.BYTE_RATE):
             ticket.account.settle(limit, ticket.charged.get(limit, 0), now)
 
-    def _refused(self, ticket: AdmissionTicket, refusal: AdmissionRefusal) -> RefusedTicket:
+    def _record_refusal(self, ticket: AdmissionTicket, refusal: AdmissionRefusal) -> RefusedTicket:
         self.usage.of(ticket.tenant, ticket.level.name).refuse(refusal.limit)
         return RefusedTicket(ticket, refusal)
 
     @property
-    def _of(self) -> str:
+    def _model_label(self) -> str:
         return f"model '{self.model}'"
 
-    def _full(self, *, by_size: bool, now: int) -> AdmissionRefusal:
+    def _full_refusal(self, *, by_size: bool, now: int) -> AdmissionRefusal:
         queue, limits = self._queue, self._limits
-        work = self._outlook.work(queue.cost, now)
+        work = self._estimate.work(queue.cost, now)
         if not by_size:
-            return refusals.full_refusal(QuotaLimit.QUEUE_LENGTH, self._of, limits.queue_length, queue.count, work)
+            return refusals.full_refusal(
+                QuotaLimit.QUEUE_LENGTH, self._model_label, limits.queue_length, queue.count, work
+            )
         limit = QuotaLimit.QUEUE_TOKENS if self.tokens else QuotaLimit.QUEUE_BYTES
-        return refusals.full_refusal(limit, self._of, limits.queue_size, int(queue.cost), work)
+        return refusals.full_refusal(limit, self._model_label, limits.queue_size, int(queue.cost), work)

@@ -1,4 +1,7 @@
-"""How many tokens a request will probably generate, from those that finished before it."""
+"""Estimators of admission control: output lengths, tokens per byte, engine speed, and KV cache headroom.
+
+All of them learn from earlier requests, weighting recent measurements more than old ones.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from dataclasses import dataclass
 from typing import Final
 
 _LATEST: Final = 1 / 32
-"""How much the latest counts; among the first few all count alike."""
+"""Weight of the latest value in the moving average; the first values are weighted equally."""
 _MARGIN: Final = 1.0
-"""Deviations above the mean that memory is promised for."""
+"""Number of mean deviations above the mean for which memory is reserved."""
 _UNKNOWN: Final = 256
-"""Tokens that memory is promised for as long as nothing is known: else the first that may have as many as there is room
-for would have to run alone."""
+"""Tokens for which memory is reserved while no length is known: otherwise the first request without a limit would have
+to run alone."""
 
 
 class LengthHistory:
-    """Mean and mean deviation of what was seen, the latest more than the earlier."""
+    """Exponentially weighted moving averages (EWMA) of a value and of its absolute deviation."""
 
     __slots__ = ("_count", "deviation", "mean")
 
@@ -27,7 +30,7 @@ class LengthHistory:
         self.deviation = 0.0
 
     def note(self, value: float) -> None:
-        """Take in one value more."""
+        """Add a value."""
         self._count += 1
         part = max(_LATEST, 1 / self._count)
         if self._count > 1:
@@ -36,12 +39,12 @@ class LengthHistory:
 
     @property
     def enough(self) -> bool:
-        """Whether so much was seen that it counts."""
+        """Whether there are enough values for a meaningful mean."""
         return self._count >= 8
 
 
 class LengthForecast:
-    """For one model; learns for each tenant, and for all together as long as little is known of one."""
+    """Predicts output lengths for one model: by tenant, or over all tenants while too little is known of one."""
 
     __slots__ = ("_all", "_tenants")
 
@@ -50,7 +53,7 @@ class LengthForecast:
         self._tenants: dict[str, LengthHistory] = {}
 
     def note(self, tenant: str, generated: int) -> None:
-        """Learn from a request that ended by itself."""
+        """Add the length of a request that completed normally."""
         self._all.note(generated)
         own = self._tenants.get(tenant)
         if own is None:
@@ -58,17 +61,17 @@ class LengthForecast:
         own.note(generated)
 
     def expected(self, tenant: str, most: int) -> int:
-        """Return how many tokens a request will probably have that may have ``most``; ``most`` if nobody knows."""
+        """Return the expected output length of a request, at most ``most``; ``most`` if unknown."""
         known = self._known(tenant)
         return most if known is None else max(1, min(most, round(known.mean)))
 
     def cautious(self, tenant: str, most: int, generated: int = 0) -> int:
-        """Return how many tokens it will hardly exceed; for one that has ``generated`` some, more than those."""
+        """Return a conservative output length, greater than ``generated`` and at most ``most``."""
         known = self._known(tenant)
         if known is None:
             return min(most, max(_UNKNOWN, 2 * generated))
         bound = known.mean + _MARGIN * known.deviation
-        # One that is longer than most is as long again, for all anybody knows.
+        # One that has exceeded the bound is assumed to continue for another mean deviation.
         return max(1, min(most, round(bound if generated < bound else generated + known.deviation + 1)))
 
     def _known(self, tenant: str) -> LengthHistory | None:
@@ -78,55 +81,51 @@ class LengthForecast:
         return self._all if self._all.enough else None
 
 
-# How many tokens a model makes of a text or an image, before anybody has counted them: from those that were.
-
-_OF_A_BYTE: Final = 0.5
-"""Tokens, as long as nothing is known: more than European languages and less than bytes alone have."""
-_SURELY: Final = 0.5
-"""Of what is usual, as much is there in any case."""
+_TOKENS_PER_BYTE: Final = 0.5
+"""Initial estimate: more than for European languages, less than for byte-level tokens."""
+_SURE_FRACTION: Final = 0.5
+"""Fraction of the mean ratio that is used as a lower bound."""
 
 
 class TokenRatio:
-    """Of one model: tokens for each byte of a text, or for each image."""
+    """Estimates the tokens of a prompt before the engine has counted them: per byte of text, or per image."""
 
     __slots__ = ("_seen", "_unknown")
 
-    def __init__(self, unknown: float = _OF_A_BYTE) -> None:
-        """``unknown``: tokens for each, as long as nothing is known."""
+    def __init__(self, unknown: float = _TOKENS_PER_BYTE) -> None:
+        """``unknown``: initial ratio, used until enough prompts were counted."""
         self._unknown = unknown
         self._seen = LengthHistory()
 
     def note(self, size: int, tokens: int) -> None:
-        """Learn from so many bytes, or images, that became so many tokens."""
+        """Record that ``size`` bytes or images became ``tokens`` tokens."""
         if size:
             self._seen.note(tokens / size)
 
     def expected(self, size: int) -> int:
-        """Return how many tokens so many will hardly exceed."""
+        """Return a conservative estimate of the tokens of ``size`` bytes or images."""
         each = self._seen.mean + self._seen.deviation if self._seen.enough else self._unknown
         return math.ceil(size * each)
 
     def least(self, size: int) -> int:
-        """Return how many tokens they have in any case."""
-        return int(size * self._seen.mean * _SURELY) if self._seen.enough else 0
+        """Return a lower bound of the tokens of ``size`` bytes or images; 0 if unknown."""
+        return int(size * self._seen.mean * _SURE_FRACTION) if self._seen.enough else 0
 
-
-# How fast an engine is, as measured: what decides whether a request can be in time.
 
 _SPAN: Final = 250_000_000
-"""Nanoseconds over which tokens are counted."""
+"""Length of a throughput measurement in nanoseconds."""
 _MEMORY: Final = 5e9
-"""Nanoseconds after which a measurement counts for a third."""
-_PACE_LATEST: Final = 64
-"""Prompts by which it is said how much longer than expected one may take."""
-_SELDOM: Final = 20
-"""One in so many takes longer than that."""
+"""Time constant of the exponential decay in nanoseconds: after it, a measurement has about a third of its weight."""
+_PREFILL_SAMPLES: Final = 64
+"""Number of recent prompts from which the tail of prefill times is estimated."""
+_TAIL: Final = 20
+"""One in this many prompts exceeds the estimated tail (the 95th percentile)."""
 _STALE: Final = 10_000_000_000
-"""Nanoseconds after which one that was not renewed does not count: else one bad moment could shut the door for good."""
+"""Nanoseconds after which an unrenewed measurement is ignored: else one slow phase could block admission forever."""
 
 
-class _Line:
-    """A time that grows with a number: some of it anyway, and some for each. The latest values count more."""
+class _LinearFit:
+    """Exponentially weighted least-squares fit of a duration as a linear function of a size."""
 
     __slots__ = ("_at", "_n", "_x", "_xx", "_xy", "_y")
 
@@ -135,7 +134,7 @@ class _Line:
         self._at = 0
 
     def note(self, x: float, y: float, now: int) -> None:
-        """Note that ``x`` took ``y``."""
+        """Add a measurement: size ``x`` took ``y``."""
         fade = math.exp((self._at - now) / _MEMORY) if self._n else 0.0
         self._n = self._n * fade + 1
         self._x = self._x * fade + x
@@ -145,20 +144,20 @@ class _Line:
         self._at = now
 
     def at(self, x: float, now: int) -> float | None:
-        """Return how long ``x`` takes; None if nothing is known."""
+        """Return the predicted duration for size ``x``; None if unknown."""
         if not self._n or now - self._at > _STALE:
             return None
         mean_x, mean_y = self._x / self._n, self._y / self._n
         spread = self._xx / self._n - mean_x * mean_x
         if spread <= mean_x * mean_x / 100:
-            # All were alike. Whatever is smaller takes as long, for all anybody knows; what is larger, as much longer.
+            # All sizes were alike, so there is no slope: assume the mean for smaller sizes, proportional growth above.
             return mean_y * max(1.0, x / mean_x) if mean_x else mean_y
         slope = min(max((self._xy / self._n - mean_x * mean_y) / spread, 0.0), mean_y / mean_x)
         return mean_y + slope * (x - mean_x)
 
 
 class _Mean:
-    """The mean of a figure, the latest values more than the earlier."""
+    """Exponentially decaying weighted mean."""
 
     __slots__ = ("_at", "_value", "_weight")
 
@@ -168,19 +167,19 @@ class _Mean:
         self._at = 0
 
     def note(self, amount: float, weight: float, now: int) -> None:
-        """Note ``amount`` for ``weight``: seconds for tokens, or tokens for seconds."""
+        """Add ``amount`` per ``weight``: time per tokens, or tokens per time."""
         fade = math.exp((self._at - now) / _MEMORY) if self._weight else 0.0
         self._value = self._value * fade + amount
         self._weight = self._weight * fade + weight
         self._at = now
 
     def at(self, now: int) -> float | None:
-        """Return the amount for each weight; None if nothing is known."""
+        """Return the amount per unit of weight; None if unknown."""
         return self._value / self._weight if self._weight and now - self._at <= _STALE else None
 
 
 class EngineSpeed:
-    """Of one engine, or of a model that is none."""
+    """Measured speed of one engine, or of a model that is not an LLM: prefill, decode and throughput."""
 
     __slots__ = (
         "_begun",
@@ -198,13 +197,13 @@ class EngineSpeed:
     )
 
     def __init__(self, now: int) -> None:
-        self._prefill = _Line()
-        self._excesses: deque[float] = deque(maxlen=_PACE_LATEST)
-        """How many times as long as expected the latest prompts took."""
+        self._prefill = _LinearFit()
+        self._excesses: deque[float] = deque(maxlen=_PREFILL_SAMPLES)
+        """Ratios of actual to expected prefill time of the latest prompts."""
         self._excess = 1.0
-        """That hardly any exceeds."""
+        """95th percentile of these ratios, at least 1."""
         self._decode: dict[int, _Mean] = {}
-        """Nanoseconds that one sequence takes for a token, by the number of bits of how many run."""
+        """Nanoseconds per token of one sequence, by the bit length of the number of running sequences."""
         self._throughput = _Mean()
         self._begun = self._seen = now
         self._running = 0
@@ -212,61 +211,61 @@ class EngineSpeed:
         self._generated = 0
         self._work = 0.0
         self._waiting = False
-        """Somebody has waited since ``_begun``: what was done since is what the engine can do."""
+        """Requests have been waiting since ``_begun``, so the work done since shows the engine's capacity."""
 
     def note_prefill(self, tokens: int, took: int, now: int) -> None:
-        """Note that ``tokens`` of prompts, of one request and of those read beside it, took nanoseconds."""
+        """Record the prefill time of a request: ``tokens`` of its prompt and of those before it took ``took`` ns."""
         expected = self._prefill.at(tokens, now)
         if expected:
             self._excesses.append(took / expected)
-            self._excess = max(1.0, sorted(self._excesses)[-1 - len(self._excesses) // _SELDOM])
+            self._excess = max(1.0, sorted(self._excesses)[-1 - len(self._excesses) // _TAIL])
         self._prefill.note(tokens, took, now)
 
     def note_generated(self, tokens: int, now: int) -> None:
-        """Note tokens of output."""
+        """Record generated tokens."""
         self._generated += tokens
         self.note_work(tokens, now)
 
     def note_work(self, cost: float, now: int) -> None:
-        """Note work that is no output: a prompt that was read, a request that was executed."""
+        """Record finished work: generated tokens, a prompt after prefill, or an executed request."""
         self._work += cost
         if now - self._begun >= _SPAN:
             self._close(now)
 
     def note_running(self, running: int, now: int) -> None:
-        """Note how many sequences generate from now on."""
+        """Record how many sequences generate from now on."""
         self._running_time += self._running * (now - self._seen)
         self._seen = now
         self._running = running
 
-    def note_waiting(self, somebody: bool, now: int) -> None:
-        """Note whether somebody waits from now on."""
-        if somebody != self._waiting:
+    def note_waiting(self, waiting: bool, now: int) -> None:
+        """Record whether requests are waiting from now on."""
+        if waiting != self._waiting:
             self._close(now)
-            self._waiting = somebody
+            self._waiting = waiting
 
     def work(self, cost: float, now: int) -> float | None:
-        """Return the nanoseconds that the engine needs for so much work of those that wait; None if nobody knows."""
+        """Return the nanoseconds that the engine needs for queued work of ``cost``; None if unknown."""
         each = self._throughput.at(now)
         return None if each is None else cost * each
 
     def prefill(self, tokens: int, now: int) -> float | None:
-        """Return the nanoseconds in which prompts of ``tokens`` are read, but for one in twenty; None if nobody knows.
+        """Return the 95th percentile of the prefill time of ``tokens`` in nanoseconds; None if unknown.
 
-        Where more comes than can be done, whoever is let in has waited nearly as long as is promised. Were no more than
-        the usual time left, every second one of those would be late.
+        Under overload, admitted requests have waited almost as long as their guarantee allows. With the mean time,
+        every second one of them would be late.
         """
         expected = self._prefill.at(tokens, now)
         return None if expected is None else expected * self._excess
 
     def decode(self, tokens: int, running: int, now: int) -> float | None:
-        """Return the nanoseconds in which one of ``running`` sequences generates ``tokens``; None if nobody knows."""
+        """Return the nanoseconds in which one of ``running`` sequences generates ``tokens``; None if unknown."""
         wanted = running.bit_length()
         known = [(abs(bits - wanted), -bits, each) for bits, mean in self._decode.items() if (each := mean.at(now))]
         return tokens * min(known)[2] if known else None
 
     def _close(self, now: int) -> None:
-        """Take in what was counted, and begin anew."""
+        """Add the current counts to the measurements and start a new period."""
         self.note_running(self._running, now)
         passed = now - self._begun
         if self._generated and self._running_time:
@@ -279,39 +278,37 @@ class EngineSpeed:
         self._work = 0.0
 
 
-# Whether the KV cache of an engine has room for one more request until that is done.
-#
-# The engine tells now and then how many blocks are free. Of those, what the requests that run will still grow by is
-# promised already, and so is all of a request that has been let in and that the engine may not know yet. Only what is
-# left after that is given away, and a fraction of the whole beyond it if the policy says so.
-
-
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """What an engine tells of itself."""
+    """State of an engine's KV cache as reported by the engine."""
 
     total_blocks: int
     free_blocks: int
-    """Those that it can reuse are free."""
+    """Includes cached blocks that can be reused."""
     block_size: int
-    """Tokens that one holds."""
+    """Tokens per block."""
 
 
 class KvReservation:
-    """The blocks of one request."""
+    """KV blocks reserved for one request."""
 
     __slots__ = ("held", "promised", "shared")
 
     def __init__(self, promised: int) -> None:
         self.promised = promised
         self.held = 0
-        """Of those, as many as it has by now."""
+        """Number of promised blocks that it occupies now."""
         self.shared = 0
-        """Of those, as many as others have, too: they are not free when it ends."""
+        """Number of promised blocks shared with other requests: they are not freed when it ends."""
 
 
 class KvHeadroom:
-    """Of one engine. It has no bounds until the engine has told its figures."""
+    """Decides whether the KV cache of an engine has room for a request until that finishes.
+
+    The engine reports its free blocks from time to time. From these, the growth still promised to running requests is
+    subtracted, and all blocks of admitted requests that the engine may not know yet. Only the rest is available, plus a
+    configurable fraction of the total (overcommit). Unlimited until the first report.
+    """
 
     __slots__ = ("_held", "_left", "_overcommit", "_promised", "block_size", "free_blocks", "total_blocks")
 
@@ -321,39 +318,39 @@ class KvHeadroom:
         self._held = 0
         self._left = 0
         self.block_size = 0
-        """0: the engine has not told anything yet."""
+        """0 until the first report of the engine."""
         self.total_blocks = 0
         self.free_blocks = 0
-        """As the engine told last."""
+        """As of the last report."""
 
     def tell(self, statistics: EngineStatistics) -> None:
-        """Take in what the engine says."""
+        """Process a report of the engine."""
         self.block_size = statistics.block_size
         self.total_blocks = statistics.total_blocks
         self.free_blocks = statistics.free_blocks
         self._left = statistics.free_blocks - (self._promised - self._held)
 
     def change(self, overcommit: float) -> None:
-        """Go on by another policy."""
+        """Change the overcommit fraction."""
         self._overcommit = overcommit
 
     @property
     def promised(self) -> int:
-        """Blocks that all that run have or may have."""
+        """Number of blocks promised to all running requests, occupied ones included."""
         return self._promised
 
     @property
     def left(self) -> int:
-        """Blocks that are not promised to anybody; below 0: how much too much was."""
+        """Number of blocks not promised to any request; negative if overcommitted."""
         return self._left
 
     @property
     def limit(self) -> int:
-        """As many blocks may be promised, all together."""
+        """Maximum number of promised blocks."""
         return self.total_blocks + int(self._overcommit * self.total_blocks)
 
     def blocks(self, tokens: int) -> int:
-        """Return how many blocks hold ``tokens``."""
+        """Return the number of blocks needed for ``tokens``; 0 until the first report."""
         return -(-tokens // self.block_size) if self.block_size else 0
 
     def fits(self, blocks: int) -> bool:
@@ -363,25 +360,25 @@ class KvHeadroom:
         return blocks <= min(self._left + self.limit - self.total_blocks, self.limit - self._promised)
 
     def promise(self, blocks: int) -> KvReservation:
-        """Promise blocks to a request."""
+        """Reserve blocks for a request."""
         self._promised += blocks
         self._left -= blocks
         return KvReservation(blocks)
 
     def grow(self, holding: KvReservation, promised: int) -> None:
-        """Promise more to a request that needs more than was thought. It has been let in: it gets them."""
+        """Enlarge the reservation of an admitted request that needs more than estimated, even beyond the limit."""
         more = promised - holding.promised
         holding.promised += more
         self._promised += more
         self._left -= more
 
     def hold(self, holding: KvReservation, held: int) -> None:
-        """Note how many of the promised blocks a request has by now."""
+        """Record how many of its promised blocks a request occupies now."""
         self._held += held - holding.held
         holding.held = held
 
     def release(self, holding: KvReservation) -> None:
-        """Have back what was promised to a request."""
+        """Release the reservation of a request."""
         self._promised -= holding.promised
         self._held -= holding.held
         self._left += holding.promised - holding.shared

@@ -1,12 +1,13 @@
-"""Who is next: the work of a model divided fairly between classes, and inside a class between tenants.
+"""Weighted fair queueing of the requests to one model: between classes, and within a class between tenants.
 
-Start-time fair queueing, twice. Each request has a *start tag* on a clock that shows how much work was begun for
-everybody, divided by weight: that of whoever was served last. Who has the smallest tag is next. A tenant that asks for
-more than its share runs ahead of the clock and has to wait for it; one that asks for less finds the clock where it
-stands and is next. Who did not ask for a while saves nothing up but a few requests: where waits have to be brief hardly
-anybody may wait, and of a tenant that asks for all of its share at times nobody does; what it lost so it makes up for.
+The algorithm is start-time fair queueing (SFQ) on two levels. Each flow has a *start tag* on a virtual clock that
+advances with the work started, divided by weight: the clock is the start tag of the flow served last. The flow with the
+smallest tag is served next. A tenant that requests more than its share runs ahead of the clock and has to wait; one
+that requests less is tagged with the current clock and is served soon. An idle flow accumulates no credit beyond a few
+requests. That much is needed because with short latency targets hardly any request may wait, so that even a tenant that
+uses its full share momentarily has an empty queue; the credit makes up for the share it loses then.
 
-Only the first request of a tenant has a tag, so a heap has one entry for each tenant that waits. Classes are few.
+Only the first request of a tenant has a tag, so a heap has one entry per waiting tenant. Classes are few.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from typing import Final
 from nerite.admission.policy import AdmissionPolicy, PriorityClass
 from nerite.admission.ticket import AdmissionTicket, TicketState
 
-_HUSKS: Final = 32
-_SAVED: Final = 8
-"""Requests that somebody may be behind the clock, who had nothing to do.
+_TOMBSTONE_SLACK: Final = 32
+_MAX_CREDIT: Final = 8
+"""Maximum credit of a flow that was idle, in requests: how far its start tag may be behind the clock.
 
-With 4, where promises leave time for two of a tenant to wait, the heaviest lost a twentieth of its share."""
+With 4, and latency targets that allow two requests of a tenant to wait, the heaviest tenant lost 5 % of its share."""
 
 
 class _Share:
-    """Whoever has a part of something, and the clock by which that is."""
+    """Entity with a weight that is scheduled by start tag on the virtual clock: a class, or a tenant's flow."""
 
     __slots__ = ("finish", "owed", "start", "weight")
 
@@ -37,60 +38,60 @@ class _Share:
         self.start = 0.0
         self.finish = 0.0
         self.owed = 0.0
-        """Work that was done beyond what was expected."""
+        """Actual minus expected work not yet accounted for in the tags."""
 
-    def rise(self, clock: float) -> None:
-        """Have something to do after a while without."""
+    def activate(self, clock: float) -> None:
+        """Become active after having been idle: compute the start tag."""
         self.finish += self.owed / self.weight
         self.owed = 0.0
         self.start = max(clock, self.finish)
 
     def serve(self, cost: float) -> None:
-        """Have the first of what waits done, and be ready for the next."""
-        # What was expected and not done is worth no more than what is begun now: the clock does not run backwards.
+        """Account for the first waiting request being served, and compute the start tag of the next one."""
+        # A credit for work that was expected but not done is limited to this cost: virtual time never goes back.
         work = max(cost + self.owed, 0.0)
         self.owed += cost - work
         self.finish = self.start = self.start + work / self.weight
 
 
 class _Flow(_Share):
-    """What waits of one tenant in one class. Those who left from the middle stay as husks until they are passed."""
+    """Waiting requests of one tenant in one class. Requests removed from the middle stay as tombstones until passed."""
 
-    __slots__ = ("cost", "count", "entries", "husks")
+    __slots__ = ("cost", "count", "entries", "tombstones")
 
     def __init__(self, weight: int) -> None:
         super().__init__(weight)
         self.entries: deque[AdmissionTicket] = deque()
-        self.husks = 0
+        self.tombstones = 0
         self.count = 0
         self.cost = 0.0
 
     @property
     def length(self) -> float:
-        """How much waits, by what it may have."""
+        """Waiting work divided by weight."""
         return self.cost / self.weight
 
     def first(self) -> AdmissionTicket:
         while self.entries[0].state is not TicketState.WAITING:
             self.entries.popleft()
-            self.husks -= 1
+            self.tombstones -= 1
         return self.entries[0]
 
     def last(self) -> AdmissionTicket:
         while self.entries[-1].state is not TicketState.WAITING:
             self.entries.pop()
-            self.husks -= 1
+            self.tombstones -= 1
         return self.entries[-1]
 
     def add(self, ticket: AdmissionTicket) -> None:
-        """Let one wait behind those that matter as much, and before those that matter less."""
+        """Insert a ticket behind those of the same or a higher priority."""
         entries, behind = self.entries, 0
         while behind < len(entries) and entries[-1 - behind].priority > ticket.priority:
             behind += 1
         entries.insert(len(entries) - behind, ticket)
 
     def before(self, priority: int) -> float:
-        """Return what those cost that a request of this priority would wait for."""
+        """Return the total cost of the requests that a request of this priority would wait for."""
         cost = self.cost
         for each in reversed(self.entries):
             if each.priority <= priority:
@@ -99,14 +100,14 @@ class _Flow(_Share):
                 cost -= each.cost
         return cost
 
-    def drop_husks(self) -> None:
-        if self.husks > len(self.entries) // 2 + _HUSKS:
+    def drop_tombstones(self) -> None:
+        if self.tombstones > len(self.entries) // 2 + _TOMBSTONE_SLACK:
             self.entries = deque(each for each in self.entries if each.state is TicketState.WAITING)
-            self.husks = 0
+            self.tombstones = 0
 
 
 class _Level(_Share):
-    """The flows of one class."""
+    """Flows of one class, one per tenant."""
 
     __slots__ = ("active_weight", "clock", "cost", "count", "flows", "heap", "longest", "rank")
 
@@ -116,50 +117,50 @@ class _Level(_Share):
         self.clock = 0.0
         self.flows: dict[str, _Flow] = {}
         self.heap: list[tuple[float, int, _Flow]] = []
-        """By start tag. An entry that is not that of its flow any more does not count."""
+        """Heap by start tag. An entry whose tag is no longer that of its flow is stale."""
         self.longest: list[tuple[float, int, _Flow]] = []
-        """By negative length, which was right when it was noted and can only have shrunk since."""
+        """Heap by negative length as of insertion; the flow can only have become shorter since."""
         self.active_weight = 0
         self.count = 0
         self.cost = 0.0
 
 
 class FairQueue:
-    """What waits for one model."""
+    """Waiting requests of one model in fair order."""
 
     def __init__(self) -> None:
         self._levels: dict[str, _Level] = {}
         self._order: list[_Level] = []
-        """Those that matter most come first."""
+        """Classes, the most important first."""
         self._clock = 0.0
         self._numbers = itertools.count()
         self.count = 0
         self.cost = 0.0
-        """What all that wait cost together."""
+        """Total cost of the waiting requests."""
 
     def push(self, ticket: AdmissionTicket, weight: int) -> None:
-        """Let ``ticket`` wait behind what its tenant has waiting of its priority; the tenant has a ``weight``."""
+        """Enqueue ``ticket`` behind its tenant's requests of the same priority. ``weight`` is the tenant's."""
         level = self._level(ticket.level)
         flow = self._flow(level, ticket.tenant, weight)
         ticket.state = TicketState.WAITING
         flow.add(ticket)
         if not level.count:
-            level.rise(self._clock)
+            level.activate(self._clock)
         if not flow.count:
-            flow.rise(level.clock - _SAVED * ticket.cost / flow.weight)
+            flow.activate(level.clock - _MAX_CREDIT * ticket.cost / flow.weight)
             level.active_weight += flow.weight
-            self._stand(level, flow)
+            self._push_tag(level, flow)
         self._count(level, flow, 1, ticket.cost)
-        self._note_length(level, flow)
+        self._push_length(level, flow)
 
     def first(self) -> AdmissionTicket | None:
-        """Return who is next; None if nobody waits."""
+        """Return the next ticket; None if the queue is empty."""
         if not self.count:
             return None
         return self._next_flow(self._next_level()).first()
 
     def pop(self) -> AdmissionTicket:
-        """Take out who is next: it runs. Somebody waits."""
+        """Remove and return the next ticket, which is going to run. The queue must not be empty."""
         level = self._next_level()
         flow = self._next_flow(level)
         ticket = flow.first()
@@ -171,31 +172,31 @@ class FairQueue:
         flow.serve(ticket.cost)
         self._count(level, flow, -1, -ticket.cost)
         if flow.count:
-            self._stand(level, flow)
+            self._push_tag(level, flow)
         else:
             level.active_weight -= flow.weight
         return ticket
 
     def remove(self, ticket: AdmissionTicket) -> None:
-        """Take out one that waits, wherever it stands, as if it had never come."""
+        """Remove a waiting ticket from anywhere in the queue, as if it had never been enqueued."""
         level = self._levels[ticket.level.name]
         flow = level.flows[ticket.tenant]
         ticket.state = TicketState.OVER
-        flow.husks += 1
+        flow.tombstones += 1
         self._count(level, flow, -1, -ticket.cost)
-        flow.drop_husks()
+        flow.drop_tombstones()
         if not flow.count:
             level.active_weight -= flow.weight
 
     def settle(self, ticket: AdmissionTicket, more: float) -> None:
-        """Note that a request that ran cost ``more`` than it was expected to, or less."""
+        """Account for the difference between the actual and the expected cost of a request that ran."""
         level = self._levels.get(ticket.level.name)
         if level is not None and (flow := level.flows.get(ticket.tenant)) is not None:
             level.owed += more
             flow.owed += more
 
     def ahead(self, rank: PriorityClass, tenant: str, weight: int, priority: int = 0) -> float:
-        """Return about how much work is done before a request that comes now, at the most."""
+        """Return an approximate upper bound of the work that is done before a request that arrives now."""
         level = self._levels.get(rank.name)
         if level is None:
             return 0.0
@@ -209,15 +210,15 @@ class FairQueue:
     def displaced_by(
         self, ticket: AdmissionTicket, weight: int, count: int, cost: float
     ) -> list[AdmissionTicket] | None:
-        """Return who has to go so that ``ticket`` may wait: ``count`` requests or more, of ``cost`` or more together.
+        """Return the tickets to shed for ``ticket``: at least ``count``, with a total cost of at least ``cost``.
 
-        Those of the least class go first, of the tenant that has most waiting for its weight, and the last to come.
-        In its own class a request takes the place of one of a tenant that has more waiting, or of one of its own that
-        has a lower priority. None: it may not wait. They wait until they are removed.
+        The least important class is shed first, within it the tenant with the most waiting work for its weight, and of
+        that tenant the last request. Within its own class, a request displaces one of a tenant with more waiting work,
+        or one of its own tenant with a lower priority. None: ``ticket`` must be rejected. Nothing is removed here.
         """
         below = [level for level in reversed(self._order) if level.rank.order > ticket.level.order]
         if sum(level.count for level in below) >= count and sum(level.cost for level in below) >= cost:
-            return list(self._from_the_end(below, count, cost))
+            return list(self._victims(below, count, cost))
         level = self._level(ticket.level)
         if count > 1 or not level.count:
             return None
@@ -227,11 +228,15 @@ class FairQueue:
         length = ((own.cost if own else 0.0) + ticket.cost) / weight
         if longest is not own and last.cost >= cost and (longest.cost - last.cost) / longest.weight >= length:
             return [last]
-        mine = own.last() if own is not None and own.count else None
-        return [mine] if mine is not None and mine.priority > ticket.priority and mine.cost >= cost else None
+        own_last = own.last() if own is not None and own.count else None
+        return (
+            [own_last]
+            if own_last is not None and own_last.priority > ticket.priority and own_last.cost >= cost
+            else None
+        )
 
     def follow(self, policy: AdmissionPolicy) -> None:
-        """Go on by the shares and weights of another policy. A class that it does not have keeps its own."""
+        """Apply the shares and weights of a new policy. Classes that it does not define keep theirs."""
         for level in self._order:
             level.rank = policy.classes.get(level.rank.name, level.rank)
             level.weight = level.rank.share
@@ -243,7 +248,7 @@ class FairQueue:
         self._order.sort(key=lambda level: level.rank.order)
 
     def drain(self) -> list[AdmissionTicket]:
-        """Take out everybody."""
+        """Remove and return all waiting tickets."""
         waiting = [
             ticket
             for level in self._order
@@ -255,8 +260,8 @@ class FairQueue:
             self.remove(ticket)
         return waiting
 
-    def _from_the_end(self, levels: list[_Level], count: int, cost: float) -> Iterator[AdmissionTicket]:
-        """Yield the last of the longest flows, class by class, until it is enough."""
+    def _victims(self, levels: list[_Level], count: int, cost: float) -> Iterator[AdmissionTicket]:
+        """Yield the last tickets of the longest flows, class by class, until ``count`` and ``cost`` are reached."""
         for level in levels:
             entries = {id(flow): reversed(flow.entries) for flow in level.flows.values() if flow.count}
             lengths = [(-flow.length, number, flow) for number, flow in enumerate(level.flows.values()) if flow.count]
@@ -275,7 +280,7 @@ class FairQueue:
         level = self._levels.get(rank.name)
         if level is None:
             level = self._levels[rank.name] = _Level(rank)
-            level.rise(self._clock)
+            level.activate(self._clock)
             self._order = sorted(self._levels.values(), key=lambda each: each.rank.order)
         return level
 
@@ -299,9 +304,9 @@ class FairQueue:
                 return flow
             heapq.heappop(level.heap)
 
-    def _stand(self, level: _Level, flow: _Flow) -> None:
-        """Have a flow stand where its tag says."""
-        if len(level.heap) > 2 * len(level.flows) + _HUSKS:
+    def _push_tag(self, level: _Level, flow: _Flow) -> None:
+        """Push the current start tag of a flow to the heap."""
+        if len(level.heap) > 2 * len(level.flows) + _TOMBSTONE_SLACK:
             level.heap = [entry for entry in level.heap if entry[2].count and entry[2].start == entry[0]]
             heapq.heapify(level.heap)
         heapq.heappush(level.heap, (flow.start, next(self._numbers), flow))
@@ -311,9 +316,9 @@ class FairQueue:
             each.count += one
             each.cost = each.cost + cost if each.count else 0.0
 
-    def _note_length(self, level: _Level, flow: _Flow) -> None:
+    def _push_length(self, level: _Level, flow: _Flow) -> None:
         heapq.heappush(level.longest, (-flow.length, next(self._numbers), flow))
-        if len(level.longest) > 2 * len(level.flows) + _HUSKS:
+        if len(level.longest) > 2 * len(level.flows) + _TOMBSTONE_SLACK:
             level.longest = [(-each.length, next(self._numbers), each) for each in level.flows.values() if each.count]
             heapq.heapify(level.longest)
 

@@ -1,8 +1,8 @@
-"""Requests with an idempotency key: who asks once more, because a connection broke, gets the answer that is under way.
+"""Idempotency keys: a client that retries a request after a broken connection joins the answer in progress.
 
-Such a request is not queued itself. Another one is made for it, which nobody can cancel by going away, and whoever asks
-with its key follows that: gets all that was said so far, and then what is said. What is kept, and for how long, is
-decided by ``KeyedResponses``.
+A request with a key is not queued itself. A carrier request is queued in its place, which a disconnecting client does
+not cancel. All requests with the key follow it: they get the responses so far, and then each new one.
+``KeyedResponses`` decides what is kept and for how long.
 """
 
 from __future__ import annotations
@@ -27,63 +27,62 @@ from nerite.core.request import NAME, IdempotencyKey, InferenceRequest, RequestH
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.dispatch.busy_poll import LoopTimer
 
-# Which answers are kept for who asks once more with the same key, and for how long.
-#
-# An answer is there from the first question on. While somebody follows it, it goes on; when the last one is gone, it
-# goes on for a time of grace, and so long it is kept when it is complete. Somebody who asks the same with its key
-# within that time follows it, too. Who asks something else with its key is told so.
-#
-# What is kept is bounded: of complete answers the oldest go first. An answer under way that is too long by itself is
-# given up: whoever follows it goes on, and nobody joins them any more.
-
 _SPARE: Final = 64
-"""Ends of times of grace that count no more, which are kept beside as many as there are answers."""
+"""Number of stale grace-period entries always tolerated, in addition to one per answer."""
 
 
 class KeyedResponse:
-    """One answer. ``KeyedResponses`` keeps the books on it, others read."""
+    """State of the answer to one idempotency key. Changed by ``KeyedResponses`` only."""
 
     __slots__ = ("complete", "following", "kept", "key", "question", "size", "until")
 
     def __init__(self, key: Hashable, question: object) -> None:
         self.key = key
         self.question = question
-        """Equal for those who ask the same."""
+        """Content of the request; equal for equal requests."""
         self.following = 0
-        """How many get it."""
+        """Number of followers."""
         self.complete = False
         self.kept = False
-        """Others may still join."""
+        """Other requests may still join."""
         self.size = 0
-        """Bytes of it that are kept."""
+        """Number of bytes kept."""
         self.until: int | None = None
-        """The end of its grace; None while somebody follows what is not complete."""
+        """End of its grace period; None while an incomplete answer has followers."""
 
 
 A = TypeVar("A", bound=KeyedResponse)
 
 
 class KeyedResponses(Generic[A]):
-    """Those of a server."""
+    """Decides which answers are kept for retries with the same key, and for how long; one per server.
+
+    An answer exists from its first request on. It continues while it has followers, and for a grace period after the
+    last one has gone; a complete answer is kept for the same period. An equal request with the same key joins it within
+    that time; a different request with the same key is rejected.
+
+    The kept bytes are bounded: the oldest complete answers are evicted first. An incomplete answer that is too long by
+    itself is no longer kept: its followers continue, but no request can join.
+    """
 
     def __init__(self, limits: RetentionLimits) -> None:
         self.limits = limits
         self.size = 0
-        """Bytes that are kept."""
+        """Number of bytes kept."""
         self._kept: dict[Hashable, A] = {}
         self._complete: dict[Hashable, A] = {}
-        """Of those, the complete ones; the oldest first."""
+        """The complete ones among ``_kept``, oldest first."""
         self._ends: list[tuple[int, int, Hashable]] = []
-        """When times of grace end. An entry does not count whose answer has another by now."""
+        """Heap of the ends of grace periods. Entries that differ from their answer's ``until`` are stale."""
         self._numbers = itertools.count()
 
     def __iter__(self) -> Iterator[A]:
         return iter(self._kept.values())
 
     def ask(self, answer: A) -> A | None:
-        """Return what is followed by somebody who asks for ``answer``: it, if it is new, or one from before.
+        """Register a follower of ``answer``, or of the kept answer with the same key; return the answer followed.
 
-        None: its key is that of another question.
+        Return None if the key belongs to a different request.
         """
         found = self._kept.setdefault(answer.key, answer)
         if found.question != answer.question:
@@ -95,18 +94,18 @@ class KeyedResponses(Generic[A]):
         return found
 
     def left(self, answer: A, now: int) -> bool:
-        """Note that one is gone who followed; return whether the answer is to be stopped."""
+        """Record that a follower has gone; return whether the answer must be cancelled."""
         answer.following -= 1
         if answer.following or answer.complete:
             return False
         if not answer.kept or not self.limits.grace_ns:
             self.give_up(answer)
             return True
-        self._grant(answer, now)
+        self._start_grace(answer, now)
         return False
 
     def grew(self, answer: A, size: int) -> None:
-        """Note that an answer has so many bytes more. It may be given up for that."""
+        """Record that an answer has grown by ``size`` bytes; stop keeping it if it exceeds the limit."""
         if not answer.kept:
             return
         answer.size += size
@@ -116,7 +115,7 @@ class KeyedResponses(Generic[A]):
             self.give_up(answer)
 
     def ended(self, answer: A, now: int, *, failed: bool) -> None:
-        """Note that nothing more comes. What ``failed`` is no answer: who asks once more has it tried again."""
+        """Record that an answer is complete. One that ``failed`` is not kept, so that a retry runs again."""
         answer.complete = True
         if not answer.kept:
             return
@@ -124,11 +123,11 @@ class KeyedResponses(Generic[A]):
             self.give_up(answer)
             return
         self._complete[answer.key] = answer
-        self._grant(answer, now)
+        self._start_grace(answer, now)
         self._make_room()
 
     def give_up(self, answer: A) -> None:
-        """Have nobody join any more: the next one with its key begins anew."""
+        """Stop keeping an answer: the next request with its key starts a new one."""
         if answer.kept:
             answer.kept = False
             self.size -= answer.size
@@ -136,7 +135,7 @@ class KeyedResponses(Generic[A]):
             self._complete.pop(answer.key, None)
 
     def due(self, now: int) -> list[A]:
-        """Forget what nobody came back for in time; return what of that is under way, and is to be stopped."""
+        """Drop the answers whose grace period has ended; return the incomplete ones, which must be cancelled."""
         stopped = []
         while self._ends and self._ends[0][0] <= now:
             at, _, key = heapq.heappop(self._ends)
@@ -148,15 +147,15 @@ class KeyedResponses(Generic[A]):
         return stopped
 
     def next_time(self) -> int | None:
-        """Return when to ask ``due``; None: not before something else happens."""
+        """Return when to call ``due`` unless another event comes first; None for never."""
         return self._ends[0][0] if self._ends else None
 
     def follow(self, limits: RetentionLimits) -> None:
-        """Go on by other limits. A time of grace that has begun stays as it is."""
+        """Apply new limits. A grace period that has started is not changed."""
         self.limits = limits
         self._make_room()
 
-    def _grant(self, answer: A, now: int) -> None:
+    def _start_grace(self, answer: A, now: int) -> None:
         answer.until = now + self.limits.grace_ns
         heapq.heappush(self._ends, (answer.until, next(self._numbers), answer.key))
         if len(self._ends) > 2 * len(self._kept) + _SPARE:
@@ -164,27 +163,27 @@ class KeyedResponses(Generic[A]):
             heapq.heapify(self._ends)
 
     def _make_room(self) -> None:
-        """Forget complete answers, the oldest first, until the rest is not too much."""
+        """Evict complete answers, oldest first, until the rest is within the limits."""
         while self._complete and (len(self._complete) > self.limits.max_answers or self.size > self.limits.max_bytes):
             self.give_up(next(iter(self._complete.values())))
 
 
 _now = time.monotonic_ns
 _AT_ONCE: Final = 32
-"""Responses that somebody who joins gets in one turn of the loop, which others wait for."""
+"""Maximum number of recorded responses sent to a follower in one loop turn, so that other requests are not delayed."""
 _OVERHEAD: Final = 512
-"""Bytes that a response takes beside its header and its data, about."""
+"""Approximate bytes of a response in addition to its header and data."""
 
 
 class RecordedResponse(NamedTuple):
-    """One response to those who follow."""
+    """One recorded response for the followers."""
 
     response: InferenceResponse
     final: bool
 
 
 def key_of(request: InferenceRequest) -> IdempotencyKey | None:
-    """Return the key that a client gave to ``request``; None if there is none. A request's own counts first."""
+    """Return the idempotency key of ``request`` or None; a request parameter takes precedence over the header field."""
     if request.caused:
         return None
     own = request.header.parameters.get(NAME)
@@ -192,19 +191,19 @@ def key_of(request: InferenceRequest) -> IdempotencyKey | None:
 
 
 class IdempotencyRegistry:
-    """One for the server. For the loop's thread only."""
+    """Joins requests with the same idempotency key; one per server. Used from the loop's thread only."""
 
     def __init__(self, limits: RetentionLimits, loop: asyncio.AbstractEventLoop) -> None:
         self._answers: KeyedResponses[SharedResponse] = KeyedResponses(limits)
         self._loop = loop
-        self._alarm = LoopTimer(loop, self._wake)
+        self._timer = LoopTimer(loop, self._wake)
 
     def follow(self, limits: RetentionLimits) -> None:
-        """Go on by other limits."""
+        """Apply new limits."""
         self._answers.follow(limits)
 
     def ask(self, request: InferenceRequest, key: IdempotencyKey, entry: IdempotentQueue) -> None:
-        """Have ``request`` answered as the others of its key. For the first of them one of our own is queued."""
+        """Let ``request`` follow the answer to its key. For the first request with a key, queue a carrier request."""
         try:
             answer = self._answer(request, key.checked(), entry)
         except NeriteError as error:
@@ -219,17 +218,17 @@ class IdempotencyRegistry:
             self._loop.call_soon(answer.go_on, follower)
             entry.joined(request)
             return
-        header = _lasting(request.header, self._answers.limits.grace_ns)
+        header = _carrier_header(request.header, self._answers.limits.grace_ns)
         answer.carrier = type(request)(header, request.data, answer, request.arrived_ns, request.id)
         entry.queue.submit(answer.carrier)
 
     def _answer(self, request: InferenceRequest, key: IdempotencyKey, entry: IdempotentQueue) -> SharedResponse:
-        """Return what a request follows. Raises ``NeriteError``."""
+        """Return the answer that a request follows. Raises ``NeriteError``."""
         header = request.header
         if header.shared:
             raise Unsupported(
-                f"a request with tensors in shared memory cannot have an idempotency key, as '{key.text}': its client "
-                "may go, and the memory with it. Send the tensors in the request, or leave the key out"
+                f"a request with tensors in shared memory cannot have an idempotency key ('{key.text}'): the memory "
+                "may disappear with its client. Send the tensors in the request, or omit the key"
             )
         model = entry.model
         question = (key.parts, header.model_version, CacheKeys(()).of(request))
@@ -237,15 +236,15 @@ class IdempotencyRegistry:
         answer = self._answers.ask(asked)
         if answer is None:
             raise KeyReused(
-                f"the idempotency key '{key.text}' is that of another request to model '{model}': each request has a "
-                "key of its own, and keeps it when it is sent again"
+                f"the idempotency key '{key.text}' belongs to a different request to model '{model}': use a new key "
+                "for each request, and the same key only for its retries"
             )
         return answer
 
     def let_go(self, entry: IdempotentQueue | None = None) -> None:
-        """Stop what nobody follows behind an entry that is not asked any more, and the rest as soon as nobody does.
+        """Stop keeping incomplete answers of ``entry``, which drains; cancel each once it has no followers.
 
-        None: any of them, as the server stops.
+        None: those of all entries, because the server is shutting down.
         """
         for answer in [each for each in self._answers if entry in (None, each.entry) and not each.complete]:
             self._answers.give_up(answer)
@@ -254,29 +253,29 @@ class IdempotencyRegistry:
         if entry is None:
             self.follow(RetentionLimits(grace_ns=0))
 
-    # What becomes of answers
+    # Events of answers
 
     def said(self, answer: SharedResponse, size: int) -> None:
-        """Take note that there is more of an answer."""
+        """Record that an answer has grown by ``size`` bytes."""
         self._answers.grew(answer, size)
 
     def ended(self, answer: SharedResponse, *, failed: bool) -> None:
-        """Take note that an answer is complete."""
+        """Record that an answer is complete."""
         self._answers.ended(answer, _now(), failed=failed)
         answer.carrier = None
-        self._alarm.set(self._answers.next_time())
+        self._timer.set(self._answers.next_time())
 
     def left(self, answer: SharedResponse) -> None:
-        """Take note that one is gone who followed."""
+        """Record that a follower has gone."""
         carrier = answer.carrier
         if self._answers.left(answer, _now()):
             if carrier is not None:
                 carrier.cancel()
         else:
-            self._alarm.set(self._answers.next_time())
+            self._timer.set(self._answers.next_time())
 
     def soon(self, call: Callable[[ResponseFollower], None], follower: ResponseFollower) -> None:
-        """Have something done in the next turn of the loop."""
+        """Call ``call`` in the next turn of the loop."""
         self._loop.call_soon(call, follower)
 
     def _too_late(self, answer: SharedResponse, follower: ResponseFollower, deadline: int) -> None:
@@ -284,15 +283,15 @@ class IdempotencyRegistry:
         answer.leave(follower.request, refusals.late_refusal(deadline - arrived, float(_now() - arrived)).as_error())
 
     def _wake(self) -> None:
-        """Stop what nobody came back for."""
+        """Cancel the answers whose grace period ended before a client came back."""
         for answer in self._answers.due(_now()):
             if answer.carrier is not None:
                 answer.carrier.cancel()
-        self._alarm.set(self._answers.next_time())
+        self._timer.set(self._answers.next_time())
 
 
 class ResponseFollower:
-    """A client's request, and how much of the answer it has had."""
+    """A client's request, and how many of the responses it has received."""
 
     __slots__ = ("awaited", "had", "paused", "request", "timer")
 
@@ -301,33 +300,34 @@ class ResponseFollower:
         self.had = 0
         self.paused = False
         self.awaited = True
-        """It goes on in another turn of the loop."""
+        """Sending continues in a later turn of the loop."""
         self.timer: asyncio.TimerHandle | None = None
 
 
 class SharedResponse(KeyedResponse, ExecutionObserver):
-    """The sink of the request that is queued, for all that follow it. Who reads slowly has the others wait for nothing.
+    """Sink of a carrier request that records the responses and fans them out to all followers.
 
-    As long as it is kept the model does not wait either, but for the one who follows alone.
+    A slow follower does not delay the others. While the answer is kept, backpressure reaches the model only if all
+    followers are paused.
     """
 
-    __slots__ = ("_followers", "_idempotency", "_said", "carrier", "entry")
+    __slots__ = ("_followers", "_idempotency", "_responses", "carrier", "entry")
 
     def __init__(
         self, key: tuple[object, ...], question: object, entry: IdempotentQueue, idempotency: IdempotencyRegistry
     ) -> None:
         super().__init__(key, question)
         self.entry = entry
-        """Where the carrier was queued."""
+        """Queue that the carrier was submitted to."""
         self.carrier: InferenceRequest | None = None
-        """What was queued, until it is over."""
+        """The queued request; None before it is queued and after it is over."""
         self._idempotency = idempotency
         self._followers: dict[InferenceRequest, ResponseFollower] = {}
-        self._said: list[RecordedResponse] = []
-        """Everything; of what is not kept any more, what somebody has not had."""
+        self._responses: list[RecordedResponse] = []
+        """All responses; once the answer is no longer kept, those that a follower has not received."""
 
     def followed_by(self, request: InferenceRequest) -> ResponseFollower:
-        """Have one more who follows, from the beginning."""
+        """Add a follower that starts at the first response."""
         follower = self._followers[request] = ResponseFollower(request)
         follower.awaited = self.carrier is not None or self.complete
         request.on_cancel = self._cancelled
@@ -335,7 +335,7 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
         return follower
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take a response, keep it, and pass it on."""
+        """Record a response and forward it to the followers."""
         try:
             self._take(request, response, final)
         except Exception as error:
@@ -345,27 +345,27 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
                 self._forget(follower)
 
     def _take(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        # A copy: the memory that it came in is used again.
+        # Copy the data: its memory will be reused.
         kept = InferenceResponse(response.header, [bytes(each) for each in response.data], response.error)
-        before = self._said[-1].response.header if self._said else None
-        self._said.append(RecordedResponse(kept, final))
+        before = self._responses[-1].response.header if self._responses else None
+        self._responses.append(RecordedResponse(kept, final))
         self._idempotency.said(self, _size_of(kept, before))
         if final:
             self._idempotency.ended(self, failed=response.error is not None)
         for follower in list(self._followers.values()):
             if not follower.awaited:
                 self.go_on(follower)
-        if not final and self._enough:
+        if not final and self._must_pause:
             request.pause(True)
 
     def go_on(self, follower: ResponseFollower) -> None:
-        """Pass on what somebody has not had, as far as they take it."""
+        """Send a follower the responses it has not received, until it pauses."""
         request = follower.request
         follower.awaited = False
         for _ in range(_AT_ONCE):
-            if follower.paused or request.finished or follower.had == len(self._said):
+            if follower.paused or request.finished or follower.had == len(self._responses):
                 break
-            response, final = self._said[follower.had]
+            response, final = self._responses[follower.had]
             follower.had += 1
             request.respond(response, final)
             if final:
@@ -377,7 +377,7 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
             self._trim()
 
     def leave(self, request: InferenceRequest, error: NeriteError) -> None:
-        """Answer one who followed with ``error``, and go on without them."""
+        """Answer a follower with ``error`` and remove it."""
         follower = self._followers.get(request)
         if follower is not None:
             request.respond(InferenceResponse.failed(error))
@@ -397,55 +397,55 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
         follower = self._followers[request]
         follower.paused = paused
         if not paused and not follower.awaited:
-            follower.awaited = True  # not now: whoever says so may be in the middle of something
+            follower.awaited = True  # not synchronously: the caller may be in the middle of an operation
             self._idempotency.soon(self.go_on, follower)
         self._resume()
 
     def _resume(self) -> None:
-        """Have the model wait for those who follow, or go on."""
+        """Pause or resume the model according to the state of the followers."""
         if self.carrier is not None:
-            self.carrier.pause(self._enough)
+            self.carrier.pause(self._must_pause)
 
     @property
-    def _enough(self) -> bool:
-        """Those who follow want no more responses for now."""
+    def _must_pause(self) -> bool:
+        """Whether backpressure from the followers must reach the model."""
         waits = [each.paused for each in self._followers.values()]
         return bool(waits) and (all(waits) if self.kept else any(waits))
 
     def _trim(self) -> None:
-        """Drop what everybody has had."""
+        """Drop the responses that all followers have received."""
         followers = self._followers.values()
-        had = min([each.had for each in followers], default=len(self._said))
-        del self._said[:had]
+        had = min([each.had for each in followers], default=len(self._responses))
+        del self._responses[:had]
         for each in followers:
             each.had -= had
 
-    # What whoever follows wants to know of the execution
+    # Notifications of executions, forwarded to the followers' sinks
 
     def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Pass it on."""
-        for observer, each in self._witnesses():
+        """Forward the notification to all observers."""
+        for observer, each in self._observers():
             observer.ran(each, timings)
 
     def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Pass it on."""
-        for observer, each in self._witnesses():
+        """Forward the notification to all observers."""
+        for observer, each in self._observers():
             observer.parted(each, timings)
 
-    def _witnesses(self) -> list[tuple[ExecutionObserver, InferenceRequest]]:
+    def _observers(self) -> list[tuple[ExecutionObserver, InferenceRequest]]:
         return [(each.sink, each) for each in self._followers if isinstance(each.sink, ExecutionObserver)]
 
 
 def _size_of(kept: InferenceResponse, before: ResponseHeader | None) -> int:
-    """Return the bytes that a response takes. Mostly its header is that of the one before, which counts once."""
+    """Return the bytes that a response takes. A header shared with the previous response is counted once."""
     size = _OVERHEAD + sum(map(len, kept.data))
     if kept.header is not None and kept.header is not before:
         size += headers.response_header_bytes(kept.header)
     return size
 
 
-def _lasting(header: RequestHeader, grace_ns: int) -> RequestHeader:
-    """Return the header of what is queued: where its client gives up somebody may still come."""
+def _carrier_header(header: RequestHeader, grace_ns: int) -> RequestHeader:
+    """Return the header of the carrier, with timeouts extended by the grace period for clients that come back."""
     caller, timeout_us = header.caller, header.timeout_us
     if caller is not None and caller.patience_ns:
         caller = caller._replace(patience_ns=caller.patience_ns + grace_ns)
@@ -454,40 +454,38 @@ def _lasting(header: RequestHeader, grace_ns: int) -> RequestHeader:
     return header.changed(caller=caller, timeout_us=timeout_us)
 
 
-# Before everything else of a version whose engine generates tokens: requests that have an idempotency key.
-#
-# Before its response cache, too: a key is kept whichever way its request was answered, and a request that has the key
-# of another one is refused though the cache may have an answer to it.
-
-
 class IdempotentQueue:
-    """A queue that requests with a key go around, where another one has been made for them. For the loop's thread."""
+    """Outermost queue of a version whose engine generates tokens; diverts requests that have an idempotency key.
+
+    It is in front of the response cache, too: a key is kept whether the model or the cache answered, and a request that
+    reuses the key of a different one is rejected even if the cache has an answer. Used from the loop's thread only.
+    """
 
     def __init__(
-        self, queue: RequestQueueInterface, gate: AdmissionController, idempotency: IdempotencyRegistry
+        self, queue: RequestQueueInterface, controller: AdmissionController, idempotency: IdempotencyRegistry
     ) -> None:
-        """``gate`` counts those that join."""
+        """``controller`` counts the requests that join another."""
         self.queue = queue
-        self._gate = gate
+        self._controller = controller
         self._idempotency = idempotency
 
     @property
     def model(self) -> str:
-        """The name of the model."""
-        return self._gate.model
+        """Name of the model."""
+        return self._controller.model
 
     @property
     def pending(self) -> int:
-        """Requests that wait for an instance."""
+        """Number of requests that wait for an instance."""
         return self.queue.pending
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait, run, or have not had their last response."""
+        """Number of requests that have not had their last response."""
         return self.queue.in_flight
 
     def submit(self, request: InferenceRequest) -> None:
-        """RequestQueueInterface a request, or have it join one with the same key."""
+        """Enqueue a request, or let it join one with the same key."""
         key = key_of(request)
         if key is None:
             self.queue.submit(request)
@@ -495,15 +493,15 @@ class IdempotentQueue:
             self._idempotency.ask(request, key, self)
 
     def joined(self, request: InferenceRequest) -> None:
-        """Count a request that joins another."""
+        """Count a request that joined another."""
         caller = caller_of(request)
-        self._gate.joined(caller.tenant, caller.wanted_class)
+        self._controller.joined(caller.tenant, caller.wanted_class)
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
+        """Call ``call`` once no request waits or runs, possibly at once. No further requests may be submitted."""
         self._idempotency.let_go(self)
         self.queue.when_drained(call)
 
     def abandon(self, error: NeriteError) -> None:
-        """Answer everything that waits with ``error``."""
+        """Answer all waiting requests with ``error``."""
         self.queue.abandon(error)

@@ -1,4 +1,4 @@
-"""Who may use how much of which model, as plain data. ``policy_file`` reads it from a file."""
+"""The admission policy (tenants, classes, quotas and limits) as plain data, and its parser for the policy file."""
 
 from __future__ import annotations
 
@@ -14,110 +14,110 @@ from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
 
 EVERYBODY: Final = "default"
-"""The name of the tenant that all are who are nobody else. They share one account."""
+"""Name of the tenant for all callers without a tenant of their own. They share one account."""
 ANY_MODEL: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """How much is kept, over all models, and how long."""
+    """Limits on the answers kept for idempotency keys, over all models."""
 
     grace_ns: int = 30_000_000_000
-    """0: nothing is kept for somebody who is not there."""
+    """How long an answer is kept for a disconnected client; 0 to keep none."""
     max_answers: int = 1000
-    """Complete ones."""
+    """Maximum number of complete answers."""
     max_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
-    """Requests that matter alike."""
+    """Class of requests of equal importance."""
 
     name: str = EVERYBODY
     order: int = 0
-    """The smaller, the more it matters: the class of the largest is shed first."""
+    """Smaller values are more important: the class with the largest is shed first."""
     share: int = 1
-    """What part of a model it has while other classes wait as well, compared with theirs."""
+    """Weight of the class relative to other classes that have waiting requests."""
     ttft_seconds: float = 0.0
-    """The first token is promised within this time. Whom that cannot be promised is refused. 0: no promise."""
+    """Guaranteed time to first token. Requests that cannot meet it are rejected. 0 for no guarantee."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """What a bucket gives."""
+    """Parameters of a token bucket."""
 
     per_minute: int = 0
-    """0: no limit."""
+    """0 for no limit."""
     burst: int = 0
-    """What may be used at once after a rest."""
+    """Maximum amount used at once after a period of inactivity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Somebody who has a share of his own."""
+    """A tenant with its quotas and its weight."""
 
     name: str = EVERYBODY
     level: str = EVERYBODY
-    """The name of its class. A request may ask for one that matters less, never for one that matters more."""
+    """Name of its class. A request may select a less important class, never a more important one."""
     weight: int = 1
-    """What part of its class it has while other tenants wait as well, compared with theirs."""
+    """Weight within its class relative to other tenants that have waiting requests."""
     input_tokens: RateLimit = RateLimit()
     output_tokens: RateLimit = RateLimit()
     requests: RateLimit = RateLimit()
     bytes: RateLimit = RateLimit()
     concurrency: int = 0
-    """Requests under way, those that wait included. 0: any number."""
+    """Maximum number of requests that wait or run; 0 for no limit."""
     retry_fraction: float = 1.0
-    """Of its requests as many may be retries."""
+    """Maximum fraction of its requests that may be retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What one request may ask of a model, and how many there may be. 0: no limit."""
+    """Limits of a model on single requests and on their number. 0 for no limit."""
 
     tokens: bool = True
-    """It is an LLM. The sizes of any other model are bytes, and it has no output."""
+    """The model is an LLM. For other models, sizes are in bytes and there are no limits on output."""
     max_input: int = 0
     max_output: int = 0
     context_window: int = 0
     max_running: int = 0
-    """Sequences that an engine runs at once, or requests that another model executes."""
+    """Maximum number of sequences that an engine runs at once, or of requests that another model executes."""
     queue_length: int = 1000
     queue_size: int = 0
-    """Tokens (input, and what is expected of output) or bytes that may wait."""
+    """Maximum number of waiting tokens (input and expected output) or bytes."""
     overcommit: float = 0.0
-    """The part of the KV blocks that may be promised though it is not there."""
+    """Fraction of the KV blocks that may be reserved beyond those that exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """The whole file. The empty one limits nothing but the length of queues."""
+    """Content of the policy file. The default limits nothing but the length of queues."""
 
     classes: Mapping[str, PriorityClass] = field(default_factory=lambda: {EVERYBODY: PriorityClass()})
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     everybody: Tenant = Tenant()
     header: str = ""
-    """The name of a header, in lower case, whose value says who somebody is. Empty: keys alone do."""
+    """Lower-case name of the header whose value identifies tenants; empty if only keys do."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """From a value of the header to the name of a tenant."""
+    """Names of tenants by header value."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """From the SHA-256 of a key, in hexadecimal, to the name of a tenant."""
+    """Names of tenants by the hexadecimal SHA-256 of a key."""
     llms: Mapping[str, ModelLimits] = field(default_factory=dict)
     models: Mapping[str, ModelLimits] = field(default_factory=dict)
     keeping: RetentionLimits = field(default_factory=RetentionLimits)
-    """Of answers with an idempotency key."""
+    """Limits on the answers kept for idempotency keys."""
 
     def tenant_of(self, key: str = "", value: str = "") -> Tenant:
-        """Return who sends ``key``, or else ``value`` in the header."""
+        """Return the tenant identified by ``key``, or else by the header ``value``."""
         name = self.digests.get(digest_of(key), "") if key else ""
         return self.tenants.get(name or self.names.get(value, ""), self.everybody)
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant by its name."""
+        """Return a tenant by name; the default tenant if it is unknown."""
         return self.tenants.get(name, self.everybody)
 
     def class_of(self, tenant: Tenant, wanted: str = "") -> PriorityClass | None:
-        """Return the class of a request; None if ``wanted`` is none that this tenant may have."""
+        """Return the class of a request; None if the tenant may not use the class ``wanted``."""
         own = self.classes[tenant.level]
         if not wanted:
             return own
@@ -125,49 +125,49 @@ class AdmissionPolicy:
         return other if other is not None and other.order >= own.order else None
 
     def limits_of(self, model: str, tokens: bool = True) -> ModelLimits:
-        """Return the limits of an LLM, or of another model."""
+        """Return the limits of a model. ``tokens``: it is an LLM."""
         table = self.llms if tokens else self.models
         return table.get(model) or table.get(ANY_MODEL) or ModelLimits(tokens=tokens)
 
 
 def digest_of(key: str) -> str:
-    """Return what stands for a key wherever it is kept."""
+    """Return the digest under which a key is stored; keys themselves are not kept."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-# The policy file, as text, to typed data. Every mistake has its line, its key and what to write instead.
+# Parser of the policy file. Every mistake is reported with its line, its key and the remedy.
 
 Table: TypeAlias = dict[str, Any]
 Path: TypeAlias = tuple[str, ...]
 
 
 class _Kind(NamedTuple):
-    """What a value may be."""
+    """Type of a value in the policy file: its description and its check."""
 
     words: str
     fits: Callable[[Any], bool]
 
 
-def _whole(value: object) -> bool:
-    # As TOML has them: one of more digits would fail where it is multiplied with a fraction.
+def _is_integer(value: object) -> bool:
+    # TOML's range of integers: a larger one would overflow when multiplied by a fraction.
     return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
-def _number(value: object) -> bool:
-    return _whole(value) or (isinstance(value, float) and abs(value) <= _LARGEST)
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and abs(value) <= _LARGEST)
 
 
 _LARGEST: Final = 2**63 - 1
 
 
-_COUNT: Final = _Kind("a whole number from 0 on", lambda value: _whole(value) and value >= 0)
-_WEIGHT: Final = _Kind("a whole number from 1 on", lambda value: _whole(value) and value >= 1)
-_ORDER: Final = _Kind("a whole number", _whole)
-_SECONDS: Final = _Kind("a number of seconds from 0 on", lambda value: _number(value) and value >= 0)
-_PART: Final = _Kind("a number from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)
-_TEXT: Final = _Kind("a text", lambda value: isinstance(value, str) and value != "")
+_COUNT: Final = _Kind("an integer >= 0", lambda value: _is_integer(value) and value >= 0)
+_WEIGHT: Final = _Kind("an integer >= 1", lambda value: _is_integer(value) and value >= 1)
+_ORDER: Final = _Kind("an integer", _is_integer)
+_SECONDS: Final = _Kind("a number of seconds >= 0", lambda value: _is_number(value) and value >= 0)
+_PART: Final = _Kind("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+_TEXT: Final = _Kind("a non-empty string", lambda value: isinstance(value, str) and value != "")
 _TEXTS: Final = _Kind(
-    "a list of texts",
+    "a list of non-empty strings",
     lambda value: isinstance(value, list) and all(isinstance(each, str) and each for each in value),
 )
 
@@ -204,10 +204,10 @@ _HEADER: Final = re.compile("[A-Za-z0-9-]+")
 
 
 def parse_policy(text: str, file: str = "policy") -> AdmissionPolicy:
-    """Return the policy that a file says. Raises ``InvalidArgument`` with all mistakes, one a line."""
+    """Return the policy in ``text``. Raises ``InvalidArgument`` with all mistakes, one per line."""
     try:
         whole = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML that is wrong, digits without end, brackets without end
+    except (ValueError, RecursionError) as error:  # invalid TOML, overlong integers, deep nesting
         raise InvalidArgument(f"{file}: {error}") from None
     reader = _Reader(text, file)
     policy = reader.policy(whole)
@@ -217,7 +217,7 @@ def parse_policy(text: str, file: str = "policy") -> AdmissionPolicy:
 
 
 class _Reader:
-    """Goes through the tables and gathers the mistakes; what is wrong has its default meanwhile."""
+    """Reads the tables and collects mistakes; invalid values are replaced by their defaults."""
 
     def __init__(self, text: str, file: str) -> None:
         self._lines = text.splitlines()
@@ -237,13 +237,13 @@ class _Reader:
         for name, table in self._tables(whole, "tenants"):
             path = ("tenants", name)
             if name == EVERYBODY:
-                self._wrong(path, f"means everybody who is nobody else: write [{EVERYBODY}]")
+                self._wrong(path, f"is reserved for callers without a tenant of their own: write [{EVERYBODY}]")
             tenants[name] = self._tenant(name, path, self._checked(path, table, _NAMED_TENANT), classes)
-            self._known_by((*path, "header_values"), table, str, names)
-            self._known_by((*path, "keys"), table, _digest, digests)
+            self._register((*path, "header_values"), table, str, names)
+            self._register((*path, "keys"), table, _digest, digests)
         if names and not header:
             self._wrong(
-                ("tenants",), 'header_values need the name of their header: write header = "x-tenant" at the top'
+                ("tenants",), 'header_values require the name of the header: write header = "x-tenant" at the top'
             )
         everybody = self._tenant(
             EVERYBODY, (EVERYBODY,), self._checked((EVERYBODY,), whole.get(EVERYBODY, {}), _TENANT), classes
@@ -275,20 +275,22 @@ class _Reader:
             classes[name] = PriorityClass(name, **self._checked(path, table, _CLASS))
             other = orders.setdefault(classes[name].order, name)
             if other != name:
-                self._wrong((*path, "order"), f"is that of class '{other}', too; each class has an order of its own")
+                self._wrong(
+                    (*path, "order"), f"is already used by class '{other}'; each class needs an order of its own"
+                )
         return classes or {EVERYBODY: PriorityClass()}
 
     def _tenant(self, name: str, path: Path, table: Table, classes: Mapping[str, PriorityClass]) -> Tenant:
         least = max(classes.values(), key=lambda level: level.order).name
         level = table.get("class", least)
         if level not in classes:
-            self._wrong((*path, "class"), f"'{level}' is no class.{_meant(level, classes)}")
+            self._wrong((*path, "class"), f"'{level}' is not a class.{_suggestion(level, classes)}")
             level = least
         rates: dict[str, Any] = {}
         for rate in _RATES:
             per_minute: int = table.get(f"{rate}_per_minute", 0)
             if f"{rate}_burst" in table and not per_minute:
-                self._wrong((*path, f"{rate}_burst"), f"means nothing without {rate}_per_minute")
+                self._wrong((*path, f"{rate}_burst"), f"has no effect without {rate}_per_minute")
             rates[rate] = RateLimit(per_minute, table.get(f"{rate}_burst", per_minute))
         plain = {key: table[key] for key in ("weight", "concurrency", "retry_fraction") if key in table}
         return Tenant(name, level, **rates, **plain)
@@ -317,7 +319,7 @@ class _Reader:
         return isinstance(table, dict)
 
     def _checked(self, path: Path, table: object, keys: Mapping[str, _Kind]) -> Table:
-        """Return what of a table is right."""
+        """Return the valid entries of a table."""
         right: Table = {}
         if not isinstance(table, dict):
             self._is_table(path, table)
@@ -331,18 +333,18 @@ class _Reader:
                 self._wrong((*path, key), f"must be {keys[key].words}")
         return right
 
-    def _known_by(self, path: Path, table: object, stored: Callable[[str], str], owners: dict[str, str]) -> None:
-        """Note what a tenant is known by. Keys are secrets: no mistake tells one."""
+    def _register(self, path: Path, table: object, stored: Callable[[str], str], owners: dict[str, str]) -> None:
+        """Register the keys or header values of a tenant. Keys are secrets, so error messages never contain one."""
         values = table.get(path[-1], []) if isinstance(table, dict) else []
         for place, value in enumerate(values if _TEXTS.fits(values) else (), 1):
             own = stored(value)
             if not own:
-                self._wrong(path, f"number {place} must have 64 hexadecimal digits after sha256:")
+                self._wrong(path, f"entry {place} must have 64 hexadecimal digits after sha256:")
             elif (other := owners.setdefault(own, path[1])) != path[1]:
-                self._wrong(path, f"number {place} is one of tenant '{other}', too")
+                self._wrong(path, f"entry {place} already belongs to tenant '{other}'")
 
     def _unknown(self, path: Path, known: tuple[str, ...]) -> None:
-        self._wrong(path, f"is not known.{_meant(path[-1], known)}")
+        self._wrong(path, f"is not known.{_suggestion(path[-1], known)}")
 
     def _wrong(self, path: Path, what: str) -> None:
         line = self._line(path)
@@ -350,7 +352,7 @@ class _Reader:
         self.mistakes.append(f"{place}: {'.'.join(path)}: {what}")
 
     def _line(self, path: Path) -> int:
-        """Return the line of a key, or of the nearest table around it; 0 if it is written in some unusual way."""
+        """Return the line of a key, or of its nearest enclosing table; 0 if neither is found."""
         for length in range(len(path), 0, -1):
             table: Path = ()
             for number, line in enumerate(self._lines, 1):
@@ -364,7 +366,7 @@ class _Reader:
 
 
 def _digest(key: str) -> str:
-    """Return the digest of a key, or the one that it is; nothing where that is none."""
+    """Return the digest of a key, which may itself be given as ``sha256:`` and a digest; empty if that is invalid."""
     kind, colon, digest = key.partition(":")
     if kind != "sha256" or not colon:
         return digest_of(key)
@@ -372,10 +374,10 @@ def _digest(key: str) -> str:
 
 
 def _split(dotted: str) -> Path:
-    """Split a dotted key; quotes around its parts do not count."""
+    """Split a dotted key and strip the quotes around its parts."""
     return tuple(part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.]+', dotted))
 
 
-def _meant(wrong: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+def _suggestion(wrong: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
     meant = nearest(wrong, known)
     return f" Did you mean {meant}?" if meant else f" There are: {', '.join(known)}."

@@ -1,7 +1,7 @@
-"""Before the queue of a model version: requests are let in, wait, or are refused, as a gate decides.
+"""Admission queues: carry out the decisions of an ``AdmissionController`` in front of the queue of a model version.
 
-What it decides is done here: requests are kept, timers are set, clients that go are told of. Once a request is let in,
-its answer passes by on its way back, so that the gate hears how it ends.
+They hold the waiting requests, set the timers and report cancellations to the controller. The sink of an admitted
+request is wrapped so that the controller sees its responses. ``EngineAdmissionQueue`` is the variant for LLMs.
 """
 
 from __future__ import annotations
@@ -32,57 +32,57 @@ from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
 
 _now = time.monotonic_ns
-_NOBODY = Caller(EVERYBODY)
+_ANONYMOUS = Caller(EVERYBODY)
 
 
 class AdmissionQueue:
-    """A queue with a gate before it. For the loop's thread only."""
+    """Queue of requests that wait for admission to a model version. Used from the loop's thread only."""
 
     def __init__(
         self,
-        gate: AdmissionController,
+        controller: AdmissionController,
         queue: RequestQueueInterface,
         enter: Callable[[InferenceRequest], None],
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """``enter`` takes a request that is let in, and brings it into the ``queue``."""
-        self.gate = gate
+        """``enter`` puts an admitted request into ``queue``."""
+        self.controller = controller
         self._queue = queue
         self._enter = enter
         self._statistics = statistics
         self._loop = loop
         self._requests: dict[AdmissionTicket, InferenceRequest] = {}
-        """Those that wait here."""
+        """Requests that wait for admission, by ticket."""
         self._tickets: dict[InferenceRequest, AdmissionTicket] = {}
-        """The same, the other way."""
-        self._looking = False
-        self._alarm = LoopTimer(loop, self._look)
-        """Rings when the gate wants to be asked again."""
+        """Tickets of the waiting requests: the inverse of ``_requests``."""
+        self._check_scheduled = False
+        self._timer = LoopTimer(loop, self._admit_due)
+        """Fires when the controller has decisions that are due."""
         self._on_drained: list[Callable[[], None]] = []
         self.on_late: Callable[[InferenceRequest], None] = _ignored
-        """Called with a request that was let in and is cut now, because its deadline has passed."""
+        """Called with an admitted request that is aborted because its deadline has passed."""
 
     @property
     def pending(self) -> int:
-        """Requests that wait, here or for an instance."""
+        """Number of requests that wait for admission or for an instance."""
         return self._queue.pending + len(self._requests)
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait, run, or have not had their last response."""
+        """Number of requests that have not had their last response."""
         return self._queue.in_flight + len(self._requests)
 
     def submit(self, request: InferenceRequest) -> None:
-        """Let a request in, now or later, or refuse it."""
+        """Admit, queue or reject a request."""
         ticket = self._ticket(request)
         if ticket is None:
             self._enter(request)
             return
         try:
-            decision = self.gate.offer(ticket, _now())
+            decision = self.controller.offer(ticket, _now())
             if isinstance(decision, Admit):
-                self._let_in(ticket, request)
+                self._admit(ticket, request)
             elif isinstance(decision, Refuse):
                 self._refuse(request, decision.refusal.as_error())
             else:
@@ -90,92 +90,92 @@ class AdmissionQueue:
                 self._tickets[request] = ticket
                 request.on_cancel = self._cancelled
                 self._refuse_all(decision.displaced)
-                self._alarm.set(self.gate.next_time())
+                self._timer.set(self.controller.next_time())
         except Exception as error:
             self._failed(ticket, request, error)
 
     def _failed(self, ticket: AdmissionTicket, request: InferenceRequest, error: Exception) -> None:
-        """End a request after an exception on its way in, and free what the gate holds for it."""
-        failure = report("admission", error, f"of model '{self.gate.model}'", request.id)
+        """Fail a request after an exception during admission, and release what the controller reserved for it."""
+        failure = report("admission", error, f"of model '{self.controller.model}'", request.id)
         if self._tickets.pop(request, None) is not None:
             del self._requests[ticket]
         admitted = isinstance(request.sink, AdmittedSink) and request.sink.ticket is ticket
         request.respond(InferenceResponse.failed(failure))
-        if not admitted:  # else the answer has passed, and the gate knows
+        if not admitted:  # else the response passed through the sink, and the controller knows
             self._end(ticket)
 
     def _end(self, ticket: AdmissionTicket) -> None:
-        """Have the gate forget a ticket whose request is over."""
+        """Make the controller forget a ticket whose request is over."""
         now = _now()
         try:
-            if not self.gate.withdraw(ticket, now):
-                self.gate.finished(ticket, TicketEnding.FAILED, now)
+            if not self.controller.withdraw(ticket, now):
+                self.controller.finished(ticket, TicketEnding.FAILED, now)
         except Exception as error:
-            report("admission", error, f"of model '{self.gate.model}'")
+            report("admission", error, f"of model '{self.controller.model}'")
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Call once nothing waits or runs any more: at once, if so now. No more requests come."""
+        """Call ``call`` once no request waits or runs, possibly at once. No further requests may be submitted."""
         if self._requests:
             self._on_drained.append(call)
         else:
             self._queue.when_drained(call)
 
     def abandon(self, error: NeriteError) -> None:
-        """Answer everything that waits with ``error``. What runs, runs on."""
-        for request in [self._forget(each.ticket) for each in self.gate.drain(_now())]:
+        """Answer all waiting requests with ``error``. Running requests continue."""
+        for request in [self._remove(each.ticket) for each in self.controller.drain(_now())]:
             self._statistics.failed(RequestOutcome.OTHER, request.arrived_ns)
             request.respond(InferenceResponse.failed(error))
         self._queue.abandon(error)
         self._check_drained()
 
     def look_soon(self) -> None:
-        """Look in the next turn of the loop whether somebody may be let in."""
-        if not self._looking and self._requests:
-            self._looking = True
-            self._loop.call_soon(self._look)
+        """Schedule a check for the next loop turn whether requests can be admitted. Idempotent within a turn."""
+        if not self._check_scheduled and self._requests:
+            self._check_scheduled = True
+            self._loop.call_soon(self._admit_due)
 
-    def stop(self, request: InferenceRequest, passage: AdmittedSink, error: NeriteError) -> None:
-        """End a request that was let in, and answer it with ``error``."""
-        passage.instead = response = InferenceResponse.failed(error)
-        request.cancel(CancelReason.TOO_LATE)  # whoever has it may answer at once
+    def stop(self, request: InferenceRequest, sink: AdmittedSink, error: NeriteError) -> None:
+        """Abort an admitted request and answer it with ``error``."""
+        sink.instead = response = InferenceResponse.failed(error)
+        request.cancel(CancelReason.TOO_LATE)  # may answer synchronously
         request.respond(response)
 
     def passed(
         self, ticket: AdmissionTicket, request: InferenceRequest, response: InferenceResponse, final: bool
     ) -> None:
-        """Take note of an answer to a request that was let in, which has left."""
+        """Record a response to an admitted request that has been sent."""
         now = _now()
         try:
             if response.error is None:
-                self.gate.started(ticket, now)
+                self.controller.started(ticket, now)
             if final:
-                self.gate.finished(ticket, _ending(request, response.error), now)
+                self.controller.finished(ticket, _ending(request, response.error), now)
         except Exception as error:
-            report("admission", error, f"of model '{self.gate.model}'", request.id)
+            report("admission", error, f"of model '{self.controller.model}'", request.id)
         if final:
             self.look_soon()
 
-    def _look(self) -> None:
-        self._looking = False
+    def _admit_due(self) -> None:
+        self._check_scheduled = False
         try:
-            due = self.gate.due(_now())
+            due = self.controller.due(_now())
         except Exception as error:
             for ticket, request in [*self._requests.items()]:
                 self._failed(ticket, request, error)
             return
-        # All of them, before the first hears of it: a client that is answered may cancel others.
-        admitted = [(ticket, self._forget(ticket)) for ticket in due.admitted]
+        # Remove all of them before answering the first: a client that is answered may cancel others.
+        admitted = [(ticket, self._remove(ticket)) for ticket in due.admitted]
         self._refuse_all(due.refused)
         for ticket, request in admitted:
             try:
-                self._let_in(ticket, request)
+                self._admit(ticket, request)
             except Exception as error:
                 self._failed(ticket, request, error)
-        self._alarm.set(self.gate.next_time())
+        self._timer.set(self.controller.next_time())
         self._check_drained()
 
     def _ticket(self, request: InferenceRequest) -> AdmissionTicket | None:
-        """Return the ticket of a request; None for one that goes in anyway, as another needs it to go on."""
+        """Return the ticket of a request; None if it bypasses admission because an admitted request depends on it."""
         if request.caused:
             return None
         caller = caller_of(request)
@@ -187,41 +187,41 @@ class AdmissionQueue:
             retry=caller.retry,
         )
 
-    def _let_in(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
-        passage = request.sink = AdmittedSink(self, ticket, request.sink)
+    def _admit(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
+        sink = request.sink = AdmittedSink(self, ticket, request.sink)
         if ticket.deadline is not None:
             left = max(0, ticket.deadline - _now()) / 1e9
-            passage.timer = self._loop.call_later(left, self._too_late, request, passage)
+            sink.timer = self._loop.call_later(left, self._too_late, request, sink)
         self._enter(request)
 
-    def _too_late(self, request: InferenceRequest, passage: AdmittedSink) -> None:
+    def _too_late(self, request: InferenceRequest, sink: AdmittedSink) -> None:
         self.on_late(request)
-        ticket = passage.ticket
+        ticket = sink.ticket
         offered, end = ticket.offered_at, ticket.deadline or 0
-        self.stop(request, passage, refusals.late_refusal(end - offered, float(_now() - offered)).as_error())
+        self.stop(request, sink, refusals.late_refusal(end - offered, float(_now() - offered)).as_error())
 
-    def _forget(self, ticket: AdmissionTicket) -> InferenceRequest:
+    def _remove(self, ticket: AdmissionTicket) -> InferenceRequest:
         request = self._requests.pop(ticket)
         del self._tickets[request]
         request.on_cancel = None
         return request
 
     def _refuse_all(self, refused: Iterable[RefusedTicket]) -> None:
-        for request, refusal in [(self._forget(each.ticket), each.refusal) for each in refused]:
+        for request, refusal in [(self._remove(each.ticket), each.refusal) for each in refused]:
             self._refuse(request, refusal.as_error())
 
     def _refuse(self, request: InferenceRequest, error: NeriteError) -> None:
-        if not isinstance(error, InvalidArgument | TooLarge):  # what is the caller's own mistake counts nowhere
+        if not isinstance(error, InvalidArgument | TooLarge):  # errors of the caller are not counted
             self._statistics.failed(RequestOutcome.NOT_LET_IN, request.arrived_ns)
         request.respond(InferenceResponse.failed(error))
 
     def _cancelled(self, request: InferenceRequest) -> None:
         ticket = self._tickets[request]
-        self.gate.withdraw(ticket, _now())
-        self._forget(ticket)
+        self.controller.withdraw(ticket, _now())
+        self._remove(ticket)
         self._statistics.failed(RequestOutcome.CANCELED, request.arrived_ns)
         request.respond(InferenceResponse.failed(Cancelled("")))
-        self.look_soon()  # it may have stood before others that fit
+        self.look_soon()  # it may have blocked others that fit (head-of-line blocking)
         self._check_drained()
 
     def _check_drained(self) -> None:
@@ -232,7 +232,7 @@ class AdmissionQueue:
 
 
 class AdmittedSink(ForwardingSink):
-    """Takes the place of a request's sink, so that the turnstile sees the answers."""
+    """Wraps the sink of an admitted request so that the admission queue sees its responses."""
 
     __slots__ = ("_admission_queue", "instead", "ticket", "timer")
 
@@ -241,11 +241,11 @@ class AdmittedSink(ForwardingSink):
         self._admission_queue = admission_queue
         self.ticket = ticket
         self.instead: InferenceResponse | None = None
-        """The last response, whatever comes as the last."""
+        """Replaces the final response, if set."""
         self.timer: asyncio.TimerHandle | None = None
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Pass a response on, and tell of it."""
+        """Forward a response and report it to the admission queue."""
         if final:
             if self.timer is not None:
                 self.timer.cancel()
@@ -255,13 +255,13 @@ class AdmittedSink(ForwardingSink):
 
 
 def caller_of(request: InferenceRequest) -> Caller:
-    """Return who asks; where another request causes one, whoever asks that."""
+    """Return the caller of a request, or of the outermost request that caused it."""
     caller = first_of(request).header.caller
-    return _NOBODY if caller is None or caller is MIXED else caller
+    return _ANONYMOUS if caller is None or caller is MIXED else caller
 
 
 def deadline_of(request: InferenceRequest) -> int | None:
-    """Return when nobody waits for the answer any more; None for never."""
+    """Return the deadline of a request, the earlier of the caller's patience and the timeout; None if it has none."""
     first = first_of(request)
     patience, timeout = caller_of(first).patience_ns, request.header.timeout_us * 1000
     ends = [first.arrived_ns + patience] if patience else []
@@ -277,14 +277,8 @@ def _ending(request: InferenceRequest, error: NeriteError | None) -> TicketEndin
 
 
 def _ignored(_request: InferenceRequest) -> None:
-    """Take no note of a request that is cut."""
+    """Do nothing when a request is aborted."""
 
-
-# The turnstile of a model whose engine generates tokens: it hears from the engine what was guessed before.
-#
-# A prompt is counted by the engine, when the request is in. Until then its tokens are estimated from its bytes and
-# the number of its images, by what those before it had; then the estimate is put right, and who turns out to be too
-# long is refused after all. As long as there is no engine those that wait go on waiting.
 
 _ENDINGS: Final = {
     RequestEnded.STOP: TicketEnding.COMPLETE,
@@ -296,37 +290,44 @@ _ENDINGS: Final = {
 
 
 class EngineAdmissionQueue(AdmissionQueue):
-    """Before the queue of such a model. For the loop's thread only."""
+    """Admission queue of a model whose engine generates tokens. Used from the loop's thread only.
+
+    The engine counts the tokens of a prompt only after admission. Until then they are estimated from the bytes and
+    images of the prompt by the ratios of earlier prompts; then the estimate is corrected, and a prompt that turns out
+    to be too long is rejected after all. While no engine is up, waiting requests stay queued.
+    """
 
     def __init__(
         self,
-        gate: AdmissionController,
+        controller: AdmissionController,
         queue: RequestQueueInterface,
         enter: Callable[[InferenceRequest], None],
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
         admission: LoadShedder | None,
     ) -> None:
-        """``admission`` bounds the queue, if no policy does."""
-        super().__init__(gate, queue, enter, statistics, loop)
-        self._admission = admission
+        """``admission`` bounds the queue if there is no policy."""
+        super().__init__(controller, queue, enter, statistics, loop)
+        self._load_shedder = admission
         self._ratio = TokenRatio()
         self._image_ratio = TokenRatio(IMAGE_TOKENS)
         self._reports: dict[ModelInstance, EngineReport] = {}
-        """The last of each engine that there is."""
+        """Latest report of each live engine."""
         self._begun = 0
-        """Requests that have been let in."""
+        """Number of requests admitted so far."""
 
     def submit(self, request: InferenceRequest) -> None:
-        """Let a request in, now or later, or refuse it."""
-        admission = self._admission
-        if admission is not None and not (admission.grant(self.gate.waiting, self._begun, _now()) or request.caused):
+        """Admit, queue or reject a request."""
+        admission = self._load_shedder
+        if admission is not None and not (
+            admission.grant(self.controller.waiting, self._begun, _now()) or request.caused
+        ):
             self._refuse(request, with_request_id(admission.refusal(), request.id))
         else:
             super().submit(request)
 
     def reported(self, instance: ModelInstance, report: EngineReport | None) -> None:
-        """Take in what an engine says of itself; None: it has died."""
+        """Process a report of an engine; None if the engine has died."""
         if report is None:
             self._reports.pop(instance, None)
             return
@@ -334,54 +335,54 @@ class EngineAdmissionQueue(AdmissionQueue):
         reports = self._reports.values()
         total, free = sum(each.total_blocks for each in reports), sum(each.free_blocks for each in reports)
         most = [each.most_sequences for each in reports]
-        self.gate.limit_running(sum(most) if all(most) else 0)
+        self.controller.limit_running(sum(most) if all(most) else 0)
         now = _now()
         for progress in report.progress:
-            passage = progress.request.sink
-            if isinstance(passage, AdmittedSink) and isinstance(passage.ticket, PromptTicket):
-                self._progressed(passage, passage.ticket, progress, now)
-        self.gate.tell(EngineStatistics(total, free, report.block_size))
+            sink = progress.request.sink
+            if isinstance(sink, AdmittedSink) and isinstance(sink.ticket, PromptTicket):
+                self._progressed(sink, sink.ticket, progress, now)
+        self.controller.tell(EngineStatistics(total, free, report.block_size))
         self.look_soon()
 
     def set_ready(self, ready: bool) -> None:
-        """Let nobody in as long as there is no engine that could take them up."""
-        self.gate.set_ready(ready, _now())
+        """Admit no requests while no engine is up."""
+        self.controller.set_ready(ready, _now())
         self.look_soon()
 
-    def _progressed(self, passage: AdmittedSink, ticket: PromptTicket, progress: RequestProgress, now: int) -> None:
-        gate, request = self.gate, progress.request
+    def _progressed(self, sink: AdmittedSink, ticket: PromptTicket, progress: RequestProgress, now: int) -> None:
+        controller, request = self.controller, progress.request
         if request.cancelled:
-            gate.gone(ticket)
+            controller.gone(ticket)
         if progress.begun is not None:
             ticket.cached = progress.begun.cached_tokens
             tokens, of_images = progress.begun.prompt_tokens, progress.begun.image_tokens
             self._ratio.note(ticket.demand.prompt_bytes, tokens - of_images)
             self._image_ratio.note(ticket.demand.images, of_images)
-            refusal = gate.correct(ticket, tokens, now)
+            refusal = controller.correct(ticket, tokens, now)
             if refusal is not None:
-                self.stop(request, passage, refusal.as_error())
+                self.stop(request, sink, refusal.as_error())
                 return
         if progress.tokens:
-            gate.started(ticket, now, ticket.cached)
-            gate.progressed(ticket, progress.tokens, now)
+            controller.started(ticket, now, ticket.cached)
+            controller.progressed(ticket, progress.tokens, now)
         if progress.ended is not None:
-            gate.finished(ticket, _ENDINGS[progress.ended], now)
+            controller.finished(ticket, _ENDINGS[progress.ended], now)
 
     def _ticket(self, request: InferenceRequest) -> PromptTicket:
         runs = max((report.most_sequences for report in self._reports.values()), default=0)
-        asked = demand(request, self.gate.most_output, min(runs or MOST_SEQUENCES, MOST_SEQUENCES))
+        asked = demand(request, self.controller.most_output, min(runs or MOST_SEQUENCES, MOST_SEQUENCES))
         return PromptTicket(request, asked, self._ratio, self._image_ratio)
 
-    def _let_in(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
+    def _admit(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
         assert isinstance(ticket, PromptTicket)
         self._begun += 1
-        if self.gate.most_output and not ticket.demand.most:
-            limit(request, max(self.gate.most_output // ticket.sequences, 1))
-        super()._let_in(ticket, request)
+        if self.controller.most_output and not ticket.demand.most:
+            limit(request, max(self.controller.most_output // ticket.sequences, 1))
+        super()._admit(ticket, request)
 
 
 class PromptTicket(AdmissionTicket):
-    """That of a request whose prompt nobody has counted."""
+    """Ticket of a request whose prompt length is an estimate until the engine has counted its tokens."""
 
     __slots__ = ("cached", "demand")
 
@@ -389,7 +390,7 @@ class PromptTicket(AdmissionTicket):
         caller = caller_of(request)
         self.demand = asked
         self.cached = 0
-        """Tokens of the prompt that the engine had computed before."""
+        """Number of prompt tokens found in the KV cache of the engine."""
         super().__init__(
             caller.tenant,
             ratio.expected(asked.prompt_bytes) + image_ratio.expected(asked.images),

@@ -1,4 +1,4 @@
-"""Why somebody is not let in: which limit, its value, the current use, and when to come again."""
+"""Refusals of admission control: the limit, its value, the current use, and when to retry."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nerite.admission.policy import PriorityClass, Tenant
 from nerite.core.errors import InvalidArgument, NeriteError, Overloaded, QuotaExceeded, TooLarge, TooLate
 
 LONGEST_PAUSE: Final = 3600
-"""Seconds after which a client may try again, at the most: by then the policy may be another."""
+"""Maximum Retry-After in seconds: by then the policy may have changed."""
 
 
 class QuotaLimit(StrEnum):
-    """The limits by the names they have in the policy file; those that are not in it have names of the same kind."""
+    """Limits by their names in the policy file; those that it does not contain are named in the same style."""
 
     MAX_INPUT_TOKENS = "max_input_tokens"
     MAX_OUTPUT_TOKENS = "max_output_tokens"
@@ -38,7 +38,7 @@ class QuotaLimit(StrEnum):
 
 
 class RefusalCause(Enum):
-    """Whose fault a refusal is, and the error that tells it."""
+    """Cause of a refusal, and the type of the error that reports it."""
 
     CLIENT = InvalidArgument
     SIZE = TooLarge
@@ -49,23 +49,23 @@ class RefusalCause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRefusal:
-    """One refusal, for a client, a log and the counts."""
+    """Why a request is rejected: for the client, the log and the counters."""
 
     limit: QuotaLimit
     fault: RefusalCause
     of: str
-    """Whose limit: ``tenant 'acme'``, ``model 'llama'``."""
+    """Owner of the limit: ``tenant 'acme'``, ``model 'llama'``."""
     value: float | str
-    """What the limit is set to."""
+    """Configured value of the limit."""
     use: float | str
-    """What is in use now, or what the request asks for or is predicted to take."""
+    """Current use, or the amount that the request needs or is predicted to need."""
     text: str
-    """A sentence for people, without the figures above."""
+    """Human-readable reason without the figures above."""
     retry_after: int | None = None
-    """Seconds; None: waiting alone does not help, or nobody knows."""
+    """Seconds; None if waiting alone does not help or the time is unknown."""
 
     def as_error(self) -> NeriteError:
-        """Return the error that a client is told."""
+        """Return the error for the client."""
         error: type[NeriteError] = self.fault.value
         again = f" Try again in {self.retry_after} s." if self.retry_after else ""
         figures = f"{self.limit} of {self.of} is {_figure(self.value)}, now {_figure(self.use)}"
@@ -73,7 +73,7 @@ class AdmissionRefusal:
 
 
 def retry_pause(nanoseconds: float) -> int:
-    """Return whole seconds for a Retry-After: never too early, never 0."""
+    """Return whole seconds for a Retry-After header: rounded up, at least 1."""
     return max(1, min(math.ceil(nanoseconds / 1e9), LONGEST_PAUSE))
 
 
@@ -81,67 +81,64 @@ def _figure(value: float | str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-# The refusals of a gate, in words.
-
-
 def closed_refusal(of: str, running: int) -> AdmissionRefusal:
-    """Say that a server stops."""
+    """Return the refusal of requests that arrive while the model drains."""
     return AdmissionRefusal(
         limit=QuotaLimit.DRAINING,
         fault=RefusalCause.LOAD,
         of=of,
         value="on",
         use=f"{running} running",
-        text="no more requests are taken",
+        text="no new requests are accepted",
         retry_after=1,
     )
 
 
 def unknown_class_refusal(tenant: Tenant, wanted: str) -> AdmissionRefusal:
-    """Say that a class is none, or matters more than that of the tenant."""
+    """Return the refusal of a class that does not exist or is more important than the tenant's."""
     return AdmissionRefusal(
         limit=QuotaLimit.CLASS,
         fault=RefusalCause.CLIENT,
         of=f"tenant '{tenant.name}'",
         value=tenant.level,
         use=f"'{wanted}'",
-        text="the class that is asked for is none that this tenant may have",
+        text="this tenant may not use the requested class",
     )
 
 
 def full_refusal(limit: QuotaLimit, of: str, value: int, use: int, work: float | None) -> AdmissionRefusal:
-    """Say that too much waits, nanoseconds of ``work`` as far as that is known."""
+    """Return the refusal when the queue is full; ``work`` is the queued work in nanoseconds, if known."""
     return AdmissionRefusal(
         limit=limit,
         fault=RefusalCause.LOAD,
         of=of,
         value=value,
         use=use,
-        text="too much waits already",
+        text="the queue is full",
         retry_after=retry_pause(work or 0.0),
     )
 
 
 def slow_refusal(level: PriorityClass, takes: float, beyond: float | None) -> AdmissionRefusal:
-    """Say that what a class promises cannot be kept: it takes nanoseconds, so many of them too long."""
+    """Return the refusal when a class's time to first token cannot be met. Arguments are nanoseconds."""
     return AdmissionRefusal(
         limit=QuotaLimit.FIRST_TOKEN,
         fault=RefusalCause.LOAD,
         of=f"class '{level.name}'",
         value=level.ttft_seconds,
         use=takes / 1e9,
-        text="the first token would come too late",
+        text="the first token would arrive too late",
         retry_after=retry_pause(beyond or 0.0),
     )
 
 
 def late_refusal(left: float, takes: float) -> AdmissionRefusal:
-    """Say that a deadline cannot be met, or was not; both are nanoseconds."""
+    """Return the refusal when a deadline cannot be met or was missed; both arguments are nanoseconds."""
     return AdmissionRefusal(
         limit=QuotaLimit.DEADLINE,
         fault=RefusalCause.TIME,
         of="the request",
         value=left / 1e9,
         use=takes / 1e9,
-        text="the answer would be complete too late, in seconds",
+        text="the answer would miss its deadline; times in seconds",
     )

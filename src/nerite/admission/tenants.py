@@ -1,4 +1,7 @@
-"""Where requests are let in, for all models of a server: the accounts of tenants, and the gates that charge them."""
+"""Admission control of a whole server: watches the policy file, owns the accounts, creates the admission queues.
+
+Also exports the usage of tenants as JSON and as metrics.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,22 @@ from nerite.observability.exposition import MetricFamily, Sample, joined, labels
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
 
-# The policy that is in force: read from a file that may change while the server runs.
-
 _MAX_SIZE: Final = 4 * 1024 * 1024
 
 
 class PolicyChange(NamedTuple):
-    """What a look at the file found: a text, or a problem."""
+    """Content of the policy file, or the reason why it could not be read."""
 
     text: str
     problem: str = ""
-    """Why there is no text."""
+    """Why the file could not be read; empty if it could."""
 
 
 class WatchedPolicy(WatchedFile[PolicyChange]):
-    """Of one file, as of the last time that it was in order."""
+    """Policy of a file that may change while the server runs; keeps the last valid version."""
 
     def __init__(self, path: str, found: PolicyChange) -> None:
-        """``found`` is what the first look brought. Raises ``InvalidArgument`` with all that is wrong with it."""
+        """``found`` is the initial content. Raises ``InvalidArgument`` that lists all its mistakes."""
         super().__init__(path, found)
         self.policy = _parsed(path, found)
 
@@ -51,32 +52,32 @@ class WatchedPolicy(WatchedFile[PolicyChange]):
             self.problem = error.message
 
     def look(self) -> PolicyChange:
-        """Look at the file. Blocks as files do."""
+        """Read the file. Blocks on I/O."""
         return check_policy(self.path)
 
     def news(self) -> str:
-        """Return what to say in the log after a change."""
+        """Return the log message for a change of the file."""
         if self.problem:
-            return f"{self.problem}\nThe policy stays as it was: correct '{self.path}', which is looked at all the time"
-        return f"the policy file '{self.path}' was read: it is in force"
+            return f"{self.problem}\nThe previous policy stays in force: correct '{self.path}'; changes are picked up"
+        return f"the policy file '{self.path}' was read and is in force"
 
 
 def check_policy(path: str) -> PolicyChange:
-    """Look at a file. Blocks as files do."""
+    """Read a policy file. Blocks on I/O."""
     content = read_content(path, _MAX_SIZE)
     if content.problem:
         return PolicyChange("", content.problem)
-    # It was perhaps cut to be written anew: no reason to lift every limit.
+    # The file may have been truncated before being rewritten, which must not lift every limit.
     if not content.data.strip():
         return PolicyChange("", "is empty")
     try:
         return PolicyChange(content.data.decode())
     except UnicodeDecodeError as error:
-        return PolicyChange("", f"is no UTF-8: {error}")
+        return PolicyChange("", f"is not UTF-8: {error}")
 
 
 def open_policy(path: str) -> WatchedPolicy:
-    """Return the policy in a file. Raises ``InvalidArgument`` with all that is wrong with it."""
+    """Return the policy in a file. Raises ``InvalidArgument`` that lists all mistakes in it."""
     return WatchedPolicy(path, check_policy(path))
 
 
@@ -86,15 +87,12 @@ def _parsed(path: str, found: PolicyChange) -> AdmissionPolicy:
     return parse_policy(found.text, path)
 
 
-# What tenants have used and what they have left: as JSON, and as metrics.
-
-
 class UsageKey(NamedTuple):
-    """What is counted together."""
+    """Key of a usage table: a model and the unit of its sizes."""
 
     model: str
     tokens: bool
-    """Sizes are tokens; else they are bytes."""
+    """Sizes are counted in tokens; else in bytes."""
 
 
 _COUNTS: Final = ("offered", "admitted", "withdrawn", "retries", "joined")
@@ -102,12 +100,14 @@ Usages: TypeAlias = Mapping[UsageKey, UsageTable]
 
 
 def quota_json(
-    standings: Iterable[QuotaStanding], gates: Iterable[AdmissionController], usages: Usages
+    standings: Iterable[QuotaStanding], controllers: Iterable[AdmissionController], usages: Usages
 ) -> dict[str, Any]:
-    """Return everything as JSON."""
+    """Return quotas, load and usage as JSON."""
     return {
         "tenants": [asdict(each) for each in standings],
-        "models": [{"model": name, "running": running, "waiting": waiting} for name, running, waiting in _busy(gates)],
+        "models": [
+            {"model": name, "running": running, "waiting": waiting} for name, running, waiting in _busy(controllers)
+        ],
         "use": [
             {"model": key.model, "tenant": tenant, "class": level, **_counts(key, use)}
             for key, tenant, level, use in _uses(usages)
@@ -125,24 +125,24 @@ def _counts(key: UsageKey, use: TokenUse) -> dict[str, Any]:
 
 
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[TokenUse], int]], ...]] = (
-    ("offered", "Requests that came", lambda use: use.offered),
-    ("joined", "Requests that got the answer of an earlier one with the same key", lambda use: use.joined),
-    ("admitted", "Requests that were let in", lambda use: use.admitted),
-    ("withdrawn", "Requests whose clients gave up while they waited to be let in", lambda use: use.withdrawn),
-    ("retries", "Requests that came and said that they were asked before", lambda use: use.retries),
+    ("offered", "Requests received", lambda use: use.offered),
+    ("joined", "Requests that shared the answer of an earlier one with the same key", lambda use: use.joined),
+    ("admitted", "Requests admitted", lambda use: use.admitted),
+    ("withdrawn", "Requests whose clients gave up while waiting for admission", lambda use: use.withdrawn),
+    ("retries", "Requests received that were marked as retries", lambda use: use.retries),
 )
 _TOKENS: Final[tuple[tuple[str, str, Callable[[TokenUse], int]], ...]] = (
-    ("input_tokens", "Tokens of the prompts that were let in and not refused after all", lambda use: use.input_tokens),
-    ("output_tokens", "Tokens that were generated", lambda use: use.output_tokens),
-    ("wasted_tokens", "Tokens that were generated when the client had gone", lambda use: use.wasted_tokens),
+    ("input_tokens", "Prompt tokens of requests admitted and not rejected later", lambda use: use.input_tokens),
+    ("output_tokens", "Tokens generated", lambda use: use.output_tokens),
+    ("wasted_tokens", "Tokens generated after the client had gone", lambda use: use.wasted_tokens),
 )
 
 
 def quota_families(
-    standings: Sequence[QuotaStanding], gates: Iterable[AdmissionController], usages: Usages
+    standings: Sequence[QuotaStanding], controllers: Iterable[AdmissionController], usages: Usages
 ) -> list[MetricFamily]:
-    """Return everything as metrics."""
-    busy = _busy(gates)
+    """Return quotas, load and usage as metrics."""
+    busy = _busy(controllers)
     uses = [
         (labels({"model": key.model, "tenant": tenant, "class": level}), key, use)
         for key, tenant, level, use in _uses(usages)
@@ -154,12 +154,12 @@ def quota_families(
         *(_counter(name, text, [(of, read(use)) for of, use in tokens]) for name, text, read in _TOKENS),
         _counter(
             "input_bytes",
-            "Bytes of the requests that were let in and not refused after all",
+            "Bytes of requests admitted and not rejected later",
             [(of, use.input_tokens) for of, key, use in uses if not key.tokens],
         ),
         _counter(
             "refused",
-            "Requests that were refused, by limit",
+            "Requests rejected, by limit",
             [
                 (joined(of, labels({"reason": limit})), count)
                 for of, _, use in uses
@@ -168,25 +168,29 @@ def quota_families(
         ),
         _counter(
             "finished",
-            "Requests that were let in and are over",
+            "Admitted requests that are over",
             [
                 (joined(of, labels({"reason": why})), count)
                 for of, _, use in uses
                 for why, count in use.finished.items()
             ],
         ),
-        _gauge("running", "Requests that are let in", [(labels({"model": name}), count) for name, count, _ in busy]),
         _gauge(
-            "waiting", "Requests that wait to be let in", [(labels({"model": name}), count) for name, _, count in busy]
+            "running",
+            "Admitted requests that are not over",
+            [(labels({"model": name}), count) for name, count, _ in busy],
+        ),
+        _gauge(
+            "waiting", "Requests that wait for admission", [(labels({"model": name}), count) for name, _, count in busy]
         ),
         _gauge(
             "under_way",
-            "Requests of a tenant",
+            "Requests of a tenant that wait or run",
             [(labels({"tenant": each.tenant}), each.under_way) for each in standings],
         ),
         _gauge(
             "rate_left",
-            "What a tenant may use at once now; below 0: what is owed",
+            "Amount that a tenant may use at once now; negative if it owes some",
             [(of, rate.left) for of, rate in rates],
         ),
     ]
@@ -200,12 +204,12 @@ def _gauge(name: str, text: str, samples: Iterable[Sample]) -> MetricFamily:
     return MetricFamily(f"nerite_admission_{name}", text, "gauge", list(samples))
 
 
-def _busy(gates: Iterable[AdmissionController]) -> list[tuple[str, int, int]]:
-    """Return how many requests run and wait of each model, all its versions together."""
+def _busy(controllers: Iterable[AdmissionController]) -> list[tuple[str, int, int]]:
+    """Return the number of running and waiting requests of each model over all its versions."""
     found: dict[str, tuple[int, int]] = {}
-    for gate in gates:
-        running, waiting = found.get(gate.model, (0, 0))
-        found[gate.model] = running + gate.running, waiting + gate.waiting
+    for controller in controllers:
+        running, waiting = found.get(controller.model, (0, 0))
+        found[controller.model] = running + controller.running, waiting + controller.waiting
     return [(name, *found[name]) for name in sorted(found)]
 
 
@@ -218,27 +222,27 @@ def _uses(usages: Usages) -> Iterator[tuple[UsageKey, str, str, TokenUse]]:
 _now = time.monotonic_ns
 
 
-_NONE: Final = AdmissionPolicy(llms={ANY_MODEL: ModelLimits(queue_length=0)})
-"""Of who may use what nothing is said: queues have their own bounds."""
+_UNLIMITED: Final = AdmissionPolicy(llms={ANY_MODEL: ModelLimits(queue_length=0)})
+"""Stands in for a missing policy: no limits here, because queues have their own bounds."""
 
 
 class TenantAdmission:
-    """One for the server. For the loop's thread only."""
+    """Creates the admission queues of all models; one per server. Used from the loop's thread only."""
 
     def __init__(self, policy: AdmissionPolicy | None, loop: asyncio.AbstractEventLoop) -> None:
-        """Without a ``policy`` nobody has to be let in."""
+        """Without a ``policy``, there is no admission control by tenant."""
         self.in_force = policy is not None
-        """There is a policy, so that requests have callers."""
-        self._accounts = Accounts(policy or _NONE)
+        """A policy is in force, so requests have callers."""
+        self._accounts = Accounts(policy or _UNLIMITED)
         self._loop = loop
         self._usages: dict[UsageKey, UsageTable] = {}
-        """By model, for as long as the server runs: what was used stays used when a model is loaded again."""
-        self._turnstiles: WeakSet[AdmissionQueue] = WeakSet()
+        """Usage by model for the lifetime of the server: counters survive a reload of the model."""
+        self._admission_queues: WeakSet[AdmissionQueue] = WeakSet()
         self._idempotency = IdempotencyRegistry(self.policy.keeping, loop)
 
     @property
     def policy(self) -> AdmissionPolicy:
-        """What is in force."""
+        """The policy in force."""
         return self._accounts.policy
 
     def admission_queue(
@@ -248,63 +252,63 @@ class TenantAdmission:
         enter: Callable[[InferenceRequest], None],
         statistics: VersionStatistics,
     ) -> AdmissionQueue | None:
-        """Return what lets requests in to a version of a model; None where nobody has to be let in."""
+        """Return the admission queue of a model version; None if no policy is in force."""
         if not self.in_force:
             return None
-        admission_queue = AdmissionQueue(self._gate(model, tokens=False), queue, enter, statistics, self._loop)
-        self._turnstiles.add(admission_queue)
+        admission_queue = AdmissionQueue(self._controller(model, tokens=False), queue, enter, statistics, self._loop)
+        self._admission_queues.add(admission_queue)
         return admission_queue
 
     def engine_admission_queue(
         self, model: str, queue: RequestQueueInterface, statistics: VersionStatistics, admission: LoadShedder
     ) -> EngineAdmissionQueue:
-        """Return the same of a model whose engine generates tokens: one lets in as many as the engine can do at once.
+        """Return the admission queue of a model whose engine generates tokens: it admits as many as the engine can run.
 
-        ``admission`` bounds the queue where no policy does.
+        ``admission`` bounds the queue if no policy is in force.
         """
         admission_queue = EngineAdmissionQueue(
-            self._gate(model, tokens=True),
+            self._controller(model, tokens=True),
             queue,
             queue.submit,
             statistics,
             self._loop,
             None if self.in_force else admission,
         )
-        self._turnstiles.add(admission_queue)
+        self._admission_queues.add(admission_queue)
         return admission_queue
 
     def keyed(self, admission_queue: EngineAdmissionQueue) -> IdempotentQueue:
-        """Return what stands before that, for requests that have an idempotency key."""
-        return IdempotentQueue(admission_queue, admission_queue.gate, self._idempotency)
+        """Return the queue for requests with an idempotency key, in front of ``admission_queue``."""
+        return IdempotentQueue(admission_queue, admission_queue.controller, self._idempotency)
 
-    def _gate(self, model: str, *, tokens: bool) -> AdmissionController:
+    def _controller(self, model: str, *, tokens: bool) -> AdmissionController:
         usage = self._usages.setdefault(UsageKey(model, tokens), UsageTable())
         return AdmissionController(model, self._accounts, _now(), tokens=tokens, usage=usage)
 
     def follow(self, policy: AdmissionPolicy) -> None:
-        """Go on by another policy. Who was let in stays, and what was used stays used."""
+        """Apply a new policy. Admitted requests stay admitted, and used quota stays used."""
         self._accounts.follow(policy, _now())
         self._idempotency.follow(policy.keeping)
-        for admission_queue in self._turnstiles:
-            admission_queue.gate.follow()
+        for admission_queue in self._admission_queues:
+            admission_queue.controller.follow()
             admission_queue.look_soon()
 
     def stop(self) -> None:
-        """Keep no answers any more for clients that are gone: the server stops."""
+        """Stop keeping answers for disconnected clients, because the server is shutting down."""
         self._idempotency.let_go()
 
     def quota(self) -> dict[str, Any]:
-        """Return what tenants have used, and what they have left, as JSON."""
-        return quota_json(self._standings(), self._gates(), self._usages)
+        """Return the usage and remaining quota of all tenants as JSON."""
+        return quota_json(self._standings(), self._controllers(), self._usages)
 
     def families(self) -> list[MetricFamily]:
-        """Return the same as metrics; none where no model asks who is to be let in."""
-        return quota_families(self._standings(), self._gates(), self._usages) if self._usages else []
+        """Return usage and remaining quota as metrics; empty if no model has admission control."""
+        return quota_families(self._standings(), self._controllers(), self._usages) if self._usages else []
 
     def _standings(self) -> list[QuotaStanding]:
         now = _now()
         names = [*self.policy.tenants, EVERYBODY] if self.in_force else []
         return [self._accounts.of(name, now).standing(now) for name in names]
 
-    def _gates(self) -> list[AdmissionController]:
-        return [admission_queue.gate for admission_queue in self._turnstiles]
+    def _controllers(self) -> list[AdmissionController]:
+        return [admission_queue.controller for admission_queue in self._admission_queues]

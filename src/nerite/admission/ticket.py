@@ -1,4 +1,4 @@
-"""A request as admission sees it: what it asks for, and how far it has come."""
+"""Tickets, the view that admission control has of a request: its needs and its state; and the decisions on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nerite.admission.refusals import AdmissionRefusal, QuotaLimit
 
 
 class TicketState(Enum):
-    """How far a request has come."""
+    """State of a request in admission control."""
 
     NEW = "new"
     WAITING = "waiting"
@@ -21,10 +21,13 @@ class TicketState(Enum):
 
 
 class AdmissionTicket:
-    """Made for a request, offered to a gate once, and told to it until the request is over. For reading."""
+    """Represents a request in the ``AdmissionController``, from the offer until the request is over.
+
+    Only the controller and its parts change it.
+    """
 
     account: Account
-    """Whoever pays. There is one from the offer on."""
+    """Account that is charged. Set when the ticket is offered."""
 
     __slots__ = (
         "account",
@@ -70,78 +73,75 @@ class AdmissionTicket:
         repeats: bool = False,
     ) -> None:
         self.tenant = tenant
-        """The name that the policy gives to whoever sent it."""
+        """Name of the tenant in the policy."""
         self.input_size = input_size
-        """Tokens of the prompt, as far as is known; bytes, for a model that is no LLM."""
+        """Tokens of the prompt, estimated until they are counted; bytes for models other than LLMs."""
         self.least = input_size if least is None else least
-        """As many there are in any case, where ``input_size`` is an estimate: by it what is too long is refused."""
+        """Lower bound of the size if ``input_size`` is an estimate; used to reject requests that are too large."""
         self.sequences = sequences
-        """Answers to the one prompt."""
+        """Number of answers to the prompt."""
         self.repeats = repeats
-        """Another request has the same prompt, and pays for it."""
+        """Another request has the same prompt and is charged for it."""
         self.priority = priority
-        """Among those of its tenant and class that wait: the lower ones first."""
+        """Priority among the waiting requests of its tenant and class; lower values run first."""
         self.most = most
-        """Output tokens that it may have at the most. 0: as many as the model's limits allow."""
+        """Maximum number of output tokens; 0 for as many as the model's limits allow."""
         self.wanted_class = wanted_class
-        """A class below the tenant's own. Empty: the tenant's own."""
+        """Requested class, below the tenant's own; empty for the tenant's own."""
         self.deadline = deadline
-        """When its answer must be complete. None: never."""
+        """When its answer must be complete; None for no deadline."""
         self.retry = retry
-        """It says that it was asked before."""
+        """It is marked as a retry."""
         self.caused = caused
-        """Another request needs it, which was let in: it counts for no request of its own, whatever else it takes."""
+        """An admitted request depends on it: it is not charged as a request, only for what else it uses."""
 
         self.level = PriorityClass()
         self.state = TicketState.NEW
         self.expected = 0
-        """Output tokens that it will probably have."""
+        """Expected number of output tokens."""
         self.bound = 0
-        """Output tokens that it has KV blocks for."""
+        """Number of output tokens that KV blocks are reserved for."""
         self.cost = 0.0
-        """What it counts for in the fair queue, and in the pace."""
+        """Its cost in the fair queue and in the measured speed of the engine."""
         self.charged: dict[QuotaLimit, int] = {}
-        """What its tenant has paid in advance."""
+        """Amounts charged to its tenant in advance."""
         self.holding = KvReservation(0)
         self.read_with = 0
-        """Tokens of prompts that were to be read when it was let in, its own included."""
+        """Prompt tokens waiting for prefill when it was admitted, its own included."""
         self.generated = 0
         self.gone = False
-        """Nobody reads its answer any more."""
+        """Its client has gone."""
         self.offered_at = 0
         self.admitted_at = 0
         self.started_at: int | None = None
-        """When it had its first token."""
+        """When its first token was generated."""
 
     @property
     def paid_input(self) -> int:
-        """What the tenant pays for the prompt, as far as its size is known."""
+        """Input size that the tenant is charged for."""
         return 0 if self.repeats else self.input_size
 
 
-# What a gate says, and what it is told in the end.
-
-
 class RefusedTicket(NamedTuple):
-    """One that waited and does no more."""
+    """Ticket that was waiting and is rejected, with the reason."""
 
     ticket: AdmissionTicket
     refusal: AdmissionRefusal
 
 
 class Admit(NamedTuple):
-    """Give it to the engine now."""
+    """Decision to pass the request to the engine now."""
 
 
 class Wait(NamedTuple):
-    """Keep it until ``due`` names it."""
+    """Decision to hold the request until ``due`` returns it."""
 
     displaced: tuple[RefusedTicket, ...] = ()
-    """Those that wait no more because it matters more."""
+    """Less important requests that were shed to make room for it."""
 
 
 class Refuse(NamedTuple):
-    """Answer it with the refusal; the gate has forgotten it."""
+    """Decision to reject the request; the controller keeps no state of it."""
 
     refusal: AdmissionRefusal
 
@@ -150,20 +150,20 @@ Decision: TypeAlias = Admit | Wait | Refuse
 
 
 class DueTicket(NamedTuple):
-    """What is to be done now."""
+    """Waiting requests to admit or reject now."""
 
     admitted: list[AdmissionTicket]
     refused: list[RefusedTicket]
 
 
 class TicketEnding(Enum):
-    """How a request ended that was let in."""
+    """How an admitted request ended."""
 
     COMPLETE = "complete"
     CANCELLED = "cancelled"
-    """The client went or gave up."""
+    """The client disconnected or cancelled."""
     DEADLINE = "deadline"
     FAILED = "failed"
-    """The engine's fault."""
+    """The engine failed."""
     REFUSED = "refused"
-    """It was found to be too long when it was looked at."""
+    """Its prompt turned out to be too long once its tokens were counted."""

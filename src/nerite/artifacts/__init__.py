@@ -1,5 +1,5 @@
-"""Trained models as people have them: what a file or a directory is, and what of it goes into a model repository.
+"""Recognises trained models by their files, and decides what of them goes into a model repository.
 
-``recognition`` asks the ``kinds`` in turn, one file each. They look at the content, not only at the name, and import no
-framework. What is known and cannot be served is refused with what to make of it.
+``recognition`` tries the recognisers of the ``*_kinds`` modules in order. They inspect the content, not only the name,
+and import no framework. A known format that cannot be served is rejected with instructions for converting it.
 """

@@ -1,4 +1,4 @@
-"""Reads a pickled estimator, which runs whatever code is in it, and writes it as ONNX."""
+"""Converts a pickled estimator to ONNX. Run as a separate process, because reading a pickle can run any code."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 _OPSET = 17
-"""What every ONNX Runtime reads that Nerite works with."""
+"""Supported by every version of ONNX Runtime that Nerite supports."""
 
 
 def main(source: str, target: str) -> int:
-    """Convert; return 0, or 1 where it cannot be converted and 2 where it cannot be read, with the reason in a line."""
+    """Convert; return 0, or print a one-line reason and return 1 if conversion fails, 2 if the pickle is unreadable."""
     try:
         model = _read(Path(source))
-    except Exception as error:  # a pickle runs code, which may raise whatever it likes
+    except Exception as error:  # code in the pickle may raise anything
         return _complain(error, 2)
     count = getattr(model, "n_features_in_", None)
     if count is None:
-        print("it was not fitted, or does not know how many features it takes (n_features_in_)", file=sys.stderr)
+        print("it was not fitted, or does not say how many features it takes (n_features_in_)", file=sys.stderr)
         return 1
     try:
         Path(target).write_bytes(_converted(model, count).SerializeToString())
-    except Exception as error:  # so may the converters of all kinds of estimators
+    except Exception as error:  # so may the converters of the many kinds of estimators
         return _complain(error, 1)
     return 0
 
@@ -37,12 +37,12 @@ def _complain(error: Exception, status: int) -> int:
 
 
 def _converted(model: Any, count: int) -> Any:
-    """Return the ONNX model of an estimator that takes so many features."""
+    """Return the ONNX model of an estimator that takes ``count`` features."""
     import skl2onnx
     from skl2onnx.common.data_types import FloatTensorType
 
     inputs = [("features", FloatTensorType([None, count]))]
-    # As an array: a list of dictionaries, one for each row, is nothing that a tensor can hold.
+    # zipmap would return a list of dictionaries, one per row, which a tensor cannot hold.
     options = {id(model): {"zipmap": False}} if hasattr(model, "predict_proba") else None
     converted = skl2onnx.convert_sklearn(model, initial_types=inputs, options=options, target_opset=_OPSET)
     _free_the_batch(converted)
@@ -53,7 +53,7 @@ def _converted(model: Any, count: int) -> Any:
 
 def _read(source: Path) -> Any:
     try:
-        import joblib  # reads plain pickles, too
+        import joblib  # reads plain pickles as well
 
         return joblib.load(source)
     except ModuleNotFoundError as error:
@@ -63,7 +63,7 @@ def _read(source: Path) -> Any:
 
 
 def _free_the_batch(converted: Any) -> None:
-    """Give each output a first dimension of any size; for some estimators the converter leaves it out."""
+    """Give each output a variable first dimension, which the converter omits for some estimators."""
     for output in converted.graph.output:
         shape = output.type.tensor_type.shape
         if not shape.dim:
@@ -71,7 +71,7 @@ def _free_the_batch(converted: Any) -> None:
 
 
 def _count_the_targets(converted: Any, predicted: Any) -> None:
-    """Say how many values there are for a row; of several, the converter says that there is one."""
+    """Correct the number of values per row, which the converter gives as 1 even if the model has several targets."""
     (*_, last) = converted.graph.output
     dims = last.type.tensor_type.shape.dim
     if len(converted.graph.output) == 1 and np.ndim(predicted) == len(dims) == 2:

@@ -1,7 +1,7 @@
-"""Directories as Hugging Face's transformers save them: a configuration, weights, a tokenizer.
+"""Recognisers for directories and archives: Hugging Face, Python models, Triton models, NeMo and foreign formats.
 
-Those that generate text are served by an engine for language models, where there is one. Others are served by a
-program in Python, which is copied into the repository beside them and may be changed there.
+Hugging Face models that generate text are served by an engine for language models if one is installed. Others are
+served by a Python program that is copied into the repository beside them, where users may change it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _WEIGHTS: Final = (
 _TOKENIZERS: Final = (
     "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
-_OF_OTHERS: Final = (".h5", ".msgpack", ".ot", ".gguf", ".onnx", ".tflite", ".md", ".gitattributes")
-"""Files that the program does not read: weights for other frameworks, and pages for people."""
+_UNUSED: Final = (".h5", ".msgpack", ".ot", ".gguf", ".onnx", ".tflite", ".md", ".gitattributes")
+"""Suffixes of files that the program does not read: weights for other frameworks, and documentation."""
 _EXPORT: Final = "Export it to ONNX: optimum-cli export onnx --model {path} exported, and add exported/model.onnx"
 _MAX_BATCH: Final = 8
 
 
 def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
-    """Return a directory of transformers. Refuses what it lacks parts of, and tasks that there is no program for."""
+    """Recognise a directory saved by transformers. Rejects incomplete directories and unsupported tasks."""
     path = candidate.path
     if not candidate.is_directory:
         return None
@@ -48,8 +48,8 @@ def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
         return None
     _check_weights(path)
     if "auto_map" in described and not candidate.trusted:
-        remedy = "If you know who wrote it, say --trust."
-        raise Unusable(path, "the model has code of its own, which would be run when it is loaded", remedy)
+        remedy = "If you trust its origin, pass --trust."
+        raise Unusable(path, "the model contains its own code, which runs when the model is loaded", remedy)
     architecture = next(iter(described.get("architectures") or ()), "")
     program, config = _task(path, architecture, described)
     if not any((path / name).is_file() for name in _TOKENIZERS):
@@ -62,7 +62,9 @@ def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
             candidate.name,
             ModelConfig(backend="llm"),
             {name: path / name for name in _needed(path)},
-            remarks=("An engine for language models serves many requests at once; it may have to convert it first.",),
+            remarks=(
+                "It runs on an engine that serves many requests at once, and may have to convert the model first.",
+            ),
         )
     if candidate.trusted and "auto_map" in described:
         trust = {"TRUST_REMOTE_CODE": ModelParameter(string_value="true")}
@@ -70,11 +72,11 @@ def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
     files = {"model.py": _PROGRAMS / program, "pretrained.py": _PROGRAMS / "pretrained.py"}
     files |= {f"weights/{name}": path / name for name in _needed(path)}
     labels = [str(label) for _, label in sorted(described.get("id2label", {}).items(), key=lambda item: int(item[0]))]
-    remarks = ["It runs in model.py, which needs the packages torch and transformers, and may be changed."]
+    remarks = ["It runs in model.py, which requires the packages torch and transformers. You may edit it."]
     if program == "generate_text.py":
         remarks.append(
-            "It generates for one request at a time. An engine for language models serves many: "
-            "pip install 'nerite[llm]', and add it again."
+            "It processes one request at a time. An engine for language models serves many at once: "
+            "pip install 'nerite[llm]', then add the model again."
         )
     return Artifact(
         f"Hugging Face model ({architecture})",
@@ -88,7 +90,7 @@ def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
 
 
 def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[str, ModelConfig]:
-    """Return the program for a model, and its configuration. Raises ``Unusable`` where there is no program."""
+    """Return the program for a model, and its configuration. Raises ``Unusable`` if the task is not supported."""
     if architecture.endswith("ForSequenceClassification"):
         labels = len(described.get("id2label", ())) or 2
         output = ModelOutput(
@@ -102,12 +104,12 @@ def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[
     if architecture.endswith("Model") and "hidden_size" in described and not _sees(described):
         output = ModelOutput(name="embedding", data_type="TYPE_FP32", dims=(int(described["hidden_size"]),))
         return "embed_text.py", _config(output, _MAX_BATCH)
-    what = f"for {architecture}" if architecture else "for it, as it does not say what its architecture is"
-    raise Unusable(path, f"there is no program {what}", _EXPORT.format(path=path))
+    what = f"the architecture {architecture} is not supported" if architecture else "config.json names no architecture"
+    raise Unusable(path, what, _EXPORT.format(path=path))
 
 
 def _runs_on_an_engine(path: Path, architecture: str, described: Mapping[str, Any]) -> bool:
-    """Return whether an engine is installed here that generates text with the model."""
+    """Return whether an installed engine can generate text with the model."""
     return (
         architecture.endswith(("ForCausalLM", "LMHeadModel"))
         and "auto_map" not in described
@@ -135,19 +137,17 @@ def _sees(described: Mapping[str, Any]) -> bool:
 
 
 def _check_weights(path: Path) -> None:
-    """Raise ``Unusable`` if weights are missing."""
+    """Raise ``Unusable`` if weights are missing or truncated."""
     found = next((path / name for name in _WEIGHTS if (path / name).is_file()), None)
     if found is None:
         other = sorted(child.name for child in path.glob("*") if child.suffix in (".h5", ".msgpack", ".gguf"))
-        what = f": there is {other[0]}, which is for another framework" if other else ""
-        remedy = (
-            "Save them: model.save_pretrained('directory'); or fetch them, if they are kept with Git LFS: git lfs pull"
-        )
+        what = f" ({other[0]} is for another framework)" if other else ""
+        remedy = "Save them: model.save_pretrained('directory'); or, if Git LFS stores them, fetch them: git lfs pull"
         raise Unusable(path, f"the weights are missing{what}", remedy)
     if found.suffix == ".json":
         for shard in sorted(set(_json(found).get("weight_map", {}).values())):
             if not (path / shard).is_file():
-                raise Unusable(path, f"a part of the weights is missing: {shard}", "Download or copy it again.")
+                raise Unusable(path, f"a shard of the weights is missing: {shard}", "Download or copy it again.")
             Candidate(path / shard).check()
     else:
         whole = Candidate(found)
@@ -159,13 +159,13 @@ def _check_weights(path: Path) -> None:
 
 
 def _needed(path: Path) -> Iterator[str]:
-    """Yield the names of the files that the program reads."""
+    """Yield the names of the files that the program reads, and of 1_Pooling, the directory with the pooling mode."""
     safe = any((path / name).is_file() for name in _WEIGHTS[:2])
     for child in sorted(path.iterdir()):
         if child.is_dir():
             if child.name == "1_Pooling":
                 yield child.name
-        elif not (child.name.startswith(".") or child.suffix in _OF_OTHERS or (safe and child.suffix == ".bin")):
+        elif not (child.name.startswith(".") or child.suffix in _UNUSED or (safe and child.suffix == ".bin")):
             yield child.name
 
 
@@ -181,13 +181,13 @@ def _json(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-# A model in Python: a ``model.py`` with Triton's class, or a directory with one and what it needs.
+# A Python model: a ``model.py`` with Triton's class, or a directory that contains one and its other files.
 
 _CLASS = "TritonPythonModel"
 
 
 def recognise_python_model(candidate: Candidate) -> Artifact | None:
-    """Return a model in Python."""
+    """Recognise a Python model."""
     path = candidate.path
     if candidate.is_directory:
         code = path / "model.py"
@@ -204,21 +204,21 @@ def recognise_python_model(candidate: Candidate) -> Artifact | None:
 
 
 def _check(code: Path) -> None:
-    """Raise ``Unusable`` for what cannot be a model, as far as that is seen without running it."""
+    """Raise ``Unusable`` if the code cannot be a model, as far as that is visible without running it."""
     try:
         tree = ast.parse(code.read_bytes(), str(code))
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise Unusable(code, f"this is no Python{line}: {error}", "Mend it, and see that it can be imported.") from None
+        raise Unusable(code, f"not valid Python{line}: {error}", "Fix it, and check that it can be imported.") from None
     nodes = list(ast.walk(tree))
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     assigned = {node.id for node in nodes if isinstance(node, ast.Name)}
     found = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == _CLASS]
     if not found and not {_CLASS, "*"} & (imported | assigned):
         remedy = f"Write a class {_CLASS} with a method execute(self, requests): docs/python-models.md"
-        raise Unusable(code, f"there is no class {_CLASS} in it", remedy)
+        raise Unusable(code, f"the file has no class {_CLASS}", remedy)
     if any(not each.bases and not _has_execute(each) for each in found):
-        remedy = "Write it: def execute(self, requests), which returns a response to each: docs/python-models.md"
+        remedy = "Define execute(self, requests), which returns one response per request: docs/python-models.md"
         raise Unusable(code, f"the class {_CLASS} has no method execute", remedy)
 
 
@@ -233,11 +233,8 @@ def _belongs(name: str) -> bool:
     return name != "__pycache__" and not name.startswith(".")
 
 
-# A directory of a Triton model repository: it has versions, and perhaps a configuration, already.
-
-
 def recognise_triton_model(candidate: Candidate) -> Artifact | None:
-    """Return a model with all its versions."""
+    """Recognise a model directory of a Triton repository, which has versions and may have a configuration."""
     path = candidate.path
     if not candidate.is_directory:
         return None
@@ -247,7 +244,7 @@ def recognise_triton_model(candidate: Candidate) -> Artifact | None:
     if not numbers:
         if configured:
             remedy = f"Put the model's files into {path / '1'}."
-            raise Unusable(path, f"there is a {CONFIG_FILE}, and no version", remedy)
+            raise Unusable(path, f"the directory has a {CONFIG_FILE} but no version", remedy)
         _refuse_a_repository(path)
         return None
     versions = {number: path / str(number) for number in numbers}
@@ -262,21 +259,21 @@ def recognise_triton_model(candidate: Candidate) -> Artifact | None:
 def _refuse_a_repository(path: Path) -> None:
     models = sorted(child.parent.name for child in path.glob(f"*/{CONFIG_FILE}"))
     if models:
-        remedy = f"Serve it as it is: nerite serve {path}. Or add one of them: nerite add {path / models[0]}"
+        remedy = f"Serve the repository: nerite serve {path}. Or add one of its models: nerite add {path / models[0]}"
         raise Unusable(path, f"this is a repository of {len(models)} models, not a model", remedy)
 
 
-# NeMo's archives: training's own format, which wants to be exported.
+# NeMo archives: a training format that must be exported before it can be served.
 
 _PACKED = b"\x1f\x8b"
 _NEMO_EXPORT = (
     "Export it with NeMo: model = ModelPT.restore_from('{name}'); model.export('model.onnx'). "
-    "A language model becomes a Hugging Face directory, or an engine of TensorRT-LLM."
+    "Convert a language model to a Hugging Face directory or a TensorRT-LLM engine instead."
 )
 
 
 def recognise_nemo(candidate: Candidate) -> Artifact | None:
-    """Refuse an archive of NeMo, with how to export it."""
+    """Reject a NeMo archive with instructions for exporting it."""
     if candidate.is_directory or not (candidate.suffix == ".nemo" or _is_tar(candidate)):
         return None
     try:
@@ -291,11 +288,11 @@ def recognise_nemo(candidate: Candidate) -> Artifact | None:
     if end > candidate.size and not candidate.head.startswith(_PACKED):
         raise cut_off(candidate.path, f"{end - candidate.size:,} bytes are missing")
     if candidate.suffix != ".nemo" and "model_config.yaml" not in names:
-        remedy = "Unpack it, and name the file or directory in it that is the model."
+        remedy = "Unpack it, and specify the file or directory in it that is the model."
         raise Unusable(candidate.path, "this is an archive", remedy)
     raise Unusable(
         candidate.path,
-        "this is a NeMo archive, which holds weights and settings",
+        "this is a NeMo archive, which contains weights and settings but no program",
         _NEMO_EXPORT.format(name=candidate.path.name),
     )
 
@@ -306,11 +303,8 @@ def _is_tar(candidate: Candidate) -> bool:
     )
 
 
-# What is known, and neither served nor converted here: each with what to make of it.
-
-
 class _Format(NamedTuple):
-    """A format, the bytes that it begins with, and its remedy."""
+    """A known format that cannot be served: its magic number, its name, and how to convert it."""
 
     magic: bytes
     what: str
@@ -319,15 +313,15 @@ class _Format(NamedTuple):
 
 _KERAS: Final = "Export it: keras.models.load_model('{name}').export('directory'), and add the directory."
 _FORMATS: Final = (
-    _Format(b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras wrote its models", _KERAS),
+    _Format(b"\x89HDF\r\n\x1a\n", "an HDF5 file, the former format of Keras models", _KERAS),
     _Format(b"CBM1", "a CatBoost model", "Save it as ONNX: model.save_model('model.onnx', format='onnx')"),
     _Format(b"GGUF", "a GGUF file, for llama.cpp", "Add the Hugging Face directory that it was made from."),
-    _Format(b"\x93NUMPY", "an array of numpy, not a model", "Name the file that training has saved."),
+    _Format(b"\x93NUMPY", "a numpy array, not a model", "Specify the file that training has saved."),
 )
 
 
 def recognise_foreign(candidate: Candidate) -> Artifact | None:
-    """Refuse the formats of others."""
+    """Reject known formats that cannot be served."""
     path = candidate.path
     if "model.weights.h5" in candidate.members:
         raise Unusable(path, "this is a Keras model", _KERAS.format(name=path.name))

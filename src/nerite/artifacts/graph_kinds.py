@@ -1,4 +1,4 @@
-"""ONNX: a graph in a protobuf message, with large weights in files beside it, perhaps."""
+"""Recognisers for graph formats: ONNX, OpenVINO, PaddlePaddle, LiteRT, TensorRT engines and TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _EXPORT = "Export the model again: torch.onnx.export(...), or the exporter of yo
 
 
 def recognise_onnx(candidate: Candidate) -> Artifact | None:
-    """Return an ONNX file with the files that its weights are in."""
+    """Recognise an ONNX file, with the external files that hold large weights."""
     named = candidate.suffix == ".onnx"
     if candidate.is_directory or not (named or candidate.head[:1] == b"\x08"):
         return None
     path = candidate.path
     with path.open("rb") as file:
-        # Not closed: what looks at its parts may still be there, and it goes with the last of them.
+        # Never closed explicitly: views on it may still exist, and the mapping is freed with the last of them.
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     try:
         found = {field.number for field in message_fields(mapped)}
         if not named and (_GRAPH not in found or found - _MODEL_FIELDS):
             return None
         if _GRAPH not in found:
-            raise Unusable(path, "this is no ONNX model: there is no graph in it", _EXPORT)
+            raise Unusable(path, "this is not an ONNX model: it has no graph", _EXPORT)
         outside = dict(_external(mapped))
     except NoMessage as error:
         if not named:
             return None
         if isinstance(error, CutOff):
             raise cut_off(path, str(error)) from None
-        raise Unusable(path, f"this is no ONNX model: {error}", _EXPORT) from None
+        raise Unusable(path, f"this is not an ONNX model: {error}", _EXPORT) from None
     files = {"model.onnx": path}
     for location, size in outside.items():
         files[location] = _beside(path, location, size)
@@ -51,20 +51,20 @@ def recognise_onnx(candidate: Candidate) -> Artifact | None:
 
 
 def _beside(model: Path, location: str, size: int) -> Path:
-    """Return the file with weights. Raises ``Unusable`` if it is not there, or not whole."""
+    """Return the path of a file with external weights. Raises ``Unusable`` if it is missing or truncated."""
     place = model.parent / location
     if not place.resolve().is_relative_to(model.parent.resolve()):
-        raise Unusable(model, f"its weights are outside of its directory: {location}", _EXPORT)
+        raise Unusable(model, f"its weights are outside its directory: {location}", _EXPORT)
     if not place.is_file():
-        remedy = f"Copy it to {place}: it was written beside the model when that was exported."
-        raise Unusable(model, f"its weights are in a file that is missing: {location}", remedy)
+        remedy = f"Copy it to {place}: the exporter wrote it beside the model."
+        raise Unusable(model, f"the file with its weights is missing: {location}", remedy)
     if place.stat().st_size < size:
         raise cut_off(place, f"{size - place.stat().st_size:,} bytes of the weights of {model.name} are missing")
     return place
 
 
 def _external(model: Buffer) -> Iterator[tuple[str, int]]:
-    """Yield each file that tensors of the model are in, and its size as far as they need it."""
+    """Yield each external file that holds tensors of the model, and the minimum size that they require."""
     needed: dict[str, int] = {}
     for tensor in _tensors(model):
         entries = {text_field(entry, 1): text_field(entry, 2) for entry in submessages(tensor, _EXTERNAL_DATA)}
@@ -101,13 +101,13 @@ def _tensors_of_node(node: Buffer) -> Iterator[memoryview]:
                     yield from _tensors_of_graph(value)
 
 
-# OpenVINO's intermediate representation: a graph in XML, and its weights beside it.
+# OpenVINO's intermediate representation: a graph in XML, with its weights in a file beside it.
 
 _AGAIN = "Save the model again: openvino.save_model(model, 'model.xml')"
 
 
 def recognise_openvino(candidate: Candidate) -> Artifact | None:
-    """Return a graph with its weights."""
+    """Recognise an OpenVINO graph with its weights."""
     path = candidate.path
     if candidate.suffix == ".bin" and path.with_suffix(".xml").is_file():
         candidate = candidate.at(path.with_suffix(".xml"))
@@ -125,13 +125,13 @@ def recognise_openvino(candidate: Candidate) -> Artifact | None:
             )
         files["model.bin"] = weights
     elif needed:
-        remedy = f"Copy {weights.name} beside it: it was written together with {path.name}."
-        raise Unusable(path, f"its weights are missing: there is no {weights}", remedy)
+        remedy = f"Copy {weights.name} into the same directory: it was written together with {path.name}."
+        raise Unusable(path, f"its weights are missing: {weights}", remedy)
     return Artifact("OpenVINO model", path, candidate.name, ModelConfig(backend="openvino"), files)
 
 
 def _weights(path: Path) -> int:
-    """Return how many bytes the weights have to have. Raises ``Unusable``."""
+    """Return the minimum size of the weights in bytes. Raises ``Unusable`` if the XML cannot be parsed."""
     needed = 0
     try:
         for _, element in ElementTree.iterparse(path):
@@ -139,20 +139,20 @@ def _weights(path: Path) -> int:
                 needed = max(needed, int(element.attrib["offset"]) + int(element.attrib["size"]))
             element.clear()
     except ElementTree.ParseError as error:
-        raise Unusable(path, f"the XML is broken: {error}", _AGAIN) from None
+        raise Unusable(path, f"the XML is invalid: {error}", _AGAIN) from None
     return needed
 
 
-# PaddlePaddle: a program in a protobuf message, and its weights beside it. OpenVINO runs it.
+# PaddlePaddle: a program in a protobuf message, with its weights in a file beside it. OpenVINO runs it.
 
 _BLOCKS, _VARIABLES, _NAME, _PERSISTABLE = 1, 3, 1, 3
 _ENDS = ("feed", "fetch")
-"""They last, too, and are no weights."""
+"""Variables that are marked persistable but are not weights."""
 _PADDLE_AGAIN = "Save the model again: paddle.static.save_inference_model(...), or paddle.jit.save(layer, 'model')"
 
 
 def recognise_paddle(candidate: Candidate) -> Artifact | None:
-    """Return a program with its weights."""
+    """Recognise a PaddlePaddle program with its weights."""
     if candidate.suffix == ".pdiparams" and candidate.path.with_suffix(".pdmodel").is_file():
         candidate = candidate.at(candidate.path.with_suffix(".pdmodel"))
     if candidate.is_directory or candidate.suffix != ".pdmodel":
@@ -162,8 +162,8 @@ def recognise_paddle(candidate: Candidate) -> Artifact | None:
     if weights.is_file():
         files["model.pdiparams"] = weights
     elif _has_weights(path):
-        remedy = f"Copy {weights.name} beside it: it was written together with {path.name}."
-        raise Unusable(path, f"its weights are missing: there is no {weights}", remedy)
+        remedy = f"Copy {weights.name} into the same directory: it was written together with {path.name}."
+        raise Unusable(path, f"its weights are missing: {weights}", remedy)
     return Artifact("PaddlePaddle model", path, candidate.name, ModelConfig(backend="openvino"), files)
 
 
@@ -178,31 +178,28 @@ def _has_weights(path: Path) -> bool:
     except CutOff as error:
         raise cut_off(path, str(error)) from None
     except NoMessage as error:
-        raise Unusable(path, f"this is no program of PaddlePaddle: {error}", _PADDLE_AGAIN) from None
-
-
-# LiteRT, which was TensorFlow Lite: a flat buffer with a magic word.
+        raise Unusable(path, f"this is not a PaddlePaddle program: {error}", _PADDLE_AGAIN) from None
 
 
 def recognise_litert(candidate: Candidate) -> Artifact | None:
-    """Return a LiteRT model."""
+    """Recognise a LiteRT (formerly TensorFlow Lite) FlatBuffer by its magic number."""
     if candidate.head[4:8] != b"TFL3":
         if candidate.suffix == ".tflite":
             remedy = "Convert the model again: tf.lite.TFLiteConverter, or ai_edge_torch.convert"
-            raise Unusable(candidate.path, "this is no LiteRT model: the word TFL3 is not at its beginning", remedy)
+            raise Unusable(candidate.path, "this is not a LiteRT model: it does not have the identifier TFL3", remedy)
         return None
     config = ModelConfig(backend="litert")
     return Artifact("LiteRT model", candidate.path, candidate.name, config, {"model.tflite": candidate.path})
 
 
-# TensorRT engines, and those of TensorRT-LLM. They are laid out as Triton has them.
+# TensorRT and TensorRT-LLM engines, laid out in the repository as Triton expects them.
 
-_BOUND = "It runs with the TensorRT version, and on the kind of GPU, that it was built with."
+_BOUND = "It runs only with the TensorRT version and on the kind of GPU that it was built with."
 _SUFFIXES = (".plan", ".engine", ".trt")
 
 
 def recognise_tensorrt(candidate: Candidate) -> Artifact | None:
-    """Return an engine, or the directory of a language model's engines."""
+    """Recognise a TensorRT engine, or a directory of TensorRT-LLM engines."""
     if candidate.is_directory:
         return _language_model(candidate)
     if candidate.head.startswith(b"ftrt"):
@@ -211,7 +208,7 @@ def recognise_tensorrt(candidate: Candidate) -> Artifact | None:
         return Artifact("TensorRT engine", candidate.path, candidate.name, config, files, remarks=(_BOUND,))
     if candidate.suffix in _SUFFIXES:
         remedy = "Build it again: trtexec --onnx=model.onnx --saveEngine=model.plan"
-        raise Unusable(candidate.path, "this is no TensorRT engine: the word ftrt is not at its beginning", remedy)
+        raise Unusable(candidate.path, "this is not a TensorRT engine: it does not begin with ftrt", remedy)
     return None
 
 
@@ -221,8 +218,8 @@ def _language_model(candidate: Candidate) -> Artifact | None:
     if not engines:
         return None
     if not (path / "config.json").is_file():
-        remedy = "Copy all that trtllm-build has written, config.json too."
-        raise Unusable(path, "these are engines of TensorRT-LLM without their config.json", remedy)
+        remedy = "Copy everything that trtllm-build has written, including config.json."
+        raise Unusable(path, "these are TensorRT-LLM engines without their config.json", remedy)
     config = ModelConfig(backend="tensorrtllm")
     files = {child.name: child for child in sorted(path.iterdir())}
     return Artifact("TensorRT-LLM engine", path, candidate.name, config, files, remarks=(_BOUND,))
@@ -238,7 +235,7 @@ _GRAPH_DEF_FIELDS = frozenset((1, 2, 3, 4, 5))
 
 
 def recognise_saved_model(candidate: Candidate) -> Artifact | None:
-    """Return a SavedModel, or a graph with its weights in it."""
+    """Recognise a SavedModel, or a frozen graph, which contains its weights."""
     if candidate.path.name in _GRAPH_FILES:
         candidate = candidate.at(candidate.path.parent)
     if candidate.is_directory:
@@ -269,7 +266,7 @@ def _saved_model(candidate: Candidate) -> Artifact | None:
 
 
 def _restores(graph: Candidate) -> bool:
-    """Return whether a graph reads variables when it is loaded. Raises ``Unusable`` for one that is not whole."""
+    """Return whether loading a graph restores variables. Raises ``Unusable`` if it is truncated or invalid."""
     graph.check()
     try:
         content = graph.path.read_bytes()
@@ -278,7 +275,7 @@ def _restores(graph: Candidate) -> bool:
     except CutOff as error:
         raise cut_off(graph.path, str(error)) from None
     except NoMessage as error:
-        raise Unusable(graph.path, f"this is no SavedModel: {error}", _SAVED_MODEL_AGAIN) from None
+        raise Unusable(graph.path, f"this is not a SavedModel: {error}", _SAVED_MODEL_AGAIN) from None
 
 
 def _frozen_graph(candidate: Candidate) -> Artifact | None:

@@ -1,4 +1,7 @@
-"""What a pickle says it is made of, without running it: reading one can run any code."""
+"""Readers of pickles, protobuf messages and MLflow's ``MLmodel`` files that need neither frameworks nor schemas.
+
+Pickles are inspected without unpickling them, because that can run arbitrary code.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ _PACKED: tuple[tuple[bytes, Callable[[bytes], bytes]], ...] = (
     (b"\xfd7zXZ", lambda data: lzma.LZMADecompressor().decompress(data)),
     (b"\x5d\x00\x00", lambda data: lzma.LZMADecompressor().decompress(data)),
 )
-"""How joblib packs, by the first bytes."""
+"""Compression formats of joblib: magic number and decompressor."""
 
 
 def unpacked_pickle(head: bytes) -> bytes:
-    """Return the beginning of what joblib may have packed, as far as ``head`` reaches."""
+    """Return the head of a file that joblib may have compressed, decompressed as far as ``head`` reaches."""
     for magic, unpack in _PACKED:
         if head.startswith(magic):
             try:
@@ -38,7 +41,7 @@ def unpacked_pickle(head: bytes) -> bytes:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Say whether the first bytes are those of a pickle."""
+    """Return whether the first bytes of a file are those of a pickle."""
     return head[:2] in _PROTOCOLS
 
 
@@ -50,20 +53,20 @@ def pickle_names(head: bytes) -> list[str]:
 def _names(head: bytes) -> Iterator[str]:
     stream = io.BytesIO(head)
     try:
-        while stream.tell() < len(head):  # some files are several pickles, one behind the other
+        while stream.tell() < len(head):  # some files are a sequence of several pickles
             yield from _names_in_one(stream)
-    except Exception:  # the head ends somewhere, and joblib puts bare arrays between the parts of a pickle
+    except Exception:  # the head may end inside a pickle, and joblib puts raw arrays between the parts of one
         return
 
 
 def _names_in_one(stream: io.BytesIO) -> Iterator[str]:
     texts: list[str] = []
-    remembered: dict[int, str] = {}
+    memo: dict[int, str] = {}
     last = ""
-    """The text that the operation before has put on the stack; empty if it was none."""
+    """The text that the previous operation pushed onto the stack; empty if it pushed none."""
     for opcode, argument, _ in pickletools.genops(stream):
         if opcode.name == "MEMOIZE":
-            remembered[len(remembered)] = last
+            memo[len(memo)] = last
             continue
         last = ""
         if opcode.name == "GLOBAL":
@@ -71,23 +74,22 @@ def _names_in_one(stream: io.BytesIO) -> Iterator[str]:
         elif opcode.name == "STACK_GLOBAL" and len(texts) > 1:
             yield f"{texts[-2]}.{texts[-1]}"
         elif opcode.name in ("BINGET", "LONG_BINGET"):
-            last = remembered.get(int(argument or 0), "")
+            last = memo.get(int(argument or 0), "")
         elif isinstance(argument, str):
             last = argument
         if last:
             texts.append(last)
 
 
-# The fields of a protobuf message, without its schema: enough to tell what a file is, and that it is whole.
-#
-# Nothing is copied: what is long stays where it lies, in a file that is mapped into memory.
+# Fields of a protobuf message without its schema: enough to identify a file and to see that it is complete.
+# Zero-copy: field values are views on the message, which may be a memory-mapped file.
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 
 
 class NoMessage(ValueError):
-    """These bytes are no protobuf message."""
+    """The bytes are not a protobuf message."""
 
 
 class CutOff(NoMessage):
@@ -99,22 +101,22 @@ class CutOff(NoMessage):
 
 
 class Field(NamedTuple):
-    """A field as it stands in the message."""
+    """A field of a message."""
 
     number: int
     value: int | memoryview
-    """A number, or the bytes of a text, a message or anything else with a length."""
+    """A number, or the bytes of a string, a submessage or a field of fixed size."""
 
 
 def message_fields(message: Buffer) -> Iterator[Field]:
-    """Yield the fields of a message. Raises ``NoMessage`` where it is none, ``CutOff`` where its end is missing."""
+    """Yield the fields of a message. Raises ``NoMessage`` if the bytes are not one, ``CutOff`` if it is truncated."""
     data = memoryview(message)
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)
         number, form = tag >> 3, tag & 7
         if number == 0:
-            raise NoMessage("a field has the number 0")
+            raise NoMessage("it has a field with the number 0")
         if form == _VARINT:
             value, at = _varint(data, at)
             yield Field(number, value)
@@ -124,7 +126,7 @@ def message_fields(message: Buffer) -> Iterator[Field]:
         elif form in (_FIXED64, _FIXED32):
             size = 8 if form == _FIXED64 else 4
         else:
-            raise NoMessage(f"a field has the form {form}")
+            raise NoMessage(f"it has a field with the unknown wire type {form}")
         if at + size > end:
             raise CutOff(at + size - end)
         yield Field(number, data[at : at + size])
@@ -132,14 +134,14 @@ def message_fields(message: Buffer) -> Iterator[Field]:
 
 
 def submessages(message: Buffer, number: int) -> Iterator[memoryview]:
-    """Yield the values of the field ``number`` that have a length."""
+    """Yield the values of the field ``number`` that are not varints."""
     for found, value in message_fields(message):
         if found == number and isinstance(value, memoryview):
             yield value
 
 
 def text_field(message: Buffer, number: int) -> str:
-    """Return the text in the field ``number``; empty if there is none."""
+    """Return the text in the field ``number``, or "" if the message has no such field."""
     return next((bytes(value).decode(errors="replace") for value in submessages(message, number)), "")
 
 
@@ -152,10 +154,10 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return value, at + place + 1
-    raise NoMessage("a number has no end")
+    raise NoMessage("it has a varint of more than 10 bytes")
 
 
-# MLflow's model directories: an MLmodel file that says in which flavours the model is there.
+# MLflow's model directories: an MLmodel file lists the flavours in which the model was saved.
 
 _FILE: Final = "MLmodel"
 _PLACES: Final = {
@@ -169,25 +171,25 @@ _PLACES: Final = {
     "pytorch": "model_data",
     "sklearn": "pickled_model",
 }
-"""The flavours that can be served, the best first, and which of their entries says where the model is."""
+"""Flavours that can be served, best first, and the key of each flavour's entry that holds the path of the model."""
 _DEEPER: Final = {"pytorch": ("model.pt2", "model.pth"), "tensorflow": ("model", "tfmodel", "model.keras")}
-"""What to take in the directory that a flavour names."""
+"""Files or directories to prefer inside the directory that a flavour names."""
 _LINE: Final = re.compile(r"( *)([^\s:#][^:]*):(?: (.*))?")
 
 
 class LoggedModel(NamedTuple):
-    """What MLflow has logged: the model itself is in ``place``."""
+    """A model that MLflow has logged; the model itself is at ``place``."""
 
     flavor: str
     place: Path
     config: Path | None
-    """A config.pbtxt that was logged with it."""
+    """The config.pbtxt that was logged with the model, if any."""
 
 
 def logged_model(candidate: Candidate) -> LoggedModel | None:
-    """Return where the model is, in the best flavour or the one that is asked for; None if this is not MLflow's.
+    """Return the model of an MLflow directory in the requested or else the best flavour; None for other directories.
 
-    Raises ``Unusable`` if there is no flavour that can be served.
+    Raises ``Unusable`` if it has no flavour that can be served.
     """
     path = candidate.path
     if not candidate.is_directory or not (path / _FILE).is_file():
@@ -195,25 +197,24 @@ def logged_model(candidate: Candidate) -> LoggedModel | None:
     flavors = read_yaml((path / _FILE).read_text(errors="replace")).get("flavors") or {}
     wanted = [candidate.flavor] if candidate.flavor else [name for name in _PLACES if name in flavors]
     if not wanted or wanted[0] not in flavors or wanted[0] not in _PLACES:
-        what = f"the flavour '{candidate.flavor}'" if candidate.flavor else "a flavour"
+        what = f"servable flavour '{candidate.flavor}'" if candidate.flavor else "flavour that can be served"
         remedy = (
-            "Log it in another flavour as well, as in mlflow.onnx.log_model(...). "
-            f"Those that can be served: {', '.join(_PLACES)}. Or load it in a model.py: mlflow.pyfunc.load_model(...)"
+            "Log it in another flavour as well, for example with mlflow.onnx.log_model(...). "
+            f"Flavours that can be served: {', '.join(_PLACES)}. "
+            "Or load it in a model.py: mlflow.pyfunc.load_model(...)"
         )
-        raise Unusable(
-            path, f"this MLflow model has not {what} that can be served; it has: {', '.join(flavors)}", remedy
-        )
+        raise Unusable(path, f"this MLflow model has no {what}; it has: {', '.join(flavors)}", remedy)
     flavor = wanted[0]
     place = path / str(flavors[flavor].get(_PLACES[flavor]) or "data")
     place = next((place / name for name in _DEEPER.get(flavor, ()) if (place / name).exists()), place)
     if not place.exists():
-        raise Unusable(path, f"{place} is missing, which {_FILE} names", "Download the whole directory again.")
+        raise Unusable(path, f"{place}, named in {_FILE}, is missing", "Download the whole directory again.")
     config = path / "config.pbtxt"
     return LoggedModel(flavor, place, config if config.is_file() else None)
 
 
 def read_yaml(text: str) -> dict[str, Any]:
-    """Return what MLmodel says, in the part of YAML that MLflow writes: mappings of texts. Lists are left out."""
+    """Parse an MLmodel file, in the subset of YAML that MLflow writes: nested mappings of strings. Skips lists."""
     document: dict[str, Any] = {}
     open_mappings: list[tuple[int, dict[str, Any]]] = [(-1, document)]
     for line in text.splitlines():

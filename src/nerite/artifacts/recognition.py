@@ -1,4 +1,4 @@
-"""Asks the kinds in turn what something is."""
+"""Recognises a file or directory by trying the recogniser of each kind of model in order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS: Final = (
     tree_kinds.recognise_treelite,
     graph_kinds.recognise_onnx,
 )
-"""Those whose signs are plain come first: an ONNX file has no magic word, and is asked about last."""
+"""Recognisers of formats with unambiguous signs come first; ONNX files have no magic number and are tried last."""
 _KNOWN: Final = (
     "ONNX, TorchScript and torch.export, safetensors, OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, "
     "treelite, scikit-learn, Hugging Face, TensorRT, MLflow, model.py, a directory of a Triton repository"
@@ -39,21 +39,21 @@ _KNOWN: Final = (
 
 
 def recognise(candidate: Candidate) -> Artifact:
-    """Return what a file or a directory is. Raises ``Unusable`` for what cannot be served, with what to do."""
+    """Return the model in a file or directory. Raises ``Unusable``, with a remedy, if it cannot be served."""
     candidate.check()
     logged = logged_model(candidate)
     if logged is not None:
-        return _named(recognise(candidate.at(logged.place)), candidate, logged)
-    found = _one_of_the_kinds(candidate)
+        return _as_logged(recognise(candidate.at(logged.place)), candidate, logged)
+    found = _recognised(candidate)
     if found is not None:
         return found
     if candidate.is_directory:
-        return _only_one_in(candidate)
-    raise Unusable(candidate.path, "this is no kind of model that is known here", f"Known are: {_KNOWN}.")
+        return _only_model_in(candidate)
+    raise Unusable(candidate.path, "not a known kind of model", f"Known kinds: {_KNOWN}.")
 
 
-def _named(artifact: Artifact, candidate: Candidate, logged: LoggedModel) -> Artifact:
-    """Return a model that MLflow has logged, under the name of what it was logged to."""
+def _as_logged(artifact: Artifact, candidate: Candidate, logged: LoggedModel) -> Artifact:
+    """Return a model that MLflow has logged, with the name and configuration that it was logged with."""
     beside = dict(artifact.beside)
     if logged.config is not None:
         beside[CONFIG_FILE] = logged.config
@@ -66,12 +66,12 @@ def _named(artifact: Artifact, candidate: Candidate, logged: LoggedModel) -> Art
     )
 
 
-def _one_of_the_kinds(candidate: Candidate) -> Artifact | None:
-    return next((found for recognised in _KINDS if (found := recognised(candidate)) is not None), None)
+def _recognised(candidate: Candidate) -> Artifact | None:
+    return next((found for recogniser in _KINDS if (found := recogniser(candidate)) is not None), None)
 
 
-def _only_one_in(directory: Candidate) -> Artifact:
-    """Return the one model that is in a directory of no kind of its own."""
+def _only_model_in(directory: Candidate) -> Artifact:
+    """Return the only model in a directory that is not itself a model."""
     found: list[Artifact] = []
     refusals: list[Unusable] = []
     for child in sorted(directory.path.iterdir()):
@@ -80,7 +80,7 @@ def _only_one_in(directory: Candidate) -> Artifact:
         try:
             candidate = directory.at(child)
             candidate.check()
-            artifact = _one_of_the_kinds(candidate)
+            artifact = _recognised(candidate)
         except Unusable as error:
             refusals.append(error)
             continue
@@ -92,5 +92,5 @@ def _only_one_in(directory: Candidate) -> Artifact:
         raise refusals[0]
     names = ", ".join(artifact.source.name for artifact in found)
     if found:
-        raise Unusable(directory.path, f"there are several models in it: {names}", "Name one of them.")
-    raise Unusable(directory.path, "there is no model in it that is known here", f"Known are: {_KNOWN}.")
+        raise Unusable(directory.path, f"the directory contains several models: {names}", "Specify one of them.")
+    raise Unusable(directory.path, "the directory contains no known kind of model", f"Known kinds: {_KNOWN}.")

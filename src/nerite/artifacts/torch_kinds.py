@@ -1,4 +1,4 @@
-"""What ``torch.export`` and AOTInductor write: a graph, or compiled code, in an archive."""
+"""Recognisers for PyTorch: torch.export and AOTInductor archives, checkpoints, TorchScript and safetensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nerite.artifacts.artifact import Artifact, Candidate, Unusable, cut_off
 from nerite.config.model_config import ModelConfig, ModelParameter
 
 _GRAPHS = ("models/model.json", "serialized_exported_program.json")
-"""Where the graph is: in archives of today, and of torch before 2.8."""
+"""Member that holds the graph: in current archives, and in those of torch before 2.8."""
 
 
 def recognise_exported_program(candidate: Candidate) -> Artifact | None:
-    """Return an exported program, or a package of compiled code."""
+    """Recognise an archive of ``torch.export`` (a graph) or AOTInductor (compiled code)."""
     members = candidate.members
     compiled = any(name.startswith("data/aotinductor/") and name.endswith(".so") for name in members)
     exported = any(name in members for name in _GRAPHS) or (
@@ -26,23 +26,23 @@ def recognise_exported_program(candidate: Candidate) -> Artifact | None:
     if not compiled and not exported:
         return None
     kind = "AOTInductor package" if compiled else "exported PyTorch program"
-    remarks = ("It runs on machines like the one that it was compiled on.",) if compiled else ()
+    remarks = ("It runs only on machines like the one that it was compiled on.",) if compiled else ()
     config = ModelConfig(backend="pytorch", platform="torch_aoti")
     files = {"model.pt2": candidate.path}
     return Artifact(kind, candidate.path, candidate.name, config, files, remarks=remarks)
 
 
-# What ``torch.save`` writes: weights, or a whole module as a pickle. Neither is a program: what to make of it.
+# ``torch.save`` writes weights, or a whole module as a pickle. Neither is a program; the error says how to export one.
 
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""How a file of torch before 1.6 begins."""
+"""First bytes of files written by torch before 1.6."""
 _BUILDING_BLOCKS = ("collections.", "torch.", "numpy.", "builtins.", "__builtin__.", "_codecs.")
 _MODULES = "torch.nn.modules."
 _EXPORT = "torch.export.save(torch.export.export(module.eval(), (example_input,)), 'model.pt2')"
 
 
 def recognise_torch_checkpoint(candidate: Candidate) -> Artifact | None:
-    """Refuse what ``torch.save`` has written."""
+    """Reject files written by ``torch.save``."""
     if "data.pkl" in candidate.members and not any(name.startswith("code/") for name in candidate.members):
         _refuse(candidate, readers.pickle_names(candidate.member("data.pkl")))
     if candidate.head.startswith(_OLD):
@@ -55,21 +55,18 @@ def _refuse(candidate: Candidate, names: list[str]) -> NoReturn:
     if own:
         raise Unusable(
             candidate.path,
-            f"this is a pickled module (of the class {own[0]}), which only the program that made it can read",
+            f"this is a pickled module (of the class {own[0]}), which only the program that made it can load",
             f"Load it there, and export a program: {_EXPORT}",
         )
     raise Unusable(
         candidate.path,
-        "these are weights (a state_dict), without the module that they belong to",
+        "these are weights (a state_dict), without their module",
         f"Load them into their module, and export a program: {_EXPORT}",
     )
 
 
-# TorchScript: an archive with code in it, which runs without the Python program that it was made from.
-
-
 def recognise_torchscript(candidate: Candidate) -> Artifact | None:
-    """Return what ``torch.jit.save`` has written."""
+    """Recognise a TorchScript archive, which contains its code and runs without the original Python program."""
     members = candidate.members
     if "data.pkl" not in members or not any(name.startswith("code/") for name in members):
         return None
@@ -77,20 +74,18 @@ def recognise_torchscript(candidate: Candidate) -> Artifact | None:
     return Artifact("TorchScript program", candidate.path, candidate.name, config, {"model.pt": candidate.path})
 
 
-# Weights in safetensors, with the Python class that they belong to.
-
 _LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 100_000_000
 
 
 def recognise_safetensors(candidate: Candidate) -> Artifact | None:
-    """Return weights with their class. Refuses weights alone."""
+    """Recognise safetensors weights with the Python class that they belong to. Rejects weights without a class."""
     path = candidate.path
     header = _header(candidate)
     if header is None:
         if candidate.suffix == ".safetensors":
             remedy = "Write it again: safetensors.torch.save_file(module.state_dict(), 'model.safetensors')"
-            raise Unusable(path, "this is no safetensors file: its header is not what it should be", remedy)
+            raise Unusable(path, "this is not a safetensors file: its header is invalid", remedy)
         return None
     end = max((tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0)
     missing = _LENGTH.size + _LENGTH.unpack_from(candidate.head)[0] + end - candidate.size
@@ -99,8 +94,8 @@ def recognise_safetensors(candidate: Candidate) -> Artifact | None:
     if not candidate.class_place:
         raise Unusable(
             path,
-            "these are weights, without the module that they belong to",
-            "Name its class: --class module.py:ClassName. Or export a program: "
+            "these are weights, without their module",
+            "Specify its class: --class module.py:ClassName. Or export a program: "
             "torch.export.save(torch.export.export(module.eval(), (example_input,)), 'model.pt2')",
         )
     code = _code(candidate.class_place)
@@ -133,12 +128,12 @@ def _header(candidate: Candidate) -> dict[str, Any] | None:
 
 
 def _code(place: str) -> Path:
-    """Return the file of the class that ``FILE.py:CLASS`` names. Raises ``Unusable``."""
+    """Return the file of the class that ``FILE.py:CLASS`` names. Raises ``Unusable`` if the class does not exist."""
     file, _, name = place.rpartition(":")
     path = Path(file)
     if not path.is_file() or not name:
-        raise Unusable(Path(place), "there is no such class", "Write --class FILE.py:CLASS, with a file that is there.")
+        raise Unusable(Path(place), "no such class", "Write --class FILE.py:CLASS, with an existing file.")
     classes = [node.name for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef)]
     if name not in classes:
-        raise Unusable(path, f"there is no class {name} in it", f"The classes in it: {', '.join(classes) or 'none'}.")
+        raise Unusable(path, f"the file has no class {name}", f"Classes in it: {', '.join(classes) or 'none'}.")
     return path

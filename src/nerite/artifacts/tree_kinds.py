@@ -1,4 +1,7 @@
-"""What all kinds of forests have in common: the backend ``fil``, which is told which of them it gets."""
+"""Recognisers for tree models: LightGBM, XGBoost, treelite checkpoints and pickled scikit-learn estimators.
+
+Forests are served by the backend ``fil``; scikit-learn models are converted to ONNX.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,22 @@ from nerite.core.errors import Internal, Unsupported
 
 
 def forest_artifact(candidate: Candidate, kind: str, filename: str, model_type: str) -> Artifact:
-    """Return a forest whose file is to be called ``filename``; ``model_type`` is FIL's word for it."""
+    """Return a forest whose file will be named ``filename``; ``model_type`` is FIL's name of the format."""
     config = ModelConfig(backend="fil", parameters={"model_type": ModelParameter(string_value=model_type)})
     return Artifact(kind, candidate.path, candidate.name, config, {filename: candidate.path})
 
 
-# LightGBM, in its text format.
-
-
 def recognise_lightgbm(candidate: Candidate) -> Artifact | None:
-    """Return a booster that ``save_model`` has written."""
+    """Recognise a booster written by ``save_model`` in LightGBM's text format."""
     if not candidate.head.replace(b"\r\n", b"\n").startswith((b"tree\nversion=", b"tree\nnum_class=")):
         return None
-    # Behind the trees stand importances and parameters, of any length.
+    # The trees are followed by importances and parameters of any length.
     if b"end of trees" not in candidate.head and b"end of trees" not in candidate.path.read_bytes():
         raise cut_off(candidate.path, "the line 'end of trees' is missing")
     return forest_artifact(candidate, "LightGBM model", "model.txt", "lightgbm")
 
 
-# XGBoost, in its three formats: JSON, universal binary JSON, and the binary one of before 3.1.
+# XGBoost, in its three formats: JSON, universal binary JSON (UBJSON), and the binary format used before 3.1.
 
 _BINARY = re.compile(rb"\{(?:[iU].|I..|l.{4}|L.{8})(?:learner|version)", re.DOTALL)
 _JSON = re.compile(rb'\{\s*"(?:learner|version)"')
@@ -49,12 +49,12 @@ _SAVE = "Save it with booster.save_model('model.ubj')"
 
 
 def recognise_xgboost(candidate: Candidate) -> Artifact | None:
-    """Return a booster that ``save_model`` has written."""
+    """Recognise a booster written by ``save_model``."""
     head = candidate.head
     if _DUMP.match(head):
-        raise Unusable(candidate.path, "this is a dump of XGBoost's trees for people to read", f"{_SAVE}.")
+        raise Unusable(candidate.path, "this is a human-readable dump of XGBoost's trees", f"{_SAVE}.")
     if _JSON.match(head) and b'"generic_param"' in head:
-        raise Unusable(candidate.path, "these are a booster's settings (save_config), without its trees", f"{_SAVE}.")
+        raise Unusable(candidate.path, "this is a booster's configuration (save_config), without trees", f"{_SAVE}.")
     if _JSON.match(head) and b'"learner"' in head:
         if b'"gradient_booster"' not in head + candidate.tail:
             return None
@@ -69,7 +69,7 @@ def recognise_xgboost(candidate: Candidate) -> Artifact | None:
 
 
 def _is_legacy(head: bytes) -> bool:
-    """Say whether numbers of a fixed size are followed by the names of an objective and of a booster."""
+    """Return whether the fixed-size header is followed by the names of an objective and a booster."""
     at = _LEGACY_NUMBERS + (len(_LEGACY_MAGIC) if head.startswith(_LEGACY_MAGIC) else 0)
     names = []
     for _ in range(2):
@@ -83,26 +83,26 @@ def _is_legacy(head: bytes) -> bool:
 
 def _check_end(candidate: Candidate) -> None:
     if not candidate.tail.rstrip().endswith(b"}"):
-        raise cut_off(candidate.path, "it does not end with the brace that its first one needs")
+        raise cut_off(candidate.path, "the closing brace at its end is missing")
 
 
-# Checkpoints of treelite: what forests of scikit-learn and cuML are exported to.
+# Checkpoints of treelite, to which forests of scikit-learn and cuML are exported.
 
 _HEADER = struct.Struct("<iii")
 _NEWEST_MINOR = 100
 _MOST_TREES = 10_000_000
 _TYPES = (2, 3)
-"""Numbers of the types float32 and float64."""
+"""Type codes of float32 and float64."""
 
 
 def recognise_treelite(candidate: Candidate) -> Artifact | None:
-    """Return a checkpoint: its head has a version, the types of thresholds and leaves, and the number of trees."""
+    """Recognise a checkpoint by its header: version, types of thresholds and leaves, and number of trees."""
     named = candidate.suffix == ".tl"
     head = candidate.head
     fits = len(head) > _HEADER.size + 10 and _fits(head)
     if not fits and named:
         remedy = "Write it again: treelite.sklearn.import_model(model).serialize('checkpoint.tl')"
-        raise Unusable(candidate.path, "this is no checkpoint of treelite", remedy)
+        raise Unusable(candidate.path, "this is not a treelite checkpoint", remedy)
     return forest_artifact(candidate, "treelite checkpoint", "checkpoint.tl", "treelite_checkpoint") if fits else None
 
 
@@ -115,12 +115,12 @@ def _fits(head: bytes) -> bool:
     return threshold in _TYPES and leaf in (1, *_TYPES) and 0 < trees < _MOST_TREES
 
 
-# scikit-learn: a pickle, which can run any code when it is read. With trust it is converted to ONNX.
+# scikit-learn models are pickles, which can run arbitrary code when read. Trusted ones are converted to ONNX.
 
 _SCIKIT_LEARN_SAVE: Final = {
-    "xgboost.": "Save the model as XGBoost does, in the program that made it: model.save_model('model.ubj')",
-    "lightgbm.": "Save the model as LightGBM does, in the program that made it: model.booster_.save_model('model.txt')",
-    "catboost.": "Save the model as ONNX, in the program that made it: model.save_model('model.onnx', format='onnx')",
+    "xgboost.": "Save it in XGBoost's format, in the program that made it: model.save_model('model.ubj')",
+    "lightgbm.": "Save it in LightGBM's format, in the program that made it: model.booster_.save_model('model.txt')",
+    "catboost.": "Save it as ONNX, in the program that made it: model.save_model('model.onnx', format='onnx')",
     "cuml.": "Export the forest: model.convert_to_treelite_model().to_treelite_checkpoint('checkpoint.tl')",
     "torch.": "Export a program: torch.export.save(torch.export.export(module.eval(), (example_input,)), 'model.pt2')",
     "keras.": "Export the model: model.export('directory')",
@@ -129,19 +129,19 @@ _CONVERTER: Final = "nerite.artifacts.convert_scikit_learn"
 _FAILURES: Final = {
     1: (
         "the model could not be converted to ONNX",
-        "Convert it yourself with skl2onnx, which takes more options, or serve it from a model.py.",
+        "Convert it yourself with skl2onnx, which has more options, or serve it from a model.py.",
     ),
     2: (
         "the pickle could not be read",
-        "If it is cut off, copy it again. Otherwise install what it was made with, in the same version.",
+        "If it is truncated, copy it again. Otherwise install the packages it was made with, in the same versions.",
     ),
 }
-"""By the exit status of the converter: what failed, and what to do."""
+"""Error and remedy for each exit status of the converter."""
 _NEEDED: Final = ("sklearn", "skl2onnx")
 
 
 def recognise_scikit_learn(candidate: Candidate) -> Artifact | None:
-    """Return an estimator, to be converted. Refuses pickles of others, and all that are not trusted."""
+    """Recognise a pickled estimator, to be converted to ONNX. Rejects other pickles, and pickles without trust."""
     head = readers.unpacked_pickle(candidate.head)
     if candidate.is_directory or not readers.is_pickle(head):
         return None
@@ -149,21 +149,19 @@ def recognise_scikit_learn(candidate: Candidate) -> Artifact | None:
     names = readers.pickle_names(head)
     for name in names:
         for package, remedy in _SCIKIT_LEARN_SAVE.items():
-            # What is pickled is named first; parts of scikit-learn may be in it, as it may be in theirs.
-            if name.startswith(package) and (name == names[0] or not any(map(_is_ours, names))):
+            # The pickled object is named first. It may contain parts of scikit-learn, and the other way round.
+            if name.startswith(package) and (name == names[0] or not any(map(_is_scikit_learn, names))):
                 raise Unusable(path, f"this is a pickle of {name}", remedy)
-    estimator = next(filter(_is_ours, names), "")
+    estimator = next(filter(_is_scikit_learn, names), "")
     if not estimator:
         what = f"a pickle of {names[0]}" if names else "a pickle"
-        remedy = (
-            "Pickles are read by the program that made them. Write a model.py that does that: docs/python-models.md"
-        )
-        raise Unusable(path, f"this is {what}, and nothing that can be converted", remedy)
+        remedy = "Only code that has its classes can load it. Write a model.py that does: docs/python-models.md"
+        raise Unusable(path, f"this is {what}, which cannot be converted", remedy)
     if not candidate.trusted:
         raise Unusable(
             path,
-            f"this is a pickle ({estimator}), and reading a pickle runs whatever code is in it",
-            "If you know who made it, say --trust: it is read once, in a process of its own, and converted to ONNX.",
+            f"this is a pickle ({estimator}), and reading a pickle runs any code that it contains",
+            "If you trust its origin, pass --trust: it is read once, in a separate process, and converted to ONNX.",
         )
     return Artifact(
         f"scikit-learn model ({estimator.rpartition('.')[2]})",
@@ -171,25 +169,25 @@ def recognise_scikit_learn(candidate: Candidate) -> Artifact | None:
         candidate.name,
         ModelConfig(backend="onnxruntime"),
         make=partial(_convert, path),
-        remarks=("It was converted to ONNX. Compare its answers with those of the original before you rely on them.",),
+        remarks=("It was converted to ONNX. Compare its predictions with the original's before you rely on them.",),
     )
 
 
-def _is_ours(name: str) -> bool:
+def _is_scikit_learn(name: str) -> bool:
     return name.startswith("sklearn.")
 
 
 def _convert(source: Path, directory: Path) -> None:
-    """Convert in a process of its own: what the pickle does there, it does not do here."""
+    """Convert a pickle to ONNX in a separate process, so that code in the pickle does not run in this one."""
     missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
     if missing:
         raise Unsupported(
-            f"to convert models of scikit-learn, {' and '.join(missing)} must be installed. "
-            "Install it with: pip install 'nerite[sklearn]'"
+            f"converting scikit-learn models requires {' and '.join(missing)}. "
+            "Install with: pip install 'nerite[sklearn]'"
         )
     command = [sys.executable, "-m", _CONVERTER, str(source.resolve()), str(directory / "model.onnx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["the converter exited without a message"])[-1]
         failed, remedy = _FAILURES.get(done.returncode, _FAILURES[1])
         raise Internal(f"{source}: {failed}: {reason}\n    {remedy}")

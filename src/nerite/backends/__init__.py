@@ -1,4 +1,4 @@
-"""Frameworks behind one small interface (``interface.py``). One file or folder a framework.
+"""The backend interface, the registry of backends, and the backends for Python and ONNX Runtime.
 
-Nothing here imports a framework before a model needs it; a missing one is an error that says what to install.
+Nothing here imports a framework before a model needs it; a missing framework is an error that says what to install.
 """

@@ -1,6 +1,7 @@
-"""What a configuration says of a model, as several backends read it. Pure, but for a look for files beside the model.
+"""Reads model configurations for backends: parameters, settings, inputs, outputs, and the tensors of sequences.
 
-``config`` is in JSON form, and an entry is one of ``input`` or ``output``, or is made like one (``sequence_tensors``).
+``config`` is in JSON form. An entry is an element of ``input`` or ``output``, or has the same form. Pure, except that
+``op_libraries`` looks for files next to the model.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.signature import reshaped
 from nerite.core.tensor import DataType
 
-# Values of configuration parameters and backend settings, which are all strings.
-
 _T = TypeVar("_T")
 _TRUE = frozenset({"true", "on", "1"})
 _FALSE = frozenset({"false", "off", "0"})
 _LARGEST: Final = 2**31 - 1
-"""Frameworks take no larger numbers."""
+"""Largest number that frameworks accept."""
 
 
 def boolean_parameter(text: str) -> bool:
-    """Read ``true``, ``on``, ``1`` or their opposites. Raises ``InvalidArgument`` for anything else."""
+    """Parse ``true``, ``on``, ``1`` or their opposites. Raises ``InvalidArgument`` for anything else."""
     lowered = text.lower()
     if lowered not in _TRUE | _FALSE:
         raise InvalidArgument(f"failed to convert '{text}' to boolean")
@@ -32,7 +31,7 @@ def boolean_parameter(text: str) -> bool:
 
 
 def integer_parameter(text: str) -> int:
-    """Read a whole number of 32 bits. Raises ``InvalidArgument`` for anything else."""
+    """Parse a 32-bit integer. Raises ``InvalidArgument`` for anything else."""
     try:
         number = int(text)
     except ValueError:
@@ -43,7 +42,7 @@ def integer_parameter(text: str) -> int:
 
 
 def parameter(context: ModelContext, key: str, default: str, read: Callable[[str], _T], expected: str) -> _T:
-    """Return a model's parameter as ``read`` reads it. Raises ``InvalidArgument``, with ``expected``: what it takes."""
+    """Return a model's parameter parsed by ``read``. Raises ``InvalidArgument``, which names what is ``expected``."""
     try:
         return read(context.parameter(key, default))
     except InvalidArgument as error:
@@ -51,23 +50,23 @@ def parameter(context: ModelContext, key: str, default: str, read: Callable[[str
 
 
 def flag(context: ModelContext, key: str, *, default: bool) -> bool:
-    """Return a model's parameter that is true or false. Raises ``InvalidArgument``."""
+    """Return a boolean parameter of a model. Raises ``InvalidArgument``."""
     return parameter(context, key, str(default), boolean_parameter, "true or false")
 
 
 def thread_count(context: ModelContext, key: str) -> int:
-    """Return a model's parameter for a number of threads, 0 where it does not say. Raises ``InvalidArgument``."""
+    """Return a model's parameter for a number of threads, 0 if it is not set. Raises ``InvalidArgument``."""
     return parameter(context, key, "0", integer_parameter, "a number of threads, or 0")
 
 
 def placed(error: NeriteError, context: ModelContext, key: str, expected: str, accelerator: str = "") -> NeriteError:
-    """Return an error about a value, with the parameter of the model, or its accelerator, and what that takes."""
+    """Return an error about a value, completed by its parameter, the model or accelerator, and the expected values."""
     owner = f"accelerator '{accelerator}' of " if accelerator else ""
     return error.prefixed("", f", in parameter '{key}' of {owner}model '{context.name}', which takes {expected}")
 
 
 def setting(context: ModelContext, key: str, default: str, read: Callable[[str], _T], expected: str) -> _T:
-    """Return what ``--backend-config`` says, as ``read`` reads it. Raises ``InvalidArgument``, as ``parameter``."""
+    """Return a ``--backend-config`` value parsed by ``read``. Raises ``InvalidArgument`` as ``parameter`` does."""
     try:
         return read(context.settings.get(key, default))
     except InvalidArgument as error:
@@ -76,15 +75,14 @@ def setting(context: ModelContext, key: str, default: str, read: Callable[[str],
 
 
 def default_batch_size(context: ModelContext, default: int) -> int:
-    """Return the ``max_batch_size`` of models that can batch and do not say how much. Raises ``InvalidArgument``."""
+    """Return the ``max_batch_size`` for models that can batch but do not set one. Raises ``InvalidArgument``."""
     return setting(context, "default-max-batch-size", str(default), integer_parameter, "a number of rows")
 
 
-# What a sequence model takes and gives beside the inputs and outputs that its configuration declares for callers.
+# Additional tensors of sequence models: controls and states.
 #
-# The server makes these inputs, and takes these outputs out of responses. To a backend they are tensors like any
-# other: what is returned here has the form of an entry of ``input`` or ``output``; that of a control has its
-# ``kind``, too.
+# The server creates these inputs, and removes these outputs from responses. To a backend they are ordinary tensors, so
+# the functions return entries like those of ``input`` and ``output``; the entry of a control also has its ``kind``.
 
 _TYPES = {
     "int32_false_true": "TYPE_INT32",
@@ -94,7 +92,7 @@ _TYPES = {
 
 
 def control_inputs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the inputs that tell a model of its sequence; ``config`` is in JSON form."""
+    """Return the control inputs of a sequence model; ``config`` is in JSON form."""
     return [
         {"name": tensor["name"], "data_type": _control_type(control), "dims": [1], "kind": control["kind"]}
         for tensor in _batching(config).get("control_input", ())
@@ -103,12 +101,12 @@ def control_inputs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def state_inputs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the inputs that hold what the last request of the sequence left."""
+    """Return the inputs that hold the states after the previous request of the sequence."""
     return [_state(state, "input_name") for state in _batching(config).get("state", ())]
 
 
 def state_outputs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the outputs that are left for the next request, but for those that callers may ask for, too."""
+    """Return the outputs that become states for the next request, except those that callers may request as well."""
     declared = {output["name"] for output in config.get("output", ())}
     return [
         _state(state, "output_name")
@@ -135,34 +133,34 @@ Entry: TypeAlias = Mapping[str, Any]
 
 
 def batching(config: Mapping[str, Any]) -> bool:
-    """Return whether the first dimension of the model's tensors is that of the batch."""
+    """Return whether the first dimension of the model's tensors is the batch dimension."""
     return int(config.get("max_batch_size", 0)) > 0
 
 
 def all_inputs(config: Mapping[str, Any]) -> list[Entry]:
-    """Return the entries of what a model is given: inputs, controls and states of sequences."""
+    """Return the entries of all inputs of a model: declared inputs, and controls and states of sequences."""
     return [*config.get("input", ()), *made_inputs(config)]
 
 
 def made_inputs(config: Mapping[str, Any]) -> list[Entry]:
-    """Return the entries of what the server gives a model, and no caller sends."""
+    """Return the entries of the inputs that the server creates and callers never send."""
     return [*control_inputs(config), *state_inputs(config)]
 
 
 def all_outputs(config: Mapping[str, Any]) -> list[Entry]:
-    """Return the entries of what a model gives: outputs, and states that are none."""
+    """Return the entries of all outputs of a model: declared outputs, and states that are not declared as outputs."""
     return [*config.get("output", ()), *state_outputs(config)]
 
 
 def model_dims(entry: Entry) -> tuple[int, ...]:
-    """Return the dims of an entry as the model has them: its ``reshape``, if it has one. Empty where it has none."""
+    """Return the dims of an entry for the model: its ``reshape`` if it has one, else its ``dims``; may be empty."""
     reshape = entry.get("reshape")
     dims = entry.get("dims", ()) if reshape is None else reshape.get("shape", ())
     return tuple(int(dim) for dim in dims)
 
 
 def instance_count(config: Mapping[str, Any], default: int = 1) -> int:
-    """Return how many instances there will be, on all devices; ``default`` without instance groups."""
+    """Return the total number of instances on all devices; ``default`` without instance groups."""
     groups: Sequence[Mapping[str, Any]] = config.get("instance_group", ())
     if not groups:
         return default
@@ -170,35 +168,33 @@ def instance_count(config: Mapping[str, Any], default: int = 1) -> int:
 
 
 def op_libraries(context: ModelContext) -> tuple[str, ...]:
-    """Return the paths of libraries of custom operators; one that lies with the model is found by its name alone."""
+    """Return the paths of custom operator libraries; relative names are looked up in the model's directory first."""
     names = context.config.get("model_operations", {}).get("op_library_filename", ())
-    return tuple(str(beside) if (beside := context.directory / name).exists() else str(name) for name in names)
+    return tuple(str(local) if (local := context.directory / name).exists() else str(name) for name in names)
 
-
-# Where a client's tensor and the model's meet: one port an input or output, with both shapes. Pure.
 
 Shape = tuple[int, ...]
 
 
 class TensorPort(NamedTuple):
-    """A declared input or output. Shapes are without the batch dimension."""
+    """A declared input or output, with its shapes for clients and for the model, without the batch dimension."""
 
     name: str
     datatype: DataType
     dims: Shape
-    """As clients send or get it."""
+    """The dimensions as clients see them."""
     model_dims: Shape
-    """As the model takes or gives it: the ``reshape`` of the configuration, or nothing for a scalar."""
+    """The dimensions as the model sees them: the ``reshape`` of the configuration; empty for a scalar."""
     batching: bool
     ragged: bool = False
-    """The rows of a batch differ in length and are handed over as one flat array."""
+    """True if the rows of a batch may differ in length and are passed as one flat array."""
 
     def to_model(self, shape: Shape) -> Shape:
         """Return the model's shape for a client's ``shape``."""
         return self._converted(shape, self.dims, self.model_dims)
 
     def to_client(self, shape: Shape) -> Shape:
-        """Return the client's shape for one that the model gave."""
+        """Return the client's shape for a ``shape`` from the model."""
         return self._converted(shape, self.model_dims, self.dims)
 
     def _converted(self, shape: Shape, have: Shape, want: Shape) -> Shape:
@@ -208,7 +204,7 @@ class TensorPort(NamedTuple):
 def of_entry(entry: Mapping[str, Any], *, batching: bool, scalar: bool = False) -> TensorPort:
     """Return the port for an entry of ``input`` or ``output``.
 
-    ``scalar``: to the model it has no dimensions, though a configuration always gives it some.
+    ``scalar``: the model's tensor has no dimensions, although a configuration always declares some.
     """
     dims = tuple(int(dim) for dim in entry["dims"])
     return TensorPort(

@@ -1,4 +1,7 @@
-"""How many processor cores this process, or an instance of a model, may really use."""
+"""Resources and properties of this machine for backends: usable processor cores, and frameworks built for GPUs.
+
+Also captures what frameworks write directly to standard error.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,23 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Return the cores that affinity and the container's CPU quota leave us: at least 1.
+    """Return the number of cores that CPU affinity and the container's CPU quota allow: at least 1.
 
-    Frameworks size their thread pools by the machine, so in a container with two of its 64 cores they start 64
-    threads. Never raises: what cannot be read does not limit.
+    Frameworks size their thread pools by the machine: in a container with two of 64 cores they start 64 threads.
+    Never raises: a limit that cannot be read does not apply.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(affinity, core_quota() or affinity))
 
 
 def core_share(instance: InstanceContext) -> int:
-    """Return the cores that are an instance's own, if each instance of its model takes as many: at least 1."""
+    """Return an instance's share of its cores if all instances of the model get the same: at least 1."""
     usable = usable_cores()
     return max(1, min(len(instance.cores) or usable, usable) // instance.sharing)
 
 
 def core_quota(cgroup: Path = _CGROUP) -> int:
-    """Return the CPU quota of ``cgroup``, ours by default, in whole cores, rounded up; 0 where there is none."""
+    """Return the CPU quota of ``cgroup``, by default this process's, in cores, rounded up; 0 without a quota."""
     try:
         if (unified := cgroup / "cpu.max").exists():
             limit, period = unified.read_text().split()
@@ -48,59 +51,58 @@ def core_quota(cgroup: Path = _CGROUP) -> int:
         return 0
 
 
-# Whether a framework that is installed was built for GPUs. Found by its files: no framework is imported for it.
+# Detection of frameworks built for GPUs, by their files, without importing them.
 
 
-class _Sign(NamedTuple):
-    """A file that a build for GPUs has, and words in it that one for processors lacks."""
+class _GpuMarker(NamedTuple):
+    """File that a GPU build of a framework has, with text that a CPU build of the file lacks."""
 
     package: str
     file: str
     words: str = ""
 
 
-_SIGNS: Final[dict[str, _Sign]] = {
-    "onnxruntime": _Sign("onnxruntime", "capi/libonnxruntime_providers_cuda.so"),
-    "pytorch": _Sign("torch", "lib/libtorch_cuda.so"),
-    "tensorflow": _Sign("tensorflow", "python/platform/build_info.py", "('is_cuda_build', True)"),
+_GPU_MARKERS: Final[dict[str, _GpuMarker]] = {
+    "onnxruntime": _GpuMarker("onnxruntime", "capi/libonnxruntime_providers_cuda.so"),
+    "pytorch": _GpuMarker("torch", "lib/libtorch_cuda.so"),
+    "tensorflow": _GpuMarker("tensorflow", "python/platform/build_info.py", "('is_cuda_build', True)"),
 }
 
 
 def can_use_gpus(backend: str) -> bool:
-    """Return False for a backend whose framework, as it is installed, computes on processors alone."""
-    sign = _SIGNS.get(backend)
-    if sign is None:
+    """Return False for a backend whose framework is installed as a CPU-only build."""
+    marker = _GPU_MARKERS.get(backend)
+    if marker is None:
         return True
-    spec = importlib.util.find_spec(sign.package)
+    spec = importlib.util.find_spec(marker.package)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        file = Path(folder, sign.file)
-        if file.is_file() and (not sign.words or sign.words in file.read_text()):
+        file = Path(folder, marker.file)
+        if file.is_file() and (not marker.words or marker.words in file.read_text()):
             return True
     return False
 
-
-# What frameworks write to the file descriptor of standard error, past every setting of theirs.
 
 _one_at_a_time = threading.Lock()
 
 
 @contextmanager
 def capture_stderr(chatter: re.Pattern[bytes], log: logging.Logger) -> Iterator[list[str]]:
-    """Log lines that begin like ``chatter`` as details, and let all others through, a little later than written.
+    """Capture file descriptor 2, to which some frameworks write regardless of their settings.
 
-    For moments only: all threads of the process write there. The list has the lines that were logged, afterwards.
+    At the end, lines that begin like ``chatter`` are logged at level debug and added to the list; all others are
+    passed on. For short periods only, because all threads of the process share the descriptor.
     """
     found: list[str] = []
-    with _one_at_a_time, open(memory_file(), "r+b") as said:
+    with _one_at_a_time, open(memory_file(), "r+b") as captured:
         kept = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield found
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            said.seek(0)
-            for line in said.read().splitlines(keepends=True):
+            captured.seek(0)
+            for line in captured.read().splitlines(keepends=True):
                 if chatter.match(line):
                     found.append(line.decode(errors="replace").rstrip())
                     log.debug("%s", found[-1])

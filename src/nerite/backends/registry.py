@@ -1,7 +1,7 @@
-"""The backends there are, by the name that a configuration gives them.
+"""Registry of backends by the name that configurations use.
 
-A name is looked for among our own, in the backend directory (``directory.py``), and among the installed packages
-(``packages.py``), in this order.
+A name is looked up among the built-in backends, in the backend directory and among the installed packages, in this
+order.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from nerite.core.errors import InvalidArgument, NotHere, Unsupported
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# The backend directory: ``<directory>/<name>/model.py`` is the backend called ``<name>``, written in Python.
+# The backend directory: ``<directory>/<name>/model.py`` is the backend ``<name>``, written in Python.
 #
-# Triton calls them python-based backends. The file is what a Python model's own ``model.py`` is, and serves all
-# models that name the backend; these have nothing but artifacts in their version directories. An environment in an
-# archive beside it is that of all its models, unless they ask for another.
+# Triton calls them Python-based backends. The file has the form of a Python model's ``model.py`` and serves all models
+# that name the backend; their version directories contain only artifacts. An environment archive next to the file
+# applies to all these models, unless they configure another one.
 
 SETTING: Final = "backend-directory"
-"""The one of ``ModelContext.settings`` that says where the directory is."""
+"""Key of the backend directory in ``ModelContext.settings``."""
 RUNTIME: Final = "model.py"
-"""The file, and what a configuration calls ``runtime`` then."""
+"""File name of such a backend, and the value of ``runtime`` in configurations that use it."""
 _ENVIRONMENT: Final = "pb_exec_env_model.py.tar.gz"
 _ENVIRONMENT_PARAMETER: Final = "EXECUTION_ENV_PATH"
 
 
 def backend_code(directory: str, name: str) -> Path | None:
-    """Return the file that is the backend ``name``; None where the directory has none."""
-    # A name with a slash would lead out of the directory.
+    """Return the file of the backend ``name``; None if the directory does not have it."""
+    # A name with a slash could leave the directory.
     file = Path(directory, name, RUNTIME).absolute()
     return file if directory and name and "/" not in name and file.is_file() else None
 
 
 def backend_library(directory: str, name: str) -> Path | None:
-    """Return the shared library that is Triton's backend ``name``, where there is one."""
+    """Return the shared library of Triton's backend ``name``, or None."""
     file = Path(directory, name, f"libtriton_{name}.so")
     return file if directory and file.is_file() else None
 
 
 def directory_names(directory: str) -> list[str]:
-    """Return the backends that the directory has."""
+    """Return the names of the backends in the directory."""
     return [file.parent.name for file in Path(directory).glob(f"*/{RUNTIME}")] if directory else []
 
 
 def fill_in_from_directory(config: ModelConfig, file: Path) -> ModelConfig:
-    """Return the configuration of a model that ``file`` serves, with what follows from that."""
+    """Complete the configuration of a model that the backend ``file`` serves: runtime and environment."""
     parameters = config.parameters
     environment = file.with_name(_ENVIRONMENT)
     if _ENVIRONMENT_PARAMETER not in parameters and environment.exists():
@@ -65,23 +65,23 @@ def fill_in_from_directory(config: ModelConfig, file: Path) -> ModelConfig:
     return dataclasses.replace(config, runtime=RUNTIME, parameters=parameters)
 
 
-# Backends from Python packages: any package may offer some, as entry points of the group ``nerite.backends``.
+# Backends from Python packages, as entry points of the group ``nerite.backends``.
 #
-# An entry point leads to a class like ``Backend`` of ``interface.py``. Reading what is installed takes a moment, so
-# it is done only for names that nobody else knows.
+# An entry point refers to a class that implements ``Backend`` of ``interface.py``. Scanning the installed packages is
+# slow, so it is done only for names that are unknown otherwise.
 
 GROUP: Final = "nerite.backends"
 
 
 def package_names() -> list[str]:
-    """Return the backends that installed packages offer."""
+    """Return the names of the backends that installed packages offer."""
     return [point.name for point in _points()]
 
 
 def package_backend(name: str) -> Backend | None:
-    """Make the backend ``name``; return None where no package offers it. Imports the package's module.
+    """Create the backend ``name``; return None if no package offers it. Imports the package's module.
 
-    Raises ``Unsupported`` where two packages offer it, it cannot be imported, or is for another interface.
+    Raises ``Unsupported`` if two packages offer it, it cannot be imported, or it is for another interface version.
     """
     points = _points(name)
     if not points:
@@ -93,19 +93,19 @@ def package_backend(name: str) -> Backend | None:
     offered = f"backend '{name}' of the package {_package(point)}"
     try:
         found = point.load()()
-    except Exception as error:  # whatever its module raises is what is wrong with it
+    except Exception as error:  # a module may raise anything
         raise NotHere(f"{offered} cannot be imported: {type(error).__name__}: {error}") from error
     written_for = getattr(found, "interface", None)
     if written_for != INTERFACE:
         raise Unsupported(
-            f"{offered} is written for version {written_for} of the interface of backends; this Nerite has version "
-            f"{INTERFACE}. Install a version of the package for it"
+            f"{offered} is written for version {written_for} of the backend interface; this Nerite has version "
+            f"{INTERFACE}. Install a version of the package that supports it"
         )
     return cast(Backend, found)
 
 
 def _points(name: str | None = None) -> list[EntryPoint]:
-    from importlib.metadata import entry_points  # takes longer than all the rest that a worker imports
+    from importlib.metadata import entry_points  # slower than all other imports of a worker
 
     return list(entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name))
 
@@ -115,15 +115,15 @@ def _package(point: EntryPoint) -> str:
 
 
 class BackendEntry(NamedTuple):
-    """Where a backend of ours is, and what has to be installed for it."""
+    """Class of a built-in backend, and the package that it needs."""
 
     module: str
     name: str
-    """Of the class in the module."""
+    """Name of the class in the module."""
     package: str = ""
-    """The framework's Python package; empty for a backend that needs nothing else, or sees to it itself."""
+    """The framework's Python package; empty for a backend that needs none, or checks for it itself."""
     extra: str = ""
-    """The extra of ours that brings the framework."""
+    """The extra of Nerite that installs the framework."""
 
 
 ENTRIES: Final[dict[str, BackendEntry]] = {
@@ -141,14 +141,14 @@ ENTRIES: Final[dict[str, BackendEntry]] = {
 }
 
 GENERATING: Final = frozenset(name for name, entry in ENTRIES.items() if entry.module == "nerite.llm")
-"""Those whose models have an engine that generates tokens."""
+"""Backends whose models have an engine that generates tokens."""
 
 
 def backend_of(context: ModelContext) -> Backend:
     """Return the backend that a model's configuration names: always the same object for the same backend.
 
-    The first call for a backend imports its module. Raises ``InvalidArgument`` for one that nobody has, ``Unsupported``
-    where a package is missing or wrong.
+    The first call for a backend imports its module. Raises ``InvalidArgument`` for an unknown backend, ``Unsupported``
+    if a package is missing or unsuitable.
     """
     name, runtime = context.config.get("backend", ""), context.config.get("runtime", "")
     place = context.settings.get(SETTING, "")
@@ -165,9 +165,9 @@ def backend_of(context: ModelContext) -> Backend:
 
 @cache
 def backend(name: str) -> Backend:
-    """Return the backend of ours called ``name``: always the same object. Its module is imported by the first call.
+    """Return the built-in backend ``name``: always the same object. The first call imports its module.
 
-    Raises ``Unsupported`` where the framework is not installed.
+    Raises ``Unsupported`` if the framework is not installed.
     """
     entry = ENTRIES[name]
     if _lacks_framework(entry):
@@ -179,7 +179,7 @@ def backend(name: str) -> Backend:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether the framework of the backend of ours called ``name`` is there."""
+    """Return whether the framework of the built-in backend ``name`` is installed."""
     return not _lacks_framework(ENTRIES[name])
 
 
@@ -188,18 +188,18 @@ def _lacks_framework(entry: BackendEntry) -> bool:
 
 
 def not_in_environment(model: str, package: str) -> NotHere:
-    """Return what to say in the Python of a model's own environment."""
+    """Return the error for a package that is missing in a model's own environment, in whose Python this runs."""
     package = package.replace("_", "-")
     return NotHere(
         f"the environment of model '{model}' (EXECUTION_ENV_PATH) lacks the Python package '{package}'. Add it to the "
-        f"list that the environment is made of, or install it there: {sys.executable} -m pip install {package}"
+        f"environment's list of packages, or install it there: {sys.executable} -m pip install {package}"
     )
 
 
 def is_isolated(found: Backend, context: ModelContext) -> bool:
-    """Return whether the instances of a model run in worker processes; they do where its backend does not say.
+    """Return whether the instances of a model run in worker processes; the default if its backend does not say.
 
-    May look at the model's files. Raises ``NeriteError`` with what is wrong with them.
+    May read the model's files. Raises ``NeriteError`` with what is wrong with them.
     """
     if isinstance(found, Discerning):
         return found.isolates(context)
@@ -207,16 +207,16 @@ def is_isolated(found: Backend, context: ModelContext) -> bool:
 
 
 def prepared(context: ModelContext) -> Path | None:
-    """Have made what a model's workers need, as its backend knows; return their Python, None for the server's.
+    """Let the backend prepare a model; return the Python interpreter for its workers, None for the server's.
 
-    May take minutes. Raises as ``backend_of``, and ``NeriteError`` where it cannot be made.
+    May take minutes. Raises as ``backend_of``, and ``NeriteError`` if the preparation fails.
     """
     found = backend_of(context)
     return found.prepare(context) if isinstance(found, Preparing) else None
 
 
 def filled_in(config: ModelConfig, place: str) -> ModelConfig:
-    """Return ``config`` with what follows from a backend in the backend directory ``place``, if it is one."""
+    """Complete ``config`` if its backend is in the backend directory ``place``."""
     if config.backend in ENTRIES or config.runtime not in ("", RUNTIME):
         return config
     file = backend_code(place, config.backend)
@@ -234,14 +234,14 @@ _packaged: dict[str, Backend] = {}
 
 
 def _of_a_package(name: str) -> Backend | None:
-    """Return the backend that a package offers. One that is not there now may be installed a moment later."""
+    """Return the backend that a package offers. Misses are not cached, as the package may be installed later."""
     if name not in _packaged and (found := package_backend(name)) is not None:
         _packaged[name] = found
     return _packaged.get(name)
 
 
 def _not_found(context: ModelContext, name: str, runtime: str, place: str) -> str:
-    """Return Triton's words for a backend that is not there."""
+    """Return Triton's text for a backend that is not found."""
     if not runtime:
         return (
             f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
@@ -256,24 +256,24 @@ def _not_found(context: ModelContext, name: str, runtime: str, place: str) -> st
     places = " ".join(f"'{each}'" for each in searched_in)
     return (
         f"unable to find backend library '{runtime}' for model '{context.name}', searched: {places} . "
-        "Nerite runs no shared libraries: take 'runtime' out of the configuration."
+        "Nerite cannot run shared libraries: remove 'runtime' from the configuration."
     )
 
 
 def _known(context: ModelContext, name: str, place: str) -> str:
-    """Return what there is instead, which of it may be meant, and how more come."""
+    """List the available backends, suggest one, and say how to add others."""
     library = backend_library(place, name)
-    no_library = "" if library is None else f"'{library}' is no help: Nerite runs no shared libraries. "
+    no_library = "" if library is None else f"'{library}' cannot be used: Nerite cannot run shared libraries. "
     known = sorted({*ENTRIES, *directory_names(place), *package_names()})
     hint = f"Did you mean {meant}? " if (meant := _meant(context, name, known)) else ""
     return (
-        f"{no_library}The backends there are: {', '.join(known)}. {hint}Install the package that offers it, or put its "
-        f"{RUNTIME} into {Path(place, name)} (see --backend-directory)."
+        f"{no_library}The available backends are: {', '.join(known)}. {hint}Install the package that offers it, or put "
+        f"its {RUNTIME} into {Path(place, name)} (see --backend-directory)."
     )
 
 
 def _meant(context: ModelContext, name: str, known: Collection[str]) -> str:
-    """Return the backend that may be meant by an unknown one, as it is written; empty if nothing tells."""
+    """Return the backend that an unknown name may mean, in configuration syntax; empty without a suggestion."""
     near = "" if name in known else nearest(name, known)
     if near:
         return f'backend: "{near}"'

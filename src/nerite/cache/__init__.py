@@ -1,1 +1,1 @@
-"""The response cache: what was answered before is answered again, without the model. ``local`` or ``redis``."""
+"""The response cache: answers repeated requests without the model. In memory (``local``) or in Redis (``redis``)."""

@@ -1,4 +1,4 @@
-"""What a cache is to those who ask it."""
+"""Interface of response caches, and what their implementations share: sizes, warnings and checks of settings."""
 
 from __future__ import annotations
 
@@ -13,84 +13,79 @@ from nerite.core.response import InferenceResponse
 from nerite.observability.exposition import MetricFamily
 
 Found: TypeAlias = Callable[[InferenceResponse | None], None]
-"""Called once, on the loop's thread, with what is kept under a key: None if that is nothing."""
+"""Called once, on the loop's thread, with the response under a key; None for a miss."""
 
 
 class ResponseCache(Protocol):
-    """Keeps responses under keys. For the loop's thread only."""
+    """Stores responses by key. Used from the loop's thread only."""
 
     shared: bool
-    """Other servers ask it, too: keys have to say what a model was made from, not when it was loaded."""
+    """Shared with other servers: keys must identify the content of a model, not its load."""
 
     def lookup(self, key: bytes, found: Found) -> None:
-        """Look for a response; ``found`` is called before this returns, or when another machine has answered."""
+        """Look up a response; ``found`` is called before this returns, or later if the cache is remote."""
 
     def insert(self, key: bytes, response: InferenceResponse) -> None:
-        """Keep a response that succeeded: its bytes are copied. What cannot be kept is said in the log."""
+        """Store a copy of a successful response. Failures are logged."""
 
     def families(self) -> list[MetricFamily]:
         """Return the cache's own metrics."""
 
     def close(self) -> None:
-        """Give back what it holds outside this process."""
+        """Release resources outside this process."""
 
 
-# What a response takes in memory: its tensors and, byte by byte, the objects around them.
-#
-# Measured with ``tracemalloc``, which a test repeats, and rounded up to what a dictionary takes just after it has
-# grown.
+# Memory of cached responses. Measured with ``tracemalloc`` (a test repeats that), and rounded up to the size of a
+# dictionary that has just grown.
 
 ENTRY: Final = 336
-"""The key, the place in the dictionary, the response and the tuple of its tensors."""
+"""Bytes of the key, the dictionary entry, the response and the tuple of its tensors."""
 PART: Final = 56
-"""What a tensor takes beside its bytes."""
+"""Bytes of a tensor in addition to its data."""
 
 
 def response_bytes(response: InferenceResponse) -> int:
-    """Return the bytes that a response takes beside its header, which many responses may have in common."""
+    """Return the bytes of memory that a response takes without its header, which responses may share."""
     return ENTRY + sum(PART + len(part) for part in response.data)
 
 
-# Trouble that may come with every request, said now and then.
-
 EVERY: Final = 10.0
-"""Seconds between two lines."""
+"""Minimum number of seconds between two log lines of a ``RateLimitedWarning``."""
 
 _log = logging.getLogger("nerite.cache")
 
 
 class RateLimitedWarning:
-    """Says an error at once, and again at the earliest after some seconds, with how often it came meanwhile."""
+    """Logs an error that may recur with every request: at once, then at most every ``EVERY`` seconds with a count."""
 
     __slots__ = ("_next", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        """How often there was trouble."""
+        """Number of occurrences, logged or not."""
         self._next = 0.0
 
     def say(self, text: str) -> None:
-        """Count the trouble, and log it unless one like it was logged just now."""
+        """Count the error, and log it unless one was logged within the last ``EVERY`` seconds."""
         self.count += 1
         now = time.monotonic()
         if now >= self._next:
             self._next = now + EVERY
-            _log.error("%s%s", text, f" ({self.count} times by now)" if self.count > 1 else "")
-
-
-# What is said of names that there are not.
+            _log.error("%s%s", text, f" ({self.count} times so far)" if self.count > 1 else "")
 
 
 def refuse_unknown(cache: str, settings: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ``InvalidArgument`` for the first setting that a cache does not have."""
+    """Raise ``InvalidArgument`` for the first unknown setting of a cache."""
     known = list(known)
     for name in settings:
         if name not in known:
-            raise InvalidArgument(f"the cache '{cache}' has no setting '{name}'. It has {bad_choice(name, known)}")
+            raise InvalidArgument(
+                f"the cache '{cache}' has no setting '{name}'. Its settings are {bad_choice(name, known)}"
+            )
 
 
 def bad_choice(wrong: str, known: Iterable[str]) -> str:
-    """Return the names that there are, and the one that was probably meant."""
+    """Return the list of valid names, and the one that was probably meant."""
     known = list(known)
     near = nearest(wrong, known)
     return ", ".join(f"'{name}'" for name in known) + "." + (f" Did you mean '{near}'?" if near else "")

@@ -1,4 +1,4 @@
-"""The cache in this process: so many bytes, and what was not asked for longest goes first."""
+"""In-memory LRU response cache bounded in bytes, and ``open_cache``, which opens the configured cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _now = time.monotonic_ns
 
 
 class LocalCache:
-    """Responses up to ``size`` bytes in all, counted as ``footprint`` does: each header once."""
+    """LRU cache of responses bounded by ``size`` bytes of memory. Each distinct header is counted once."""
 
     shared = False
 
@@ -31,33 +31,33 @@ class LocalCache:
         self.hits = Duration()
         self.misses = Duration()
         self.insertions = Duration()
-        self._kept: OrderedDict[bytes, InferenceResponse] = OrderedDict()
-        """The one that was not asked for longest comes first."""
+        self._entries: OrderedDict[bytes, InferenceResponse] = OrderedDict()
+        """In LRU order, the least recently used first."""
         self._headers: dict[ResponseHeader, int] = {}
-        """How many of the responses have each header."""
+        """Reference counts of the headers."""
         self._too_large = RateLimitedWarning()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def lookup(self, key: bytes, found: Found) -> None:
-        """Look for a response; ``found`` is called before this returns."""
+        """Look up a response; ``found`` is called before this returns."""
         began = _now()
-        response = self._kept.get(key)
+        response = self._entries.get(key)
         if response is None:
             self.misses.add(_now() - began)
         else:
-            self._kept.move_to_end(key)
+            self._entries.move_to_end(key)
             self.hits.add(_now() - began)
         found(response)
 
     def insert(self, key: bytes, response: InferenceResponse) -> None:
-        """Keep a response, if it is not larger than all there is; others leave until there is room for it."""
+        """Store a response that fits into the cache, evicting the least recently used ones to make room."""
         header = response.header
         assert header is not None
         began = _now()
-        if key in self._kept:
-            self._forget(key)
+        if key in self._entries:
+            self._evict(key)
         takes = interface.response_bytes(response)
         if takes + headers.response_header_bytes(header) > self.size:
             self._too_large.say(
@@ -65,24 +65,24 @@ class LocalCache:
                 f"{takes + headers.response_header_bytes(header)} is greater than total cache size: {self.size}"
             )
             return
-        self._enter(header)
+        self._reference_header(header)
         while self.used + takes > self.size:
-            self._forget(next(iter(self._kept)))
+            self._evict(next(iter(self._entries)))
             self.evictions += 1
         self.used += takes
-        # What the response was made of are views on memory that is to be used again, or on what a model may change.
-        self._kept[key] = InferenceResponse(header, tuple(map(bytes, response.data)))
+        # Copy: the response's tensors are views of memory that is going to be reused or that a model may change.
+        self._entries[key] = InferenceResponse(header, tuple(map(bytes, response.data)))
         self.insertions.add(_now() - began)
 
-    def _enter(self, header: ResponseHeader) -> None:
-        """Count a header that one more response has."""
+    def _reference_header(self, header: ResponseHeader) -> None:
+        """Increment the reference count of a header."""
         users = self._headers.get(header, 0)
         self._headers[header] = users + 1
         if not users:
             self.used += headers.response_header_bytes(header)
 
-    def _forget(self, key: bytes) -> None:
-        response = self._kept.pop(key)
+    def _evict(self, key: bytes) -> None:
+        response = self._entries.pop(key)
         self.used -= interface.response_bytes(response)
         header = response.header
         assert header is not None
@@ -96,7 +96,7 @@ class LocalCache:
         return [MetricFamily(name, text, "gauge", [(UNLABELLED, read(self))]) for name, text, read in _GAUGES]
 
     def close(self) -> None:
-        """Give back nothing: all there is is in this process."""
+        """Do nothing: the cache holds no resources outside this process."""
 
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[LocalCache], float]], ...]] = (
@@ -122,15 +122,13 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[LocalCache], float]], ...]] = (
     ),
 )
 
-# From ``--cache-config`` to the cache it asks for.
-
 _EXAMPLE = "--cache-config=local,size=1048576"
 
 
 async def open_cache(options: CacheOptions, environment: Mapping[str, str]) -> ResponseCache | None:
-    """Return the cache that the options ask for, ready for use; None if they ask for none.
+    """Open the cache configured by ``--cache-config``; return None if there is none.
 
-    Raises ``NeriteError``, in Triton's words where it has any.
+    Raises ``NeriteError``, with Triton's texts where it has one.
     """
     match options.name:
         case "":
@@ -157,12 +155,12 @@ def _local(settings: Mapping[str, str]) -> LocalCache:
     failed = "Failed to initialize LocalCache:"
     text = settings.get("size")
     if text is None:
-        raise InvalidArgument(f"{failed} config didn't contain a valid 'size' field. Say how many bytes: {_EXAMPLE}")
+        raise InvalidArgument(f"{failed} config didn't contain a valid 'size' field. Specify it in bytes: {_EXAMPLE}")
     refuse_unknown("local", settings, ("size",))
     try:
         size = int(text)
     except ValueError:
         raise Internal(f"{failed} stoull. '{text}' is not a number of bytes: {_EXAMPLE}") from None
     if size <= 0:
-        raise Internal(f"{failed} failed to allocate buffer. {size} bytes are too few: {_EXAMPLE}")
+        raise Internal(f"{failed} failed to allocate buffer. {size} bytes is too small: {_EXAMPLE}")
     return LocalCache(size)

@@ -1,4 +1,8 @@
-"""The cache in Redis. It may be slow, full, away, or anybody's: then the model computes, and the log says why."""
+"""Response cache in Redis: connection, entry format, settings, and the cache itself.
+
+Redis may be slow, full, unreachable, or written to by other programs. In all these cases the model computes the answer,
+and the log says why.
+"""
 
 from __future__ import annotations
 
@@ -24,74 +28,75 @@ from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.observability.exposition import UNLABELLED, MetricFamily
 from nerite.scheduling.stall_detectors import ExponentialBackoff
 
-# A connection to Redis: commands leave together at the end of a turn of the loop, replies come in their order.
-
 Reply = bytes | int | Exception | None
-"""None: there is nothing under the key. An exception: Redis refused, or the connection was lost first."""
+"""None: no such key. An exception: Redis returned an error, or the connection was lost first."""
 Answered = Callable[[Reply], None]
 
-_ROOM: Final = 16 * 1024 * 1024
-"""Bytes that may wait to be sent. What Redis does not take for so long is better not sent."""
+_SEND_BUFFER: Final = 16 * 1024 * 1024
+"""Size of the send buffer in bytes above which no commands are sent until Redis catches up."""
 _INCOMPLETE: Final = object()
 
 
 class RedisConnection(asyncio.Protocol):
-    """Asks, and passes replies on. Each command is answered once, whatever happens."""
+    """Connection to Redis that pipelines the commands of one loop turn. Each command gets exactly one reply.
+
+    Replies arrive in the order of the commands. If the connection is lost, the outstanding commands get an exception.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, patience: float, lost: Callable[[RedisConnection, Exception], None]
     ) -> None:
-        """``patience``: seconds that a reply may take before the connection is given up; 0 is for ever.
+        """``patience``: timeout of a reply in seconds, after which the connection is closed; 0 for none.
 
-        ``lost`` is called once, when it has ended: commands have been answered by then.
+        ``lost`` is called once when the connection has ended, after all outstanding commands got their exception.
         """
         self._loop = loop
         self._patience = patience
         self._lost = lost
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._asked: deque[tuple[float, Answered]] = deque()
-        """Who waits for a reply, and since when."""
-        self._leaving: list[bytes] = []
+        """Callbacks of the outstanding commands, with the times at which they were sent."""
+        self._unsent: list[bytes] = []
         self._transport: asyncio.Transport
         self._reason: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.full = False
-        """Redis does not take what is there to send."""
+        """The send buffer is full because Redis does not keep up."""
 
     def ask(self, command: Sequence[bytes], answered: Answered) -> None:
         """Send a command."""
         self._asked.append((self._loop.time(), answered))
-        if not self._leaving:
+        if not self._unsent:
             self._loop.call_soon(self._flush)
-        self._leaving.append(b"*%d\r\n" % len(command))
+        self._unsent.append(b"*%d\r\n" % len(command))
         for word in command:
-            self._leaving += (b"$%d\r\n" % len(word), word, b"\r\n")
+            self._unsent += (b"$%d\r\n" % len(word), word, b"\r\n")
         if self._timer is None and self._patience:
-            self._timer = self._loop.call_later(self._patience, self._look)
+            self._timer = self._loop.call_later(self._patience, self._check_timeout)
 
     def close(self, reason: Exception) -> None:
-        """End it, for a reason."""
+        """Abort the connection; ``reason`` is passed to the outstanding commands."""
         self._reason = self._reason or reason
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take note of the transport."""
+        """Store the transport and set the limit of its send buffer."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_ROOM)
+        self._transport.set_write_buffer_limits(high=_SEND_BUFFER)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on the replies that are complete."""
+        """Deliver the complete replies."""
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if not self._asked:
-                    raise hiredis.ProtocolError("a reply that nobody asked for")
+                    raise hiredis.ProtocolError("an unexpected reply")
                 self._asked.popleft()[1](_plain(reply))
         except hiredis.ProtocolError as error:
             self.close(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Answer all who wait."""
+        """Fail all outstanding commands."""
         reason = self._reason or exc or ConnectionResetError("Redis has closed the connection")
         if self._timer is not None:
             self._timer.cancel()
@@ -100,42 +105,34 @@ class RedisConnection(asyncio.Protocol):
         self._lost(self, reason)
 
     def pause_writing(self) -> None:
-        """Redis does not keep up."""
+        """Stop sending: the send buffer is full."""
         self.full = True
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Resume sending."""
         self.full = False
 
     def _flush(self) -> None:
-        leaving, self._leaving = self._leaving, []
+        unsent, self._unsent = self._unsent, []
         if not self._transport.is_closing():
-            self._transport.writelines(leaving)
+            self._transport.writelines(unsent)
 
-    def _look(self) -> None:
-        """Give up if the oldest command has waited too long; look again when the one that is the oldest then has."""
+    def _check_timeout(self) -> None:
+        """Close the connection if the oldest command has timed out; else check again when it would."""
         self._timer = None
         if self._asked:
             left = self._asked[0][0] + self._patience - self._loop.time()
             if left <= 0:
                 self.close(TimeoutError(f"no answer in {self._patience * 1000:.0f} ms"))
             else:
-                self._timer = self._loop.call_later(left, self._look)
+                self._timer = self._loop.call_later(left, self._check_timeout)
 
 
 def _plain(reply: Any) -> Reply:
     if reply is None or isinstance(reply, bytes | int | Exception):
         return reply
-    return TypeError("Redis replied with something else than was asked for")
+    return TypeError("Redis sent a reply of an unexpected type")
 
-
-# A response as Redis keeps it. What is read there may have been written by anybody, and cut off anywhere.
-#
-#     MAGIC, the key, a checksum of all that follows, the size of the header
-#     the header as JSON, as ``core/headers.py`` has it, and the size of each tensor
-#     the tensors
-#
-# The key stands in it so that an entry is not taken for another one; the magic changes with the form.
 
 MAGIC: Final = b"nerite\0\1"
 _HEAD: Final = struct.Struct("<8s32sII")
@@ -143,11 +140,20 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class BadEntry(Exception):
-    """What is no entry, or not one that can be believed; and why."""
+    """The value under a key is not a valid entry; the message says why."""
 
 
 class EntryCodec:
-    """Writes and reads entries. Equal headers are one object, on which transports leave what they made of it."""
+    """Serialises responses for Redis. Equal headers are interned, because transports memoize their encoding on them.
+
+    Values may have been written by any program and truncated anywhere, so ``read`` validates all of them. Format::
+
+        MAGIC, key, checksum of all that follows, size of the header
+        header as JSON (see ``core/headers.py``) with the sizes of the tensors
+        tensors
+
+    The key is included so that an entry cannot be mistaken for another one; the magic changes with the format.
+    """
 
     __slots__ = ("_headers",)
 
@@ -155,28 +161,28 @@ class EntryCodec:
         self._headers: Memo[bytes, tuple[ResponseHeader, list[int]]] = Memo()
 
     def write(self, key: bytes, response: InferenceResponse) -> bytes:
-        """Return the entry of a response that succeeded."""
+        """Return the entry of a successful response."""
         assert response.header is not None
-        said = {**headers.header_to_json(response.header), "sizes": [len(part) for part in response.data]}
-        header = json.dumps(said).encode()
+        document = {**headers.header_to_json(response.header), "sizes": [len(part) for part in response.data]}
+        header = json.dumps(document).encode()
         body = b"".join((header, *response.data))
         return _HEAD.pack(MAGIC, key, zlib.crc32(body), len(header)) + body
 
     def read(self, key: bytes, entry: bytes) -> InferenceResponse:
-        """Return the response that an entry is of. Raises ``BadEntry``."""
+        """Return the response in an entry. Raises ``BadEntry``."""
         if len(entry) < _HEAD.size:
             raise BadEntry("it is too short")
         magic, of_key, checksum, size = _HEAD.unpack_from(entry)
         if magic != MAGIC:
-            raise BadEntry("it is not one of this version's")
+            raise BadEntry("it was not written by this version")
         if of_key != key:
-            raise BadEntry("it is that of another key")
+            raise BadEntry("it belongs to another key")
         body = memoryview(entry)[_HEAD.size :]
         if zlib.crc32(body) != checksum:
             raise BadEntry("it is damaged")
         header, sizes = self._header(bytes(body[:size]))
         if size + sum(sizes) != len(body):
-            raise BadEntry("its tensors are not of the sizes that it says")
+            raise BadEntry("its tensors do not have the sizes in its header")
         data = []
         at = size
         for spec, length in zip(header.outputs, sizes, strict=True):
@@ -193,20 +199,20 @@ class EntryCodec:
             try:
                 known = _checked(json.loads(raw))
             except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-                raise BadEntry("its header is none") from error
+                raise BadEntry("its header is invalid") from error
             size = 2 * headers.response_header_bytes(known[0]) + len(raw) + 40 * len(known[1])
             RESPONSE_HEADERS.put(self._headers, raw, known, size)
         return known
 
 
-def _checked(said: Any) -> tuple[ResponseHeader, list[int]]:
-    """Return the header, and the sizes of the tensors. Raises ``ValueError`` and its like if anything is strange."""
-    header = headers.response_header_from_json(said)
-    sizes = said["sizes"]
+def _checked(document: Any) -> tuple[ResponseHeader, list[int]]:
+    """Return the header and the sizes of the tensors. Raises ``ValueError`` or the like for invalid content."""
+    header = headers.response_header_from_json(document)
+    sizes = document["sizes"]
     if not (isinstance(header.model_name, str) and isinstance(header.model_version, str)):
-        raise ValueError("names are text")
+        raise ValueError("names must be strings")
     if not all(isinstance(value, bool | int | float | str) for value in header.parameters.values()):
-        raise ValueError("parameters have simple values")
+        raise ValueError("parameters must have simple values")
     for spec, size in zip(header.outputs, sizes, strict=True):
         if not _natural(size, *spec.shape) or not isinstance(spec.name, str) or spec.byte_size not in (-1, size):
             raise ValueError("not a tensor")
@@ -218,7 +224,7 @@ def _natural(*numbers: object) -> bool:
 
 
 def _strings(data: memoryview, count: int) -> bool:
-    """Say whether this is the wire form of so many strings."""
+    """Return whether ``data`` is the wire format of exactly ``count`` strings."""
     at, size = 0, len(data)
     for _ in range(count):
         if size - at < _LENGTH.size:
@@ -227,7 +233,7 @@ def _strings(data: memoryview, count: int) -> bool:
     return at == size
 
 
-# The settings of ``--cache-config=redis,…``, under the names that they have in Triton's cache.
+# Settings of ``--cache-config=redis,…``, with the names that they have in Triton's cache.
 
 _FROM_ENVIRONMENT: Final = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
 _FILES: Final = ("cert", "key", "cacert", "cacert_dir")
@@ -236,7 +242,7 @@ _NUMBERS: Final = frozenset(("port", "db", "connect_timeout", "socket_timeout", 
 
 @dataclass(frozen=True)
 class RedisSettings:
-    """Where Redis is, and how it is spoken to. Times are in milliseconds; 0 waits for ever."""
+    """Address and connection settings of Redis. Times are in milliseconds; 0 for no timeout."""
 
     host: str
     port: int
@@ -245,17 +251,17 @@ class RedisSettings:
     db: int = 0
     connect_timeout: int = 5000
     socket_timeout: int = 100
-    """How long an answer may take. Triton waits for ever, and its clients with it."""
+    """Timeout of a reply. Triton has none, so that its clients wait indefinitely."""
     pool_size: int = 1
     wait_timeout: int = 1000
-    """Like ``pool_size`` without a meaning here: one connection carries everything, and nobody waits for it."""
+    """Ignored, like ``pool_size``: one connection carries all commands, so none waits for a free connection."""
     tls_enabled: bool = False
     cert: str = ""
     key: str = ""
     cacert: str = ""
     cacert_dir: str = ""
     sni: str = ""
-    """The name that Redis' certificate must be for, where it is not ``host``."""
+    """Expected host name in the certificate of Redis, if it is not ``host``."""
 
     @property
     def place(self) -> str:
@@ -263,7 +269,7 @@ class RedisSettings:
         return f"{self.host}:{self.port}"
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return what a connection over TLS needs; None for one without. Raises ``OSError`` for files."""
+        """Return the TLS context of the connection; None without TLS. Raises ``OSError`` if a file is not usable."""
         if not self.tls_enabled:
             return None
         context = ssl.create_default_context(cafile=self.cacert or None, capath=self.cacert_dir or None)
@@ -273,7 +279,7 @@ class RedisSettings:
 
 
 def read_redis_settings(given: Mapping[str, str], environment: Mapping[str, str]) -> RedisSettings:
-    """Return the settings. Raises ``InvalidArgument`` for what is missing or wrong."""
+    """Return the settings. Raises ``InvalidArgument`` if one is missing or invalid."""
     if "host" not in given or "port" not in given:
         raise InvalidArgument(
             "Failed to initialize RedisCache, didn't specify address. Must at a minimum specify 'host' and 'port' in "
@@ -287,41 +293,43 @@ def read_redis_settings(given: Mapping[str, str], environment: Mapping[str, str]
     for name in _FILES:
         if (path := values.get(name)) and not os.path.exists(path):
             raise InvalidArgument(f"the setting '{name}' of the cache 'redis' is '{path}', which does not exist")
-    # Each value has the type of its field by now, as ``_value`` has seen to.
+    # ``_value`` has converted each value to the type of its field.
     return RedisSettings(**{name: _value(name, text) for name, text in values.items()})  # type: ignore[arg-type]
 
 
 def _value(name: str, text: str) -> str | int | bool:
     if name == "tls_enabled":
         if text not in ("true", "false"):
-            raise InvalidArgument(f"the setting 'tls_enabled' of the cache 'redis' is 'true' or 'false', not '{text}'")
+            raise InvalidArgument(
+                f"the setting 'tls_enabled' of the cache 'redis' must be 'true' or 'false', not '{text}'"
+            )
         return text == "true"
     if name in _NUMBERS:
         if not (text.isascii() and text.isdecimal()):
-            raise InvalidArgument(f"the setting '{name}' of the cache 'redis' is a number, not '{text}'")
+            raise InvalidArgument(f"the setting '{name}' of the cache 'redis' must be a number, not '{text}'")
         return int(text)
     return text
 
 
 LARGEST: Final = 512 * 1024 * 1024
-"""Bytes that Redis keeps under one key."""
+"""Maximum size of a value in Redis, in bytes."""
 
 _log = logging.getLogger("nerite.cache")
 
 
 async def open_redis(given: Mapping[str, str], environment: Mapping[str, str]) -> RedisCache:
-    """Return a cache that is connected. Raises ``NeriteError``."""
+    """Return a connected cache. Raises ``NeriteError``."""
     settings = read_redis_settings(given, environment)
     cache = RedisCache(settings, asyncio.get_running_loop())
     try:
         await cache.connect()
     except OSError as error:
-        raise Internal(f"Failed to initialize RedisCache: {_said(error, settings)}") from error
+        raise Internal(f"Failed to initialize RedisCache: {_connect_error(error, settings)}") from error
     return cache
 
 
 class RedisCache:
-    """Responses under keys that begin with ``nerite:``. How many there may be, and which go first, is Redis' affair."""
+    """Response cache in Redis, under keys prefixed with ``nerite:``. Capacity and eviction are configured in Redis."""
 
     shared = True
 
@@ -331,16 +339,16 @@ class RedisCache:
         self._patience = settings.socket_timeout / 1000
         self._connection: RedisConnection | None = None
         self._backoff = ExponentialBackoff()
-        self._form = EntryCodec()
-        self._away = RateLimitedWarning()
+        self._codec = EntryCodec()
+        self._unreachable = RateLimitedWarning()
         self._refused = RateLimitedWarning()
-        self._strange = RateLimitedWarning()
+        self._invalid = RateLimitedWarning()
         self._failures = 0
         self._attempt: asyncio.Task[None] | None = None
         self._closed = False
 
     async def connect(self) -> None:
-        """Connect, and say who we are. Raises ``OSError``."""
+        """Connect and authenticate. Raises ``OSError``."""
         settings = self._settings
         tls = settings.tls()
         async with asyncio.timeout(settings.connect_timeout / 1000 or None):
@@ -353,16 +361,16 @@ class RedisCache:
             )
             try:
                 if settings.password:
-                    await self._told(connection, b"AUTH", settings.user.encode(), settings.password.encode())
+                    await self._execute(connection, b"AUTH", settings.user.encode(), settings.password.encode())
                 if settings.db:
-                    await self._told(connection, b"SELECT", b"%d" % settings.db)
-                await self._told(connection, b"PING")
-            except BaseException:  # whatever it was: a connection of no use must not stay
+                    await self._execute(connection, b"SELECT", b"%d" % settings.db)
+                await self._execute(connection, b"PING")
+            except BaseException:  # cancellation included: an unusable connection must not leak
                 connection.close(ConnectionError())
                 raise
         self._connection = connection
 
-    async def _told(self, connection: RedisConnection, *command: bytes) -> None:
+    async def _execute(self, connection: RedisConnection, *command: bytes) -> None:
         answered: asyncio.Future[Reply] = self._loop.create_future()
 
         def take(reply: Reply) -> None:
@@ -377,7 +385,7 @@ class RedisCache:
             raise OSError(str(reply)) from reply
 
     def lookup(self, key: bytes, found: Found) -> None:
-        """Look for a response; ``found`` is called when Redis has answered, or should have."""
+        """Look up a response; ``found`` is called when Redis has replied, or with None on timeout or failure."""
         connection = self._usable()
         if connection is None:
             found(None)
@@ -385,21 +393,21 @@ class RedisCache:
             connection.ask((b"GET", _name(key)), lambda reply: found(self._read(key, reply)))
 
     def insert(self, key: bytes, response: InferenceResponse) -> None:
-        """Keep a response, if Redis takes it."""
+        """Store a response if Redis is available and accepts it."""
         if sum(map(len, response.data)) > LARGEST - 1024 * 1024:
             self._failed(self._refused, f"Failed to insert key [{key.hex()}] into response cache: it is too large")
             return
         connection = self._usable()
         if connection is not None:
-            connection.ask((b"SET", _name(key), self._form.write(key, response)), self._kept)
+            connection.ask((b"SET", _name(key), self._codec.write(key, response)), self._check_reply)
 
     def families(self) -> list[MetricFamily]:
-        """Return how often Redis was of no use."""
-        text = "Lookups and insertions that Redis did not answer, or not as it should"
+        """Return the number of failed lookups and insertions."""
+        text = "Lookups and insertions that failed because Redis did not reply or sent an invalid reply"
         return [MetricFamily("nerite_cache_failures", text, "counter", [(UNLABELLED, self._failures)])]
 
     def close(self) -> None:
-        """Leave Redis."""
+        """Close the connection."""
         self._closed = True
         if self._attempt is not None:
             self._attempt.cancel()
@@ -418,31 +426,33 @@ class RedisCache:
             return None
         if isinstance(reply, bytes):
             try:
-                return self._form.read(key, reply)
+                return self._codec.read(key, reply)
             except BadEntry as error:
-                self._failed(self._strange, f"what Redis has under '{_name(key).decode()}' is not used: {error}")
+                self._failed(self._invalid, f"ignored the value of '{_name(key).decode()}' in Redis: {error}")
         else:
-            self._kept(reply)
+            self._check_reply(reply)
         return None
 
-    def _kept(self, reply: Reply) -> None:
-        """Look whether Redis has done what it was asked to. That a connection was lost is said once for all."""
+    def _check_reply(self, reply: Reply) -> None:
+        """Count a command that failed, and log errors of Redis. A lost connection is logged once by ``_lost``."""
         if isinstance(reply, OSError):
             self._failures += 1
         elif isinstance(reply, Exception):
-            self._failed(self._refused, f"Redis ({self._settings.place}) refuses: {reply}")
+            self._failed(self._refused, f"Redis ({self._settings.place}) returned an error: {reply}")
 
-    def _failed(self, complaint: RateLimitedWarning, text: str) -> None:
+    def _failed(self, warning: RateLimitedWarning, text: str) -> None:
         self._failures += 1
-        complaint.say(text)
+        warning.say(text)
 
     def _lost(self, connection: RedisConnection, reason: Exception) -> None:
         if connection is self._connection and not self._closed:
             self._connection = None
-            self._away.say(f"lost Redis ({self._settings.place}), so that models compute everything: {reason}")
-            self._try_again()
+            self._unreachable.say(
+                f"lost the connection to Redis ({self._settings.place}); models compute all requests: {reason}"
+            )
+            self._schedule_reconnect()
 
-    def _try_again(self) -> None:
+    def _schedule_reconnect(self) -> None:
         wait = self._backoff.failed(self._loop.time())
         self._attempt = self._loop.create_task(self._reconnect(wait))
 
@@ -451,18 +461,18 @@ class RedisCache:
         try:
             await self.connect()
         except OSError as error:
-            self._away.say(_said(error, self._settings))
-            self._try_again()
+            self._unreachable.say(_connect_error(error, self._settings))
+            self._schedule_reconnect()
         else:
-            _log.info("connected to Redis (%s) again", self._settings.place)
+            _log.info("reconnected to Redis (%s)", self._settings.place)
 
 
 def _name(key: bytes) -> bytes:
     return b"nerite:" + key.hex().encode()
 
 
-def _said(error: OSError, settings: RedisSettings) -> str:
-    """Return why there is no connection, in the words of Triton's client."""
+def _connect_error(error: OSError, settings: RedisSettings) -> str:
+    """Return the text of a connection error, as Triton's client words it."""
     if isinstance(error, ConnectionError) and error.errno is not None:
         why = os.strerror(error.errno)
     elif isinstance(error, TimeoutError) and not str(error):

@@ -1,1 +1,1 @@
-"""The commands of ``nerite``, one file each, and the command line they share. Flags in, one call down."""
+"""Command line of the server: parses flags into options and dispatches to the commands. Contains no server logic."""

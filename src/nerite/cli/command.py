@@ -1,4 +1,4 @@
-"""What the commands have in common: the form of their help, their exit status, what they say and to whom."""
+"""Helpers shared by all commands: argument parsers, exit statuses, output to stdout and stderr, and progress bars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nerite.observability.log_records import render, terminal_width
 
 
 def new_parser(program: str, description: str, epilog: str, usage: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser without arguments, whose help ends with ``epilog`` as it is written."""
+    """Return a parser without arguments whose help ends with ``epilog``, printed verbatim."""
     formatter = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(
         prog=program, usage=usage, description=description, epilog=epilog, formatter_class=formatter
@@ -24,14 +24,14 @@ def new_parser(program: str, description: str, epilog: str, usage: str | None = 
 
 
 def status_of(program: str, act: Callable[[], int], refusal: type[Exception] = NeriteError) -> int:
-    """Do what a command does; return its exit status, and complain if it is not done.
+    """Run the body of a command, print its error if it fails, and return the exit status.
 
-    It is 1 for a ``NeriteError`` or a ``refusal``, 2 for a wrong command line, 130 after Ctrl-C.
+    The status is 1 for a ``NeriteError`` or a ``refusal``, 2 for an invalid command line, 130 after Ctrl-C.
     """
     try:
         return act()
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 2
+    except SystemExit as exit_request:
+        return exit_request.code if isinstance(exit_request.code, int) else 2
     except UsageError as error:
         complain(program, error.text, error.remedy)
         return 2
@@ -43,12 +43,12 @@ def status_of(program: str, act: Callable[[], int], refusal: type[Exception] = N
 
 
 def complain(program: str, text: str, remedy: str = "") -> None:
-    """Print to stderr what is wrong, and below it what cures it."""
+    """Print an error to stderr, and its remedy on the line below."""
     print("\n    ".join(filter(None, (f"{program}: {text}", remedy))), file=sys.stderr)
 
 
 def show(text: str) -> None:
-    """Print to stdout. A reader that has seen enough (head, less) is no error."""
+    """Print a line to stdout. A closed pipe (the reader was head or less) is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -56,45 +56,46 @@ def show(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Print to stdout as it is, at once, and without the end of a line."""
+    """Print text to stdout verbatim, without a newline, and flush it."""
     print(text, end="", flush=True)
 
 
 def fall_silent() -> None:
-    """Have nothing more written to stdout, whose reader has gone: not even what is flushed at exit."""
+    """Discard all further output to stdout after its reader closed the pipe, including the flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_json(document: object, *, one_line: bool = False) -> None:
-    """Print a document for programs."""
+    """Print a document as JSON to stdout."""
     show(json.dumps(document, indent=None if one_line else 2, ensure_ascii=False))
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table that is no wider than the terminal."""
+    """Print a table that fits the width of the terminal."""
     show(render(headings, rows, terminal_width()))
 
 
 def somebody_is_there() -> bool:
-    """Return whether a question would be seen, and could be answered."""
+    """Return whether the command is interactive: both stdin and stdout are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def agreed(question: str, *, otherwise: bool) -> bool:
-    """Ask whoever is there; an empty answer means ``otherwise``."""
+    """Ask the user a yes-or-no question; an empty answer means ``otherwise``."""
     answer = input(f"{question} {'[Y/n]' if otherwise else '[y/N]'} ").strip().lower()
     return answer in ("y", "yes") or (otherwise and not answer)
 
 
-# How far something has come, on one line of a terminal; nothing where there is no terminal.
-
-_WIDTH: Final = 30
-_EVERY: Final = 0.1
-"""Seconds between two drawings."""
+_BAR_WIDTH: Final = 30
+_REDRAW_INTERVAL: Final = 0.1
+"""Minimum number of seconds between two updates of the bar."""
 
 
 class ProgressBar:
-    """A line on standard error, drawn again and again. A context manager, which leaves the line empty."""
+    """Progress of a task on one line of stderr, redrawn in place; silent if stderr is not a terminal.
+
+    A context manager that clears the line on exit.
+    """
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -107,26 +108,26 @@ class ProgressBar:
         self.clear()
 
     def doing(self, what: str) -> None:
-        """Say what begins now."""
+        """Show a task whose progress is not known."""
         self._draw(f"{what} ...")
 
     def bar(self, what: str, done: int, total: int) -> None:
-        """Show how many of its bytes are done."""
+        """Show how many of the ``total`` bytes are done."""
         if total > 0:
             self.part(what, done / total, f"of {megabytes(total)}")
 
     def part(self, what: str, part: float, remark: str) -> None:
-        """Show how much of it is done, from 0 to 1, and a remark."""
+        """Show the completed fraction of a task, from 0 to 1, and a remark."""
         now = time.monotonic()
-        if part < 1 and now - self._drawn < _EVERY:
+        if part < 1 and now - self._drawn < _REDRAW_INTERVAL:
             return
         self._drawn = now
         part = min(1.0, part)
-        filled = round(part * _WIDTH)
-        self._draw(f"{what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {part:4.0%} {remark}".rstrip())
+        filled = round(part * _BAR_WIDTH)
+        self._draw(f"{what} [{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {part:4.0%} {remark}".rstrip())
 
     def clear(self) -> None:
-        """Leave the line to others."""
+        """Clear the line."""
         self._draw("")
 
     def _draw(self, text: str) -> None:
@@ -135,7 +136,7 @@ class ProgressBar:
 
 
 def megabytes(size: int) -> str:
-    """Print a number of bytes for people."""
+    """Return a number of bytes in human-readable form, from bytes to GB."""
     if size < 1_000:
         return f"{size} bytes"
     if size < 1_000_000:

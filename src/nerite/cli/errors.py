@@ -1,4 +1,4 @@
-"""What a wrong command line raises, on its way to the terminal."""
+"""Exceptions for invalid command lines, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from nerite.config.mistake import nearest
 
 
 class BadValue(ValueError):
-    """A value that a flag cannot take. ``str()`` is Triton's text for it.
+    """A value that a flag does not accept. ``str()`` is Triton's text for it.
 
-    ``within`` names the part of a compound value that is wrong, as Triton does: ``--trace-config rate``.
+    ``within`` names the invalid part of a compound value, as Triton does: ``--trace-config rate``.
     """
 
     def __init__(self, text: str, within: str = "") -> None:
@@ -19,10 +19,10 @@ class BadValue(ValueError):
 
 
 class UsageError(Exception):
-    """A command line that cannot be obeyed. The command prints it and exits with status 1.
+    """An invalid command line. ``nerite serve`` prints it and exits with status 1, other commands with 2.
 
-    ``remedy`` is ours and stands after Triton's text. ``early`` puts the text before the usage, where getopt puts it;
-    ``usage`` is False where Triton had read the command line without complaint and prints the text alone.
+    ``remedy`` is Nerite's own and follows Triton's text. ``early`` prints the text before the usage, as getopt does;
+    ``usage`` is False where Triton accepts the command line at first and prints the text alone.
     """
 
     def __init__(self, text: str, *, remedy: str = "", early: bool = False, usage: bool = True) -> None:
@@ -34,13 +34,10 @@ class UsageError(Exception):
 
 
 class HelpRequested(Exception):
-    """``--help`` was met before any mistake."""
-
-
-# Did you mean: the sentence that goes with a name that is not known.
+    """Raised for ``--help`` if no error precedes it on the command line."""
 
 
 def did_you_mean(wrong: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``Did you mean '…'?``, or an empty string where nothing is near."""
+    """Return ``Did you mean '…'?`` with the known name closest to a wrong one, or "" if none is close."""
     name = nearest(wrong, known)
     return f"Did you mean '{prefix}{name}'?" if name else ""

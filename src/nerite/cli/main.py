@@ -1,6 +1,6 @@
-"""The two programs: ``nerite`` with its commands, and ``tritonserver``.
+"""Entry points of the two programs: ``nerite`` with its commands, and ``tritonserver``.
 
-A command is a function ``(arguments) -> exit status``. Its module is imported when it is used.
+A command is a function ``(arguments) -> exit status``. Its module is imported only when the command runs.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import nerite
 
 COMMANDS = {
     "serve": "serve model repositories over HTTP and gRPC",
-    "add": "bring a trained model into a repository: recognised, tried, measured",
-    "rm": "take a model, or a version of it, out of a repository",
-    "ls": "list the models of a repository",
-    "show": "show a model: what it takes and gives, its files, commands that ask it",
-    "check": "find what is wrong in model repositories, without serving them",
-    "doctor": "find what is wrong on this machine: limits, ports, what is installed, GPUs",
-    "client": "ask a running server: models, inference, load and unload, statistics",
-    "top": "show what a running server does, on the whole of a terminal",
-    "bench": "measure how fast a model of a running server is, and at what latency",
-    "analyze": "find the configuration with which a model answers most, by measuring",
-    "quota": "show what tenants have used of which model, and what they have left",
-    "engines": "list the engines for language models, and install them",
-    "chat": "talk with a text model of a running server",
-    "environments": "list the environments that were made for models, and remove old ones",
+    "add": "add a trained model to a repository: recognise, try, tune and install it",
+    "rm": "remove a model, or a version of it, from a repository",
+    "ls": "list the models in a repository",
+    "show": "show a model: inputs, outputs, files, and example requests",
+    "check": "validate model repositories without serving them",
+    "doctor": "diagnose this machine: limits, ports, installed packages, GPUs",
+    "client": "query a running server: models, inference, load and unload, statistics",
+    "top": "monitor a running server in a full-screen view",
+    "bench": "measure the throughput and latency of a model on a running server",
+    "analyze": "find the fastest configuration of a model by measuring",
+    "quota": "show the usage and remaining quota of each tenant by model",
+    "engines": "list and install engines for language models",
+    "chat": "chat with a text model on a running server",
+    "environments": "list the Python environments created for models, and remove old ones",
     "version": "print the version",
 }
 """Name and purpose of each command."""
@@ -52,14 +52,14 @@ _MODULES = {
 
 
 def overview() -> str:
-    """Return what ``nerite`` alone prints."""
+    """Return the list of commands that ``nerite`` prints when run without arguments."""
     width = max(map(len, COMMANDS)) + 2
     commands = "\n".join(f"  nerite {name:{width}}{purpose}" for name, purpose in COMMANDS.items())
     return (
         "Nerite serves machine learning models.\n\n"
         f"{commands}\n\n"
-        "Begin with:  nerite serve ./models\n"
-        "More about a command:  nerite serve --help"
+        "Quick start:        nerite serve ./models\n"
+        "Help on a command:  nerite serve --help"
     )
 
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tritonserver() -> int:
-    """Run the serve command with Triton's conventions; return the exit status."""
+    """Run the ``serve`` command with Triton's conventions; return the exit status."""
     from nerite.cli.serve import TRITON, run
 
     return run(sys.argv[1:], TRITON)
@@ -101,7 +101,7 @@ def run_version(arguments: Sequence[str]) -> int:
 
 def _unknown(name: str) -> str:
     if name.startswith("-"):
-        return f"nerite: flags stand after a command.\nTry: nerite serve {name}"
+        return f"nerite: flags must follow a command.\nTry: nerite serve {name}"
     if os.path.isdir(name):
         return f"nerite: unknown command '{name}'.\nTo serve the models in that directory: nerite serve {name}"
     from nerite.cli.errors import did_you_mean

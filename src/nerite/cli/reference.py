@@ -10,13 +10,13 @@ _INTRODUCTION = """\
 <!-- Written by `python -m nerite.cli.reference > docs/flags.md`. Do not edit. -->
 
 `nerite serve [flags] [repository ...]`, or `tritonserver [flags]` for scripts and manifests that were written for
-Triton. Names, defaults and messages are Triton's; the group *Nerite* has what we added. Without `--address` the first
-is reached from this machine alone, the second from everywhere, as Triton is.
+Triton. Names, defaults and messages are Triton's; the group *Nerite* lists our additions. Without `--address`,
+`nerite serve` accepts connections only from this machine, `tritonserver` from everywhere, as Triton does.
 
-A flag is written `--name=value` or `--name value`, and may be shortened as long as it stays clear which one is meant.
-What is not on the command line is looked for in the environment (`--http-port` is `NERITE_HTTP_PORT`; several values
-of one flag stand on a line each), then in the TOML file named by `--options-file` or `NERITE_OPTIONS_FILE`, whose keys
-are the flags without dashes:
+Write a flag as `--name=value` or `--name value`; any unambiguous prefix of its name works. Flags that are not on the
+command line are read from the environment (`--http-port` is `NERITE_HTTP_PORT`; put several values of one flag on
+separate lines), then from the TOML file named by `--options-file` or `NERITE_OPTIONS_FILE`, whose keys are the flag
+names without the leading dashes:
 
 ```toml
 http-port = 9000
@@ -24,13 +24,13 @@ log-verbose = 1
 model-repository = ["/models", "/more-models"]
 ```
 
-*No effect* marks flags that are read and checked so that existing command lines work, and do nothing in this version;
-the server names them once in its log when they are used.
+*No effect* marks flags that are parsed and validated so that existing command lines work, but do nothing in this
+version; the server logs one warning that names those in use.
 """
 
 
 def reference() -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     return "\n".join([_INTRODUCTION, *(_section(group) for group in GROUPS if group)])
 
 

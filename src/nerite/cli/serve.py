@@ -1,4 +1,4 @@
-"""``nerite serve``, which is also ``tritonserver``: read the command line, set up the log, run the server."""
+"""``nerite serve`` and ``tritonserver``: parse the command line, configure the log, run the server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from nerite.observability.log import install_logging, log
 
 @dataclass(frozen=True)
 class Manner:
-    """How the command behaves under one of its names."""
+    """Conventions of the command under one of its two names."""
 
     program: str
     synopsis: str
     repositories: bool
     """Arguments that are not flags are model repositories."""
     brief: bool
-    """Help is no mistake, and a mistake is not answered with a page of help."""
+    """``--help`` exits with status 0, and an error prints a short usage instead of the full help."""
     address: str
-    """Where ports listen of which nothing is said."""
+    """Address that ports listen on by default."""
 
     def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> CommandLine:
-        """Read a command line. Raises as ``command_line.parse``."""
+        """Parse a command line; raise what ``parse_command_line`` raises."""
         return parse_command_line(
             arguments, environment, self.program, repositories=self.repositories, address=self.address
         )
@@ -40,7 +40,7 @@ TRITON = Manner("tritonserver", "tritonserver [options]", repositories=False, br
 
 
 def run(arguments: Sequence[str], manner: Manner = NERITE) -> int:
-    """Serve until told to stop; return the exit status. A bad command line is 1, as in Triton."""
+    """Serve until shut down; return the exit status. It is 1 for an invalid command line, as in Triton."""
     try:
         command = manner.parse(arguments, os.environ)
         log.configure(command.options.log)
@@ -56,16 +56,16 @@ def run(arguments: Sequence[str], manner: Manner = NERITE) -> int:
     except OSError as error:
         print(f"error: cannot write the log file '{error.filename}': {error.strerror}", file=sys.stderr)
         return 1
-    _mention(command)
+    _log_warnings(command)
     install_logging(log)
-    # Not earlier: a wrong flag, or help, is answered without loading the server.
+    # Imported here so that --help and invalid flags are answered without loading the server.
     from nerite.server_process import run as run_server
 
     return run_server(command.options)
 
 
 def complaint(error: UsageError, manner: Manner) -> str:
-    """Return what to print for a command line that cannot be obeyed, in the order in which Triton prints it."""
+    """Return the text to print for an invalid command line, in the order in which Triton prints it."""
     text = "\n".join(filter(None, (error.text, error.remedy)))
     if not error.usage:
         return text
@@ -75,9 +75,9 @@ def complaint(error: UsageError, manner: Manner) -> str:
     return f"{error.text}\n{help_text}\n\n{error.remedy}" if error.early else f"{help_text}\n\n{text}\n"
 
 
-def _mention(command: CommandLine) -> None:
+def _log_warnings(command: CommandLine) -> None:
     for warning in command.warnings:
-        # As Triton prints them, except where every line has to be an object.
+        # Printed as Triton prints them, unless every line of the log must be a JSON object.
         if log.format == "json":
             log.warning(warning.removeprefix("Warning: "))
         else:

@@ -1,6 +1,6 @@
-"""A client for servers that speak KServe v2 over HTTP: Nerite, Triton, and others. See docs/client.md.
+"""Client for servers that speak KServe v2 over HTTP: Nerite, Triton and others. See docs/client.md.
 
-Needs nothing of the server's: it imports ``nerite.core`` alone.
+Independent of the server: it imports only ``nerite.core``.
 """
 
 from nerite.client.client import Client

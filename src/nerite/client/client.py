@@ -1,4 +1,4 @@
-"""``Client``: asks a server that speaks KServe v2 over HTTP."""
+"""``Client`` for servers that speak KServe v2 over HTTP."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from nerite.core.tensor import Array, Buffer
 
 
 class Client:
-    """A server, asked over one connection that is kept open. Not for several threads at once.
+    """Client of one server over a persistent connection. Not thread-safe.
 
-    ``url`` is ``host:port`` or a whole URL, ``headers`` go with each request, ``timeout`` is in seconds and holds for
-    each wait, and ``context`` is for a server whose certificate the machine does not trust, or who wants one from you.
-    Every method but ``live`` and ``ready`` raises ``ClientError`` if it does not get what it asked for.
+    ``url`` is ``host:port`` or a full URL, ``headers`` are sent with each request, ``timeout`` in seconds applies to
+    each wait, and ``context`` is for servers whose certificate this machine does not trust, or that require a client
+    certificate. Every method except ``live`` and ``ready`` raises ``ClientError`` if the request fails.
     """
 
     def __init__(
@@ -55,30 +55,30 @@ class Client:
         self._connection.close()
 
     def live(self) -> bool:
-        """Say whether the server runs. One that cannot be reached does not."""
-        return self._holds("/v2/health/live")
+        """Return whether the server is live; False if it cannot be reached."""
+        return self._is_ok("/v2/health/live")
 
     def ready(self, model: str = "", version: str = "") -> bool:
-        """Say whether the server, or a model, is ready to infer."""
-        return self._holds(f"{_path(model, version)}/ready" if model else "/v2/health/ready")
+        """Return whether the server, or a model, is ready to infer."""
+        return self._is_ok(f"{_path(model, version)}/ready" if model else "/v2/health/ready")
 
     def models(self) -> list[ModelVersion]:
         """Return every version of every model in the repository, with its state."""
         return [ModelVersion.read(entry) for entry in self._json("POST", "/v2/repository/index")]
 
     def metrics(self) -> MetricsPage:
-        """Return the page of metrics, which is on a port of its own."""
+        """Return the metrics page, which servers publish on a separate port."""
         answer = self._connection.ask("GET", "/metrics")
         if answer.status != 200:
             raise ClientError(text_of(answer.status, answer.body), answer.status)
         return MetricsPage(answer.body.decode(errors="replace"))
 
     def model(self, name: str, version: str = "") -> ModelDescription:
-        """Return the metadata of a model: its inputs and outputs. Without a version, of the one that answers."""
+        """Return the metadata of a model, such as its inputs and outputs. Without a version: of the one that serves."""
         return ModelDescription.read(self._json("GET", _path(name, version)))
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return the whole configuration of a model."""
+        """Return the complete configuration of a model."""
         document: dict[str, Any] = self._json("GET", f"{_path(name, version)}/config")
         return document
 
@@ -91,11 +91,11 @@ class Client:
         parameters: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> dict[str, Array]:
-        """Run a model; return its outputs by name, or those that are named.
+        """Run a model; return all its outputs, or the named ones, by name.
 
-        An input is an array, a number, a text, bytes, or lists of these; it is converted to the data type and the
-        shape of the model's metadata, which are asked for once. BYTES come back as objects that are ``bytes``, BF16 as
-        float32. ``parameters`` are the request's: ``priority``, ``timeout``, ``sequence_id`` and so on, or a model's.
+        An input is an array, a number, a string, bytes, or lists of these; it is converted to the data type and shape
+        in the model's metadata, which is requested once. BYTES are returned as ``bytes`` objects, BF16 as float32.
+        ``parameters`` are those of the request: ``priority``, ``timeout``, ``sequence_id`` and so on, or custom ones.
         """
         key = model, version
         try:
@@ -105,7 +105,7 @@ class Client:
             headers = {tensors.HEADER_LENGTH: str(length), "Content-Type": "application/octet-stream"}
             return tensors.decode(self._ask("POST", f"{_path(model, version)}/infer", parts, headers))
         except ClientError:
-            # The model may have become another one since it was asked about.
+            # The model may have changed since its metadata was requested.
             self._models.pop(key, None)
             raise
 
@@ -117,12 +117,12 @@ class Client:
         parameters: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> Generator[dict[str, Any]]:
-        """Run a model by the generate extension; yield each response as it comes: outputs by name, as JSON has them.
+        """Run a model with the generate extension; yield each response as it arrives: outputs by name, as JSON values.
 
-        Whoever does not want the rest calls ``close`` on what this returns, and the server is told.
+        To cancel the rest, call ``close`` on the generator; this also notifies the server.
         """
         document = {**{name: to_json(value) for name, value in inputs.items()}, "parameters": dict(parameters or {})}
-        # Not orjson: numbers may be NaN or infinite here, both ways.
+        # Not orjson: in both directions numbers may be NaN or infinite.
         body = json.dumps(document).encode()
         for line in self._connection.lines("POST", f"{_path(model, version)}/generate_stream", [body]):
             event = line.removeprefix(b"data:").strip()
@@ -133,7 +133,7 @@ class Client:
                 yield response
 
     def text_models(self) -> list[str]:
-        """Return the names of the models that OpenAI's API has here, under ``/v1``."""
+        """Return the names of the models that the server offers in the OpenAI API, under ``/v1``."""
         return [str(entry["id"]) for entry in self._json("GET", "/v1/models")["data"]]
 
     def chat(
@@ -144,11 +144,11 @@ class Client:
         *,
         usage: bool = False,
     ) -> Generator[CompletionPart]:
-        """Have a text model answer under ``/v1``; yield the answer part by part, as it comes.
+        """Request a streamed chat completion under ``/v1``; yield its parts as they arrive.
 
-        Each of ``messages`` has a ``role`` and a ``content``. ``settings`` are what else chat completions take:
-        ``temperature``, ``max_tokens`` and so on. ``usage``: the last part says how many tokens there were. To stop the
-        model before it is done, call ``close`` on what this returns.
+        Each of ``messages`` has a ``role`` and a ``content``. ``settings`` are other fields of chat completions:
+        ``temperature``, ``max_tokens`` and so on. With ``usage`` the last part has the token counts. To stop the model
+        early, call ``close`` on the generator.
         """
         document = {"model": model, "messages": [*messages], "stream": True, **(settings or {})}
         if usage:
@@ -164,10 +164,10 @@ class Client:
         config: Mapping[str, Any] | str | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Load a model, or load it again. Returns when it is ready.
+        """Load or reload a model. Returns when it is ready.
 
-        ``config``, as JSON or as what would become it, takes the place of config.pbtxt. ``files``, by their path in the
-        model's directory (``1/model.py``), take the place of that directory, and need a ``config``.
+        ``config``, as JSON text or an object to encode, replaces config.pbtxt. ``files``, by their path in the model's
+        directory (``1/model.py``), replace that directory and require a ``config``.
         """
         self._models.clear()
         parameters = (
@@ -179,32 +179,32 @@ class Client:
         self._ask("POST", f"/v2/repository/models/{quote(name)}/load", [orjson.dumps(document)])
 
     def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Unload a model; with ``dependents`` also those that were loaded for it alone. What it runs is finished."""
+        """Unload a model gracefully; with ``dependents`` also the models that were loaded only for it."""
         self._models.clear()
         document = {"parameters": {"unload_dependents": True}} if dependents else {}
         self._ask("POST", f"/v2/repository/models/{quote(name)}/unload", [orjson.dumps(document)])
 
     def statistics(self, model: str = "", version: str = "") -> list[ModelStatistics]:
-        """Return what the server has counted about each version of a model, or of all."""
+        """Return the statistics of each version of a model, or of all models."""
         path = f"{_path(model, version)}/stats" if model else "/v2/models/stats"
         return [ModelStatistics.read(entry) for entry in self._json("GET", path)["model_stats"]]
 
     def register_shared_memory(self, region: str, key: str, size: int) -> None:
-        """Have the server know a region of system shared memory: the object ``key``, of ``size`` bytes."""
+        """Register a region of system shared memory: the object ``key``, of ``size`` bytes."""
         document = {"key": key, "offset": 0, "byte_size": size}
         path = f"/v2/systemsharedmemory/region/{quote(region)}/register"
         self._ask("POST", path, [orjson.dumps(document)])
 
     def unregister_shared_memory(self, region: str) -> None:
-        """Have the server forget a region of system shared memory."""
+        """Unregister a region of system shared memory."""
         self._ask("POST", f"/v2/systemsharedmemory/region/{quote(region)}/unregister")
 
     def quota(self) -> dict[str, Any]:
-        """Return what tenants have used of which model, and what they have left. Of Nerite's servers alone."""
+        """Return the usage and remaining quota of tenants by model. Only Nerite supports this."""
         document: dict[str, Any] = self._json("GET", "/v2/quota")
         return document
 
-    def _holds(self, path: str) -> bool:
+    def _is_ok(self, path: str) -> bool:
         try:
             return self._connection.ask("GET", path).status == 200
         except ClientError:
@@ -215,7 +215,7 @@ class Client:
         try:
             return orjson.loads(answer.body)
         except orjson.JSONDecodeError as error:
-            raise ClientError(f"the server's answer to {path} is no JSON: {error}", answer.status) from error
+            raise ClientError(f"the server's answer to {path} is not JSON: {error}", answer.status) from error
 
     def _ask(
         self, method: str, path: str, body: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None

@@ -1,4 +1,4 @@
-"""One HTTP connection that is kept open, and made anew where the server has closed it."""
+"""Persistent HTTP connection of the client, reopened when the server has closed it; the client's errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ import orjson
 
 from nerite.core.tensor import Buffer
 
-# The one error of the client.
-
 
 class ClientError(Exception):
-    """What was asked for did not happen. ``str()`` is the server's text where it answered, and the client's where not.
+    """A request failed. ``str()`` is the server's text if it answered, else the client's.
 
-    ``status`` is the HTTP status of the answer; None if there was none, because the server did not answer or because
-    what was to be sent cannot be sent.
+    ``status`` is the HTTP status of the answer; None without an answer, because the server did not send one or because
+    the request could not be sent.
     """
 
     def __init__(self, text: str, status: int | None = None) -> None:
@@ -30,21 +28,19 @@ class ClientError(Exception):
 
 
 class Unreachable(ClientError):
-    """Nobody accepted the connection."""
+    """The connection could not be established."""
 
 
 def text_in(error: object) -> str:
-    """Return what the field ``error`` of an answer says: a text, or under ``/v1`` an object that has it."""
+    """Return the text in the ``error`` field of an answer: a string, or under ``/v1`` an object with a message."""
     return str(error.get("message", error) if isinstance(error, Mapping) else error)
 
-
-# Where a server is: what stands in a URL, of which most may be left out.
 
 DEFAULT_PORT = 8000
 
 
 class Address(NamedTuple):
-    """A server's place. ``prefix`` is what stands before each path, for a server behind a proxy."""
+    """Address of a server. ``prefix`` is prepended to each path, for servers behind a proxy."""
 
     tls: bool
     host: str
@@ -53,15 +49,15 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read ``[http[s]://]host[:port][/prefix]``. Without a scheme the port is 8000. Raises ``ClientError``."""
+        """Parse ``[http[s]://]host[:port][/prefix]``; the port is 8000 without a scheme. Raises ``ClientError``."""
         bare = "://" not in url
         try:
             parts = urlsplit(f"http://{url}" if bare else url)
             port = parts.port
         except ValueError as error:
-            raise ClientError(f"'{url}' is no address: {error}. Write it as HOST:PORT.") from None
+            raise ClientError(f"'{url}' is not an address: {error}. Write it as HOST:PORT.") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ClientError(f"'{url}' is no address. Write it as HOST:PORT or https://HOST:PORT.")
+            raise ClientError(f"'{url}' is not an address. Write it as HOST:PORT or https://HOST:PORT.")
         if port is None:
             port = DEFAULT_PORT if bare else {"http": 80, "https": 443}[parts.scheme]
         return cls(parts.scheme == "https", parts.hostname, port, parts.path.rstrip("/"))
@@ -72,7 +68,7 @@ class Address(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """What came back. The body is the caller's own: arrays that are views on it may be written to."""
+    """Answer of a server. The caller owns the body: arrays that are views on it are writable."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -80,7 +76,7 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpClientConnection:
-    """Sends one request after the other. Not for several threads at once."""
+    """Sends requests one after the other. Not thread-safe."""
 
     def __init__(
         self, address: Address, headers: Mapping[str, str], timeout: float, context: ssl.SSLContext | None
@@ -94,21 +90,21 @@ class HttpClientConnection:
     def ask(
         self, method: str, path: str, body: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None
     ) -> HttpAnswer:
-        """Return the answer, whatever its status. Raises ``ClientError`` where there is none."""
+        """Send a request and return the answer, whatever its status. Raises ``ClientError`` if there is none."""
         try:
             if self._http.sock is not None and _has_ended(self._http.sock):
                 self._http.close()
             response = self._send(self._http, method, path, body, headers or {})
             return HttpAnswer(response.status, response.headers, _whole(response))
         except (OSError, http.client.HTTPException) as error:
-            # Nobody knows what would come on it next.
+            # The state of the connection is undefined now.
             self._http.close()
             raise self._broken(error) from error
 
     def lines(
         self, method: str, path: str, body: Sequence[Buffer], headers: Mapping[str, str] | None = None
     ) -> Iterator[bytes]:
-        """Yield the lines of an answer as they come, on a connection of its own, which others need not wait for.
+        """Yield the lines of an answer as they arrive, on a separate connection, so that other requests need not wait.
 
         Raises ``ClientError``, also for a status other than 200.
         """
@@ -125,7 +121,7 @@ class HttpClientConnection:
             connection.close()
 
     def close(self) -> None:
-        """Close the connection. The next request opens it again."""
+        """Close the connection. The next request reopens it."""
         self._http.close()
 
     def _new(self) -> http.client.HTTPConnection:
@@ -153,7 +149,7 @@ class HttpClientConnection:
         return connection.getresponse()
 
     def _broken(self, error: Exception) -> ClientError:
-        """Return what to raise for an error of the connection."""
+        """Translate an error of the connection into a ``ClientError``."""
         if isinstance(error, TimeoutError):
             return ClientError(f"no answer from {self._address} in {self._timeout:g} seconds")
         if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
@@ -162,7 +158,7 @@ class HttpClientConnection:
 
 
 def text_of(status: int, body: Buffer) -> str:
-    """Return what an answer that is an error has to say."""
+    """Return the error text of an answer."""
     try:
         text = text_in(orjson.loads(body)["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -171,9 +167,9 @@ def text_of(status: int, body: Buffer) -> str:
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Say whether the other side has closed a connection on which nothing is awaited.
+    """Return whether the server has closed an idle connection.
 
-    To find that out before a request is sent, not by sending it, is what allows never to send one twice.
+    Checked before a request is sent, so that no request ever has to be sent twice.
     """
     poll = select.poll()
     poll.register(sock, select.POLLIN)
@@ -191,6 +187,6 @@ def _whole(response: http.client.HTTPResponse) -> bytearray:
         if not count:
             raise http.client.IncompleteRead(bytes(body[:at]), len(body) - at)
         at += count
-    # Only when it has been read to its end is the connection free for the next request.
+    # The connection is free for the next request only after the response has been read to its end.
     response.read()
     return body

@@ -1,4 +1,4 @@
-"""What a server says of its models: versions and their states, and the tensors of one."""
+"""Data that a server returns about its models: index, metadata, statistics, metrics and chat completions."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from nerite.client.connection import ClientError, text_in
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """A line of the repository index. A model that was never loaded has neither version nor state."""
+    """Entry of the repository index. A model that was never loaded has neither version nor state."""
 
     name: str
     version: str = ""
     state: str = ""
     reason: str = ""
     content_hash: str = ""
-    """Of the files that are served, from servers that tell it."""
+    """Hash of the served files, if the server reports it."""
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> ModelVersion:
-        """Read an entry of the index."""
+        """Parse an entry of the index."""
         return cls(*(str(entry.get(name, "")) for name in ("name", "version", "state", "reason", "content_hash")))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDescription:
-    """An input or an output. In its shape -1 stands for any size."""
+    """An input or an output. In its shape -1 means any size."""
 
     name: str
     datatype: str
@@ -39,7 +39,7 @@ class TensorDescription:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> TensorDescription:
-        """Read an entry of a model's metadata. Some servers write sizes as texts."""
+        """Parse an entry of a model's metadata. Some servers send sizes as strings."""
         return cls(str(entry["name"]), str(entry["datatype"]), tuple(int(size) for size in entry["shape"]))
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class ModelDescription:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> ModelDescription:
-        """Read the metadata that a server sent."""
+        """Parse the metadata that a server sent."""
         return cls(
             name=str(document["name"]),
             versions=tuple(map(str, document.get("versions", ()))),
@@ -68,24 +68,21 @@ class ModelDescription:
         )
 
 
-# What a server has counted about a version of a model, and what follows from it.
-
-
 @dataclass(frozen=True, slots=True)
 class DurationCount:
-    """How often something happened, and how long it took in all."""
+    """Number of occurrences of something, and their total duration."""
 
     count: int = 0
     ns: int = 0
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> DurationCount:
-        """Read a duration that a server sent."""
+        """Parse a duration that a server sent."""
         return cls(int(entry.get("count", 0)), int(entry.get("ns", 0)))
 
     @property
     def mean_ms(self) -> float:
-        """How long it took on average; 0 if it never happened."""
+        """Mean duration in milliseconds; 0 without occurrences."""
         return self.ns / self.count / 1e6 if self.count else 0.0
 
     def __sub__(self, earlier: DurationCount) -> DurationCount:
@@ -99,12 +96,12 @@ _MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """The statistics of a version. An inference is an element of a batch, an execution is a batch."""
+    """Statistics of a model version. An inference is an element of a batch, an execution is a batch."""
 
     name: str
     version: str
     last_inference: int
-    """When the last request came, in milliseconds since 1970; 0 for never."""
+    """Time of the last request, in milliseconds since the epoch; 0 for never."""
     inference_count: int
     execution_count: int
     success: DurationCount
@@ -118,7 +115,7 @@ class ModelStatistics:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> ModelStatistics:
-        """Read an entry of the statistics that a server sent."""
+        """Parse an entry of the statistics that a server sent."""
         measured = entry.get("inference_stats", {})
         measures = {name: DurationCount.read(measured.get(name, {})) for name in _MEASURES}
         counted = {name: int(entry.get(name, 0)) for name in ("last_inference", "inference_count", "execution_count")}
@@ -127,12 +124,12 @@ class ModelStatistics:
 
     @property
     def requests(self) -> int:
-        """Requests that were answered, with a result or with an error."""
+        """Number of requests that were answered, with a result or with an error."""
         return self.success.count + self.fail.count
 
     @property
     def mean_compute_ms(self) -> float:
-        """How long a request was computed on average: inputs, execution and outputs."""
+        """Mean compute time of a request: inputs, execution and outputs."""
         ns = self.compute_input.ns + self.compute_infer.ns + self.compute_output.ns
         return DurationCount(self.compute_infer.count, ns).mean_ms
 
@@ -142,15 +139,13 @@ class ModelStatistics:
         return self.inference_count / self.execution_count if self.execution_count else 0.0
 
     def since(self, earlier: ModelStatistics | None) -> ModelStatistics:
-        """Return what has happened since ``earlier``: everything if the server has begun anew, or None is given."""
+        """Return the difference to ``earlier``; everything if that is None or the server has been restarted since."""
         if earlier is None or earlier.requests > self.requests or earlier.inference_count > self.inference_count:
             return self
         counted = ("inference_count", "execution_count", *_MEASURES)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return ModelStatistics(**{**values, **{name: values[name] - getattr(earlier, name) for name in counted}})
 
-
-# A page of metrics in Prometheus's text format, as a server shows it on its metrics port.
 
 Labels: TypeAlias = Mapping[str, str]
 Sample: TypeAlias = tuple[Labels, float]
@@ -162,42 +157,43 @@ _ESCAPE: Final = re.compile(r"\\(.)")
 
 
 class MetricsPage:
-    """The samples of a page, by their names.
+    """Samples of a metrics page in Prometheus's text format, by name.
 
-    That of a thousand models has 160,000 lines, of which nobody wants all: a line is read when its name is asked for.
+    Lines are parsed lazily when their name is queried: the page for a thousand models has 160,000 lines, of which few
+    are needed.
     """
 
     def __init__(self, text: str) -> None:
-        """Take a page. What is no sample is passed over."""
+        """Index the lines of a page. Lines that are not samples are ignored."""
         self._lines: dict[str, list[str]] = defaultdict(list)
         for line in text.split("\n"):
             name = _NAME.match(line)
             if name is not None:
                 self._lines[name[0]].append(line)
         self._samples: dict[str, dict[str | None, list[Sample]]] = {}
-        """Of the names that were asked for, by the label ``model``."""
+        """Parsed samples of the names that were queried, by the label ``model``."""
 
     def samples(self, name: str) -> Iterator[Sample]:
         """Yield labels and value of each sample with this name."""
-        for of_model in self._by_model(name).values():
-            yield from of_model
+        for samples in self._by_model(name).values():
+            yield from samples
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Return the sum of those that have all of ``labels``; None if there are none."""
-        found = [value for _, value in self._having(name, labels)]
+        """Return the sum of the samples that have all of ``labels``; None if there are none."""
+        found = [value for _, value in self._matching(name, labels)]
         return sum(found) if found else None
 
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
-        """Return of a histogram how many values do not exceed each bound, of all that have ``labels`` together."""
+        """Return the cumulative counts of a histogram by upper bound, summed over all samples that have ``labels``."""
         found: dict[float, float] = defaultdict(float)
-        for given, value in self._having(f"{name}_bucket", labels):
+        for given, value in self._matching(f"{name}_bucket", labels):
             found[float(given["le"])] += value
         return dict(sorted(found.items()))
 
-    def _having(self, name: str, labels: Labels) -> Iterator[Sample]:
+    def _matching(self, name: str, labels: Labels) -> Iterator[Sample]:
         """Yield the samples that have all of ``labels``."""
-        of_one = self._by_model(name).get(labels["model"], ()) if "model" in labels else self.samples(name)
-        return (sample for sample in of_one if labels.items() <= sample[0].items())
+        candidates = self._by_model(name).get(labels["model"], ()) if "model" in labels else self.samples(name)
+        return (sample for sample in candidates if labels.items() <= sample[0].items())
 
     def _by_model(self, name: str) -> dict[str | None, list[Sample]]:
         known = self._samples.get(name)
@@ -220,9 +216,9 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def quantile(buckets: Mapping[float, float], part: float) -> float | None:
-    """Return the value that ``part`` of those in a histogram do not exceed, as near as its bounds tell; None if empty.
+    """Estimate the quantile ``part`` of a histogram; None if it is empty.
 
-    Within a bucket values count as spread evenly, as Prometheus has it. What lies above the last bound counts as that.
+    Like Prometheus, interpolate linearly within a bucket, and return the last finite bound for values above it.
     """
     whole = max(buckets.values(), default=0.0)
     if not whole:
@@ -235,22 +231,19 @@ def quantile(buckets: Mapping[float, float], part: float) -> float | None:
     return lower
 
 
-# What a text model writes under ``/v1``, part by part: OpenAI's events to plain data.
-
-
 @dataclass(frozen=True, slots=True)
 class CompletionPart:
-    """What has come of an answer. What it does not tell is empty."""
+    """Part of a streamed chat completion. Fields that the event lacks are empty."""
 
     text: str = ""
     finish_reason: str = ""
-    """Why there is no more: ``stop``, ``length``; empty while more comes."""
+    """Why generation ended, such as ``stop`` or ``length``; empty before the end."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
     @classmethod
     def read(cls, chunk: Mapping[str, Any]) -> CompletionPart:
-        """Read a chunk of a chat completion; of its choices the first."""
+        """Parse a chunk of a chat completion; only its first choice is used."""
         choice: Mapping[str, Any] = next(iter(chunk.get("choices") or ()), {})
         usage = chunk.get("usage") or {}
         text = (choice.get("delta") or {}).get("content") or ""
@@ -259,7 +252,7 @@ class CompletionPart:
 
 
 def completion_parts(lines: Iterable[bytes]) -> Iterator[CompletionPart]:
-    """Read the lines of an event stream. Raises ``ClientError`` for an event that is an error, or none at all."""
+    """Parse the lines of an event stream. Raises ``ClientError`` for an error event or an invalid event."""
     for line in lines:
         event = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or event == b"[DONE]":
@@ -268,7 +261,7 @@ def completion_parts(lines: Iterable[bytes]) -> Iterator[CompletionPart]:
             chunk = json.loads(event)
             part = None if "error" in chunk else CompletionPart.read(chunk)
         except (ValueError, TypeError, AttributeError) as error:
-            raise ClientError(f"the server's answer is no chat completion: {error}", 200) from error
+            raise ClientError(f"the server's answer is not a chat completion: {error}", 200) from error
         if part is None:
             raise ClientError(text_in(chunk["error"]), 200)
         yield part

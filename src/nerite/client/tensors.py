@@ -1,7 +1,7 @@
-"""From what a caller has to the tensor that a model wants: data type and shape, and nothing lost on the way.
+"""Converts values of callers to tensors without loss, and encodes inference requests and decodes responses.
 
-A list has no precision: its fractions are rounded to the type of the model. An array has one, and is converted only if
-every value survives; who wants it rounded says so with ``astype``.
+A list has no precision of its own, so its fractions are rounded to the model's type. An array has one, and is converted
+only if every value is preserved; callers who want rounding use ``astype``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from nerite.core.tensor import Array, Buffer, DataType, TensorSpec, buffer_of, e
 
 
 def to_tensor(described: TensorDescription, value: object) -> tuple[DataType, Array]:
-    """Return ``value`` as ``described`` wants it: BYTES as objects, BF16 as its 16-bit words.
+    """Convert ``value`` to the type and shape of ``described``: BYTES as objects, BF16 as 16-bit words.
 
-    Dimensions of size 1 are added where they are missing, at the front if that fits, so that a single element makes
-    a batch. Raises ``ClientError``.
+    Missing dimensions of size 1 are added, at the front if possible, so that a single element becomes a batch. Raises
+    ``ClientError``.
     """
     datatype = dtypes.BY_NAME.get(described.datatype)
     if datatype is None:
-        raise ClientError(f"input {described}: there is no data type {described.datatype}")
+        raise ClientError(f"input {described}: unknown data type {described.datatype}")
     array = _texts(described, value) if datatype is dtypes.BYTES else _numbers(described, datatype, value)
     shape = fit(array.shape, described.shape)
     if shape is None:
@@ -37,7 +37,7 @@ def to_tensor(described: TensorDescription, value: object) -> tuple[DataType, Ar
 
 
 def fit(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
-    """Return ``shape`` with as many ones as it takes to be a shape that is wanted; None where no number does."""
+    """Return ``shape`` with ones added so that it matches ``wanted``; None if that is impossible."""
     missing = len(wanted) - len(shape)
     for leading in range(missing, -1, -1):
         candidate = (1,) * leading + tuple(shape) + (1,) * (missing - leading)
@@ -47,7 +47,7 @@ def fit(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def widened(words: Array) -> Array:
-    """Return the 16-bit words of BF16 as FP32, which loses nothing."""
+    """Convert the 16-bit words of BF16 to FP32, without loss."""
     return (words.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -63,18 +63,18 @@ def _numbers(described: TensorDescription, datatype: DataType, value: object) ->
     try:
         given = np.asarray(value)
     except ValueError:
-        raise ClientError(f"input {described}: the rows of the value are not of one length") from None
+        raise ClientError(f"input {described}: the rows of the value differ in length") from None
     if datatype is dtypes.BF16 and given.dtype.name == "bfloat16":
         return given.view(np.uint16)
     if given.dtype.kind not in "biuf":
         wrong = next((element for element in given.astype(object).flat if not isinstance(element, int | float)), value)
-        raise ClientError(f"input {described}: {wrong!r} is no number of that type")
+        raise ClientError(f"input {described}: {wrong!r} is not a number of that type")
     wanted = np.dtype(np.float32) if datatype is dtypes.BF16 else datatype.numpy
     with np.errstate(all="ignore"):
         converted = given.astype(wanted)
         if datatype is dtypes.BF16:
             converted = widened(_shortened(converted))
-        lossless = _survived(given, converted)
+        lossless = _is_preserved(given, converted)
     precise = isinstance(value, np.ndarray | np.generic)
     if not precise and given.dtype.kind == converted.dtype.kind == "f":
         lossless |= np.isfinite(converted)
@@ -85,28 +85,28 @@ def _numbers(described: TensorDescription, datatype: DataType, value: object) ->
     return _shortened(converted) if datatype is dtypes.BF16 else converted
 
 
-def _survived(given: Array, converted: Array) -> Array:
-    """Say of each value whether it is still the same after its conversion."""
-    # The sign tells of integers that came round: -1 as UINT8 is 255, and back again -1.
+def _is_preserved(given: Array, converted: Array) -> Array:
+    """Return for each value whether the conversion preserved it."""
+    # Comparing signs detects integers that wrapped around: -1 as UINT8 is 255, and converted back it is -1 again.
     same: Array = (converted.astype(given.dtype) == given) & ((converted < 0) == (given < 0))
     if given.dtype.kind == "f":
         same |= np.isnan(given) & (np.isnan(converted) if converted.dtype.kind == "f" else False)
-    # Where a number is too large for the other type the way back is undefined, and may by chance be right.
+    # If a number is too large for the other type, converting back is undefined and may be right by chance.
     if given.dtype.kind in "iu" and converted.dtype.kind == "f":
-        same &= _inside(converted, given.dtype)
+        same &= _is_below_maximum(converted, given.dtype)
     elif given.dtype.kind == "f" and converted.dtype.kind in "iu":
-        same &= _inside(given, converted.dtype)
+        same &= _is_below_maximum(given, converted.dtype)
     return same
 
 
-def _inside(fractions: Array, integers: np.dtype[Any]) -> Array:
-    """Say of each number whether it is below what integers of a type end at. What is below all of them shows itself."""
+def _is_below_maximum(fractions: Array, integers: np.dtype[Any]) -> Array:
+    """Return for each number whether it is finite and below the end of an integer type's range."""
     inside: Array = np.isfinite(fractions) & (fractions < 2.0 ** np.iinfo(integers).max.bit_length())
     return inside
 
 
 def _shortened(array: Array) -> Array:
-    """Return FP32 as the words of BF16, rounded to the nearest and half-way to even; not a number stays that."""
+    """Convert FP32 to the words of BF16, rounding to nearest, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(array).view(np.uint32)
     rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     quiet = ((bits >> 16) | 0x40).astype(np.uint16)
@@ -115,7 +115,7 @@ def _shortened(array: Array) -> Array:
 
 
 def to_json(value: Any) -> Any:
-    """Return ``value`` as plain lists, numbers and texts, for a request that is JSON."""
+    """Convert ``value`` to plain lists, numbers and strings for a JSON request."""
     if isinstance(value, np.ndarray | np.generic):
         return to_json(value.tolist())
     if isinstance(value, list | tuple):
@@ -123,7 +123,7 @@ def to_json(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# Inference requests and responses in bytes: JSON that says what there is, then the tensors as they are.
+# Inference requests and responses with binary data: a JSON header followed by the tensor bytes.
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -133,7 +133,7 @@ def encode(
 ) -> tuple[list[Buffer], int]:
     """Return the parts of a body, and the length of the JSON at its beginning.
 
-    Raises ``ClientError`` for a value that is not what the model wants.
+    Raises ``ClientError`` for a value that does not match the model's inputs.
     """
     entries: list[dict[str, Any]] = []
     parts: list[Buffer] = []
@@ -145,7 +145,7 @@ def encode(
     head: dict[str, Any] = {"inputs": entries}
     if outputs:
         head["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
-    # This one is about the outputs that are not listed.
+    # This parameter applies to outputs that are not listed.
     head["parameters"] = {"binary_data_output": True, **parameters}
     text = orjson.dumps(head)
     return [text, *parts], len(text)
@@ -154,7 +154,7 @@ def encode(
 def as_line(
     model: ModelDescription, inputs: Mapping[str, object], outputs: Sequence[str], parameters: Mapping[str, Any]
 ) -> str:
-    """Return a request as one line of JSON, with all data in it. Raises as ``encode`` does."""
+    """Return a request as one line of JSON that includes all data. Raises as ``encode`` does."""
     document: dict[str, Any] = {
         "inputs": [
             {"name": name, "datatype": datatype.name, "shape": list(array.shape), "data": _to_json(datatype, array)}
@@ -179,7 +179,7 @@ def _tensors(model: ModelDescription, inputs: Mapping[str, object]) -> Iterator[
 
 
 def _to_json(datatype: DataType, array: Array) -> list[Any]:
-    """Return the elements as JSON has them; bytes that are no text in base64."""
+    """Return the elements as JSON values; bytes that are not UTF-8 in base64."""
     if datatype is not dtypes.BYTES:
         elements: list[Any] = (widened(array) if datatype is dtypes.BF16 else array).ravel().tolist()
         return elements
@@ -193,13 +193,13 @@ def _to_json(datatype: DataType, array: Array) -> list[Any]:
 
 
 def decode(answer: HttpAnswer) -> dict[str, Array]:
-    """Return the outputs of a response by name, as views on its body. Raises ``ClientError`` for what is none."""
+    """Return the outputs of a response by name, as views on its body. Raises ``ClientError`` if it is invalid."""
     length = int(answer.headers.get(HEADER_LENGTH, len(answer.body)))
     body = memoryview(answer.body)
     try:
         entries = orjson.loads(body[:length])["outputs"]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ClientError(f"the server's answer is no inference response: {error}", answer.status) from error
+        raise ClientError(f"the server's answer is not an inference response: {error}", answer.status) from error
     found = {}
     for entry in entries:
         datatype, shape = dtypes.BY_NAME[entry["datatype"]], tuple(entry["shape"])
@@ -214,26 +214,26 @@ def decode(answer: HttpAnswer) -> dict[str, Array]:
 
 
 def _from_json(datatype: DataType, data: list[Any]) -> Array:
-    """Return numbers and texts that came as JSON, which is how classifications come from some servers."""
+    """Convert numbers and strings from JSON, the form in which some servers send classifications."""
     if datatype is dtypes.BYTES:
         return np.array([element.encode() for element in data], object)
     return np.array(data, np.float32 if datatype is dtypes.BF16 else datatype.numpy)
 
 
-# Random data for an input: to see whether a model runs at all, and how long that takes.
+# Random data for inputs, to test whether a model runs and how long it takes.
 
 _WORDS = ("amber", "coral", "drift", "foam", "kelp", "pearl", "reef", "shell", "tide", "wave")
 
 
 def random_value(tensor: TensorDescription, shape: tuple[int, ...] = ()) -> Array:
-    """Return random data of a ``shape``, or of the smallest that the input may have."""
+    """Return random data of a ``shape``, or of the smallest shape that the input may have."""
     shape = shape or smallest(tensor)
     generator = np.random.default_rng()
     datatype = dtypes.BY_NAME[tensor.datatype]
     if datatype is dtypes.BYTES:
         return generator.choice(np.array(_WORDS, object), shape)
     if datatype is dtypes.BF16:
-        # Multiples of 1/128 below 1 are exact in it.
+        # Multiples of 1/128 below 1 are exact in BF16.
         return (generator.integers(0, 128, shape) / 128).astype(np.float32)
     if datatype.numpy.kind == "f":
         return generator.random(shape).astype(datatype.numpy)
@@ -241,5 +241,5 @@ def random_value(tensor: TensorDescription, shape: tuple[int, ...] = ()) -> Arra
 
 
 def smallest(tensor: TensorDescription) -> tuple[int, ...]:
-    """Return the shape of an input, with 1 for sizes that are free."""
+    """Return the shape of an input, with 1 for variable sizes."""
     return tuple(1 if size == -1 else size for size in tensor.shape)

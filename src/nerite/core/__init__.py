@@ -1,4 +1,4 @@
-"""Plain data that every other room speaks: data types, tensors, requests, responses, errors. No I/O.
+"""Data that every other package exchanges: data types, tensors, requests, responses, errors. No network or model code.
 
-This room imports nothing but numpy and the standard library, because workers in foreign environments load it.
+Imports only numpy and the standard library, because workers in foreign Python environments load it.
 """

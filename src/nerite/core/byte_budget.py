@@ -1,12 +1,12 @@
-"""Memos of what clients send: how many bytes of it are remembered, and what is forgotten first.
+"""Memoization with bounded memory: byte budgets for all caches that are filled by client input.
 
-What was worked out once for a head, a header or a message is kept for the next one that is equal. A *memo* is a
-dictionary of the object that uses it, so a hit costs what ``dict.get`` costs, and it ends with that object. Entries go
-in through the *budget* of their kind: it bounds the bytes of all memos of the kind, however many there are, and evicts
-in the order of insertion. An entry that is larger than the budget allows for one is not kept at all.
+Results computed for a head, a header or a message are kept for the next equal one. A *memo* is a dictionary owned by
+the object that uses it, so a hit costs one ``dict.get`` and the memo dies with its owner. Entries are inserted through
+the *budget* of their kind, which bounds the bytes of all memos of that kind together and evicts in order of insertion
+(FIFO). An entry above the budget's limit for a single entry is not kept.
 
-All budgets of a process are in the table below. Their sum bounds what clients can make a process remember, whatever
-they send. Sizes are estimates that are not below the real ones, see ``footprint.py``.
+All budgets of a process are listed below. Their sum bounds what clients can make a process remember, whatever they
+send. Sizes are estimates that are never below the real ones, see ``headers.py``.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ KEY = TypeVar("KEY")
 VALUE = TypeVar("VALUE")
 
 ENTRY: Final = 256
-"""Bytes that an entry takes beside its key and value: its places in the memo and in the budget's queue."""
+"""Overhead of an entry in bytes, besides its key and value: its slots in the memo and in the budget's queue."""
 LARGEST: Final = 256 * 1024
-"""Bytes of the largest entry, unless its budget says otherwise: what 16 KB of JSON may become once it is parsed."""
+"""Default limit for a single entry in bytes: 16 KB of JSON may become this much once parsed."""
 
 
 class Memo(dict[KEY, VALUE]):
-    """A dictionary whose entries go in through a budget, which does not keep it alive."""
+    """A dictionary whose entries are inserted through a budget. The budget holds only a weak reference to it."""
 
     __slots__ = ("__weakref__",)
     __weakref__: Any
 
 
 class Evictable(Protocol[K, V]):
-    """A memo, or what is to be told of its entries."""
+    """Container that a budget inserts into and evicts from: a memo, or an object that tracks a memo's entries."""
 
     __weakref__: Any
-    """Weak references to it are possible, as they are not to a plain dictionary."""
+    """Required, because the budget keeps weak references; a plain dictionary does not support them."""
 
     def __setitem__(self, key: K, value: V, /) -> None:
-        """Keep an entry."""
+        """Store an entry."""
 
     def pop(self, key: K, default: None, /) -> object:
-        """Forget an entry, which may be gone already."""
+        """Remove an entry if it is still present."""
 
 
 class ByteBudget:
-    """The bytes that all memos of one kind may take in this process. May be used from any thread."""
+    """Limit on the bytes that all memos of one kind take in this process. Thread-safe."""
 
     __slots__ = ("_entries", "_lock", "evictions", "largest", "limit", "name", "used")
 
     def __init__(self, name: str, limit: int, largest: int = LARGEST) -> None:
-        """``largest``: an entry of more bytes is not kept."""
+        """Entries of more than ``largest`` bytes are not kept."""
         self.name = name
-        """The label of the metrics."""
+        """Label of the metrics."""
         self.limit = limit
         self.largest = largest
         self.used = 0
-        """Bytes of the entries that were put and not evicted. Those whose memo is gone count until it is their turn."""
+        """Bytes of entries inserted and not yet evicted, including entries whose memo no longer exists."""
         self.evictions = 0
         self._entries: deque[tuple[ref[Evictable[Any, Any]], Any, int]] = deque()
-        """Memo, key and size; the oldest first. The memo goes with its owner: what is in it may be a whole model."""
-        # Reentrant: what is evicted is destroyed inside, and may put something itself.
+        """Memo, key and size, oldest first. Weak references, because a memo may keep a whole model alive."""
+        # Reentrant, because destroying an evicted object may call ``put`` again.
         self._lock = threading.RLock()
 
     def put(self, memo: Evictable[K, V], key: K, value: V, size: int) -> None:
-        """Keep an entry of about ``size`` bytes in ``memo``, unless it is too large; evict the oldest to make room.
+        """Store an entry of about ``size`` bytes in ``memo`` unless it is too large; evict the oldest to make room.
 
-        The owner of a memo may remove or replace entries as it likes: their bytes count until it is their turn.
+        The owner of a memo may remove or replace entries at any time: their bytes count until they are evicted here.
         """
         size += ENTRY
         if size > self.largest:
@@ -79,55 +79,55 @@ class ByteBudget:
             self._entries.append((ref(memo), key, size))
             self.used += size
             while self.used > self.limit:
-                of_oldest, key_of_oldest, size = self._entries.popleft()
+                reference, oldest_key, size = self._entries.popleft()
                 self.used -= size
                 self.evictions += 1
-                oldest = of_oldest()
+                oldest = reference()
                 if oldest is not None:
-                    oldest.pop(key_of_oldest, None)
+                    oldest.pop(oldest_key, None)
 
 
 _MB: Final = 1024 * 1024
 HTTP_HEADS: Final = ByteBudget("http_heads", 8 * _MB)
-"""Parsed heads of HTTP requests, and what they lead to."""
+"""Parsed heads of HTTP requests, and their resolved routes."""
 HTTP_PLANS: Final = ByteBudget("http_plans", 12 * _MB)
-"""Parsed JSON parts of infer requests over HTTP, and the request headers in them."""
+"""Parsed JSON parts of HTTP inference requests, and their request headers."""
 HTTP_REPEATS: Final = ByteBudget("http_repeats", 12 * _MB)
-"""Requests of a connection that are recognized by their first bytes."""
+"""Repeated requests of a connection, recognized by their first bytes."""
 HTTP_REPLIES: Final = ByteBudget("http_replies", 6 * _MB)
-"""Encoded heads of replies to infer requests over HTTP."""
+"""Encoded heads of replies to HTTP inference requests."""
 GRPC_METADATA: Final = ByteBudget("grpc_metadata", 12 * _MB)
-"""Decoded header blocks of gRPC connections, and what they lead to."""
+"""Decoded header blocks of gRPC connections, and their resolved methods and metadata."""
 GRPC_PLANS: Final = ByteBudget("grpc_plans", 12 * _MB)
-"""Parsed infer requests over gRPC, and the request headers in them."""
+"""Parsed gRPC inference requests, and their request headers."""
 REFUSALS: Final = ByteBudget("refusals", 1 * _MB, largest=8 * 1024)
-"""Encoded refusals, and what was meant by the names in them."""
+"""Encoded error replies, and the "did you mean" suggestions in them."""
 ACCESS_LOG: Final = ByteBudget("access_log", 1 * _MB, largest=8 * 1024)
-"""What the access log says of a path or of a status."""
+"""Rendered access log fields of a path or a status."""
 CACHE_KEYS: Final = ByteBudget("cache_keys", 4 * _MB)
-"""Hashes of request headers, for the keys of the response cache."""
+"""Hashes of request headers, for response cache keys."""
 RESPONSE_HEADERS: Final = ByteBudget("response_headers", 8 * _MB)
-"""Headers of responses, by the names and shapes of their outputs."""
+"""Response headers, by names and shapes of their outputs."""
 CALLS: Final = ByteBudget("calls", 4 * _MB)
-"""How inputs and outputs of a request are passed to a framework."""
+"""Prepared framework calls: how inputs and outputs of a request map to a framework."""
 MODEL_CALLS: Final = ByteBudget("model_calls", 4 * _MB)
-"""Headers of requests that models make to other models."""
+"""Request headers of BLS calls."""
 GRAMMARS: Final = ByteBudget("grammars", 2 * _MB)
-"""Grammars that were found valid or not, by their hash."""
+"""Validation results of grammars, by hash."""
 TRACES: Final = ByteBudget("traces", 2 * _MB)
-"""Encoded parts of spans and of lines in trace files that repeat."""
+"""Encoded parts of spans and trace file lines that repeat."""
 SEQUENCES: Final = ByteBudget("sequences", 16 * _MB)
-"""Headers of requests and responses of sequences, with controls and states."""
+"""Request and response headers of sequences, extended by controls and states."""
 ENSEMBLES: Final = ByteBudget("ensembles", 8 * _MB)
-"""What the steps of ensembles are asked, and how their answers are put together."""
+"""Request headers of ensemble steps, and the headers of the ensembles' responses."""
 WORKER_HEADERS: Final = ByteBudget("worker_headers", 12 * _MB)
-"""Headers that the server has introduced to its workers. A worker keeps those that it was told."""
+"""Headers that the server has interned with its workers. A worker keeps the headers it has received."""
 WORKER_REPLIES: Final = ByteBudget("worker_replies", 2 * _MB)
-"""Headers that a worker has introduced to the server, which keeps those of each worker. Used in workers only."""
+"""Headers that a worker has interned with the server, which keeps them per worker. Used in workers only."""
 
 BUDGETS: Final = (
     HTTP_HEADS, HTTP_PLANS, HTTP_REPEATS, HTTP_REPLIES, GRPC_METADATA, GRPC_PLANS, REFUSALS, ACCESS_LOG, CACHE_KEYS,
     RESPONSE_HEADERS, CALLS, MODEL_CALLS, GRAMMARS, TRACES, SEQUENCES, ENSEMBLES, WORKER_HEADERS, WORKER_REPLIES,
 )  # fmt: skip
-"""All there are. Together they may take at most ``TOTAL``."""
+"""All budgets. Their sum is at most ``TOTAL``."""
 TOTAL: Final = 128 * _MB

@@ -1,7 +1,7 @@
-"""The check that all text of clients passes where its protocol is read: names, ids, keys, parameters, header values.
+"""Validates text from clients at the protocol boundary: names, ids, keys, parameters, header values, file names.
 
-``checked`` is for one text, with its limit; ``check_document`` is for all texts of a JSON document that was decoded
-leniently.
+``checked`` validates one text against a limit; ``check_document`` validates all texts of a JSON document that was
+decoded leniently.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from nerite.core.errors import InvalidArgument
 from nerite.core.text import MAX_NAME, quoted_text, text_error
 
 _MOST_MEMBERS: Final = 20_000
-"""Members and elements among which ``check_document`` looks for a wrong one, lists without text left out."""
+"""Members and elements that ``check_document`` searches for the invalid one, not counting lists without text."""
 _HOLDS_TEXT: Final = frozenset((str, list, dict))
 _UTF8: Final = "Write text as UTF-8; only the data of a BYTES input may be other bytes."
 _Path: TypeAlias = "tuple[_Path, str | int] | None"
 
 
 def checked(text: str, what: str, limit: int = MAX_NAME) -> str:
-    """Return ``text``, which can be encoded and has at most ``limit`` characters.
+    """Return ``text`` if it is valid Unicode of at most ``limit`` characters.
 
-    Raises ``InvalidArgument`` for any other, which begins with ``what``: the field, as its protocol calls it.
+    Otherwise raise ``InvalidArgument`` with a message that begins with ``what``, the protocol's name of the field.
     """
-    # The usual text first: this runs several times for each request whose data is in its JSON.
+    # Fast path for short ASCII: this runs several times for each request whose data is in its JSON.
     if (len(text) <= limit and text.isascii()) or (mistake := text_error(text, limit)) is None:
         return text
     raise InvalidArgument(f"{what} {mistake}")
 
 
 def check_document(document: Any) -> None:
-    """Raise ``InvalidArgument``, with the path of the member, for a text that is not valid UTF-8.
+    """Raise ``InvalidArgument`` with the path of the member if a value or member name is not valid UTF-8.
 
-    Member names are texts, too. ``document`` is what a JSON parser returns.
+    ``document`` is the result of a JSON parser.
     """
     try:
         json.dumps(document, ensure_ascii=False).encode()
@@ -50,7 +50,8 @@ def check_document(document: Any) -> None:
         left -= len(container)
         if left < 0:
             raise InvalidArgument(
-                f"the JSON is not valid UTF-8, and has more than {_MOST_MEMBERS} members beside data of inputs. {_UTF8}"
+                "the JSON is not valid UTF-8, and the invalid text was not located, because it has more than "
+                f"{_MOST_MEMBERS} members outside input data. {_UTF8}"
             )
         for key, item in container.items() if isinstance(container, dict) else enumerate(container):
             member = (path, key)
@@ -70,25 +71,25 @@ def _check(text: str, member: tuple[_Path, str | int], that: str = "") -> None:
     path: _Path = member
     while path is not None:
         path, key = path
-        if path is not None:  # the first stands for the document itself
+        if path is not None:  # the outermost entry is the document itself
             where = (f".{quoted_text(key)}" if isinstance(key, str) else f"[{key}]") + where
     what = "member '" + where.removeprefix(".") + "'" if where else "the JSON"
     raise InvalidArgument(f"{what} {that}{mistake}. {_UTF8}")
 
 
-# File names that a configuration gives, which have to stay within the directory that they belong in.
+# File names from configurations, which must stay within their directory.
 
 
 def escapes_directory(name: str) -> bool:
-    """Return whether a path leads out of the directory that it is relative to.
+    """Return whether a relative path escapes its directory.
 
-    Links are not followed: those who write a repository make them, and a configuration may be a client's.
+    Symbolic links are not resolved: only repository owners create them, whereas a client may send a configuration.
     """
     normal = posixpath.normpath(name)
     return normal == ".." or normal.startswith(("/", "../")) or "\0" in name
 
 
 def check_inside_directory(name: str, what: str, directory: PurePath | str) -> None:
-    """Raise ``InvalidArgument`` if ``name`` leads out of ``directory``; ``what`` says what it is the name of."""
+    """Raise ``InvalidArgument`` if ``name`` escapes ``directory``; ``what`` names the setting in the message."""
     if escapes_directory(name):
         raise InvalidArgument(f"{what} must stay within {directory}")

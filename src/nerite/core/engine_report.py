@@ -1,7 +1,7 @@
-"""What an engine tells of itself: how it is after a step, and what the step has brought to which request.
+"""Reports of language model engines: state of the engine after a step, and the progress of each request.
 
-An engine goes on by itself with many requests at a time, and what it does with them cannot be seen from their answers:
-how long their prompts are, whether memory is left, who waits inside it. So it says so, step by step.
+An engine runs many requests at once on its own, and its responses do not show prompt lengths, free KV memory or
+requests queued inside it. So it reports them after each step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nerite.core.request import InferenceRequest
 
 
 class RequestEnded(enum.Enum):
-    """How a request ended, in the words of vLLM's metrics."""
+    """Outcome of a request, named as in vLLM's metrics."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -24,55 +24,55 @@ class RequestEnded(enum.Enum):
 
 
 class RequestBegun(NamedTuple):
-    """What is known of a request once an engine has taken it up."""
+    """Facts about a request that are known once an engine has scheduled it."""
 
     at_ns: int
-    """When that was, as ``time.monotonic_ns`` has it."""
+    """Time of scheduling (``time.monotonic_ns``)."""
     prompt_tokens: int
     cached_tokens: int = 0
-    """Of those, as many as were computed before, as far as the engine tells."""
+    """Part of ``prompt_tokens`` served from the prefix cache, as far as the engine reports it."""
     sequences: int = 1
     image_tokens: int = 0
-    """Of ``prompt_tokens``, those that images have become."""
+    """Part of ``prompt_tokens`` that came from images."""
 
 
 class RequestProgress(NamedTuple):
-    """What a step has brought to one request."""
+    """Progress of one request in one step."""
 
     request: InferenceRequest
     tokens: int = 0
-    """New ones, of all its sequences."""
+    """New tokens of all its sequences."""
     begun: RequestBegun | None = None
-    """Once, in the first of them; not at all where the engine never took it up."""
+    """Set once, in the first report of the request; never if the engine did not schedule it."""
     ended: RequestEnded | None = None
-    """In the last of them."""
+    """Set in the last report of the request."""
 
 
 class EngineReport(NamedTuple):
-    """An engine after a step, or at rest. A count is of all since the engine began, None where the engine has none."""
+    """State of an engine after a step or at rest. Counters run from the engine's start; None if it does not count."""
 
     running: int = 0
     """Sequences in the batch."""
     waiting: int = 0
-    """Sequences that the engine has, and that are not in the batch."""
+    """Sequences in the engine that are not in the batch."""
     total_blocks: int = 0
     free_blocks: int = 0
-    """Of KV memory; those that the engine may use again are free."""
+    """KV cache blocks that are free or reusable."""
     block_size: int = 0
-    """Tokens that a block holds."""
+    """Tokens per block."""
     context_length: int = 0
-    """Tokens of prompt and answer together that a sequence can have."""
+    """Maximum tokens of a sequence, prompt and completion together."""
     most_sequences: int = 0
-    """That the engine runs at once; 0: any number."""
+    """Maximum number of sequences in the batch; 0: no limit."""
     patience: int = 0
-    """Seconds that the engine may be silent while it has requests; then it hangs. 0: for ever."""
+    """Seconds without progress, while it has requests, after which the engine counts as hung. 0: never."""
     failures: int = 0
-    """Times that a step failed, and the engine began anew."""
+    """Failed steps, each of which restarted the engine."""
     prefix_queries: int | None = None
-    """Tokens of prompts that were looked for among those computed before."""
+    """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int | None = None
     preemptions: int | None = None
     drafted: int | None = None
-    """Tokens that were guessed ahead (speculative decoding)."""
+    """Draft tokens of speculative decoding."""
     accepted: int | None = None
     progress: Sequence[RequestProgress] = ()

@@ -1,9 +1,9 @@
-"""Every refusal, on one page.
+"""All errors that a request can be answered with.
 
-Each class knows the status it has on each protocol, so a transport maps an error by reading two attributes.
-The message is Triton's own text, because clients match on it; what we add stands after it.
-Nothing here carries a traceback to a client: an unexpected exception becomes ``Internal`` at the edge where it
-was caught, and the traceback goes to the log.
+Each class has its status for each protocol, so a transport maps an error by reading two attributes.
+The message is Triton's own text, because clients match on it; our additions follow it.
+No traceback reaches a client: an unexpected exception becomes ``Internal`` where it is caught, and the traceback
+goes to the log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nerite.core.text import bounded
 
 
 class NeriteError(Exception):
-    """A refusal with a status. Raised anywhere, answered by the transport that brought the request."""
+    """An error with a status. May be raised anywhere; the transport of the request sends it."""
 
     code: ClassVar[str] = "UNKNOWN"
     """Triton's error code, as models and the C API spell it."""
@@ -22,17 +22,17 @@ class NeriteError(Exception):
     grpc_status: ClassVar[int] = 2
 
     plain: ClassVar[bool] = False
-    """It keeps its status also where Triton has one status for whatever goes wrong: Triton knows no such refusal."""
+    """Keeps its own status even where Triton uses one status for every failure, because Triton has no such error."""
     place: tuple[str, int, int] | None = None
-    """File, line and column of the code that raised it, where that is a model's own."""
+    """File, line and column of the code that raised it, if that is a model's own code."""
     retry_after: int = 0
-    """Seconds after which it may be otherwise, where that is so; clients are told. 0: nobody knows."""
+    """Seconds after which a retry may succeed, sent to the client. 0: unknown."""
 
     begun: bool = False
-    """The request was under way: this is its answer, however soon it came, and no refusal."""
+    """The request was already executing, so this is the result of its execution and not a rejection."""
 
     def __init__(self, message: str, retry_after: int = 0) -> None:
-        """``message`` is cut to a bounded length, and so is each long name in it: it may quote what a client wrote."""
+        """Cut ``message``, and each long name in it, to a bounded length: it may quote a client."""
         message = bounded(message)
         super().__init__(message)
         self.message = message
@@ -40,26 +40,27 @@ class NeriteError(Exception):
             self.retry_after = retry_after
 
     def without_frames(self) -> Self:
-        """Return it without the frames that it came through: they hold a request and its tensors, and this error.
+        """Drop traceback, cause and context, and return self.
 
-        For code that keeps a caught error: its frames refer back to it, and would wait for the cycle collector.
+        For code that keeps a caught error: its frames hold the request and its tensors, and refer back to the error, so
+        only the cycle collector would free them.
         """
         self.__traceback__ = self.__cause__ = self.__context__ = None
         return self
 
     def prefixed(self, prefix: str, note: str = "") -> NeriteError:
-        """Return the same error with ``prefix`` before its text and ``note`` after it."""
+        """Return a copy of the error with ``prefix`` before its text and ``note`` after it."""
         error = type(self)(prefix + self.message + note, self.retry_after)
         error.place = self.place
         return error
 
 
 class Unknown(NeriteError):
-    """Triton's UNKNOWN: the cause has no better name."""
+    """Triton's UNKNOWN: an error of no other class."""
 
 
 class InvalidArgument(NeriteError):
-    """The caller's mistake: wrong input, wrong shape, wrong parameter."""
+    """A mistake of the caller: wrong input, shape or parameter."""
 
     code = "INVALID_ARG"
     http_status = 400
@@ -75,7 +76,7 @@ class NotFound(NeriteError):
 
 
 class AlreadyExists(NeriteError):
-    """A name that is taken."""
+    """The name is already in use."""
 
     code = "ALREADY_EXISTS"
     http_status = 400
@@ -83,7 +84,7 @@ class AlreadyExists(NeriteError):
 
 
 class Internal(NeriteError):
-    """The server's or the model's fault."""
+    """A failure of the server or of a model."""
 
     code = "INTERNAL"
     http_status = 500
@@ -91,7 +92,7 @@ class Internal(NeriteError):
 
 
 class Unsupported(NeriteError):
-    """Understood, and not offered."""
+    """A valid request for a feature that the server does not support."""
 
     code = "UNSUPPORTED"
     http_status = 501
@@ -99,11 +100,11 @@ class Unsupported(NeriteError):
 
 
 class NotHere(Unsupported):
-    """A package or a device is missing on this machine; another one may have it."""
+    """A package or device is missing on this machine; another machine may have it."""
 
 
 class Unavailable(NeriteError):
-    """Not now: queue full, deadline passed in the queue, model not ready, server stopping."""
+    """A temporary failure: queue full, queue timeout, model not ready, server stopping."""
 
     code = "UNAVAILABLE"
     http_status = 503
@@ -111,13 +112,13 @@ class Unavailable(NeriteError):
 
 
 class Overloaded(Unavailable):
-    """Not now: by the policy too much is to be done."""
+    """Rejected by load shedding: more work is queued than the policy allows."""
 
     plain = True
 
 
 class QuotaExceeded(NeriteError):
-    """The caller has used up what it may use; others have not."""
+    """The caller has used up its own quota; other callers are not affected."""
 
     plain = True
     code = "UNAVAILABLE"
@@ -126,7 +127,7 @@ class QuotaExceeded(NeriteError):
 
 
 class Exhausted(NeriteError):
-    """More than the server takes from all clients together, or in one message."""
+    """A limit of the server is reached: for all clients together, or for one message."""
 
     plain = True
     code = "UNAVAILABLE"
@@ -135,7 +136,7 @@ class Exhausted(NeriteError):
 
 
 class TooLarge(NeriteError):
-    """More than the model takes, however long the caller waits."""
+    """The request exceeds what the model can ever accept, so a retry is pointless."""
 
     plain = True
     code = "INVALID_ARG"
@@ -144,7 +145,7 @@ class TooLarge(NeriteError):
 
 
 class KeyReused(NeriteError):
-    """The idempotency key of a request is that of another one."""
+    """The idempotency key was already used by a different request."""
 
     plain = True
     code = "INVALID_ARG"
@@ -153,7 +154,7 @@ class KeyReused(NeriteError):
 
 
 class TooLate(NeriteError):
-    """It would not be answered in time, or was not."""
+    """The deadline has passed or could not be met."""
 
     plain = True
     code = "UNAVAILABLE"
@@ -162,7 +163,7 @@ class TooLate(NeriteError):
 
 
 class Cancelled(NeriteError):
-    """The caller went away or gave up. Usually nobody reads this."""
+    """The caller disconnected or cancelled, so usually no client receives this."""
 
     code = "CANCELLED"
     http_status = 400
@@ -170,7 +171,7 @@ class Cancelled(NeriteError):
 
 
 class Forbidden(NeriteError):
-    """Not allowed here, whatever key the caller has."""
+    """Not allowed on this server, whatever key the caller has."""
 
     plain = True
     code = "UNAVAILABLE"
@@ -199,4 +200,4 @@ BY_CODE: dict[str, type[NeriteError]] = {
         Cancelled,
     )
 }
-"""From the code a model (or a worker) names to the class."""
+"""Error classes by the code that a model or a worker reports."""

@@ -1,4 +1,4 @@
-"""The times of one execution."""
+"""Times of one execution, and the interfaces through which traces and ensembles observe executions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from nerite.core.trace_context import TraceContext
 
 
 class ExecutionTimes:
-    """When one execution had its inputs in place and when the computation was over (``time.monotonic_ns``).
+    """Timestamps of one execution (``time.monotonic_ns``): start, inputs ready, computed and end.
 
-    A backend that cannot tell the phases apart leaves them: input and output then count as zero time.
+    A backend that cannot tell the phases apart does not set them: input and output then count as zero time.
     """
 
     __slots__ = (
@@ -32,59 +32,59 @@ class ExecutionTimes:
         self.failed = False
         """The execution as a whole failed: it raised, or did not answer every request. Set by ``execution``."""
         self.followed = False
-        """Other models went on with the answers, which are here later than they were ready."""
+        """Fused steps ran on the responses in the worker, so the server received them later than they were ready."""
         self.requests = 0
-        """How many were executed together, where somebody traces one of them."""
+        """Number of requests in the batch; set only if one of them is traced."""
         self.leader: TraceContext | None = None
-        """Of these, the span of the first that is traced: what the model itself notes is under that."""
+        """Span of the first traced request of the batch: parent of the spans that the model itself creates."""
 
     def inputs_ready(self) -> None:
-        """Note that the inputs are where the framework wants them."""
+        """Record that the inputs are in the framework's form."""
         self.inputs_ready_ns = time.monotonic_ns()
 
     def computed(self) -> None:
-        """Note that the framework is done and the outputs remain to be handed over."""
+        """Record that the framework has finished and only the outputs remain to be delivered."""
         self.computed_ns = time.monotonic_ns()
 
     def end(self) -> None:
-        """Note that everything is over. Called by ``execution``, not by the backend."""
+        """Record the end of the execution. Called by ``execution``, not by the backend."""
         self.ended_ns = time.monotonic_ns()
         if not self.computed_ns:
             self.computed_ns = self.ended_ns
 
 
-# A sink that also wants to know how its request ran: a trace, an ensemble that adds up what its steps took.
-
-
 class ExecutionObserver:
-    """Told by the scheduler, on the loop's thread, before the answer that the news are about is passed on."""
+    """Base of sinks that also observe how their request ran: a trace, an ensemble that sums the times of its steps.
+
+    The dispatcher calls it on the loop's thread, before it passes on the response that the event is about.
+    """
 
     __slots__ = ()
 
     def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Take note of the execution. ``timings`` is None if the worker died. Responses may be still to come."""
+        """Handle the end of the execution. ``timings`` is None if the worker died. Responses may still follow."""
 
     def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Take note of an execution after which the request waits to run once more."""
+        """Handle the end of an execution after which the request is rescheduled."""
 
     def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Take note that an ensemble is done. ``timings`` has the sums over its steps; None: it failed."""
+        """Handle the end of an ensemble. ``timings`` has the sums over its steps; None if it failed."""
 
     def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Take note of one of several responses; ``timings`` as in ``Part``. Sooner or later comes ``ran`` as well."""
+        """Handle one of several responses, with the times up to this response. ``ran`` follows later."""
 
     @property
     def trace(self) -> object:
-        """What notes how the request runs, None where nobody does. Said by whoever stands before it, too."""
+        """The trace that records the request, or None. Sinks in front of a trace return it, too."""
         return None
 
     def context_of(self, request: InferenceRequest) -> TraceContext | None:
-        """Return where the request stands in a trace: see ``trace_context``."""
+        """Return the span that the execution of the request belongs under, or None."""
         return None
 
 
 class ForwardingSink(ExecutionObserver):
-    """A sink before another one, which gets the news if it wants them. Responses are the business of who derives."""
+    """A sink that forwards execution events to another sink. Subclasses handle the responses."""
 
     __slots__ = ("_sink",)
 
@@ -92,30 +92,30 @@ class ForwardingSink(ExecutionObserver):
         self._sink = sink
 
     def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Pass it on."""
+        """Forward the event."""
         if isinstance(self._sink, ExecutionObserver):
             self._sink.ran(request, timings)
 
     def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Pass it on."""
+        """Forward the event."""
         if isinstance(self._sink, ExecutionObserver):
             self._sink.turned(request, timings)
 
     def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Pass it on."""
+        """Forward the event."""
         if isinstance(self._sink, ExecutionObserver):
             self._sink.composed(request, timings)
 
     def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Pass it on."""
+        """Forward the event."""
         if isinstance(self._sink, ExecutionObserver):
             self._sink.parted(request, timings)
 
     @property
     def trace(self) -> object:
-        """Return what the sink says."""
+        """The trace of the wrapped sink."""
         return getattr(self._sink, "trace", None)
 
     def context_of(self, request: InferenceRequest) -> TraceContext | None:
-        """Return what the sink says."""
+        """Return the context that the wrapped sink reports."""
         return self._sink.context_of(request) if isinstance(self._sink, ExecutionObserver) else None

@@ -1,7 +1,9 @@
-"""Exceptions that the code did not foresee: numbered, counted by place, and logged with their stack once.
+"""Incidents: unforeseen exceptions, numbered, counted by component, and logged with their stack once.
 
 A callback of the event loop that can fail catches the exception, restores its own invariant, and answers with the
-error that ``report`` returns. The number in that error is in the log, too, so that a client's report leads to a stack.
+error that ``report`` returns. Its incident number is also in the log, so a client's report leads to a stack trace.
+
+Also renders exceptions as text of bounded length, for errors and logs.
 """
 
 from __future__ import annotations
@@ -23,27 +25,27 @@ Where: TypeAlias = Literal[
     "admission", "audit", "bls", "cache", "cancel", "channel", "dispatcher", "ensemble", "grpc", "helper", "http",
     "loop", "openai", "reply",
 ]  # fmt: skip
-"""The part of the server that caught an exception: the label of the metric. "loop" caught what no other part did."""
+"""Component that caught an exception: the label of the metric. "loop" catches everything that no other one caught."""
 _log = logging.getLogger("nerite.internal")
 _MAX_KNOWN: Final = 1024
-"""Distinct places of origin whose stack is known to be in the log already."""
+"""Number of distinct origins that are remembered as already logged with a stack."""
 
 
 class InternalErrors:
-    """Those of one process. May be told from any thread."""
+    """Counts and logs the incidents of one process. Thread-safe."""
 
     def __init__(self) -> None:
         self.counts: Counter[Where] = Counter(dict.fromkeys(get_args(Where), 0))
-        """How many there were, by place. Zeros are there from the start, or an alert would miss the first increase."""
+        """Incidents by component. Initialized with zeros, or an alert would miss the first increase."""
         self._run: Final = secrets.token_hex(2)
         self._numbers = itertools.count(1)
         self._known: dict[tuple[Where, type[BaseException], str, int], str] = {}
-        """By place, type and line of origin, the incident under which the stack was logged."""
+        """First incident, logged with its stack, by component, exception type, file and line."""
 
     def report(self, where: Where, error: BaseException, about: str = "", request_id: str = "") -> Internal:
         """Count and log ``error``; return the error to answer with, which names the incident.
 
-        ``about`` completes the log line "internal error … in <where>", for example "of model 'x'".
+        ``about`` is appended to the log line "internal error … in <where>", for example "of model 'x'".
         """
         self.counts[where] += 1
         incident = f"{self._run}-{next(self._numbers)}"
@@ -67,7 +69,7 @@ class InternalErrors:
 
 
 internal_errors: Final = InternalErrors()
-"""The process has one, as it has one log."""
+"""Singleton of the process."""
 report: Final = internal_errors.report
 
 
@@ -80,65 +82,65 @@ def _origin(traceback: TracebackType | None) -> tuple[str, int]:
     return traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
 
 
-# What an exception says, at a bounded length: models raise with messages of any size, and out of any depth.
+# Text of exceptions at bounded length: models raise with messages of any size, from any depth.
 
 _FRAMES: Final = 64
-"""Of each exception in a chain, the innermost."""
+"""Innermost frames that are printed of each exception in a chain."""
 _MAX_TRACEBACK: Final = 32 * 1024
-"""Characters. What is too long loses its middle: the end names the exception that was caught."""
+"""Characters of a traceback. Longer ones lose their middle, because the end names the exception that was caught."""
 
 
 _REMEDIES: Final = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there, or have the quota raised",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or have fewer connections",
-    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
-    errno.EACCES: "let the user of the server have it",
-    errno.EROFS: "have it mounted for writing",
+    errno.ENOSPC: "free up space there",
+    errno.EDQUOT: "free up space there, or raise the quota",
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EMFILE: "raise the open file limit (ulimit -n), or use fewer connections",
+    errno.ENFILE: "raise the system's open file limit (fs.file-max)",
+    errno.EACCES: "grant access to the user that the server runs as",
+    errno.EROFS: "mount it read-write",
 }
 
 
 def system_error(error: OSError, path: object = "") -> str:
-    """Return what the system refuses, of which file (``path`` if the error does not say), and what helps."""
-    said = error.strerror or str(error) or type(error).__name__
+    """Describe an OS error: reason, file (``path`` if the error has none), and remedy if one is known."""
+    reason = error.strerror or str(error) or type(error).__name__
     file = error.filename or path
     where = f": '{file}'" if file else ""
     remedy = _REMEDIES.get(error.errno or 0)
-    return f"{said}{where} ({remedy})" if remedy else f"{said}{where}"
+    return f"{reason}{where} ({remedy})" if remedy else f"{reason}{where}"
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception, which may be empty, or text that cannot be encoded."""
+    """Return the bounded message of an exception; it may be empty or contain lone surrogates."""
     try:
         return cut(str(error))
-    except Exception:  # its own ``__str__`` may be broken, and that is not what the reader is looking for
+    except Exception:  # a broken ``__str__`` must not hide the original exception
         return "<MESSAGE UNAVAILABLE>"
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of an exception and of what caused it, as Python prints it."""
+    """Return the traceback of an exception and its causes, as Python prints it, at bounded length."""
     lines = traceback.format_exception(error, limit=-_FRAMES)
     return quoted_text("".join(map(cut, lines)), _MAX_TRACEBACK).rstrip("\n")
 
 
 class ExceptionText(logging.Formatter):
-    """Writes what ``logging`` is given, tracebacks at a bounded length; never raises."""
+    """Formatter for ``logging`` that bounds tracebacks and never raises."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of ``record``, as it was given where its arguments do not fit its message."""
+        """Return the text of ``record``; message and arguments separately if they do not fit each other."""
         try:
             return super().format(record)
-        except Exception:  # the arguments are anybody's
+        except Exception:  # message and arguments come from arbitrary code
             return f"{_text_of(record.msg, str)} (not formatted: {_text_of(record.args, repr)})"
 
     def formatException(self, ei: Any) -> str:
-        """Return the traceback of what ``sys.exc_info`` returned, if it is of an exception."""
+        """Return the bounded traceback of a ``sys.exc_info`` tuple; empty if it has no exception."""
         return traceback_of(ei[1]) if ei[1] is not None else ""
 
 
 def _text_of(value: object, write: Callable[[object], str]) -> str:
-    """Return what ``write`` makes of a value whose own methods may raise."""
+    """Return ``write(value)``, or a placeholder if the value's own method raises."""
     try:
         return cut(write(value))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Request and response headers as JSON: how they cross, once each."""
+"""Request and response headers as JSON, in which each crosses a worker's channel once, and their size in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nerite.core.tensor import TensorSpec
 
 
 def header_to_json(header: RequestHeader | ResponseHeader) -> dict[str, Any]:
-    """Return a header as JSON."""
+    """Return the JSON form of a header."""
     if isinstance(header, ResponseHeader):
         return {
             "model": header.model_name,
@@ -35,7 +35,7 @@ def header_to_json(header: RequestHeader | ResponseHeader) -> dict[str, Any]:
 
 
 def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
-    """Return the request header that ``describe`` was given."""
+    """Return the request header that ``header_to_json`` was given."""
     sequence_id, start, end = value["sequence"]
     tenant = value["tenant"]
     header = RequestHeader(
@@ -56,7 +56,7 @@ def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
 
 
 def response_header_from_json(value: dict[str, Any]) -> ResponseHeader:
-    """Return the response header that ``describe`` was given."""
+    """Return the response header that ``header_to_json`` was given."""
     return ResponseHeader(value["model"], value["version"], _specs(value), value["parameters"])
 
 
@@ -68,26 +68,25 @@ def _specs(value: dict[str, Any]) -> list[TensorSpec]:
     return [TensorSpec(name, dtypes.BY_NAME[datatype], tuple(shape)) for name, datatype, shape in value["tensors"]]
 
 
-# Bytes that request and response headers take in memory, with the objects they are made of.
-#
-# Measured with ``tracemalloc``, which a test repeats, and rounded up: a name counts as if each character took four
-# bytes. Working it out takes about a microsecond: it is for insertions into a memo or a cache, not for each request.
+# Estimated bytes of headers in memory, including the objects they consist of. Measured with ``tracemalloc`` (a test
+# repeats this) and rounded up: names count four bytes per character. An estimate takes about a microsecond, so it is
+# for insertions into a memo or a cache, not for each request.
 
 REQUEST: Final = 2048
 RESPONSE: Final = 448
 INPUT: Final = 768
-"""Of an input, with what the backend of its model leaves on the header."""
+"""Bytes of an input, including what the model's backend stores on the header."""
 SPEC: Final = 320
-"""Of any other tensor: an output, a state."""
+"""Bytes of any other tensor: an output, a state."""
 DIMENSION: Final = 40
 REQUESTED: Final = 448
-"""Of a requested output, with its part of the header's identity."""
+"""Bytes of a requested output, including its part of the header's identity."""
 PARAMETER: Final = 448
-"""Of a parameter beside its name and value, with its part of the header's identity."""
+"""Bytes of a parameter without name and value, including its part of the header's identity."""
 
 
 def request_header_bytes(header: RequestHeader) -> int:
-    """Return the bytes that a request header and its ``identity`` take."""
+    """Return the estimated bytes of a request header and its ``identity``."""
     size = REQUEST + 4 * (len(header.model_name) + len(header.model_version))
     for spec in header.inputs:
         size += INPUT + 4 * len(spec.name) + DIMENSION * len(spec.shape)
@@ -101,13 +100,13 @@ def request_header_bytes(header: RequestHeader) -> int:
 
 
 def response_header_bytes(header: ResponseHeader) -> int:
-    """Return the bytes that a response header takes, without what transports leave on it: that may be as much again."""
+    """Return the estimated bytes of a response header without the transports' encodings, which may double it."""
     size = RESPONSE + tensor_specs_bytes(header.outputs)
     return size + parameters_bytes(header.parameters) if header.parameters else size
 
 
 def tensor_specs_bytes(specs: Iterable[TensorSpec]) -> int:
-    """Return the bytes that specifications of tensors take."""
+    """Return the estimated bytes of tensor specifications."""
     size = 0
     for spec in specs:
         size += SPEC + 4 * len(spec.name) + DIMENSION * len(spec.shape)
@@ -115,7 +114,7 @@ def tensor_specs_bytes(specs: Iterable[TensorSpec]) -> int:
 
 
 def parameters_bytes(parameters: Mapping[str, Parameter]) -> int:
-    """Return the bytes that parameters take; each stands in an identity, too, as text."""
+    """Return the estimated bytes of parameters, including their text in an identity."""
     size = 0
     for name, value in parameters.items():
         size += PARAMETER + 8 * len(name)

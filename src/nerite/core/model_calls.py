@@ -1,7 +1,7 @@
-"""What a model may ask of the server that it runs in: to call other models, to load and unload them.
+"""API of the server for models (BLS): call, load and unload other models. Also the requests that requests cause.
 
-Whoever runs models says what ``current`` is: a worker, the tools for tests. In the server's own process there is
-nobody: a model there runs on the loop, and would wait for what only the loop can bring.
+The process that runs models sets ``current``: a worker, or the testing tools. In the server's own process it is not
+available, because a model there runs on the event loop and would block on a result that only the loop can deliver.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from nerite.core.tensor import Buffer
 
 
 class BlsCall(Protocol):
-    """A request to another model that is under way."""
+    """A call to another model that is in flight."""
 
     final: bool
-    """The last answer was taken."""
+    """The last response was taken."""
 
     def next(self) -> tuple[InferenceResponse, bool]:
-        """Wait for the next answer; return it, and whether it is the last."""
+        """Wait for the next response; return it and whether it is the last."""
 
     def when_next(self, loop: AbstractEventLoop, call: Callable[[], None]) -> None:
-        """Have ``call`` called on ``loop``, from which this is called, once ``next`` need not wait."""
+        """Schedule ``call`` on ``loop`` once ``next`` would not block. Call this from ``loop``."""
 
     def cancel(self) -> None:
-        """Have the request cancelled. The called model decides how it ends: there are answers until the last."""
+        """Cancel the request. The called model decides how it ends, so responses arrive until the last."""
 
     def give_up(self) -> None:
-        """Have the request cancelled, and take no more answers."""
+        """Cancel the request and discard its remaining responses."""
 
 
 class ServerApi(Protocol):
-    """The server, for a model. For any thread of the model."""
+    """The server as models see it. Thread-safe."""
 
     def call(
         self,
@@ -49,21 +49,23 @@ class ServerApi(Protocol):
     ) -> BlsCall:
         """Send a request with the id ``name`` to another model.
 
-        It is for ``parent``, if that is known; ``decoupled`` if any number of answers will do. Raises ``Unsupported``
-        where that cannot be done.
+        ``parent`` is the request that causes the call, if known; ``decoupled`` accepts any number of responses. Raises
+        ``Unsupported`` if calls are not possible here.
         """
 
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Have a model loaded or reloaded. Raises ``NeriteError``."""
+        """Load or reload a model. Raises ``NeriteError``."""
 
     def unload(self, model: str, *, dependents: bool) -> None:
-        """Have a model unloaded. Raises ``NeriteError``."""
+        """Unload a model. Raises ``NeriteError``."""
 
     def is_ready(self, model: str, version: str) -> bool:
-        """Return whether a model can answer; an empty version means the latest. Raises ``NeriteError``."""
+        """Return whether a model is ready; an empty version means the latest. Raises ``NeriteError``."""
 
 
-class _Nobody:
+class _NoServer:
+    """Placeholder outside workers: every call raises ``Unsupported``."""
+
     def call(
         self,
         header: RequestHeader,
@@ -73,34 +75,35 @@ class _Nobody:
         *,
         decoupled: bool,
     ) -> NoReturn:
-        raise _alone()
+        raise _unsupported()
 
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> NoReturn:
-        raise _alone()
+        raise _unsupported()
 
     def unload(self, model: str, *, dependents: bool) -> NoReturn:
-        raise _alone()
+        raise _unsupported()
 
     def is_ready(self, model: str, version: str) -> NoReturn:
-        raise _alone()
+        raise _unsupported()
 
 
-def _alone() -> Unsupported:
+def _unsupported() -> Unsupported:
     return Unsupported(
-        "A model can ask something of the server only from a worker: leave EXECUTION_MODE in_process out of its "
-        "configuration. To a process that a model starts, pass the results. In a test, say what other models answer: "
-        "load_model(…, calls={name: function})."
+        "A model can call the server only from a worker: leave EXECUTION_MODE in_process out of its configuration. "
+        "A process that a model starts cannot call it either: pass the results to that process. In a test, define the "
+        "responses of other models: load_model(…, calls={name: function})."
     )
 
 
-current: ServerApi = _Nobody()
-"""The host of the models in this process."""
-
-# A request that another request causes: a step of an ensemble, a call that a model makes.
+current: ServerApi = _NoServer()
+"""The server API of the models in this process."""
 
 
 class ChildRequest(InferenceRequest):
-    """Has the id of its parent, and is cancelled with it by whoever made it."""
+    """A request that another request causes: a step of an ensemble or a BLS call.
+
+    It has its parent's id unless it is given one, and its creator cancels it together with its parent.
+    """
 
     __slots__ = ("parent",)
 
@@ -120,14 +123,14 @@ class ChildRequest(InferenceRequest):
 
 
 def first_of(request: InferenceRequest) -> InferenceRequest:
-    """Return the request of a client that ``request`` is part of: itself, if nothing else causes it."""
+    """Return the client's request that ``request`` is part of, which is ``request`` itself if it has no parent."""
     while isinstance(request, ChildRequest):
         request = request.parent.origin
     return request
 
 
 class CallRequest(ChildRequest):
-    """A call that a model makes."""
+    """A BLS call: a request from a model to another model."""
 
     __slots__ = ("refusal",)
 
@@ -142,9 +145,9 @@ class CallRequest(ChildRequest):
     ) -> None:
         super().__init__(parent, header, data, sink, arrived_ns, id)
         self.refusal: NeriteError | None = None
-        """Why the server has cancelled it; None if it has not."""
+        """Error with which the server rejected the call, or None."""
 
     def refuse(self, refusal: NeriteError) -> None:
-        """Cancel the call, which no instance has begun, and have the model told why."""
+        """Cancel the call, which no instance has started, and report ``refusal`` to the calling model."""
         self.refusal = refusal
         self.cancel()

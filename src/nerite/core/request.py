@@ -1,9 +1,9 @@
-"""An inference request, in two parts: a header that repeats from call to call, and the data that does not.
+"""Inference requests in two parts: a header that repeats from call to call, and the data that does not.
 
-Clients send the same header again and again (same model, tensor names, types, shapes), so a header is an immutable
-object that transports cache by its encoded bytes, and on which each layer leaves what it worked out once: the model
-it resolves to, the outcome of validation, the bytes of a reply. A request proper is small: header, id, buffers, and
-where the answer goes.
+Clients send the same header again and again (same model, tensor names, types, shapes), so a header is an immutable,
+interned object: transports look it up by its encoded bytes, and each layer memoizes its own results on it, such as the
+resolved model, the outcome of validation, and the encoded reply. The request itself is small: header, id, buffers and
+the sink of the response.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from nerite.core.response import InferenceResponse, Parameter
 
 MAX_CORRELATION_ID = 128
-"""Bytes of a correlation id that is text, as UTF-8: Triton says characters, and counts bytes."""
+"""UTF-8 bytes of a correlation id that is text: Triton documents characters, but counts bytes."""
 
 
 class SharedMemoryInput:
-    """Where in a region of shared memory a tensor lies, or is to be written."""
+    """Location in a shared memory region that a tensor is read from or written to."""
 
     __slots__ = ("byte_size", "offset", "region")
 
@@ -39,7 +39,7 @@ class SharedMemoryInput:
 
 
 class RequestedOutput:
-    """One entry of the request's ``outputs``: which tensor, and how the caller wants it."""
+    """One entry of the request's ``outputs``: a tensor, and the form in which the caller wants it."""
 
     __slots__ = ("base64", "binary", "classification", "name", "place")
 
@@ -54,44 +54,47 @@ class RequestedOutput:
     ) -> None:
         self.name = name
         self.binary = binary
-        """HTTP only: as bytes behind the JSON, instead of in it."""
+        """HTTP only: send the tensor as bytes after the JSON instead of in it."""
         self.base64 = base64
-        """HTTP only: strings in the JSON are in base64."""
+        """HTTP only: encode strings in the JSON as base64."""
         self.classification = classification
-        """More than zero: the top that many classes as strings, instead of the tensor."""
+        """If positive, return this many top classes as strings instead of the tensor."""
         self.place = place
-        """Where in shared memory the caller wants it, None if it belongs into the answer."""
+        """Shared memory location to write the output to; None to return it in the response."""
 
 
 class ServedVersion(Protocol):
-    """The loaded version of a model that a request goes to, as far as requests and those around them need it."""
+    """The loaded model version that a request goes to, as far as this package needs it."""
 
     @property
     def label(self) -> str:
-        """Its number, as text."""
+        """The version number as text."""
 
     def submit(self, request: InferenceRequest) -> None:
-        """Answer a request through its sink. Raises what no code foresaw."""
+        """Answer a request through its sink. Raises only unforeseen exceptions."""
 
     def given_up(self, why: CancelReason) -> None:
-        """Count a request that nobody waits for any more."""
+        """Count a request whose caller no longer waits."""
 
     def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
-        """Note the trace of a request that was answered, ``at`` this time. On any thread."""
+        """Record the trace of a request answered at time ``at``. Thread-safe."""
 
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Return the calls to other models of which one must be answered before ``request``, which is here, can be."""
+        """Return the calls to other models, one of which must be answered before ``request`` can make progress.
+
+        The request is one that this version holds.
+        """
 
     def begun(self, request: InferenceRequest) -> bool:
-        """Return whether an instance has ``request``, which is here."""
+        """Return whether an instance has started ``request``, which this version holds."""
 
 
 class RequestHeader:
-    """Everything a request says but its id and its tensor bytes. Never changed after construction.
+    """Everything in a request except its id and tensor bytes. Immutable apart from its memos.
 
-    ``route`` is the server's memo (see ``server.py``): where requests with this header go, as long as that is so.
-    ``replies`` is the transport's: the encoded head of a reply, by response header. ``call`` is the backend's, if it
-    has a use for one.
+    ``route`` is the server's memo (see ``server.py``): the version that requests with this header go to, valid for one
+    epoch. ``replies`` is the transport's memo: encoded reply heads by response header. ``call`` is the backend's memo,
+    if it uses one.
     """
 
     __slots__ = (
@@ -122,7 +125,7 @@ class RequestHeader:
     )
 
     namespace = ""
-    """The repository that the model is of. No client can say it: only the steps of ensembles do."""
+    """Repository of the model. Only steps of ensembles set it; clients cannot."""
 
     def __init__(
         self,
@@ -146,17 +149,17 @@ class RequestHeader:
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
-        """As the caller wrote it; empty for whatever version the policy serves."""
+        """Version as the caller wrote it; empty selects the version by the version policy."""
         self.inputs = tuple(inputs)
         self.sizes = [spec.byte_size for spec in inputs]
-        """What the data of each input must measure; -1 where only the data tells."""
+        """Required byte size of each input; -1 if it depends on the data."""
         self.outputs = tuple(outputs)
-        """Empty means: every output of the model."""
+        """Requested outputs; empty requests all outputs of the model."""
         self.wanted = frozenset(output.name for output in outputs)
-        """The names of ``outputs``."""
+        """Names of ``outputs``."""
         self.classifies = any(output.classification for output in outputs)
         self.parameters = parameters or {}
-        """Custom parameters; the ones with a meaning of their own are attributes."""
+        """Custom parameters; parameters with a defined meaning are attributes."""
         self.priority = priority
         self.timeout_us = timeout_us
         self.sequence_id = sequence_id
@@ -165,27 +168,27 @@ class RequestHeader:
         self.binary_by_default = binary_by_default
         """HTTP: send outputs that ``outputs`` does not list as bytes."""
         self.base64_by_default = base64_by_default
-        """HTTP: write the strings of outputs that ``outputs`` does not list in base64."""
+        """HTTP: encode strings as base64 for outputs that ``outputs`` does not list."""
         self.empty_final = empty_final
-        """gRPC streams: send the last response of a decoupled model even if it says only that it is the last."""
+        """gRPC streams: send the final response of a decoupled model even if it has no outputs."""
         self.shared = shared or any(output.place for output in outputs)
-        """Some tensors are in shared memory: ``shared`` says so of inputs."""
+        """Some inputs (the parameter ``shared``) or outputs are in shared memory."""
         self.caller = caller
-        """Who asks, for whoever lets requests in; None where nobody wants to know."""
+        """Identity of the client for admission control; None if no policy is in force."""
         self.idempotency_key = idempotency_key
-        """What the client names the request by, if it means to ask again; none of the model's business."""
+        """Key under which the client may retry the request. Models never see it."""
         self.route: tuple[object, ServedVersion] | None = None
         self.call: Any = None
         self.replies: Memo[Any, Any] = Memo()
         self.batch_size = 1
-        """Rows this request brings; set by validation, 1 for a model without a batch dimension."""
+        """Rows of this request; set by validation, 1 for a model without a batch dimension."""
         self.batch_key: object = None
-        """Two requests may share a batch only if these are equal; set by validation."""
+        """Two requests may share a batch only if their keys are equal; set by validation."""
 
     def changed(self, **values: Any) -> RequestHeader:
-        """Return a header that says the same but for ``values``, and leads to the same place.
+        """Return a copy with the attributes in ``values`` replaced, which keeps route and memos.
 
-        They are none of which anything else was worked out, as it was of the tensors.
+        Only attributes that no other attribute or memo was derived from may be replaced, which excludes the tensors.
         """
         other = copy.copy(self)
         for name, value in values.items():
@@ -193,8 +196,8 @@ class RequestHeader:
         return other
 
     def identity(self) -> tuple[object, ...]:
-        """Return a hashable value that is equal for headers that say the same."""
-        # Values by their ``repr``: Python calls 1, 1.0 and True equal, a model need not.
+        """Return a hashable value that is equal for headers with equal content."""
+        # Values by their ``repr``: in Python 1, 1.0 and True are equal, for a model they may differ.
         return (
             self.model_name,
             self.model_version,
@@ -219,42 +222,42 @@ class RequestHeader:
 
 
 class ReplySink(Protocol):
-    """Where answers go: a connection, a stream, a waiting caller.
+    """Receives the responses of a request: a connection, a stream, a waiting caller.
 
-    One that is a client's says in ``protocol`` how it speaks, ``HTTP`` or ``GRPC``, and may say in ``began_ns`` when
-    the first of a request was here that did not come in one piece; in ``outer_span``, under which span of whose trace
-    it was sent; and may tell by ``span_attributes`` of a request what is worth knowing of it. Traces look there.
+    The sink of a client's request has attributes for traces: ``protocol`` (``HTTP`` or ``GRPC``); optionally
+    ``began_ns``, when the first bytes of a request arrived that came in several pieces; ``outer_span``, the client's
+    span that the request belongs under; and ``span_attributes``, which returns additional attributes of a request.
     """
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take one answer. Called on the loop's thread; in a worker, on any. ``final``: no other comes."""
+        """Take one response; ``final`` marks the last. Called on the loop's thread, in a worker on any thread."""
 
 
 class CancelReason(enum.Enum):
-    """Why nobody waits for an answer any more."""
+    """Reason why the caller no longer waits for a response."""
 
     CANCELLED = "cancelled"
-    """Who asked said so: a client, or a model."""
+    """The client or calling model cancelled the request."""
     DISCONNECTED = "disconnected"
-    """The connection of the client was lost, or closed."""
+    """The connection of the client was lost or closed."""
     TOO_LATE = "deadline"
     """The deadline of the request has passed."""
 
 
-class _Nobody:
+class _DiscardingSink:
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Drop an answer."""
+        """Discard a response."""
 
 
-NOBODY: Final = _Nobody()
-"""The sink of a request that nobody sent."""
+NOBODY: Final = _DiscardingSink()
+"""Sink that discards responses, for requests of the server itself."""
 
 
 class InferenceRequest:
-    """One call. Created by a transport, answered through ``respond``: the last time, and only then, with ``final``.
+    """One inference call, created by a transport and answered through ``respond``; only the last call has ``final``.
 
-    Cancellation: ``cancel`` marks the request and tells whoever holds it (a queue, a worker). The holder then either
-    answers ``Cancelled`` or, where work cannot be stopped, lets it finish; in both cases ``respond`` is called once.
+    ``cancel`` marks the request and notifies its current holder (a queue, a worker). The holder then either answers
+    ``Cancelled`` or, if the work cannot be stopped, lets it finish; in both cases ``respond`` is called once.
     """
 
     __slots__ = (
@@ -272,20 +275,20 @@ class InferenceRequest:
     )
 
     streams = False
-    """Whether ``respond`` may be called from any thread, and with several responses."""
+    """``respond`` may be called from any thread, and with several responses."""
     caused = False
-    """Whether another request causes it: somebody inside the server waits for it."""
+    """Another request causes this one, so the server itself waits for it."""
     repeats = False
-    """Whether another request of the same call has the same prompt, which is paid for once."""
+    """Another request of the same call has the same prompt, which quotas charge once."""
     fused_segment: Any = None
-    """Of a step of an ensemble: what may follow it at once, where its model lives with others."""
+    """For a step of an ensemble: the steps that may follow it in the same worker (see ``FusedSteps``)."""
 
     def __init__(
         self, header: RequestHeader, data: Sequence[Buffer], sink: ReplySink, arrived_ns: int, id: str = ""
     ) -> None:
         self.header = header
         self.data = data
-        """Wire form of each input, in the order of ``header.inputs``."""
+        """Wire format of each input, in the order of ``header.inputs``."""
         self.sink = sink
         self.arrived_ns = arrived_ns
         """``time.monotonic_ns`` when the request was complete."""
@@ -293,18 +296,18 @@ class InferenceRequest:
         self.cancelled = False
         self.finished = False
         self.on_cancel: Callable[[InferenceRequest], None] | None = None
-        """Set by whoever holds the request; called at most once, on the loop's thread."""
+        """Set by the current holder of the request; called at most once, on the loop's thread."""
         self.on_pause: Callable[[InferenceRequest, bool], None] | None = None
-        """Set by whoever can make the model wait between two responses."""
+        """Set by a holder that can make the model wait between two responses (backpressure)."""
         self.queue: Any = None
-        """The queue level that the request waits in, None when it waits in none."""
+        """Priority level that the request is queued in, or None."""
         self.queued_ns = arrived_ns
-        """When it began to wait there."""
+        """Time at which it was queued there."""
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Pass one answer to the caller. The only door out; ignored once a final answer has left.
+        """Pass one response to the caller. All responses go through here; none is passed on after a final one.
 
-        Never raises: where the sink fails, the request ends with an internal error, which the sink is given once.
+        Never raises: if the sink fails, the request ends with an internal error, which the sink is given once.
         """
         if self.finished:
             return
@@ -317,7 +320,7 @@ class InferenceRequest:
             self._sink_failed(error, response)
 
     def _sink_failed(self, error: Exception, response: InferenceResponse) -> None:
-        """End the request after its sink has failed to take ``response``."""
+        """End the request after its sink raised on ``response``."""
         failure = self._report("reply", error)
         if not self.finished:
             self.cancel()
@@ -329,7 +332,7 @@ class InferenceRequest:
             self._report("reply", again)
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
-        """Say that nobody waits for the answer any more. Idempotent; does nothing to a finished request."""
+        """Mark the request as cancelled and notify its holder. Idempotent; has no effect on a finished request."""
         if self.cancelled or self.finished:
             return
         self.cancelled = True
@@ -342,7 +345,7 @@ class InferenceRequest:
                 self._report("cancel", error)
 
     def pause(self, paused: bool) -> None:
-        """Say that no more responses are wanted for now, or that they are again."""
+        """Apply or release backpressure: ask the holder to withhold responses, or to resume them."""
         if self.on_pause is not None:
             try:
                 self.on_pause(self, paused)
@@ -353,40 +356,40 @@ class InferenceRequest:
         return report(where, error, f"of a request to model '{self.header.model_name}'", self.id)
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for the answer any more. For models, which may ask at any time."""
+        """Return whether the request was cancelled. For models, which may poll it at any time."""
         return self.cancelled
 
     @property
     def origin(self) -> InferenceRequest:
-        """The request as whoever waits for it knows it."""
+        """The request as its caller created it; differs from ``self`` for wrappers."""
         return self
 
     @property
     def label(self) -> str:
-        """The prefix of Triton's input errors."""
+        """Prefix of Triton's input errors."""
         return f"[request id: {self.id or '<id_unknown>'}] "
 
 
 class OutputDestination(Protocol):
-    """Memory of a client's that an output is to be written to."""
+    """Client memory that an output is written to."""
 
     size: int
 
     def write(self, data: Buffer) -> None:
-        """Write ``data``, of at most ``size`` bytes. Raises ``NeriteError`` if that is not possible any more."""
+        """Write ``data``, of at most ``size`` bytes. Raises ``NeriteError`` if that is no longer possible."""
 
 
 class SharedMemoryRequest(InferenceRequest):
-    """A request some of whose outputs are to be written to shared memory."""
+    """A request with inputs or outputs in shared memory of the client."""
 
     __slots__ = ("__weakref__", "places")
 
     places: dict[str, OutputDestination]
-    """Where outputs are to be written, by name."""
+    """Destinations of outputs in shared memory, by name."""
 
 
 class RepeatedRequest(InferenceRequest):
-    """A request for one more answer to the prompt of another."""
+    """A request for one more completion of another request's prompt."""
 
     __slots__ = ()
 
@@ -394,69 +397,70 @@ class RepeatedRequest(InferenceRequest):
 
 
 def with_request_id(error: NeriteError, request_id: str) -> NeriteError:
-    """Return ``error`` with Triton's ``[request id: …]`` in front, for the errors that carry it."""
+    """Return ``error`` with Triton's ``[request id: …]`` in front, for the errors that have this prefix."""
     return error.prefixed(f"[request id: {request_id or '<id_unknown>'}] ")
 
 
-# Who sends a request, for admission control and the caches. Models do not see it.
-
-
 class Caller(NamedTuple):
-    """What the head of a request says of who sent it. There is one only where a policy is in force."""
+    """Identity of the client behind a request, as admission control and the caches see it. Models never see it.
+
+    Read from the head of the request, and only if a policy is in force.
+    """
 
     tenant: str
-    """By the name that the policy has for them."""
+    """Name of the tenant in the policy."""
     wanted_class: str = ""
-    """Empty: that of the tenant."""
+    """Requested class; empty for the tenant's own."""
     patience_ns: int = 0
-    """From the request's arrival on; after that nobody waits for the answer. 0: for ever."""
+    """Time from the request's arrival to its deadline. 0: no deadline."""
     retry: bool = False
-    """It was asked before."""
+    """The client marked the request as a retry."""
 
 
 MIXED: Final = Caller("")
-"""Of a request that is for several tenants at once, or for one that cannot be told: no cache keeps anything of it."""
-
-# What a client names a request by, so that asking once more is not asking for more.
+"""Caller of a request on behalf of several tenants or of an unknown one: no cache stores anything of it."""
 
 NAME: Final = "idempotency-key"
-"""Of the header, of the metadata, and of the parameter of a request that stands in place of them."""
-_MOST: Final = 255
+"""Name of the HTTP header, of the gRPC metadata, and of the request parameter that replaces them."""
+_MAX_KEY: Final = 255
+"""Characters of an idempotency key."""
 
 
 class IdempotencyKey(NamedTuple):
-    """The key that came with a request. Where a client asks for several things at once, each is a part of it."""
+    """Key under which a client may retry a request without a second execution.
+
+    If a client's call consists of several requests, each is a numbered part of it.
+    """
 
     text: str
     part: int = 0
     parts: int = 1
 
     def checked(self) -> IdempotencyKey:
-        """Return the key as it is compared: with or without quotes it is the same. Raises ``InvalidArgument``."""
+        """Return the key in canonical form, without quotes. Raises ``InvalidArgument``."""
         text: Any = self.text
-        if isinstance(text, str) and len(text) > 1 and text[0] == text[-1] == '"':  # as the RFC's drafts write it
+        if isinstance(text, str) and len(text) > 1 and text[0] == text[-1] == '"':  # quoted, as in the RFC drafts
             text = text[1:-1]
-        if not isinstance(text, str) or not 0 < len(text) <= _MOST:
-            raise InvalidArgument(f"'{NAME}' has to be a text of 1 to {_MOST} characters, such as a UUID")
+        if not isinstance(text, str) or not 0 < len(text) <= _MAX_KEY:
+            raise InvalidArgument(f"'{NAME}' must be a string of 1 to {_MAX_KEY} characters, such as a UUID")
         return self._replace(text=text)
 
 
-# The requests that the running code is about: for whoever writes a line while one is executed.
-#
-# A context variable, so that coroutines which a model starts keep theirs while other batches run.
-
 at_hand: Final[ContextVar[Sequence[InferenceRequest]]] = ContextVar("at_hand", default=())
-"""Set while a batch is executed."""
-_AT_HAND_MOST: Final = 8
-"""Ids that are told of a batch."""
+"""Requests of the batch that the running code executes; log lines get their ids from here.
+
+A context variable, so that coroutines which a model starts keep their requests while other batches run.
+"""
+_MAX_IDS: Final = 8
+"""Ids of a batch that are listed."""
 
 
 def request_ids_of(requests: Iterable[InferenceRequest]) -> str:
-    """Return the ids of requests as one text, some of them if there are many; nothing if none has one."""
+    """Return the ids of requests, separated by commas and truncated after ``_MAX_IDS``; empty if none has an id."""
     ids = [request.id for request in requests if request.id]
-    return ", ".join([*ids[:_AT_HAND_MOST], "…"] if len(ids) > _AT_HAND_MOST else ids)
+    return ", ".join([*ids[:_MAX_IDS], "…"] if len(ids) > _MAX_IDS else ids)
 
 
 def current_request_ids() -> str:
-    """Return the ids of the requests that the running code is about."""
+    """Return the ids of the requests that the running code executes."""
     return request_ids_of(at_hand.get())

@@ -1,4 +1,4 @@
-"""An inference response: a header that repeats, and the data that does not. The mirror of ``request.py``."""
+"""Inference responses in two parts, as in ``request.py``: a header that repeats, and the data that does not."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Parameter: TypeAlias = bool | int | float | str
 
 
 class ResponseHeader:
-    """Model, version and the specification of each output. Never changed after construction.
+    """Model, version and the specification of each output. Immutable apart from its memo.
 
-    ``encoded`` belongs to the transports: what they made of this header, so that an answer of a shape seen before
-    costs no encoding.
+    ``encoded`` is the transports' memo of the encoded header, so that a response with shapes seen before needs no
+    encoding.
     """
 
     __slots__ = ("encoded", "model_name", "model_version", "outputs", "parameters")
@@ -36,16 +36,16 @@ class ResponseHeader:
 
 
 class InferenceResponse:
-    """Outputs, or an error, or (``EMPTY``) nothing but the news that this was all; never two of them.
+    """A response that has outputs, or an error, or neither (``EMPTY``), which only ends the request.
 
-    ``data`` holds the wire form of each output in the order of ``header.outputs``. The buffers may be views on memory
-    that is used again when the last view is gone, so keep a view exactly as long as you need the bytes.
+    ``data`` has the wire format of each output in the order of ``header.outputs``. The buffers may be views of memory
+    that is reused once the last view is gone, so keep a view exactly as long as the bytes are needed.
     """
 
     __slots__ = ("data", "error", "header")
 
     again = False
-    """Not an answer at all: the model wants the request once more."""
+    """Not a response for the caller: the model wants to execute the request again."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class InferenceResponse:
 
     @property
     def empty(self) -> bool:
-        """Whether this says nothing but that no other response comes."""
+        """Whether the response has neither outputs nor an error."""
         return self.header is None and self.error is None
 
     @classmethod
     def failed(cls, error: NeriteError) -> InferenceResponse:
-        """Return the answer that says why there is none."""
+        """Return a response with an error."""
         return cls(None, (), error)
 
 
 class Reschedule(InferenceResponse):
-    """What a model says of a request that it wants once more. Its outputs are states of the sequence, if any."""
+    """Asks for another execution of a request (iterative sequence). Its outputs are states of the sequence, if any."""
 
     __slots__ = ()
 
@@ -77,4 +77,4 @@ class Reschedule(InferenceResponse):
 
 
 EMPTY: Final = InferenceResponse(None)
-"""The last response of a request that had some before, or that has none."""
+"""Final response without outputs, after earlier responses or as the only one."""

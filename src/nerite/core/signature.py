@@ -1,8 +1,8 @@
-"""What a model takes and gives, and the check of a request header against it.
+"""Signatures: inputs and outputs of a model, and the validation of requests against them.
 
-The check runs once for each distinct header, not once a request (see ``RequestHeader.route``); what depends on the
-bytes themselves is ``check_data``, which runs for requests whose tensors do not have exactly the sizes that follow from
-the header, and so for every tensor of strings.
+Headers are validated once per distinct header, not per request (see ``RequestHeader.route``). Data is validated by
+``check_data``, which runs only for requests whose tensors do not have exactly the sizes that the header implies, and
+therefore for every tensor of strings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BATCH_NOTE = (
 
 
 class SignatureInput(NamedTuple):
-    """A declared input. ``dims`` is without the batch dimension; -1 is any size. ``reshape``: what the model has."""
+    """A declared input. ``dims`` is without the batch dimension; -1 is any size. ``reshape`` is the model's shape."""
 
     name: str
     datatype: DataType
@@ -34,7 +34,7 @@ class SignatureInput(NamedTuple):
 
 
 class SignatureOutput(NamedTuple):
-    """A declared output. ``labels`` names the classes, for the classification extension; ``reshape`` as of inputs."""
+    """A declared output. ``labels`` names the classes, for the classification extension; ``reshape`` as in inputs."""
 
     name: str
     datatype: DataType
@@ -46,9 +46,9 @@ class SignatureOutput(NamedTuple):
 def reshaped(
     shape: Sequence[int], have: Sequence[int], want: Sequence[int], *, batched: bool = False
 ) -> tuple[int, ...]:
-    """Return ``shape``, which is as ``have`` declares, as ``want`` declares it. Free sizes keep their order.
+    """Convert ``shape`` from the declared dimensions ``have`` to ``want``. Variable sizes (-1) keep their order.
 
-    ``batched``: dimension 0, of which neither says anything, stays.
+    With ``batched``, dimension 0 is the batch, which neither declares, and is kept.
     """
     rest = shape[1:] if batched else shape
     free = iter([size for size, declared in zip(rest, have, strict=True) if declared == -1])
@@ -57,17 +57,17 @@ def reshaped(
 
 
 def shape_text(values: Iterable[object]) -> str:
-    """Print a shape as Triton does: ``[1,16]``."""
+    """Format a shape as Triton does: ``[1,16]``."""
     return "[" + ",".join(map(str, values)) + "]"
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Print a list of names as Triton does: ``['A','B']``."""
+    """Format a list of names as Triton does: ``['A','B']``."""
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
 def _repeated(entries: Iterable[TensorSpec | RequestedOutput]) -> str | None:
-    """Return the first name that more than one of the entries has."""
+    """Return the first name that occurs twice, or None."""
     seen: set[str] = set()
     for entry in entries:
         if entry.name in seen:
@@ -77,7 +77,7 @@ def _repeated(entries: Iterable[TensorSpec | RequestedOutput]) -> str | None:
 
 
 class Signature:
-    """Inputs and outputs of one model version, and whether dimension 0 of each is the batch."""
+    """Inputs and outputs of one model version; dimension 0 of each is the batch if ``max_batch_size`` is positive."""
 
     __slots__ = ("inputs", "max_batch_size", "model_name", "outputs", "required", "uniform")
 
@@ -92,12 +92,12 @@ class Signature:
         self.uniform = all(
             not declared.optional and (declared.ragged or -1 not in declared.dims) for declared in inputs
         )
-        """Any two requests may share a batch: no variable shapes to compare, no optional inputs."""
+        """Any two requests may share a batch, because no input is optional and no shape can differ."""
 
     def bind(self, header: RequestHeader, request_id: str = "") -> None:
-        """Check ``header`` and set its ``batch_size`` and ``batch_key``.
+        """Validate ``header`` and set its ``batch_size`` and ``batch_key``.
 
-        Raises ``InvalidArgument`` with Triton's text for the first mistake, in Triton's order.
+        Raises ``InvalidArgument`` with Triton's text for the first mistake, checking in Triton's order.
         """
         for what, entries in (("input", header.inputs), ("output", header.outputs)):
             if (twice := _repeated(entries)) is not None:
@@ -127,7 +127,7 @@ class Signature:
         header.batch_key = None if self.uniform else self._batch_key(header)
 
     def _batch_size(self, header: RequestHeader) -> int:
-        """Return the size of dimension 0, which all inputs must share. From the last to the first, as in Triton."""
+        """Return the size of dimension 0, which all inputs must share. Checks from last to first, as Triton does."""
         batch_size: int | None = None
         for spec in reversed(header.inputs):
             if not spec.shape:
@@ -187,7 +187,7 @@ class Signature:
         )
 
     def _refuse_no_rows(self, header: RequestHeader) -> None:
-        """Raise for a batch of none, in whose place Triton expects a batch of one."""
+        """Raise for a batch size of 0; like Triton, report the byte size that a batch of 1 would have."""
         for spec in reversed(header.inputs):
             elements = math.prod(spec.shape[1:])
             if not elements:
@@ -202,7 +202,7 @@ class Signature:
             raise InvalidArgument(f"{what} (the first dimension is the batch, which must be at least 1)")
 
     def _batch_key(self, header: RequestHeader) -> object:
-        """Return what two requests must agree on to share a batch: optional inputs, and shapes that may vary."""
+        """Return what two requests must have in common to share a batch: optional inputs, and variable shapes."""
         return tuple(
             sorted(
                 (spec.name, () if declared.ragged else spec.shape[1:])
@@ -212,7 +212,7 @@ class Signature:
         )
 
     def check_data(self, request: InferenceRequest) -> NeriteError | None:
-        """Check the bytes of ``request`` against its header; return what is wrong, or None."""
+        """Validate the bytes of ``request`` against its header; return the error, or None."""
         for spec, size, data in zip(request.header.inputs, request.header.sizes, request.data, strict=True):
             if size >= 0:
                 if len(data) != size:
@@ -228,7 +228,7 @@ class Signature:
         return None
 
     def _check_strings(self, spec: TensorSpec, data: Buffer, request: InferenceRequest) -> NeriteError | None:
-        """Walk the elements of a BYTES tensor: each length in place, and as many as the shape says."""
+        """Check that a BYTES tensor consists of complete elements, as many as its shape implies."""
         if type(data) is WrongElementCount:
             return self._miscounted(spec, data.elements, request)
         size = len(data)
@@ -244,7 +244,7 @@ class Signature:
             length = int.from_bytes(data[at : at + 4], "little")
             at += 4
             if length > size - at:
-                # Found by Triton's backends, which know neither the model's name nor the request's id.
+                # In Triton backends report this, which know neither the model's name nor the request's id.
                 return InvalidArgument(
                     f"incomplete string data for inference input '{spec.name}', expecting string of length {length} "
                     f"but only {size - at} bytes available"
@@ -254,7 +254,7 @@ class Signature:
         return None if found == spec.elements else self._miscounted(spec, found, request)
 
     def _miscounted(self, spec: TensorSpec, found: int, request: InferenceRequest) -> NeriteError:
-        """Return what is wrong with a BYTES tensor of more or fewer elements than its shape says."""
+        """Return the error for a BYTES tensor with more or fewer elements than its shape implies."""
         where = self._where(spec)
         if found < spec.elements:
             return InvalidArgument(f"{request.label}expected {spec.elements} string elements {where}, got {found}")

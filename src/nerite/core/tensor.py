@@ -1,7 +1,7 @@
-"""Tensors as the server sees them: a specification and a buffer of bytes in wire form.
+"""Tensors as the server handles them, a specification and a buffer in wire format; also the protocol's data types.
 
-The server never holds an array where a buffer will do. Numbers are little-endian and row-major; a BYTES tensor is
-its elements one after another, each behind its length in four little-endian bytes.
+The server keeps buffers and creates arrays only where they are needed. In wire format numbers are little-endian and
+row-major; a BYTES tensor is the concatenation of its elements, each preceded by its length in four little-endian bytes.
 """
 
 from __future__ import annotations
@@ -14,24 +14,20 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# The fourteen data types of the protocol, under each of their names.
-
 
 class DataType(NamedTuple):
-    """One element type.
-
-    ``size`` is bytes an element, 0 for BYTES whose elements carry their own length. ``numpy`` is the array type
-    the bytes are viewed as; BF16, which numpy lacks, is viewed as its raw 16-bit words.
-    """
+    """One of the protocol's fourteen element types, with all its names."""
 
     name: str
-    """On the wire: ``FP32``."""
+    """Name on the wire: ``FP32``."""
     config_name: str
-    """In config.pbtxt: ``TYPE_FP32``."""
+    """Name in config.pbtxt: ``TYPE_FP32``."""
     number: int
-    """In the protobuf enum."""
+    """Number in the protobuf enum."""
     size: int
+    """Bytes per element; 0 for BYTES, whose elements have their own length."""
     numpy: np.dtype[np.generic]
+    """Array type that the bytes are viewed as. numpy has no BF16, which is viewed as raw 16-bit words."""
 
 
 def _type(name: str, config_name: str, number: int, numpy: str) -> DataType:
@@ -63,7 +59,7 @@ _BY_NUMPY: Final[dict[np.dtype[np.generic], DataType]] = {dtype.numpy: dtype for
 
 
 def from_numpy(dtype: np.dtype[np.generic]) -> DataType | None:
-    """Return the protocol's type for a numpy type, or None where there is none (complex, datetime, …)."""
+    """Return the protocol's type for a numpy type, or None if it has no equivalent (complex, datetime, …)."""
     found = _BY_NUMPY.get(dtype)
     if found is None:
         if dtype.kind in "SU":
@@ -73,7 +69,7 @@ def from_numpy(dtype: np.dtype[np.generic]) -> DataType | None:
 
 
 ALIGNMENT = 64
-"""Where the first tensor of a large request begins: at a multiple of this."""
+"""Alignment in bytes of the first tensor of a large request."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -82,14 +78,14 @@ Array: TypeAlias = NDArray[Any]
 
 
 class WrongElementCount(bytes):
-    """The wire form of a BYTES tensor of which it is known that it has other than as many elements as its shape."""
+    """Wire format of a BYTES tensor that is known to have more or fewer elements than its shape implies."""
 
     elements: int
-    """So many, or that many and one more than the shape."""
+    """The number of elements; counting may stop at one more than the shape implies."""
 
 
 class TensorSpec:
-    """Name, type and shape of one tensor: all of it but the bytes. Immutable; compared by value."""
+    """Name, type and shape of a tensor. Immutable; compared by value."""
 
     __slots__ = ("byte_size", "datatype", "elements", "name", "shape")
 
@@ -99,7 +95,7 @@ class TensorSpec:
         self.shape = shape
         self.elements = math.prod(shape)
         self.byte_size = self.elements * datatype.size if datatype.size else -1
-        """Bytes the data takes, or -1 where only the data tells (BYTES)."""
+        """Size of the data in bytes, or -1 if it depends on the data (BYTES)."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorSpec):
@@ -114,9 +110,9 @@ class TensorSpec:
 
 
 def to_array(spec: TensorSpec, data: Buffer) -> Array:
-    """View ``data`` as an array: no copy for numbers; an object array of ``bytes`` for BYTES.
+    """View ``data`` as an array: zero-copy for numbers, an object array of ``bytes`` for BYTES.
 
-    The view is as writable as the buffer, and keeps it alive. ``data`` must have been checked against ``spec``.
+    The view is as writable as the buffer and keeps it alive. ``data`` must have been validated against ``spec``.
     """
     if spec.datatype is BYTES:
         return decode_bytes(data, spec.elements).reshape(spec.shape)
@@ -124,9 +120,9 @@ def to_array(spec: TensorSpec, data: Buffer) -> Array:
 
 
 def from_array(name: str, array: Array) -> tuple[TensorSpec, Buffer]:
-    """Return the specification and the wire form of ``array``: a view where its memory allows, else one copy.
+    """Return the specification and the wire format of ``array``: a view if its memory layout allows, else one copy.
 
-    Raises ``TypeError`` for an element type that the protocol has no name for.
+    Raises ``TypeError`` for an element type without an equivalent in the protocol.
     """
     datatype = from_numpy(array.dtype)
     if datatype is None:
@@ -138,7 +134,7 @@ def from_array(name: str, array: Array) -> tuple[TensorSpec, Buffer]:
 
 
 def buffer_of(array: Array, datatype: DataType) -> Buffer:
-    """Return the bytes of a numeric array as a flat view, copied only if not contiguous or of foreign byte order."""
+    """Return the bytes of a numeric array as a flat view; copies only if not contiguous or not little-endian."""
     if array.dtype != datatype.numpy or not array.flags.c_contiguous:
         array = np.ascontiguousarray(array, datatype.numpy)
     # A memoryview with a zero in its shape cannot be cast.
@@ -146,14 +142,14 @@ def buffer_of(array: Array, datatype: DataType) -> Buffer:
 
 
 def decode_bytes(data: Buffer, count: int) -> Array:
-    """Take the wire form of a BYTES tensor apart into a flat object array of ``count`` elements."""
+    """Decode the wire format of a BYTES tensor into a flat object array of ``count`` elements."""
     elements = np.empty(count, object)
     elements[:] = split_bytes(data, count)
     return elements
 
 
 def split_bytes(data: Buffer, count: int) -> list[bytes]:
-    """Take the wire form of a BYTES tensor apart into ``count`` elements."""
+    """Split the wire format of a BYTES tensor into ``count`` elements."""
     raw = bytes(data)
     elements: list[bytes] = []
     at = 0
@@ -165,17 +161,17 @@ def split_bytes(data: Buffer, count: int) -> list[bytes]:
 
 
 def encode_bytes(array: Array) -> bytes:
-    """Put an array of strings into wire form. ``str`` is UTF-8; any other object is its ``str()``."""
+    """Encode an array of strings in wire format: ``str`` as UTF-8, other objects as their ``str()``."""
     return join_bytes(array.reshape(-1).tolist() if array.dtype.kind != "S" else _fixed_width(array))
 
 
 def _fixed_width(array: Array) -> list[bytes]:
-    # numpy's "S" type drops trailing zero bytes when an element is read; that is numpy's rule and users know it.
+    # numpy's "S" type drops trailing zero bytes when an element is read, which its users expect.
     return [bytes(element) for element in array.reshape(-1)]
 
 
 def join_bytes(elements: Iterable[object]) -> bytes:
-    """Put single elements into the wire form of a BYTES tensor."""
+    """Encode elements as the wire format of a BYTES tensor."""
     parts: list[bytes | memoryview] = []
     for element in elements:
         raw = element if isinstance(element, bytes | memoryview) else str(element).encode()

@@ -1,9 +1,8 @@
-"""Text that comes from outside: what is a name, how long it may be, and how messages show it.
+"""Limits for text from clients and models, and bounded quoting of such text in messages.
 
-Every name, id, key and parameter that a client sends goes through ``client_text.checked`` where its protocol is read.
-Behind that point text is valid Unicode of bounded length: it can be encoded, logged, used as a label and sent to a
-worker without another check. ``shown`` is how a message quotes what a client wrote; ``bounded`` is applied to each
-message as a whole.
+Every name, id, key and parameter of a client goes through ``client_text.checked`` where its protocol is parsed. After
+that, text is valid Unicode of bounded length: it can be encoded, logged, used as a label and sent to a worker without
+another check. ``quoted_text`` quotes client text in a message; ``bounded`` is applied to each message as a whole.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from typing import Final
 MAX_NAME: Final = 1024
 """Characters of a name, an id or a key."""
 MAX_VALUE: Final = 1024 * 1024
-"""Characters of the value of a parameter: grammars and JSON schemas are passed as parameters."""
+"""Characters of a parameter value: grammars and JSON schemas are passed as parameters."""
 MAX_SHOWN: Final = 200
-"""Characters of a name, or of any other run of text without a space, in a message."""
+"""Characters of a name, or of any other text without a space, that a message shows."""
 MAX_MESSAGE: Final = 16 * 1024
-"""Characters of a whole message: the text of an exception that a model raises may be of any length."""
+"""Characters of a message: the text of an exception that a model raises may have any length."""
 MAX_RECORD: Final = 64 * 1024
 """Characters of the message of a log record."""
 
 _LONG_RUN: Final = re.compile(rf"(?<!\w)'[^'\n]{{{MAX_SHOWN + 1},}}'|\S{{{MAX_SHOWN + 1},}}")
-"""A quoted name, or a run without a space. A quote behind a letter or digit does not begin a name."""
+"""A long quoted name, or long text without a space. A quote after a letter or digit does not open a name."""
 _LEFT_OUT: Final = "…"
 
 
 def text_error(text: str, limit: int = MAX_NAME) -> str | None:
-    """Return why ``text`` is not valid client text, as the end of a sentence that begins with its field; None if it is.
+    """Return why ``text`` is invalid, as a predicate for a sentence that begins with the field's name, or None.
 
-    Lone surrogates stand for bytes that are not UTF-8: readers that keep such bytes decode them to these.
+    Lone surrogates represent bytes that are not UTF-8: lenient decoders produce them (``surrogateescape``).
     """
     if len(text) > limit:
         return f"is {len(text)} characters long, more than the {limit} that are allowed"
@@ -43,9 +42,9 @@ def text_error(text: str, limit: int = MAX_NAME) -> str | None:
 
 
 def quoted_text(text: str, limit: int = MAX_SHOWN) -> str:
-    """Return ``text`` as a message quotes it: valid Unicode of at most ``limit`` characters.
+    """Return ``text`` as valid Unicode of at most ``limit`` characters, for a message.
 
-    What is too long loses its middle, as the end of a path says more than that.
+    Longer text loses its middle, because the end of a path is more informative.
     """
     if len(text) > limit:
         half = limit // 2
@@ -54,7 +53,7 @@ def quoted_text(text: str, limit: int = MAX_SHOWN) -> str:
 
 
 def bounded(message: str) -> str:
-    """Return ``message`` with each long name cut to ``MAX_SHOWN`` characters and the whole to ``MAX_MESSAGE``."""
+    """Return ``message`` with each long name cut to ``MAX_SHOWN`` characters and the whole cut to ``MAX_MESSAGE``."""
     message = cut(message)
     if not message.isascii():
         message = message.encode(errors="replace").decode()
@@ -62,7 +61,7 @@ def bounded(message: str) -> str:
 
 
 def cut(text: str, limit: int = MAX_MESSAGE) -> str:
-    """Return the first ``limit`` characters of ``text``, and how many were left out if there are more."""
+    """Truncate ``text`` to ``limit`` characters, and append how many were removed."""
     return text if len(text) <= limit else f"{text[:limit]}{_LEFT_OUT} ({len(text) - limit} more characters)"
 
 

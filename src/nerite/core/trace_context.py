@@ -1,4 +1,4 @@
-"""Where a request stands in a trace that goes through several programs: W3C Trace Context, as headers carry it."""
+"""W3C Trace Context: parses and writes the headers that link a request to a distributed trace."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ if TYPE_CHECKING:
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1
 _MOST_STATE: Final = 512
-"""Characters of a ``tracestate`` that have to be passed on; one that is longer is left out."""
+"""Characters of a ``tracestate`` that the standard requires to be propagated; a longer one is dropped."""
 
 
 class TraceContext(NamedTuple):
-    """A span that others belong under."""
+    """A parent span."""
 
     trace_id: int
     span_id: int
     state: str = ""
-    """What tracing systems pass on among themselves: ``tracestate``."""
+    """Vendor-specific data that tracing systems propagate (``tracestate``)."""
     sampled: bool = True
-    """The trace is recorded by whoever began it."""
+    """The program that started the trace records it."""
 
     @property
     def trace(self) -> str:
-        """The id of the trace as it is written: in exemplars, and wherever else somebody may look for it."""
+        """The trace id in hexadecimal, as exemplars and headers show it."""
         return f"{self.trace_id:032x}"
 
     @property
     def traceparent(self) -> str:
-        """The context as a header."""
+        """The ``traceparent`` header."""
         return f"00-{self.trace}-{self.span_id:016x}-{self.sampled:02x}"
 
     @property
     def carrier(self) -> dict[str, str]:
-        """The context as the headers that propagators of OpenTelemetry read."""
+        """The headers that OpenTelemetry propagators read."""
         headers = {"traceparent": self.traceparent}
         return {**headers, "tracestate": self.state} if self.state else headers
 
 
 def parse(traceparent: str | None, tracestate: str | None = None) -> TraceContext | None:
-    """Return what headers say; None where there is none or it is not valid, which is the same by the standard."""
+    """Parse the headers; return None if ``traceparent`` is missing or invalid, which the standard treats alike."""
     found = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent.strip(" \t"))
     if found is None:
         return None
@@ -54,7 +54,7 @@ def parse(traceparent: str | None, tracestate: str | None = None) -> TraceContex
 
 
 def context_of(request: InferenceRequest) -> TraceContext | None:
-    """Return the span of the execution of a request, under which belongs what is done for it. None: there is none."""
-    told = getattr(request.sink, "context_of", None)
-    context: TraceContext | None = None if told is None else told(request)
+    """Return the span of the execution of a request, as parent for spans of its work; None if it is not traced."""
+    find = getattr(request.sink, "context_of", None)
+    context: TraceContext | None = None if find is None else find(request)
     return context

@@ -1,1 +1,1 @@
-"""From queues to instances: which instance of a model runs which batch, and how the answers get back."""
+"""Dispatch: which instance of a model runs which batch, and how responses get back to callers."""

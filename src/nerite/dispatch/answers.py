@@ -1,4 +1,4 @@
-"""What instances answer, on its way to those who asked: passed on, as a batch or one by one, in order, and counted."""
+"""Passes the responses of instances on to callers: whole batches or single responses, in order, and counted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _now = time.monotonic_ns
 
 
 class ResponseDispatcher:
-    """Those of one model version. For the loop's thread only."""
+    """Passes on and counts the responses of one model version. For the loop's thread only."""
 
-    __slots__ = ("_on_pause", "_order", "_progress", "_statistics", "_turns", "entered", "open")
+    __slots__ = ("_on_pause", "_order", "_positions", "_progress", "_statistics", "entered", "open")
 
     def __init__(
         self,
@@ -29,32 +29,32 @@ class ResponseDispatcher:
         *,
         preserve_ordering: bool,
     ) -> None:
-        """``on_pause`` is told who has enough responses for now, or wants more again."""
+        """``on_pause`` is called when a caller has enough responses for now, and when it wants more again."""
         self._statistics = statistics
         self._on_pause = on_pause
         self.entered = 0
-        """How many requests were let wait and have not come to their end. An audit counts them again."""
+        """Number of requests that were queued and are not finished. Audits verify it."""
         self.open: set[InferenceRequest] = set()
-        """Requests that ran, and get their responses one by one."""
+        """Requests that were executed and get their responses one by one."""
         self._progress: dict[InferenceRequest, ResponseProgress] = {}
-        """Requests that had such a response, until their batch has run and they had the last."""
+        """Requests with such a response, until their batch was executed and they had the last one."""
         self._order: ResponseOrder[tuple[InferenceRequest, InferenceResponse]] | None = (
             ResponseOrder() if preserve_ordering else None
         )
-        self._turns: dict[InferenceRequest, int] = {}
-        """The places of requests in the order in which they leave."""
+        self._positions: dict[InferenceRequest, int] = {}
+        """Positions of requests in the order in which their responses leave."""
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is kept for any request."""
-        return not (self.open or self._progress or self._turns)
+        """Whether no state is kept for any request."""
+        return not (self.open or self._progress or self._positions)
 
     def begin(self, batch: Batch) -> None:
-        """Take note that a batch runs: its answers leave in the order in which that began."""
+        """Assign response order to the requests of a batch that starts."""
         if self._order is not None:
             for request in batch:
-                if request not in self._turns:  # one that runs once more has its turn
-                    self._turns[request] = self._order.begin()
+                if request not in self._positions:  # a request that runs again keeps its position
+                    self._positions[request] = self._order.begin()
 
     def returned(
         self,
@@ -63,10 +63,10 @@ class ResponseDispatcher:
         timings: ExecutionTimes | None,
         apart: Sequence[InferenceRequest],
     ) -> None:
-        """Pass on what a batch returned. ``apart`` are requests that ran with it, and are not done."""
+        """Pass on the responses of an executed batch. ``apart`` are its requests that are not finished."""
         answered = batch
         if self._progress or None in responses:
-            answered, later = self._sorted(batch, responses)
+            answered, later = self._separate(batch, responses)
             apart = [*apart, *later]
             self.entered -= sum(request not in self.open for request in batch)
         else:
@@ -88,7 +88,7 @@ class ResponseDispatcher:
     def part(
         self, request: InferenceRequest, response: InferenceResponse, final: bool, timings: ExecutionTimes | None
     ) -> None:
-        """Pass on one of several responses to a request. Only last ones keep an order."""
+        """Pass on one of several responses to a request. Only last responses are kept in order."""
         progress = self._progress.get(request)
         if timings is not None:
             if progress is None:
@@ -108,20 +108,20 @@ class ResponseDispatcher:
         self._respond(request, response)
 
     def refuse(self, request: InferenceRequest, error: NeriteError, outcome: RequestOutcome) -> None:
-        """Answer a request that waited with an error. It may have run before, and was to run once more."""
+        """Fail a waiting request. It may have run before, and have been about to run again."""
         self._statistics.failed(outcome, request.arrived_ns)
         self._progress.pop(request, None)
         self.entered -= 1
         response = InferenceResponse.failed(error)
-        if request in self._turns:
+        if request in self._positions:
             self._respond(request, response)
         else:
             request.respond(response)
 
-    def _sorted(self, batch: Batch, responses: Sequence[InferenceResponse | None]) -> tuple[Batch, Batch]:
-        """Return the requests that a batch has answered by what it returned, and those that get their responses apart.
+    def _separate(self, batch: Batch, responses: Sequence[InferenceResponse | None]) -> tuple[Batch, Batch]:
+        """Return the requests that the result of a batch answers, and those that get their responses one by one.
 
-        Of these, the ones without their last response stay open.
+        Of the latter, those without their last response are added to ``open``.
         """
         answered: Batch = []
         apart: Batch = []
@@ -136,20 +136,19 @@ class ResponseDispatcher:
         return answered, apart
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Pass on the last response to a request, when its turn has come; none to one that had it."""
+        """Pass on the last response to a request when its turn has come; do nothing if it had one."""
         if self._order is None:
             request.respond(response)
-        elif request in self._turns:
-            for earlier, answer in self._order.finish(self._turns.pop(request), (request, response)):
+        elif request in self._positions:
+            for earlier, answer in self._order.finish(self._positions.pop(request), (request, response)):
                 earlier.respond(answer)
 
 
-# Tells the sinks that are a ``ExecutionObserver`` how their requests ran. What one raises does not concern the
-# others.
+# Notification of sinks that are an ``ExecutionObserver``. An exception in one does not affect the others.
 
 
 def tell_of_batch(batch: Batch, responses: Sequence[InferenceResponse | None], timings: ExecutionTimes | None) -> None:
-    """Tell of an execution. Never raises."""
+    """Report an execution to the observers of a batch. Never raises."""
     if timings is not None:
         timings.requests = len(batch)
     for request, response in zip(batch, responses, strict=True):
@@ -162,7 +161,7 @@ def tell_of_batch(batch: Batch, responses: Sequence[InferenceResponse | None], t
 
 
 def tell_of_response(request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-    """Tell of one of several responses. Never raises."""
+    """Report one of several responses to the observer of a request. Never raises."""
     if isinstance(request.sink, ExecutionObserver):
         try:
             request.sink.parted(request, timings)

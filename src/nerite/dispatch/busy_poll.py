@@ -1,9 +1,9 @@
-"""Whether to wait asleep or awake: a decider without a clock.
+"""Busy polling: decides whether to wait by polling instead of sleeping, and applies that to the event loop.
 
-To fall asleep and to be woken again costs tens of microseconds, more than a small model needs, and leaves cold caches.
-So where the last wait was short, the next one is spent awake, up to a limit, by looking again and again and giving way
-to everybody else in between. Where things are further apart one sleeps as ever: each of the loop and the workers spends
-one core awake at most, and only while it is busy thousands of times a second.
+Falling asleep and waking up costs tens of microseconds, more than a small model needs, and leaves cold caches. So after
+a short wait the next wait is spent polling, up to a limit, and yielding to all other processes between the polls. When
+events are further apart, waits sleep as usual: the loop and the workers keep one core busy each at most, and only while
+there are thousands of events a second.
 """
 
 from __future__ import annotations
@@ -19,52 +19,50 @@ _DEFAULT_MICROSECONDS = 400
 
 
 class BusyPollPolicy:
-    """One that waits. Waits of two kinds are told apart, because the one says little about the other.
+    """Decides for one waiter whether to poll. Waits of two kinds are tracked separately, because they are unrelated.
 
-    Told when a wait begins (``rest``) and when it is over (``stir``), asked in between (``awake``). Times in seconds.
+    Notified when a wait begins (``rest``) and ends (``stir``), queried in between (``awake``). Times in seconds.
     """
 
     __slots__ = ("_began", "_kind", "_limit", "_short")
 
     def __init__(self, limit: float) -> None:
-        """``limit``: how long to stay awake; 0 is never."""
+        """``limit``: how long to poll; 0 disables polling."""
         self._limit = limit
         self._began = 0.0
         self._kind = False
         self._short = {False: False, True: False}
 
     def rest(self, now: float, kind: bool = False) -> None:
-        """Note that a wait begins."""
+        """Record that a wait begins."""
         self._began = now
         self._kind = kind
 
     def stir(self, now: float) -> None:
-        """Note that what was waited for is here."""
+        """Record that the wait has ended."""
         self._short[self._kind] = now - self._began < self._limit
 
     def awake(self, now: float) -> bool:
-        """Return whether to look again, instead of going to sleep."""
+        """Return whether to poll again instead of sleeping."""
         return self._short[self._kind] and now - self._began < self._limit
 
 
 def limit_of(microseconds: int) -> float:
-    """Return the limit in seconds that an option means; below 0 the machine decides.
+    """Return the limit in seconds for an option in microseconds; a negative one means the default for this machine.
 
-    Then it is never where it would take from somebody: on one core, and under a quota of processor time, which it would
-    use up.
+    The default is no polling where it would take processor time from others: on one core, and under a quota of
+    processor time, which polling would use up.
     """
     if microseconds < 0:
         microseconds = _DEFAULT_MICROSECONDS if machine.usable_cores() > 1 and not machine.core_quota() else 0
     return microseconds / 1e6
 
 
-# Keeps the event loop awake for a moment after something happened, when more is likely to follow at once.
-
 _now = time.monotonic
 
 
 class BusyPoll:
-    """One for the loop, told by all who start and finish work on it."""
+    """Keeps the event loop polling for a moment after an event, when more is likely to follow at once. One per loop."""
 
     __slots__ = ("_awake", "_loop", "_poll_policy", "_work")
 
@@ -73,42 +71,40 @@ class BusyPoll:
         self._poll_policy = BusyPollPolicy(limit)
         self._awake = False
         self._work = False
-        """Something is to be done in this turn of the loop, and nobody else comes first."""
+        """Work is scheduled for this turn of the loop, so that no other process should run first."""
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when this turn of the loop has read all there was to read."""
+        """Call ``call`` when this turn of the loop has read everything that was readable."""
         self._work = True
         self._loop.call_soon(call)
 
     def stir(self, working: bool) -> None:
-        """Note that something happened; ``working``: an answer of a model is what is waited for next."""
+        """Record an event; ``working``: the next expected event is a model's result."""
         now = _now()
         poll_policy = self._poll_policy
         poll_policy.stir(now)
         poll_policy.rest(now, working)
         if not self._awake and poll_policy.awake(now):
             self._awake = True
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._poll)
 
-    def _look(self) -> None:
-        """Have the loop look for events once more, without sleeping."""
+    def _poll(self) -> None:
+        """Make the loop poll for events again instead of sleeping."""
         if self._poll_policy.awake(_now()):
             if self._work:
                 self._work = False
             else:
                 os.sched_yield()
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._poll)
         else:
             self._awake = False
 
-
-# A call on the event loop at an exact time, which may change until then.
 
 _now_ns = time.monotonic_ns
 
 
 class LoopTimer:
-    """Set by whoever has a decider that wants to be asked again. For the loop's thread only."""
+    """A call on the event loop at an exact time, which may change until then. For the loop's thread only."""
 
     __slots__ = ("_at", "_call", "_loop", "_timer")
 
@@ -119,7 +115,7 @@ class LoopTimer:
         self._at = 0
 
     def set(self, at: int | None) -> None:
-        """Call once when ``time.monotonic_ns`` is ``at``, and not when it was set for before; None: not at all."""
+        """Call once when ``time.monotonic_ns`` reaches ``at``, replacing an earlier setting; None cancels it."""
         if self._timer is not None:
             if at == self._at:
                 return
@@ -130,10 +126,10 @@ class LoopTimer:
             self._wait(at - _now_ns())
 
     def _wait(self, ns: int) -> None:
-        # The loop counts milliseconds. Rounded down, and asked again until it is due, the timer is exact.
-        self._timer = self._loop.call_later(max(0, ns) // 1_000_000 / 1000, self._ring)
+        # The loop has a resolution of milliseconds. Rounding down and rechecking until it is due makes the timer exact.
+        self._timer = self._loop.call_later(max(0, ns) // 1_000_000 / 1000, self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         left = self._at - _now_ns()
         if left > 0:
             self._wait(left)

@@ -1,4 +1,4 @@
-"""Calls that could only be answered by an instance that waits for them: found when they arise, and refused."""
+"""Deadlocks between models: detects calls that only an instance that waits for them could answer, and refuses one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from nerite.core.errors import Unavailable
 from nerite.core.model_calls import CallRequest
 from nerite.core.request import InferenceRequest, ServedVersion
 
-# Who waits for whom, and whether anything can come of it. Pure.
+# Detection. Pure.
 #
-# A request that a model sends to another model waits for an instance of that; while instances wait in their turn for
-# answers, they may all wait for each other, and for ever. Then every way leads to somebody who waits. Where one way
-# leads to an instance that is free, or at work by itself, that will be free sooner or later: no reason to worry.
+# A request that a model sends to another model waits for an instance of that model; while instances in turn wait for
+# responses, they may all wait for each other, forever. Then every path through the wait graph leads to a waiter. If one
+# path leads to an instance that is idle, or executing without waiting, that instance will become free eventually: there
+# is no deadlock.
 
 Waiting = TypeVar("Waiting", bound=Hashable)
 
 
 def is_deadlocked(start: Waiting, ways: Callable[[Waiting], Sequence[Waiting]]) -> list[Waiting]:
-    """Return all that wait for ever if ``start`` does, with ``start`` in front; else nothing.
+    """Return all waiters that are deadlocked if ``start`` is, with ``start`` first; empty if it is not.
 
-    ``ways`` says what somebody waits for: any of these will do, and none means that the wait ends by itself.
+    ``ways`` returns what a waiter waits for: any one of these suffices, and none means that the wait ends by itself.
     """
     waiting: dict[Waiting, None] = {}
     ahead = [start]
@@ -37,9 +38,9 @@ def is_deadlocked(start: Waiting, ways: Callable[[Waiting], Sequence[Waiting]]) 
 
 
 def cycle(start: Waiting, ways: Callable[[Waiting], Sequence[Waiting]]) -> list[Waiting]:
-    """Return some that wait each for the next, the last one for one that is in the list before it.
+    """Return waiters that each wait for the next, and the last for one that is in the list before it.
 
-    ``start`` waits for ever, as ``deadlocked`` has found.
+    ``start`` is deadlocked, as ``is_deadlocked`` has found.
     """
     chain: dict[Waiting, None] = {}
     while start not in chain:
@@ -49,7 +50,7 @@ def cycle(start: Waiting, ways: Callable[[Waiting], Sequence[Waiting]]) -> list[
 
 
 def break_deadlocks(request: InferenceRequest) -> None:
-    """If ``request`` waits for ever, with others that wait for each other, refuse a call that is part of that."""
+    """If ``request`` is in a deadlock, refuse a call that is part of the cycle."""
     start = request.origin
     if not is_deadlocked(start, _ways):
         return

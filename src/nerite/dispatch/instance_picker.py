@@ -1,10 +1,10 @@
-"""The roster of a model whose requests may run on any of its instances: whichever is free takes the next batch.
+"""Instance picker of a model whose requests may run on any instance, and the leases of batches.
 
-An idle instance gets whatever the decider gives. One that takes batches ahead (``ModelInstance.ahead``) gets a second
-one while the first runs, and starts it the moment that ends: going to the loop and back for it costs a thread about 0.1
-ms, in which it computes nothing. But nobody can overtake, expire or withdraw what was handed over. So only a full batch
-goes ahead, which gains nothing by waiting, and only to a model whose batches are so brief that the pause counts and
-that waiting behind one more does not.
+An idle instance gets the batch that the decider releases. One that prefetches (``ModelInstance.ahead``) gets a second
+batch while the first runs, and starts it the moment the first ends: a round trip to the loop costs a thread about 0.1
+ms in which it computes nothing. But a request that was handed over cannot be overtaken, expire or be withdrawn. So only
+a full batch goes ahead, which gains nothing by waiting, and only to a model whose batches are so brief that the pause
+matters and that waiting behind one more does not.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from nerite.instances.instance import Batch, ModelInstance
 from nerite.scheduling.decider import BatchReason, Decider
 
 BRIEF_NS: Final = 10_000_000
-"""An execution that took less is brief. The pause, and what it leaves cold, costs one of 5 ms a tenth of its pace."""
+"""An execution that took less is brief. The pause and the cold caches after it cost a 5 ms execution a tenth of its
+rate."""
 
 _NONE: Final[Batch] = []
 
 
 class AnyInstancePicker:
-    """A decider, and the instances that have room for a batch. Each batch passes through here: written for speed."""
+    """Assigns batches of a decider to instances that have room. On the path of every batch: written for speed."""
 
     settles = False
     __slots__ = ("_barred", "_behind", "_brief", "_decider", "_full", "_present", "idle", "offer", "timed")
@@ -40,13 +41,13 @@ class AnyInstancePicker:
         self.offer = decider.offer
         self.idle: deque[ModelInstance] = deque()
         self._behind: deque[ModelInstance] = deque()
-        """Those that run one batch and take another."""
+        """Instances that run one batch and accept another."""
         self._full: set[ModelInstance] = set()
-        """Those that run one batch and have another."""
+        """Instances that run one batch and have another."""
         self._present: set[ModelInstance] = set()
         self._brief = False
         self._barred = False
-        """None of those that are idle may begin."""
+        """None of the idle instances may start a batch."""
 
     @property
     def ahead(self) -> bool:
@@ -55,33 +56,33 @@ class AnyInstancePicker:
 
     @property
     def size(self) -> int:
-        """Requests that wait."""
+        """Number of requests that wait."""
         return self._decider.size
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many requests wait, by priority."""
+        """Number of requests that wait, by priority."""
         return self._decider.waiting
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
-        """How many batches began for which reason."""
+        """Number of batches by the reason for their release."""
         return self._decider.releases
 
     def renewed(self) -> AnyInstancePicker:
-        """Return an empty one with the same rules, which knows no instances."""
+        """Return an empty picker with the same rules and no instances."""
         return AnyInstancePicker(self._decider.renewed())
 
     def alone(self, batch: Batch, index: int) -> Batch:
-        """Return the request as a batch: none needs the others."""
+        """Return the request as a batch of its own."""
         return [batch[index]]
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Return a request of lower priority than ``request``, dropped here; ``request`` itself if there is none."""
+        """Drop and return a request of lower priority than ``request``; return ``request`` itself if none waits."""
         return self._decider.give_way(request) or request
 
     def choose(self, now: int, may: May | None = None) -> tuple[ModelInstance, Batch] | None:
-        """Return an instance and the batch that it is given now; None if nothing should start."""
+        """Return an instance and the batch to start on it now; None if nothing should start."""
         decider = self._decider
         if not decider.size or (may is not None and not self._bring_forward(may, now)):
             return None
@@ -102,7 +103,7 @@ class AnyInstancePicker:
     def ended(
         self, instance: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
     ) -> Ended:
-        """Note that ``instance`` has finished a batch, whose requests all come to their end with it."""
+        """Record that ``instance`` has finished a batch, which finishes all its requests."""
         if instance in self._present:
             self._brief = took_ns < BRIEF_NS
             if not instance.ahead:
@@ -116,11 +117,11 @@ class AnyInstancePicker:
         return batch, responses, _NONE
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
-        """Return ``response``: all of it is the caller's."""
+        """Return ``response`` unchanged."""
         return response
 
     def resume(self, request: InferenceRequest) -> None:
-        """Do nothing: what runs, runs."""
+        """Do nothing: requests that run cannot be paused here."""
 
     def server_stops(self) -> None:
         """Do nothing: no request waits for another one."""
@@ -129,17 +130,17 @@ class AnyInstancePicker:
         """Do nothing: no request waits for another one."""
 
     def came(self, instance: ModelInstance) -> None:
-        """Note that ``instance`` is there, up and idle."""
+        """Add ``instance``, which is up and idle."""
         self._present.add(instance)
         self.idle.append(instance)
 
     def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
-        """Note that ``instance`` went down or left. Others can do what it would have done."""
+        """Remove ``instance``, which went down or was removed. No request depended on it."""
         self.retire(instance)
         return ()
 
     def retire(self, instance: ModelInstance) -> None:
-        """Give no more batches to ``instance``, whatever it runs."""
+        """Give no more batches to ``instance``, even if it is busy."""
         self._present.discard(instance)
         self._full.discard(instance)
         for among in (self.idle, self._behind):
@@ -147,15 +148,15 @@ class AnyInstancePicker:
                 among.remove(instance)
 
     def holds(self, instance: ModelInstance) -> bool:
-        """Return False: whoever leaves need only finish what it runs."""
+        """Return False: a retiring instance only has to finish what it runs."""
         return False
 
     def wake_at(self) -> int | None:
-        """Return when the gathered batch has waited enough, or the next request expires."""
+        """Return when the gathered batch has waited long enough, or when the next request expires."""
         return self._decider.wake_at(bool(self.idle) and not self._barred)
 
     def expire(self, now: int) -> Sequence[Refusal]:
-        """Drop and return the requests that waited too long."""
+        """Drop and return the requests that have waited too long."""
         return [(request, Unavailable("Request timeout expired")) for request in self._decider.expire(now)]
 
     def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
@@ -163,11 +164,11 @@ class AnyInstancePicker:
         return (request,) if self._decider.withdraw(request) else ()
 
     def drain(self) -> list[InferenceRequest]:
-        """Drop and return everything that waits."""
+        """Drop and return all waiting requests."""
         return self._decider.drain()
 
     def _bring_forward(self, may: May, now: int) -> bool:
-        """Have the batch that is due, if one is, go to an idle instance that may begin; return whether there is one."""
+        """Move an idle instance that may start the batch that is due to the front; return False if there is none."""
         due = self._decider.due(now)
         instance = next(filter(may, self.idle), None) if due else None
         self._barred = due and instance is None
@@ -177,39 +178,39 @@ class AnyInstancePicker:
         return instance is not None
 
 
-# Which instance has which batch. Each batch that was handed to an instance comes back exactly once.
+# Leases: each batch that was handed to an instance comes back exactly once.
 #
 # A batch that an instance cannot take as a whole, because one of its requests cannot be sent, is handed over again
-# request by request: then the request at fault fails alone, and the others run.
+# request by request: then only the request at fault fails, and the others run.
 
 
 class BatchSplit:
-    """A batch that runs request by request: what is left to run, and the answers so far."""
+    """A batch that runs request by request: the requests left to run, and the responses so far."""
 
     __slots__ = ("_left", "awaited", "batch", "looping", "responses", "timings")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.timings: ExecutionTimes | None = None
-        """The times of the request that ran last."""
+        """Times of the latest execution."""
         self.responses: list[InferenceResponse | None] = [None] * len(batch)
-        # A request that only fills a slot has no caller, and no answer.
+        # A request that only fills a slot has no caller, and gets no response.
         self._left = [index for index, request in enumerate(batch) if request.sink is not NOBODY]
         self._left.reverse()
         self.awaited: int | None = None
-        """The place in the batch of the request that runs now."""
+        """Index of the running request in the batch."""
         self.looping = False
-        """The next request is handed over by a loop that is under way."""
+        """A loop in progress hands over the next request."""
 
     def next(self) -> int | None:
-        """Return the place of the request that is to run now; None after the last."""
+        """Return the index of the request to run now; None after the last."""
         self.awaited = self._left.pop() if self._left else None
         return self.awaited
 
     def answered(
         self, alone: Batch, responses: Sequence[InferenceResponse | None], timings: ExecutionTimes | None
     ) -> None:
-        """Take the answer to the request that ran in ``alone``."""
+        """Record the response to the request that ran in ``alone``."""
         assert self.awaited is not None
         self.responses[self.awaited] = responses[alone.index(self.batch[self.awaited])]
         self.timings = timings or self.timings
@@ -217,9 +218,9 @@ class BatchSplit:
 
 
 class Leases(dict[int, tuple[ModelInstance, Batch]]):
-    """The batches of one model version that instances have, each with its instance. For the loop's thread only.
+    """The leased batches of one model version, each with its instance. For the loop's thread only.
 
-    By the identity of the batch, which is the same list when it comes back.
+    Keyed by the identity of the batch, which is the same list when it comes back.
     """
 
     __slots__ = ()
@@ -229,19 +230,19 @@ class Leases(dict[int, tuple[ModelInstance, Batch]]):
         return any(holder is instance for holder, _ in self.values())
 
     def batches(self) -> Iterator[Batch]:
-        """Yield each batch that is out."""
+        """Yield each leased batch."""
         return (batch for _, batch in self.values())
 
     def lost(self) -> Sequence[tuple[ModelInstance, Batch]]:
-        """Return the batches whose instance says that it has nothing under way."""
+        """Return the leased batches whose instance reports that it has nothing to do."""
         return [(instance, batch) for instance, batch in self.values() if not instance.busy]
 
 
 def unanswered(holder: Callable[[InferenceRequest], None], since: int) -> list[InferenceRequest]:
-    """Return the requests that ``holder`` is to be told of when they are cancelled, and that wait in no queue.
+    """Return unfinished requests whose ``on_cancel`` is ``holder`` and that are in no queue.
 
-    What has waited since before ``since`` waits in a queue that is no more. They are searched among all objects of the
-    process, so that nothing has to be kept for each request as long as none is lost.
+    A request queued before ``since`` is in a queue that no longer exists. They are found by a scan of all objects of
+    the process, so that no bookkeeping per request is needed for the rare case that one is lost.
     """
     return [
         each

@@ -1,4 +1,4 @@
-"""Where the requests to a version go: to its instances, or to the models that it is put together from."""
+"""Interfaces of request dispatch: version schedulers, instance pickers, and the server as models inside it see it."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ from nerite.scheduling.decider import BatchReason
 
 
 class VersionScheduler(RequestQueueInterface, Protocol):
-    """One for a model version. For the loop's thread only."""
+    """Executes the requests to one model version: a dispatcher or an ensemble. For the loop's thread only."""
 
     sound: bool
     """The last audit found nothing to restore."""
 
     def audit(self) -> list[str]:
-        """Compare what was handed out with what came back, restore what differs, and return what that was."""
+        """Compare what was handed out with what came back, restore what differs, and return descriptions of it."""
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many requests wait for an instance, by priority."""
+        """Number of requests that wait for an instance, by priority."""
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
-        """How many batches began for which reason; empty where no request waits for others."""
+        """Number of batches by the reason for their release; empty if the model does not gather requests."""
 
     def tell_witnesses(self) -> None:
-        """Tell sinks that are a ``Witness`` how their requests ran, from now on. Until then nobody looks for any."""
+        """Report executions to sinks that are an ``ExecutionObserver`` from now on; until then none is looked for."""
 
     def server_stops(self) -> None:
-        """Take note that the server stops: finish what is there, and refuse what cannot be."""
+        """Prepare for shutdown: finish the requests that can be finished, and refuse the others."""
 
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Return the requests to other models that have to be answered before ``request``, which is here, can be."""
+        """Return calls to other models; ``request``, which is in this version, stays blocked until one is answered."""
 
     def begun(self, request: InferenceRequest) -> bool:
-        """Return whether an instance has ``request``, which is here: it cannot be answered without that any more."""
+        """Return whether an instance has ``request``, which is in this version: it can no longer be refused."""
 
 
-# Which instance runs which batch now: one decision, and who makes it for a model.
+# Instance pickers: each decides for one model which instance runs which batch next.
 
 Refusal: TypeAlias = tuple[InferenceRequest, NeriteError]
-"""A request that waited, and why it waits no more."""
+"""A waiting request that is refused, and the error to answer with."""
 May: TypeAlias = Callable[[ModelInstance], bool]
-"""Says whether an instance may begin a batch now."""
+"""Returns whether an instance may start a batch now."""
 Ended: TypeAlias = tuple[Batch, Sequence[InferenceResponse | None], Batch]
-"""Requests that have come to their end, the answer to each, and those that ran with them and get none from this run:
-because they run once more, or because they stood in the batch for nobody."""
+"""Finished requests, the response to each, and the requests of the batch that this execution does not answer: those
+that run again, and those that only filled a slot."""
 
 
 class InstancePicker(Protocol):
-    """Holds the requests that wait for one model, knows its instances, and brings both together.
+    """Holds the waiting requests of one model, tracks its instances, and assigns batches to instances.
 
-    Whoever owns it offers requests and reports what happens to instances; it asks ``choose`` whenever that may have
-    changed the answer, and calls ``expire`` and ``choose`` again at ``wake_at``.
+    The owner offers requests and reports changes of instances. It calls ``choose`` whenever the result may have
+    changed, and ``expire`` and ``choose`` again at ``wake_at``.
     """
 
     timed: bool
-    """Something may expire while no instance is free."""
+    """Requests may expire while no instance is free."""
     settles: bool
-    """Callers get what ``settle`` makes of responses that come one by one."""
+    """Responses that come one by one have to pass through ``settle``."""
 
     @property
     def idle(self) -> Collection[ModelInstance]:
-        """The instances that are up and run nothing."""
+        """Instances that are up and execute nothing."""
 
     @property
     def ahead(self) -> bool:
@@ -77,118 +77,118 @@ class InstancePicker(Protocol):
 
     @property
     def size(self) -> int:
-        """Requests that wait."""
+        """Number of requests that wait."""
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many requests wait, by priority."""
+        """Number of requests that wait, by priority."""
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
-        """How many batches began for which reason; empty where no request waits for others."""
+        """Number of batches by the reason for their release; empty if the model does not gather requests."""
 
     def renewed(self) -> InstancePicker:
-        """Return an empty one with the same rules, which knows no instances."""
+        """Return an empty picker with the same rules and no instances."""
 
     def alone(self, batch: Batch, index: int) -> Batch:
-        """Return a batch in which one request of ``batch``, which ``choose`` returned, runs without the others."""
+        """Return a batch that runs one request of ``batch``, which ``choose`` returned, without the others."""
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
-        """Let ``request`` wait, or return why it is refused."""
+        """Queue ``request``, or return why it is refused."""
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Return who is refused because too many wait: ``request``, or another that matters less and is dropped here.
+        """Return the request to reject when too many wait: ``request``, or a less important one, which is dropped here.
 
-        None if ``request`` has to be let in all the same, because it goes on with something.
+        None if ``request`` has to be admitted all the same, because it continues a sequence.
         """
 
     def choose(self, now: int) -> tuple[ModelInstance, Batch] | None:
-        """Return an instance and the batch that it is given now; None if nothing should start."""
+        """Return an instance and the batch to start on it now; None if nothing should start."""
 
     def ended(
         self, instance: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
     ) -> Ended:
-        """Note that ``instance`` has finished a batch."""
+        """Record that ``instance`` has finished a batch."""
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
-        """Take note of one of several responses to a request; return what its caller gets of it, None if it has none.
+        """Record one of several responses to a request; return the response for its caller, None if it has no caller.
 
-        What is ``empty`` and not the last, the caller does not get.
+        The caller does not get a response that is ``empty`` and not the last.
         """
 
     def came(self, instance: ModelInstance) -> None:
-        """Note that ``instance`` is there, up and idle."""
+        """Add ``instance``, which is up and idle."""
 
     def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
-        """Note that ``instance`` went down or left, and return the requests that only it could have run."""
+        """Remove ``instance``, which went down or was removed; return the requests that only it could have run."""
 
     def retire(self, instance: ModelInstance) -> None:
-        """Begin nothing new with ``instance``, which is to leave."""
+        """Start nothing new on ``instance``, which is to be removed."""
 
     def holds(self, instance: ModelInstance) -> bool:
-        """Return whether an instance that is to leave is needed still, for something that it has begun."""
+        """Return whether an instance that is to be removed is still needed for something that it has begun."""
 
     def resume(self, request: InferenceRequest) -> None:
-        """Take note that the caller of ``request``, of which responses have left, wants more again."""
+        """Resume ``request``, whose caller had paused its responses."""
 
     def server_stops(self) -> None:
-        """Take note that few requests come yet: what waits for others in vain is for ``expire``."""
+        """Prepare for shutdown: few more requests come, and ``expire`` returns those that wait for others in vain."""
 
     def finish(self) -> None:
-        """Take note that no more requests come: nothing need be kept for any."""
+        """Prepare for the end: no more requests come, and nothing need be kept for any."""
 
     def wake_at(self) -> int | None:
-        """Return when to call ``expire`` and ``choose`` again if nothing else happens before; None for never.
+        """Return when to call ``expire`` and ``choose`` again if nothing happens before; None for never.
 
-        ``choose`` was asked last.
+        Called after ``choose``.
         """
 
     def expire(self, now: int) -> Sequence[Refusal]:
-        """Drop and return the requests that waited too long."""
+        """Drop and return the requests that have waited too long."""
 
     def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Take note that the caller of ``request`` gave up; return all that waits no more for that reason.
+        """Drop ``request``, whose caller has given up; return all requests that no longer wait for that reason.
 
-        ``request`` is not among it if it runs.
+        ``request`` is not among them if it runs.
         """
 
     def drain(self) -> list[InferenceRequest]:
-        """Drop and return everything that waits, because nobody will ever take it."""
+        """Drop and return all waiting requests."""
 
 
 class SelectivePicker(InstancePicker, Protocol):
-    """A roster that lets somebody else say which instances may begin."""
+    """An instance picker whose caller can restrict which instances may start."""
 
     def renewed(self) -> SelectivePicker:
-        """Return an empty one with the same rules, which knows no instances."""
+        """Return an empty picker with the same rules and no instances."""
 
     def choose(self, now: int, may: May | None = None) -> tuple[ModelInstance, Batch] | None:
-        """Return an instance and the batch that it is given now; None if nothing should start.
+        """Return an instance and the batch to start on it now; None if nothing should start.
 
-        ``may`` is asked of idle instances that there is a batch for, one after the other, until one may begin.
+        ``may`` is called for each idle instance that could start a batch, until it returns True for one.
         """
 
 
-# The server as those see it who run inside: steps of an ensemble, and models that call other models.
+# The server as code inside it sees it: steps of ensembles, and models that call other models.
 
 
 class VersionHandle(ServedVersion, Protocol):
-    """A loaded version of a model, as those see it who run inside."""
+    """A loaded version of a model, as ensembles and calling models see it."""
 
     name: str
     version: int
     statistics: VersionStatistics
     traced: bool
-    """Each of its requests is traced."""
+    """Every request to it is traced."""
     worker: str
-    """The worker that it shares with other models; empty if it shares none."""
+    """Name of the worker that it shares with other models; empty if it shares none."""
 
     @property
     def most_rows(self) -> int:
-        """Rows that may run together; 0: each request runs alone."""
+        """Maximum number of rows in a batch; 0: each request runs alone."""
 
     def ask_ready(self, answered: Callable[[bool], None], patience: float) -> None:
-        """Tell whether all its instances can serve."""
+        """Report to ``answered`` whether all its instances can serve, after ``patience`` seconds at the latest."""
 
     @property
     def instances(self) -> Collection[object]:
@@ -196,25 +196,25 @@ class VersionHandle(ServedVersion, Protocol):
 
 
 class ServerEntry(Protocol):
-    """What may be asked of the server from within. For the loop's thread only."""
+    """Operations of the server that are available from within. For the loop's thread only."""
 
     def infer(self, request: InferenceRequest, decoupled: str) -> None:
-        """Answer a request through ``request.respond``: always, and with ``final`` once.
+        """Answer a request through ``request.respond``: always, and exactly once with ``final``.
 
-        ``decoupled`` is the refusal of a model that may have several answers; empty if those are taken.
+        ``decoupled`` is the text with which a decoupled model is refused; empty if several responses are accepted.
         """
 
     def find(self, model: str, version: str, decoupled: str, namespace: str = "") -> VersionHandle:
-        """Return where a request for a model goes; an empty version is the latest. Raises Triton's refusals.
+        """Return the version that serves a model; an empty ``version`` is the latest. Raises Triton's refusals.
 
-        ``namespace`` is the repository that it is of; without one the name has to do.
+        ``namespace`` is the repository of the model; if empty, the model is found by its name alone.
         """
 
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
-        """Tell whether one model can be served: not if there is none. Raises Triton's refusals of the version."""
+        """Report whether a model can serve: False if it does not exist. Raises Triton's refusals of the version."""
 
     async def load(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Load or reload a model by hand. Raises ``NeriteError``."""
+        """Load or reload a model on request. Raises ``NeriteError``."""
 
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
-        """Unload a model by hand. Raises ``NeriteError``."""
+        """Unload a model on request. Raises ``NeriteError``."""

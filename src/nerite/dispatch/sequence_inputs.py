@@ -1,7 +1,7 @@
-"""What a request of a sequence carries on its way to a model, and what is taken out of the answer on its way back.
+"""Sequence inputs: what is attached to a request of a sequence for the model, and taken out of the response.
 
-Control inputs and states are inputs like any other by the time a backend sees them, and states are outputs: nothing
-between here and the model knows what a sequence is.
+When a backend sees them, control inputs and states are inputs like any other, and states are outputs like any other:
+nothing between here and the model knows about sequences.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
 from nerite.scheduling.sequence import RequestSequence
 
-# The signals that tell a model which sequence it works on: inputs that the server makes, one element each.
+# Control inputs tell a model which sequence it works on. The server makes them, with one element each.
 
 _FORMS: Final = {dtypes.INT32: "<i", dtypes.FP32: "<f", dtypes.BOOL: "<?"}
 
 
 class SequenceControls:
-    """The control inputs of one model, from a configuration that has been validated."""
+    """The control inputs of one model, from a validated configuration."""
 
     def __init__(self, batching: ModelSequenceBatching, batching_dims: tuple[int, ...]) -> None:
-        """``batching_dims``: what stands before the shape of each tensor, 1 where there is a batch dimension."""
+        """``batching_dims``: the dimensions before the shape of each tensor; 1 for a batch dimension."""
         shape = (*batching_dims, 1)
         self.specs: list[TensorSpec] = []
         """In the order of the configuration."""
@@ -45,7 +45,7 @@ class SequenceControls:
         self.names = [spec.name for spec in self.specs]
 
     def data(self, start: bool, end: bool, ready: bool, sequence_id: int | str) -> list[Buffer]:
-        """Return the bytes of each control input."""
+        """Return the data of each control input."""
         return [make(start, end, ready, sequence_id) for make in self._makers]
 
 
@@ -73,25 +73,25 @@ def _maker(control: SequenceControl, datatype: DataType) -> Callable[[bool, bool
 
 
 def _number(sequence_id: int | str, size: int) -> bytes:
-    """Return the lowest bytes of an id; text never comes here, it is refused on its way in."""
+    """Return the lowest bytes of an id. Never called with text, which ``SequenceRequirements`` refuses."""
     assert isinstance(sequence_id, int)
     return (sequence_id & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
 
-# What requests to a model with sequences have to say.
+# Requirements on requests to a model with sequences.
 
 
 class SequenceRequirements:
-    """The terms of one model, whose configuration is complete, valid, and chooses sequence batching."""
+    """The requirements of one model, whose configuration is complete, valid, and has sequence batching."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._model = config.name
         self._control = _id_control(config)
 
     def refusal(self, header: RequestHeader, sequence_id: int | str, request_id: str) -> NeriteError | None:
-        """Return what is wrong with a request that is to be part of a sequence.
+        """Return the error if a request cannot be part of a sequence.
 
-        ``sequence_id`` is the one of ``header``, or one that the server has given it.
+        ``sequence_id`` is that of ``header``, or one that the server has generated.
         """
         if self._control is not None and (header.sequence_id or not sequence_id):
             name, expected = self._control
@@ -116,7 +116,7 @@ class SequenceRequirements:
 
 
 def _id_control(config: ModelConfig) -> tuple[str, DataType] | None:
-    """Return name and type of the control that tells the model the correlation id, if there is one."""
+    """Return name and type of the control for the correlation id; None if the model has none."""
     assert config.sequence_batching is not None
     for tensor in config.sequence_batching.control_input:
         for control in tensor.control:
@@ -125,59 +125,59 @@ def _id_control(config: ModelConfig) -> tuple[str, DataType] | None:
     return None
 
 
-# Implicit state: tensors that one request of a sequence leaves, in the server, for the next.
+# Implicit state: tensors that the server keeps from one request of a sequence to the next.
 #
-# A state is a tensor that the model gives as an output and takes as an input. The buffer that came is the buffer that
-# goes: nothing is copied, but for what is so small that a view would hold more memory than it is worth.
+# A state is a tensor that the model returns as an output and takes as an input. The output buffer becomes the input
+# buffer without a copy, except for buffers so small that a view would retain more memory than it is worth.
 
 SMALL: Final = 4096
-"""Bytes up to which a state is copied, instead of holding what it lies in: a whole message, or a whole batch."""
+"""States up to this many bytes are copied, so as not to retain the whole message or batch that contains them."""
 
 
 class StateForm:
-    """Types and shapes of a model's states between two requests. Equal ones are mostly the same object."""
+    """Types and shapes of a model's states between two requests. Interned, mostly."""
 
     __slots__ = ("specs", "varies")
 
     def __init__(self, specs: tuple[TensorSpec, ...], *, varies: bool) -> None:
         self.specs = specs
-        """Of the inputs, in the order of the configuration."""
+        """Specs of the state inputs, in the order of the configuration."""
         self.varies = varies
-        """Another request may come with another form: the two cannot share a batch."""
+        """Requests may have different forms, which cannot share a batch."""
 
 
 class KeptState(NamedTuple):
-    """What a sequence keeps between two requests."""
+    """The states that a sequence keeps between two requests."""
 
     form: StateForm
     data: list[Buffer]
 
 
 class _Split(NamedTuple):
-    """How the outputs of responses with one header are dealt out."""
+    """How the outputs of responses with one header are divided."""
 
     header: ResponseHeader | None
-    """What the caller gets; None if that is nothing, and he gets it only if it is the last he gets."""
+    """Header of the response for the caller; None if that is empty, so that it is only sent if it is the last one."""
     returned: tuple[int, ...]
-    """The positions of its outputs."""
+    """Indices of the outputs for the caller."""
     states: tuple[int | None, ...]
-    """The position of each state; None for one that the model left out, which stays as it is."""
+    """Index of the output for each state; None for a state that the model left out, which stays unchanged."""
     specs: tuple[TensorSpec | None, ...]
 
 
 class SequenceStates:
-    """The states of one model, from a configuration that has been validated."""
+    """The states of one model, from a validated configuration."""
 
     def __init__(
         self, batching: ModelSequenceBatching, batching_dims: tuple[int, ...], directory: Path, *, decoupled: bool
     ) -> None:
-        """``batching_dims``: what stands before the shape of each tensor, 1 where there is a batch dimension.
+        """``batching_dims``: the dimensions before the shape of each tensor; 1 for a batch dimension.
 
-        Reads files in the model's ``directory``; blocks. Raises ``NeriteError`` where they are not as they were.
+        Reads files in the model's ``directory``; blocks. Raises ``NeriteError`` if they have changed since validation.
         """
         self._decoupled = decoupled
         self.outputs = tuple(state.output_name for state in batching.state)
-        """Their names as outputs."""
+        """Names of the state outputs."""
         self._inputs = {state.output_name: state.input_name for state in batching.state}
         self._varies = any(-1 in state.dims for state in batching.state)
         self._forms: Memo[tuple[TensorSpec, ...], StateForm] = Memo()
@@ -190,21 +190,21 @@ class SequenceStates:
         self._first = self._form(tuple(specs)), data
 
     def first(self) -> KeptState:
-        """Return what the first request of a sequence finds, in memory of its own: models may work in place."""
+        """Return the initial states, in new buffers, because models may modify them in place."""
         form, data = self._first
         return KeptState(form, [bytearray(each) for each in data])
 
     def settled(
         self, response: InferenceResponse, before: KeptState, returned: frozenset[str]
     ) -> tuple[KeptState, InferenceResponse]:
-        """Return the states after a response, and the response without those that are not among ``returned``."""
+        """Return the states after a response, and the response without the states that are not among ``returned``."""
         header = response.header
         if header is None:
             return before, response
         split = self._splits.get((header, returned))
         if split is None:
             split = self._worked_out(header, returned)
-            # The header, what the caller gets of it with what transports leave there, and the states.
+            # The header, the caller's header with what transports cache in it, and the states.
             SEQUENCES.put(self._splits, (header, returned), split, 4 * headers.response_header_bytes(header))
         data = response.data
         kept = [old if at is None else _held(data[at]) for at, old in zip(split.states, before.data, strict=True)]
@@ -222,16 +222,16 @@ class SequenceStates:
 
     def _worked_out(self, header: ResponseHeader, returned: frozenset[str]) -> _Split:
         positions = {spec.name: at for at, spec in enumerate(header.outputs)}
-        theirs = tuple(at for name, at in positions.items() if name not in self._inputs or name in returned)
+        returned_at = tuple(at for name, at in positions.items() if name not in self._inputs or name in returned)
         states = tuple(positions.get(name) for name in self.outputs)
-        # What a decoupled model sends to leave a state, and nothing else, is no response.
-        nothing = self._decoupled and not theirs and not header.parameters and bool(positions)
+        # A response of a decoupled model that contains only states is not sent to the caller.
+        nothing = self._decoupled and not returned_at and not header.parameters and bool(positions)
         rest = ResponseHeader(
-            header.model_name, header.model_version, [header.outputs[at] for at in theirs], header.parameters
+            header.model_name, header.model_version, [header.outputs[at] for at in returned_at], header.parameters
         )
         return _Split(
             None if nothing else rest,
-            theirs,
+            returned_at,
             states,
             tuple(
                 None if at is None else _renamed(header.outputs[at], self._inputs[name])
@@ -241,7 +241,7 @@ class SequenceStates:
 
 
 def zeros(spec: TensorSpec) -> bytes:
-    """Return the data of a tensor of zeros, or of strings without length."""
+    """Return the data of a tensor of zeros, or of empty strings."""
     return bytes(4 * spec.elements if spec.datatype is dtypes.BYTES else spec.byte_size)
 
 
@@ -254,23 +254,23 @@ def _held(data: Buffer) -> Buffer:
 
 
 Said: TypeAlias = Mapping[str, tuple[TensorSpec, Buffer]]
-"""SequenceControls and states that a sample for warming up says itself, by name."""
+"""Controls and states that a warm-up sample sets explicitly, by name."""
 
 
 class SequenceHeader(RequestHeader):
-    """The header of a request with controls and states."""
+    """The header of a request with controls and states attached."""
 
     __slots__ = ("null", "returned")
 
     def __init__(self, *arguments: Any, returned: frozenset[str] = frozenset(), **keywords: Any) -> None:
-        """``returned``: the states that the caller gets, too, as he may ask for them, and did."""
+        """``returned``: the states that the caller has requested and may get."""
         super().__init__(*arguments, **keywords)
         self.returned = returned
         self.null: RequestHeader | None = None
-        """The header of a request that stands for none, in a batch with those that have this one."""
+        """Header of the null request for an empty slot, in a batch with requests that have this header."""
 
     def with_inputs(self, inputs: Iterable[TensorSpec]) -> SequenceHeader:
-        """Return a header that says this of other inputs."""
+        """Return a copy of this header with other inputs."""
         other = SequenceHeader(
             self.model_name,
             self.model_version,
@@ -293,9 +293,9 @@ class SequenceInputs:
     """The controls and states of one model version. For the loop's thread only, once it is made."""
 
     def __init__(self, config: ModelConfig, directory: Path) -> None:
-        """``config`` is complete, valid, and chooses sequence batching. Blocks: reads what states begin with.
+        """``config`` is complete, valid, and has sequence batching. Blocks: reads the initial states.
 
-        Raises ``NeriteError`` if a file in the model's ``directory`` is not what it was when it was checked.
+        Raises ``NeriteError`` if a file in the model's ``directory`` has changed since it was validated.
         """
         batching = config.sequence_batching
         assert batching is not None
@@ -316,11 +316,11 @@ class SequenceInputs:
     def attach(
         self, request: InferenceRequest, sequence: RequestSequence, *, start: bool, end: bool, ready: bool = True
     ) -> None:
-        """Give a request, whose header and data are the caller's, what the model is to know of its sequence.
+        """Attach controls and states to a request, whose header and data are the caller's.
 
-        A request that is to run again gets the caller's header and data back first.
+        The header and data of a request that is to run again must be restored first.
         """
-        # A model that works in place must not find what it left there when it gets a request once more.
+        # A model that works in place must not find its own changes when it gets a request again.
         own = (memoryview(each).toreadonly() for each in request.data) if self._iterative else request.data
         data = [*own, *self._controls.data(start, end, ready, sequence.id)]
         form = None
@@ -333,7 +333,7 @@ class SequenceInputs:
         request.data = data
 
     def overrule(self, request: InferenceRequest, said: Said) -> None:
-        """Give a dressed ``request`` the controls and states that somebody chose, in place of the server's."""
+        """Replace controls and states of a request from ``attach`` by those of a warm-up sample."""
         header = request.header
         assert isinstance(header, SequenceHeader)
         made = zip(header.inputs, request.data, strict=True)
@@ -342,7 +342,7 @@ class SequenceInputs:
         request.data = [bytearray(data) for _, data in inputs]
 
     def null(self, like: InferenceRequest) -> InferenceRequest:
-        """Return a request that stands in a batch for a slot without one; ``like``, which is dressed, is another."""
+        """Return a null request for an empty slot; ``like`` is another request of the batch, from ``attach``."""
         header = like.header
         assert isinstance(header, SequenceHeader)
         false = dict(zip(self._controls.names, self._controls.data(False, False, False, 0), strict=True))
@@ -355,15 +355,15 @@ class SequenceInputs:
     def settle(
         self, request: InferenceRequest, response: InferenceResponse, sequence: RequestSequence
     ) -> InferenceResponse:
-        """Keep the states that a response to a dressed ``request`` has; return what the caller gets of it.
+        """Keep the states in a response to a request from ``attach``; return the response for the caller.
 
-        What says nothing of a state (an error, say) leaves it as it was. Of several responses one may be for the state
-        alone: then the caller gets nothing of it, and what is returned is ``empty``.
+        A response without a state, such as an error, leaves the state unchanged. If one of several responses contains
+        only states, the caller does not get it: the returned response is ``empty``.
         """
         if self._states is None:
             return response
         assert isinstance(request.header, SequenceHeader)
-        # A decoupled model may answer when its sequence is over, and nothing of that is left.
+        # A decoupled model may respond after its sequence has ended and its state is gone.
         before = sequence.state or self._states.first()
         sequence.state, rest = self._states.settled(response, before, request.header.returned)
         return rest
@@ -371,7 +371,7 @@ class SequenceInputs:
     def _header(
         self, header: RequestHeader, sequence_id: int | str, start: bool, end: bool, form: StateForm | None
     ) -> SequenceHeader:
-        """Return what becomes of a caller's header."""
+        """Return the header with controls and states for a caller's header."""
         key = (header, sequence_id, start, end, form)
         attached = self._headers.get(key)
         if attached is None:
@@ -390,7 +390,7 @@ class SequenceInputs:
             [*header.inputs, *self._controls.specs, *(() if form is None else form.specs)],
             [
                 *header.outputs,
-                # Without any, all outputs are meant, states among them.
+                # A header without outputs requests all outputs, including states.
                 *(RequestedOutput(name) for name in states if header.outputs and name not in header.wanted),
             ],
             parameters=header.parameters,

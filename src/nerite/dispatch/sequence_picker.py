@@ -1,4 +1,4 @@
-"""The roster of a model with sequences: each has an instance of its own, and knows what its last request left."""
+"""Instance picker of a model with sequences: each sequence stays on one instance, and keeps state between requests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _log = logging.getLogger("nerite.execution")
 
 
 class SequencePicker:
-    """A sequence batcher, and what its requests carry to the model and back. They all are ``SequenceRequest``."""
+    """Combines a sequence batcher with sequence inputs and states. All its requests are ``SequenceRequest``."""
 
     timed = True
     ahead = False
     settles = True
 
     def __init__(self, config: ModelConfig, attach: SequenceInputs, rules: SequenceRules) -> None:
-        """``attach`` adds controls and states to requests, and takes states out of answers."""
+        """``attach`` adds controls and states to requests, and takes states out of responses."""
         self._config = config
         self._rules = rules
         self._model = rules.model
@@ -41,43 +41,43 @@ class SequencePicker:
         self._iterative = batching is not None and batching.iterative_sequence
         self._by_slot = rules.batching is None
         self._ids = itertools.count(1)
-        self._terms = SequenceRequirements(config)
+        self._requirements = SequenceRequirements(config)
 
     @property
     def idle(self) -> Collection[ModelInstance]:
-        """The instances that are up and run nothing."""
+        """Instances that are up and execute nothing."""
         return self._batcher.idle
 
     @property
     def size(self) -> int:
-        """Requests that wait."""
+        """Number of requests that wait."""
         return self._batcher.size
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many requests wait: sequences have no priorities."""
+        """Number of requests that wait; sequences have no priorities."""
         return {0: self._batcher.size}
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
-        """Why batches began."""
+        """Number of batches by the reason for their release."""
         return self._batcher.releases
 
     def renewed(self) -> SequencePicker:
-        """Return an empty one with the same rules, which knows no instances and no sequences."""
+        """Return an empty picker with the same rules, no instances and no sequences."""
         return SequencePicker(self._config, self._attach, self._rules)
 
     def alone(self, batch: Batch, index: int) -> Batch:
-        """Return a batch in which one request of ``batch`` has its slot, and the slots before it are empty."""
+        """Return a batch with one request of ``batch`` in its slot; the slots before it are empty."""
         request = batch[index]
         return [*(self._attach.null(request) for _ in range(index)), request] if self._by_slot else [request]
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
-        """Let ``request`` wait for its turn in its sequence, or return why it is refused."""
+        """Queue ``request`` for its turn in its sequence, or return why it is refused."""
         assert isinstance(request, SequenceRequest)
         if self._iterative:
             self._make_iterative(request)
-        refusal = self._terms.refusal(request.header, request.sequence_id, request.id)
+        refusal = self._requirements.refusal(request.header, request.sequence_id, request.id)
         if refusal is not None:
             return refusal
         sequence_id = request.sequence_id
@@ -92,11 +92,11 @@ class SequencePicker:
         return self._batcher.offer(request, now)
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Return ``request`` if it would begin a sequence; one that is under way goes on."""
+        """Return ``request`` if it would start a sequence; sequences that have begun go on."""
         return request if self._iterative or request.header.sequence_start else None
 
     def choose(self, now: int, may: May | None = None) -> tuple[ModelInstance, Batch] | None:
-        """Return an instance and the batch that it is given now; None if nothing should start."""
+        """Return an instance and the batch to start on it now; None if nothing should start."""
         chosen = self._batcher.choose(now, may)
         if chosen is None:
             return None
@@ -107,7 +107,7 @@ class SequencePicker:
     def ended(
         self, instance: ModelInstance, batch: Batch, responses: Sequence[InferenceResponse | None], took_ns: int
     ) -> Ended:
-        """Note that ``instance`` has finished a batch, and keep what its requests left for the next."""
+        """Record that ``instance`` has finished a batch, and keep the states for the next requests."""
         real: list[SequenceRequest] = []
         settled: list[InferenceResponse | None] = []
         again: list[SequenceRequest] = []
@@ -126,14 +126,14 @@ class SequencePicker:
         return [*real], settled, [*nulls, *again]
 
     def _settled(self, request: SequenceRequest, response: InferenceResponse) -> InferenceResponse | None:
-        """Return what ``settle`` does; an error where it fails, so that the others of the batch come to their end."""
+        """Return the result of ``settle``; an error if that fails, so that the rest of the batch is not affected."""
         try:
             return self.settle(request, response)
         except Exception as error:
             return InferenceResponse.failed(report("dispatcher", error, f"of model '{self._model}'", request.id))
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
-        """Keep what a response leaves for the next request of the sequence; return what the caller gets of it.
+        """Keep the state in a response for the next request of the sequence; return the response for the caller.
 
         A slot without a request has no caller.
         """
@@ -142,56 +142,53 @@ class SequencePicker:
         return self._attach.settle(request, response, request.sequence)
 
     def resume(self, request: InferenceRequest) -> None:
-        """Let ``request`` run once more, if that waited for the caller."""
+        """Run ``request`` again if it waited for its caller."""
         assert isinstance(request, SequenceRequest)
         self._batcher.resume(request)
 
     def server_stops(self) -> None:
-        """Let nothing wait any more for sequences of which the end is not in sight."""
+        """Stop waiting for sequences whose end is not in sight."""
         self._batcher.server_stops()
 
     def finish(self) -> None:
-        """Let sequences be over of which nothing waits or runs: no more requests come."""
+        """End sequences that have no waiting or running requests: no more requests come."""
         self._batcher.finish()
 
     def came(self, instance: ModelInstance) -> None:
-        """Note that ``instance`` is there, up and idle."""
+        """Add ``instance``, which is up and idle."""
         self._batcher.came(instance)
 
     def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
-        """Note that ``instance`` is no more, and with it the sequences that it had."""
+        """Remove ``instance``, and with it its sequences."""
         return self._batcher.gone(instance, f"the instance that had it, '{instance.name}', died")
 
     def retire(self, instance: ModelInstance) -> None:
-        """Begin no sequence on ``instance`` any more."""
+        """Start no more sequences on ``instance``."""
         self._batcher.retire(instance)
 
     def holds(self, instance: ModelInstance) -> bool:
-        """Return whether ``instance`` has sequences that are not over."""
+        """Return whether ``instance`` has unfinished sequences."""
         return self._batcher.holds(instance)
 
     def wake_at(self) -> int | None:
-        """Return when a sequence was idle for too long, a request in the backlog, or a batch has waited enough."""
+        """Return when an idle sequence or a request in the backlog expires, or a batch is due."""
         return self._batcher.wake_at()
 
     def expire(self, now: int) -> Sequence[Refusal]:
-        """End what was idle for too long; drop and return what was in the backlog for too long."""
+        """End sequences that were idle for too long; drop and return requests that were in the backlog for too long."""
         return self._batcher.expire(now)
 
     def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Drop ``request``, and all others of its sequence, if it waits."""
+        """Drop ``request`` if it waits, and all other requests of its sequence."""
         assert isinstance(request, SequenceRequest)
         return self._batcher.withdraw(request)
 
     def drain(self) -> list[InferenceRequest]:
-        """Drop and return everything that waits."""
+        """Drop and return all waiting requests."""
         return [*self._batcher.drain()]
 
     def _prepare(self, request: SequenceRequest) -> NeriteError | None:
-        """Have a request carry what the model is to know of its sequence, and what the last one left.
-
-        Return why that failed, if it did.
-        """
+        """Attach controls and states to a request; return the error if that failed."""
         try:
             request.detach()
             end = request.header.sequence_end and bool(request.header.sequence_id)
@@ -201,7 +198,7 @@ class SequencePicker:
         return None
 
     def _make_iterative(self, request: SequenceRequest) -> None:
-        """Have a request be a sequence of its own, with an id if it has none: the model says when it is over."""
+        """Make a request a sequence of its own, with a generated id if it has none: its model decides when it ends."""
         request.ends = True
         if not request.sequence_id:
             request.starts = True

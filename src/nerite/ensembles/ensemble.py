@@ -1,7 +1,7 @@
-"""An ensemble: asks the models that it is put together from, in the place of instances of its own.
+"""Scheduler of an ensemble version: executes its steps as requests to other models instead of having instances.
 
-Each step is a request of its own that goes through the door, like a client's. Steps of several requests that are due in
-one turn of the loop arrive at their model together, and are batched there.
+Each step is a separate request that passes through ``InferenceServer.infer`` like a client's. Steps of different
+requests that start in the same loop turn reach their model together and are batched there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from nerite.core.byte_budget import ENSEMBLES, Memo
 from nerite.core.errors import Cancelled, Internal, InvalidArgument, NeriteError
@@ -36,49 +36,43 @@ from nerite.scheduling.ensemble import (
 from nerite.scheduling.fused_steps import explain_step_failure
 from nerite.scheduling.load_shedding import LoadShedder
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-# One request to an ensemble, on its way through the steps.
-
-
 _now = time.monotonic_ns
 
 
 class StepWave:
-    """Tensors that belong together: all there are, or what follows from one response of a decoupled step."""
+    """Tensors that belong together: all of a request, or those derived from one response of a decoupled step."""
 
     __slots__ = ("data", "situation")
 
     def __init__(self, data: Sequence[Buffer], situation: EnsembleProgress) -> None:
         self.data = [data]
-        """By who brought it."""
+        """Tensor data by message: the caller's request first, then the responses of steps."""
         self.situation = situation
 
 
 class StepRequest(ChildRequest):
-    """What the model of a step is asked."""
+    """Request to the model of a step."""
 
-    __slots__ = ("reached", "run", "start", "stretch", "wave")
+    __slots__ = ("fused_segment", "reached", "run", "start", "wave")
 
     def __init__(self, run: EnsembleRun, wave: StepWave, start: StepStart) -> None:
         data = wave.data
-        bytes_of = [data[whose][which] for whose, which in start.places]
+        inputs = [data[whose][which] for whose, which in start.places]
         for which in start.shared:
-            bytes_of[which] = memoryview(bytes_of[which]).toreadonly()
-        # Not by way of the parent class: there is one of these for each step of each request.
-        InferenceRequest.__init__(self, start.header, bytes_of, run, _now(), run.request.id)
+            inputs[which] = memoryview(inputs[which]).toreadonly()
+        # Skip the constructor of the parent class for speed: this runs for each step of each request.
+        InferenceRequest.__init__(self, start.header, inputs, run, _now(), run.request.id)
         self.parent = run.request
         self.run = run
         self.start = start
         self.reached = start.step
-        """The step whose answer comes: another one than was asked, if it could go on from there."""
+        """Step that the response belongs to: a later one if fused steps ran in the worker."""
         self.fused_segment = start.fused_segment if run.goes_on else None
         self.wave = wave
 
 
 class EnsembleRun(ExecutionObserver):
-    """Takes the answers of the steps, and begins the steps that they make possible."""
+    """One request to an ensemble: receives the responses of steps and starts the steps that become possible."""
 
     __slots__ = (
         "_answered",
@@ -97,11 +91,11 @@ class EnsembleRun(ExecutionObserver):
     def __init__(self, ensemble: Ensemble, request: InferenceRequest) -> None:
         self.request = request
         self.over = False
-        """Nothing more will be answered."""
+        """The request has had its final response."""
         self.goes_on = ensemble.goes_on(request)
-        """Steps may follow each other without coming by here."""
+        """Fused steps may run in a worker without returning here in between."""
         self.waiting = 0
-        """Steps that are held back for now."""
+        """Number of steps that wait for an in-flight limit."""
         self._ensemble = ensemble
         self._open: set[StepRequest] = set()
         self._answered = False
@@ -109,28 +103,28 @@ class EnsembleRun(ExecutionObserver):
 
     @property
     def under_way(self) -> Sequence[InferenceRequest]:
-        """The steps that have begun, and have not had their last answer."""
+        """Steps that have started and have not had their final response."""
         return tuple(self._open)
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing more can come, and the request was not answered."""
+        """Whether the request is unanswered although no step runs or waits."""
         return not (self.over or self._open or self.waiting)
 
     def begin(self, beginning: EnsembleProgress) -> None:
-        """Begin with the steps that need nothing but what the caller sent."""
+        """Start the steps that need only the caller's inputs."""
         self.request.on_cancel = self._cancelled
         self._follow(StepWave(self.request.data, beginning), None)
         self._check_end()
 
     def ask(self, wave: StepWave, start: StepStart) -> None:
-        """Ask the model of a step. The bytes are handed on as they are."""
+        """Send a step's request to its model. Tensor data is passed on without a copy."""
         child = StepRequest(self, wave, start)
         self._open.add(child)
         self._ensemble.server.infer(child, "")
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take an answer of a step, and go on from there."""
+        """Process a response of a step and continue from there."""
         assert isinstance(request, StepRequest)
         if final:
             self._open.discard(request)
@@ -155,38 +149,38 @@ class EnsembleRun(ExecutionObserver):
             if not self._open:
                 self._check_end()
             elif self.request.caused:
-                # Now that it waits for these only, they may wait for it.
+                # It now depends only on the open steps, which may in turn wait for it.
                 break_deadlocks(self.under_way[0])
 
     def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Add what a step took to what all of them took. Several responses are added one by one."""
+        """Add the times of a step to the totals. Decoupled steps are added by response, in ``parted``."""
         step = request.origin
         assert isinstance(step, StepRequest)
         if timings is not None and not step.start.step.decoupled:
             self._add(request, timings)
 
     def followed(self, timings: ExecutionTimes) -> None:
-        """Add what a step took that followed another in its worker."""
+        """Add the times of a fused step that ran after another one in its worker."""
         self._input_ns += timings.inputs_ready_ns - timings.started_ns
         self._infer_ns += timings.computed_ns - timings.inputs_ready_ns
         self._output_ns += timings.ended_ns - timings.computed_ns
 
     def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Add what one of the turns of a step took."""
+        """Add the times of one turn of an iterative step."""
         self.ran(request, timings)
 
     def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Add what a step took that is an ensemble itself."""
+        """Add the times of a step that is itself an ensemble."""
         if timings is not None:
             self._add(request, timings)
 
     def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Add what one of several responses took."""
+        """Add the times of one of several responses."""
         if timings is not None:
             self._add(request, timings)
 
     def fail(self, error: NeriteError, outcome: RequestOutcome) -> None:
-        """EnsembleAnswer with ``error``, and give up what runs."""
+        """Answer the request with ``error`` and cancel its running steps."""
         self._stop()
         self._ensemble.failed(self, outcome)
         error.begun = True
@@ -200,7 +194,7 @@ class EnsembleRun(ExecutionObserver):
         self._output_ns += timings.ended_ns - timings.computed_ns
 
     def _follow(self, wave: StepWave, cause: StepRequest | None) -> None:
-        """Do what the situation of ``wave`` asks for. ``cause`` may bring more such situations."""
+        """Start the steps, and send the response, of the state of ``wave``. ``cause`` may produce further states."""
         situation = wave.situation
         ensemble = self._ensemble
         for start in situation.starts:
@@ -222,7 +216,7 @@ class EnsembleRun(ExecutionObserver):
             self.request.respond(response, False)
 
     def _check_end(self) -> None:
-        """Find out whether anything can still come, and end if not."""
+        """End the request if no step runs or waits."""
         if self._open or self.waiting or self.over:
             return
         if self._answered or self._ensemble.decoupled:
@@ -237,7 +231,7 @@ class EnsembleRun(ExecutionObserver):
         self._ensemble.over(self)
 
     def _fail(self, request: StepRequest, error: NeriteError) -> None:
-        if request.reached is request.start.step:  # of those that follow, the worker says what they were given
+        if request.reached is request.start.step:  # errors of later fused steps are explained by the worker
             error = self._ensemble.explained(request, error)
         self.fail(error, RequestOutcome.OTHER)
 
@@ -260,7 +254,7 @@ _Waiting: TypeAlias = tuple[EnsembleRun, StepWave, StepStart]
 
 
 class Ensemble:
-    """The scheduler of one version of an ensemble. For the loop's thread only."""
+    """Scheduler of one version of an ensemble. Used from the loop's thread only."""
 
     def __init__(
         self,
@@ -273,59 +267,59 @@ class Ensemble:
         decoupled: bool,
         most_inflight: int,
     ) -> None:
-        """``most_inflight`` requests of each step may be under way at once; 0: any number.
+        """``most_inflight``: maximum number of concurrent requests of each step; 0 for no limit.
 
-        ``admission`` says how many may be under way in all.
+        ``admission`` bounds the number of concurrent requests to the ensemble.
         """
         self.server = server
         self.decoupled = decoupled
         self._graph = graph
         self._name = graph.signature.model_name
         self._statistics = statistics
-        self._admission = admission
+        self._load_shedder = admission
         self._done = 0
-        """Requests that have had their last response."""
+        """Number of requests that have had their final response."""
         self._beginnings: Memo[RequestHeader, EnsembleProgress] = Memo()
         self._runs: set[EnsembleRun] = set()
-        self._limits = [InflightLimit[_Waiting](most_inflight) for _ in graph.steps] if most_inflight else []
-        self.limited = bool(self._limits)
-        """Each step has a limit: it is to be asked whether one may begin, and told when one is done."""
-        self._paused: list[set[StepRequest]] = [set() for _ in self._limits]
-        """By step, the requests whose next responses would have to wait for it."""
-        self._alarm = LoopTimer(loop, self._give_way)
-        self._tells = False
+        self._inflight_limits = [InflightLimit[_Waiting](most_inflight) for _ in graph.steps] if most_inflight else []
+        self.limited = bool(self._inflight_limits)
+        """Steps have an in-flight limit: call ``admits`` before a step starts, and ``left`` when it is done."""
+        self._paused: list[set[StepRequest]] = [set() for _ in self._inflight_limits]
+        """By step: decoupled requests paused because their next responses would have to wait for it."""
+        self._timer = LoopTimer(loop, self._start_overdue)
+        self._notify_observers = False
         self.sound = True
-        """The last audit found nothing."""
+        """The last audit had no findings."""
         self._on_drained: list[Callable[[], None]] = []
 
     @property
     def pending(self) -> int:
-        """Steps that are held back."""
-        return sum(limit.waiting for limit in self._limits)
+        """Number of steps that wait for an in-flight limit."""
+        return sum(limit.waiting for limit in self._inflight_limits)
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """Return nothing: requests wait for the models of the steps."""
+        """Always empty: requests wait in the queues of the steps' models."""
         return {}
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
-        """Return nothing: the models of the steps make batches."""
+        """Always empty: batches are formed by the steps' models."""
         return {}
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not had their last response."""
+        """Number of requests that have not had their final response."""
         return len(self._runs)
 
     def submit(self, request: InferenceRequest) -> None:
-        """Take a request through the steps; its answer comes through ``request.respond``.
+        """Execute the steps for a request; its answer comes through ``request.respond``.
 
-        The steps themselves are not refused for the length of a queue: what has begun is not given up.
+        Load shedding applies only here, not to the steps: a request that has started is not rejected halfway.
         """
-        if not request.caused and not self._admission.grant(len(self._runs), self._done, _now()):
+        if not request.caused and not self._load_shedder.grant(len(self._runs), self._done, _now()):
             self._statistics.failed(RequestOutcome.REJECTED, request.arrived_ns)
-            request.respond(InferenceResponse.failed(with_request_id(self._admission.refusal(), request.id)))
+            request.respond(InferenceResponse.failed(with_request_id(self._load_shedder.refusal(), request.id)))
             return
         beginning = self._beginnings.get(request.header)
         if beginning is None:
@@ -339,19 +333,19 @@ class Ensemble:
             run.fail(report("ensemble", error, f"of model '{self._name}'", request.id), RequestOutcome.OTHER)
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Call once nothing is under way any more: at once, if so now."""
+        """Call ``call`` once no request is in flight, possibly at once."""
         if self._runs:
             self._on_drained.append(call)
         else:
             call()
 
     def abandon(self, error: NeriteError) -> None:
-        """Answer everything that is under way with ``error``: the models will not go on with it."""
+        """Answer all requests in flight with ``error``, because the models will not complete them."""
         for run in tuple(self._runs):
             run.fail(error, RequestOutcome.OTHER)
 
     def audit(self) -> list[str]:
-        """Fail each request of which no step runs and none is to begin; return how many there were, in words."""
+        """Fail each unanswered request of which no step runs or waits; return a description of the findings."""
         stuck = [run for run in self._runs if run.stuck]
         for run in stuck:
             run.fail(Internal("the request was lost in the server, see its log: send it again"), RequestOutcome.OTHER)
@@ -359,42 +353,42 @@ class Ensemble:
         return [f"ensemble '{self._name}': {len(stuck)} requests had no step under way"] if stuck else []
 
     def tell_witnesses(self) -> None:
-        """Tell sinks how their requests ran, from now on."""
-        self._tells = True
+        """Notify sinks that observe executions how their requests ran, from now on."""
+        self._notify_observers = True
 
     def server_stops(self) -> None:
-        """Do nothing: its models are told."""
+        """Do nothing: the steps' models are notified."""
 
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Return the steps of ``request`` that are under way."""
+        """Return the steps of ``request`` that are in flight."""
         return next((run.under_way for run in self._runs if run.request is request), ())
 
     def begun(self, request: InferenceRequest) -> bool:
-        """Return False: no instance has it, and what the steps do can be given up."""
+        """Return False: no instance executes it, and its steps can be cancelled."""
         return False
 
-    # What the runs tell
+    # Events of the runs
 
     def goes_on(self, request: InferenceRequest) -> bool:
-        """Return whether the steps of a request may follow each other in a worker, where they live together."""
-        return not (self.limited or (self._tells and isinstance(request.sink, ExecutionObserver)))
+        """Return whether fused steps of a request may run in a shared worker."""
+        return not (self.limited or (self._notify_observers and isinstance(request.sink, ExecutionObserver)))
 
     def admits(self, run: EnsembleRun, wave: StepWave, start: StepStart, cause: StepRequest | None) -> bool:
-        """Return whether a step may begin now; else it begins when it may, and ``cause`` pauses until then."""
+        """Return whether a step may start now; if not, queue it and pause ``cause`` until it starts."""
         number = start.step.number
-        if self._limits[number].enter((run, wave, start), _now()):
+        if self._inflight_limits[number].enter((run, wave, start), _now()):
             return True
         run.waiting += 1
         if cause is not None and cause not in self._paused[number]:
             self._paused[number].add(cause)
             cause.pause(True)
-        self._set_alarm()
+        self._set_timer()
         return False
 
     def left(self, request: StepRequest) -> None:
-        """Take note that a step is done with a request."""
+        """Record that a step is done, and start the next waiting one."""
         number = request.start.step.number
-        limit = self._limits[number]
+        limit = self._inflight_limits[number]
         self._begin(limit.leave())
         if not limit.waiting:
             resumed, self._paused[number] = self._paused[number], set()
@@ -402,10 +396,10 @@ class Ensemble:
                 cause.pause(False)
 
     def ran(self, run: EnsembleRun, queue: int, before: int, during: int, after: int) -> None:
-        """Count a request that was answered; the times are sums over its steps."""
+        """Count an answered request; the times are sums over its steps."""
         request = run.request
         self._statistics.composed(request, queue, before, during, after, _now())
-        if self._tells and isinstance(request.sink, ExecutionObserver):
+        if self._notify_observers and isinstance(request.sink, ExecutionObserver):
             timings = ExecutionTimes()
             timings.started_ns = request.queued_ns + queue
             timings.inputs_ready_ns = timings.started_ns + before
@@ -416,14 +410,14 @@ class Ensemble:
     def failed(self, run: EnsembleRun, outcome: RequestOutcome) -> None:
         """Count a request that failed."""
         self._statistics.failed(outcome, run.request.arrived_ns)
-        if self._tells and isinstance(run.request.sink, ExecutionObserver):
+        if self._notify_observers and isinstance(run.request.sink, ExecutionObserver):
             run.request.sink.composed(run.request, None)
 
     def over(self, run: EnsembleRun) -> None:
-        """Forget a request that has had its last response."""
+        """Remove a request that has had its final response."""
         self._runs.discard(run)
         self._done += 1
-        for limit in self._limits if run.waiting else ():
+        for limit in self._inflight_limits if run.waiting else ():
             limit.withdraw(lambda waiting: waiting[0] is run)
         if self._on_drained and not self._runs:
             drained, self._on_drained = self._on_drained, []
@@ -433,20 +427,20 @@ class Ensemble:
     # Errors
 
     def explained(self, request: StepRequest, error: NeriteError) -> NeriteError:
-        """Return the error of a step as the caller is told: Triton's words, and then where it was."""
+        """Return the error of a step for the caller: Triton's text, followed by the location of the step."""
         step = request.start.step
         try:
             version = self.server.find(step.model, step.version, "", step.namespace).label
-        except NeriteError:  # the very thing that went wrong, perhaps
+        except NeriteError:  # possibly the reason for the error
             version = step.version or "latest"
         return explain_step_failure(error, self._name, step.number, step.model, version, request.header)
 
     def deadlock(self, request: InferenceRequest) -> NeriteError:
-        """Return the error of a request some of whose outputs were never made."""
+        """Return the error of a request of which some outputs were never produced."""
         return InvalidArgument(
             f"in ensemble '{self._name}', {request.label}unexpected deadlock, at least one output is not set while "
-            "no more ensemble steps can be made\n    A model without several responses ended without one: let each of "
-            "its requests have one."
+            "no more ensemble steps can be made\n    A model that is not decoupled ended a request without a response: "
+            "it must send one for each request."
         )
 
     # Waiting
@@ -457,21 +451,21 @@ class Ensemble:
             run.waiting -= 1
             run.ask(wave, start)
 
-    def _give_way(self) -> None:
-        """Let those begin that waited too long."""
-        for number, limit in enumerate(self._limits):
+    def _start_overdue(self) -> None:
+        """Start the steps that waited too long for their in-flight limit."""
+        for number, limit in enumerate(self._inflight_limits):
             for waiting in limit.overdue(_now()):
                 _log.warning(
-                    "ensemble '%s': a request waited 300 s for step %d (model '%s'), which has as many under way as "
-                    "max_inflight_requests allows, and begins all the same",
+                    "ensemble '%s': a request waited 300 s for step %d (model '%s'), which has reached "
+                    "max_inflight_requests, and is started anyway",
                     self._name,
                     number + 1,
                     waiting[2].step.model,
                     extra={"request_id": waiting[0].request.id},
                 )
                 self._begin(waiting)
-        self._set_alarm()
+        self._set_timer()
 
-    def _set_alarm(self) -> None:
-        times = [at for limit in self._limits if (at := limit.wake_at()) is not None]
-        self._alarm.set(min(times, default=None))
+    def _set_timer(self) -> None:
+        times = [at for limit in self._inflight_limits if (at := limit.wake_at()) is not None]
+        self._timer.set(min(times, default=None))

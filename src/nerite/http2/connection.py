@@ -1,4 +1,4 @@
-"""A connection: the two halves together, the frames that concern it as a whole, and its life."""
+"""HTTP/2 connection: combines both halves, handles control frames, and implements start, shutdown and failure."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from nerite.http2.limits import DEFAULT_HEADER_TABLE_SIZE, Limits, server_prefac
 from nerite.http2.stream import Http2Handler
 
 COPIED: Final = 16_384
-"""A chunk up to this size is copied into bytes at once: slices of bytes are cheaper than views, and can be kept."""
+"""Chunks up to this size are copied into bytes first: slices of bytes are cheaper than views, and can be kept."""
 
 _SHUTDOWN_PING: Final = b"shutdown"
 _looks_like_http1 = re.compile(rb"(?!PRI )[A-Z]{1,20}(?: |$)").match
 
 
 class Http2Connection(Incoming):
-    """One connection as the server has it. How it works: see the package.
+    """Server side of one connection. The package docstring explains the design.
 
-    After each call the owner writes what is in ``outbound`` and clears it; if ``closed`` is then set it closes the
-    transport. It gives the bytes of the transport to ``receive`` and calls ``lost`` when there are no more.
+    After each call the owner writes ``outbound`` and clears it; if ``closed`` is then set, it closes the transport. It
+    passes bytes from the transport to ``receive`` and calls ``lost`` at their end.
     """
 
     __slots__ = ("_shutting_down", "_started", "_table_emptied", "closed", "http1", "pings_unanswered")
 
     def __init__(self, handler: Http2Handler, limits: Limits, now: float, keep: RememberHeaders) -> None:
-        """``keep`` is called with headers that may come again."""
+        """``keep`` is called with headers that are worth interning."""
         super().__init__(handler, limits, now, keep)
         self._started = False
-        """The peer's preface was seen, and ours was sent."""
+        """The peer's preface was received, and ours was sent."""
         self._table_emptied = False
         self._shutting_down = False
         self.closed = False
-        """Nothing more is read, and nothing more will be in ``outbound``."""
+        """Input is ignored, and ``outbound`` gets no more data."""
         self.http1 = False
-        """The peer spoke HTTP/1. Comes with ``closed``; nothing was sent, so the owner can still answer in HTTP/1."""
+        """The peer speaks HTTP/1. Set with ``closed``; nothing was sent, so the owner can still answer in HTTP/1."""
         self.pings_unanswered = 0
 
     @property
     def finished(self) -> bool:
-        """Whether the transport may be closed: after an error, or shut down and with nothing left to do."""
+        """Whether the transport may be closed: after an error, or after shutdown once no stream is open."""
         return self.closed or (not self._room and not self._streams)
 
     @property
     def begun(self) -> bool:
-        """Whether the peer has said that it speaks HTTP/2."""
+        """Whether the peer's HTTP/2 preface was received."""
         return self._started
 
     @property
     def incomplete(self) -> bool:
-        """Whether the peer owes us the rest of something: the opening, a frame other than DATA, or a header block."""
+        """Whether the rest of the preface, of a frame other than DATA, or of a header block is outstanding."""
         return not self.closed and (not self._started or self._expected != ANY or bool(self._held))
 
     @property
@@ -61,13 +61,13 @@ class Http2Connection(Incoming):
         """The highest stream that the peer has used."""
         return self._last_stream_id
 
-    # -- the owner's side
+    # -- for the owner
 
     def receive(self, data: bytes | bytearray | memoryview, now: float) -> None:
-        """Take bytes from the peer, in pieces of any size; they may be overwritten after the call.
+        """Process bytes from the peer, in pieces of any size; they may be overwritten after the call.
 
-        Never raises for what a peer sends: a broken rule is answered, and the handler is told. ``now`` is in seconds,
-        of any clock that does not go back.
+        Never raises for anything that a peer sends: violations are answered and reported to the handler. ``now`` is in
+        seconds of any monotonic clock.
         """
         if self.closed:
             return
@@ -86,14 +86,14 @@ class Http2Connection(Incoming):
             self._fail(error.code, error.reason)
 
     def lost(self) -> None:
-        """Know that the transport is gone: each open stream is closed with CANCEL."""
+        """Handle the loss of the transport: close each open stream with CANCEL."""
         if not self.closed:
             self._close(Http2ErrorCode.CANCEL)
         self.outbound.clear()
         self.forget_headers()
 
     def forget_headers(self) -> None:
-        """Make new ``Headers`` of the blocks that come, without memos, also of those that came before."""
+        """Drop the interned headers, so that all further blocks yield new ``RequestHeaders`` without memos."""
         self._headers.kept.clear()
 
     def ping(self, payload: bytes = bytes(8)) -> None:
@@ -103,9 +103,9 @@ class Http2Connection(Incoming):
             self.outbound.append(frames.ping(payload))
 
     def shutdown(self) -> None:
-        """Stop without losing a request: announce the end, and take no new streams once the peer has heard of it.
+        """Shut down gracefully: announce it, and accept no new streams once the peer has acknowledged.
 
-        The last GOAWAY follows when the peer answers; ``goaway`` sends it at once. See ``finished``.
+        The final GOAWAY follows the peer's acknowledgement; ``goaway`` sends it at once. See ``finished``.
         """
         if not self._started:
             self.goaway()
@@ -115,7 +115,7 @@ class Http2Connection(Incoming):
             self.ping(_SHUTDOWN_PING)
 
     def goaway(self, code: int = Http2ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Take no new streams from now on: later ones are ignored, and the client knows that it may retry them."""
+        """Accept no new streams: later ones are ignored, and the client knows that it may retry them."""
         if self.closed:
             return
         if not self._started:
@@ -127,14 +127,14 @@ class Http2Connection(Incoming):
         self.outbound.append(frames.goaway(self._processed_stream_id, code, reason.encode()))
 
     def give_up(self, reason: str) -> None:
-        """End the connection because the peer takes too long."""
+        """End the connection because the peer is too slow."""
         if not self.closed:
             self._fail(Http2ErrorCode.ENHANCE_YOUR_CALM, reason)
 
-    # -- the beginning and the end
+    # -- preface, failure and close
 
     def _take_preface(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Check the first bytes, and answer a complete preface with ours. Returns what follows it."""
+        """Check the first bytes, answer a complete preface with ours, and return the bytes after it."""
         head = bytes(data[: len(PREFACE)])
         if not PREFACE.startswith(head):
             self.http1 = _looks_like_http1(head) is not None
@@ -147,7 +147,7 @@ class Http2Connection(Incoming):
         return data[len(PREFACE) :]
 
     def _fail(self, code: Http2ErrorCode, reason: str) -> None:
-        """End the connection because the peer broke a rule."""
+        """End the connection because the peer violated the protocol."""
         if self._started:
             last = min(self._last_stream_id, self._processed_stream_id)
             self.outbound.append(frames.goaway(last, code, reason.encode()))
@@ -222,11 +222,11 @@ class Http2Connection(Incoming):
         self._count_reset()
 
     def _take_priority(self, stream_id: int, payload: bytes) -> None:
-        """Priorities are deprecated and ignored."""
+        """Ignore a PRIORITY frame, which is deprecated, apart from checking its format."""
         if not stream_id:
             raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
         if len(payload) != 5:
-            # A stream error by the RFC; but a stream that is not open cannot be reset.
+            # The RFC calls this a stream error, but a stream that is not open cannot be reset.
             if stream_id not in self._streams:
                 raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not 5 bytes")
             self._fail_stream(stream_id, Http2ErrorCode.FRAME_SIZE_ERROR)
@@ -253,7 +253,7 @@ class Http2Connection(Incoming):
             self._take_initial_window(self.peer.initial_window_size)
 
     def _take_initial_window(self, window: int) -> None:
-        """Apply a new initial window to the streams there are. It may make theirs negative."""
+        """Apply a new initial window to all open streams, whose windows may become negative."""
         self._peer_window = window
         if max((stream.credit for stream in self._streams.values()), default=0) + window > MAX_WINDOW:
             raise ProtocolError(Http2ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is above 2^31-1")
@@ -282,5 +282,5 @@ class Http2Connection(Incoming):
 
 
 def refusal_preface(limits: Limits, reason: str) -> bytes:
-    """Return all that a server says on a connection that it does not take."""
+    """Return everything that a server sends on a connection that it rejects."""
     return server_preface(limits) + frames.goaway(0, Http2ErrorCode.ENHANCE_YOUR_CALM, reason.encode())

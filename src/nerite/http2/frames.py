@@ -1,4 +1,4 @@
-"""HTTP/2 on the wire: the numbers of RFC 9113 and the bytes of the frames that we send."""
+"""HTTP/2 frames: the constants of RFC 9113, and encoders for the frames that we send."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""What we send. A memoryview must be one-dimensional and of bytes: its ``len`` is taken as its size."""
+"""Data to send. A memoryview must be one-dimensional and of bytes: its ``len`` is taken as its size."""
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -36,12 +36,12 @@ MAX_STREAM_ID: Final = 0x7FFFFFFF
 MAX_WINDOW: Final = 0x7FFFFFFF
 DEFAULT_WINDOW: Final = 65_535
 MIN_MAX_FRAME_SIZE: Final = 16_384
-"""What every peer accepts, whatever it has said so far."""
+"""Frame size that every peer accepts, even before its SETTINGS arrive."""
 MAX_MAX_FRAME_SIZE: Final = 16_777_215
 
 
 class Http2ErrorCode(IntEnum):
-    """Why a stream or a connection ended. A peer may send numbers that are not in here."""
+    """Reasons why a stream or connection ended. A peer may send numbers that are not listed."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -60,7 +60,7 @@ class Http2ErrorCode(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The peer broke a rule in a way that ends the connection. Never leaves ``Connection.receive``."""
+    """A violation by the peer that ends the connection. Never leaves ``Http2Connection.receive``."""
 
     def __init__(self, code: Http2ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -68,20 +68,20 @@ class ProtocolError(Exception):
         self.reason = reason
 
 
-# A frame header is read and written as three numbers: length and type share the first word, so that one call of
-# struct does what would otherwise be two and a shift. The first word is ``length << 8 | type``.
+# A frame header is read and written as three numbers: length and type share the first word, ``length << 8 | type``, so
+# that one struct call is enough instead of two and a shift.
 _HEADER = struct.Struct(">IBI")
 unpack_header = _HEADER.unpack_from
 pack_header = _HEADER.pack
 _pack_with_word = struct.Struct(">IBII").pack
 
 DATA_START: Final = bytes((DATA, 0))
-"""What stands between length and stream in the header of a DATA frame that does not end its stream."""
+"""Type and flags in the header of a DATA frame that does not end its stream."""
 
 
 @lru_cache
 def block_start(size: int, flags: int) -> bytes:
-    """Return the header of a HEADERS frame up to its stream id. Few different ones are ever sent."""
+    """Return the header of a HEADERS frame up to its stream id. Cached, because few distinct ones are sent."""
     return (size << 8 | HEADERS).to_bytes(4) + bytes((flags,))
 
 
@@ -109,13 +109,13 @@ def goaway(last_stream_id: int, code: int, reason: bytes) -> bytes:
 
 
 def settings(values: Iterable[tuple[int, int]]) -> bytes:
-    """Return a SETTINGS frame with ``values`` in their order."""
+    """Return a SETTINGS frame with ``values`` in the given order."""
     payload = b"".join(struct.pack(">HI", identifier, value) for identifier, value in values)
     return pack_header(len(payload) << 8 | SETTINGS, 0, 0) + payload
 
 
 def header_block(stream_id: int, block: bytes, flags: int, max_frame_size: int) -> bytes:
-    """Return HEADERS, and as many CONTINUATION frames as ``block`` needs. ``flags`` are those of the HEADERS."""
+    """Return a HEADERS frame with ``flags``, and as many CONTINUATION frames as ``block`` needs."""
     if len(block) <= max_frame_size:
         return pack_header(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block
     frames = [pack_header(max_frame_size << 8 | HEADERS, flags, stream_id), block[:max_frame_size]]

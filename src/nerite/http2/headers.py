@@ -1,4 +1,7 @@
-"""Request headers: the fields of a block, checked against RFC 9113 section 8, and kept by the block's bytes."""
+"""Request headers: decoded by HPACK, validated against RFC 9113 section 8, and interned by the bytes of their block.
+
+Also encodes the headers of replies.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ from nerite.http2.limits import DEFAULT_HEADER_TABLE_SIZE, Limits
 
 # HPACK (RFC 7541): decoding with a dynamic table, encoding without one.
 #
-# The static table and the Huffman code come from the ``hpack`` package. Its decoder is not used, for three reasons:
-# it takes more than twice as long for a block whose only news is one field, which is what some clients with deadlines
-# send on every call; it does not say whether a block changed the table, which is what a cache of blocks has to know;
-# and it gives up in the middle of an oversized list, after which the table and with it the connection is lost.
+# The static table and the Huffman code come from the ``hpack`` package. Its decoder is not used, for three reasons: it
+# takes more than twice as long for a block with a single new field, which some clients with deadlines send on every
+# call; it does not report whether a block changed the table, which a cache of blocks must know; and it stops in the
+# middle of an oversized list, which leaves the table inconsistent and the connection unusable.
 
 Field: TypeAlias = tuple[bytes, bytes]
 
 FIELD_OVERHEAD: Final = 32
-"""What a field counts for beyond its name and value, in table and list sizes alike."""
+"""Overhead of a field beyond its name and value, in table sizes and list sizes."""
 EMPTY_TABLE: Final = b"\x20"
-"""The dynamic table size update to 0. A peer that shrinks its table has to see one before our next field."""
+"""Dynamic table size update to 0. A peer that shrinks its table must receive one before our next field."""
 
 _NO_FIELD: Final = (b"", b"")
 _STATIC: Final[tuple[Field, ...]] = (_NO_FIELD, *HeaderTable.STATIC_TABLE)
@@ -36,29 +39,29 @@ _FIRST_DYNAMIC: Final = len(_STATIC)
 _INDEX_OF_FIELD: Final = {field: index for index, field in reversed(list(enumerate(_STATIC))) if index}
 _INDEX_OF_NAME: Final = {name: index for index, (name, _) in reversed(list(enumerate(_STATIC))) if index}
 
-# Repeated strings (authorities, user agents, deadlines of a few sizes) are most of what is left to decode. Longer
-# ones are not kept, so that a stranger cannot fill the memory.
+# Repeated strings (authorities, user agents, deadlines of a few sizes) are most of the remaining work. Longer ones are
+# not cached, so that a client cannot fill the memory.
 _LONGEST_KEPT: Final = 64
 _decode_short: Final = lru_cache(maxsize=1024)(decode_huffman)
 
 
 class FieldsTooLarge(Exception):
-    """The list is larger than allowed. The table is up to date, so the connection may go on."""
+    """The header list is too large. The table is up to date, so the connection can continue."""
 
 
 class FieldDecoder:
-    """The receiving half of HPACK on one connection."""
+    """HPACK decoder of one connection."""
 
     __slots__ = ("_capacity", "_max_list_size", "_size", "_table", "changes")
 
     def __init__(self, max_list_size: int) -> None:
         self._max_list_size = max_list_size
         self._table: deque[Field] = deque()
-        """Newest last, so that the index of a field counts from the end."""
+        """Newest last, so that indexes count from the end."""
         self._size = 0
         self._capacity = DEFAULT_HEADER_TABLE_SIZE
         self.changes = 0
-        """How often the table changed: what a block means depends on it."""
+        """Number of table changes: the meaning of a block depends on the table."""
 
     def decode(self, block: bytes) -> list[Field]:
         """Return the fields of a complete block, in order.
@@ -68,7 +71,7 @@ class FieldDecoder:
         try:
             return self._decode(block)
         except (IndexError, HPACKDecodingError) as error:
-            # Every way of running past the end of the block or of a table is an IndexError.
+            # Any access beyond the end of the block or of a table raises IndexError.
             raise ProtocolError(Http2ErrorCode.COMPRESSION_ERROR, "the header block is malformed") from error
 
     def _decode(self, block: bytes) -> list[Field]:
@@ -80,7 +83,7 @@ class FieldDecoder:
         while position < end:
             first = block[position]
             position += 1
-            if first & 0x80:  # a field of one of the tables
+            if first & 0x80:  # an indexed field
                 index = first & 0x7F
                 if index == 0x7F:
                     index, position = _integer(block, position, 0x7F)
@@ -99,7 +102,7 @@ class FieldDecoder:
                 self._capacity = capacity
                 self._shrink()
                 continue
-            else:  # a literal value, behind a name that is literal or of one of the tables
+            else:  # a literal value with a literal or indexed name
                 mask = 0x3F if first & 0x40 else 0x0F
                 index = first & mask
                 if index == mask:
@@ -124,7 +127,7 @@ class FieldDecoder:
         return fields
 
     def _shrink(self) -> None:
-        """Note that the table changed, and drop the oldest fields until it fits."""
+        """Count a change of the table, and evict the oldest fields until it fits its capacity."""
         self.changes += 1
         while self._size > self._capacity:
             name, value = self._table.popleft()
@@ -132,7 +135,7 @@ class FieldDecoder:
 
 
 def _integer(block: bytes, position: int, prefix: int) -> tuple[int, int]:
-    """Return the integer whose prefix was full, and the position behind it."""
+    """Decode the continuation of an integer whose prefix is full; return the value and the position after it."""
     value = prefix
     for shift in (0, 7, 14, 21, 28):
         byte = block[position]
@@ -140,11 +143,11 @@ def _integer(block: bytes, position: int, prefix: int) -> tuple[int, int]:
         value += (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise IndexError  # beyond 32 bits nothing is meant seriously
+    raise IndexError  # no valid block needs more than 32 bits
 
 
 def _string(block: bytes, position: int) -> tuple[bytes, int]:
-    """Return the string at ``position``, and the position behind it."""
+    """Return the string at ``position``, and the position after it."""
     first = block[position]
     position += 1
     length = first & 0x7F
@@ -160,7 +163,7 @@ def _string(block: bytes, position: int) -> tuple[bytes, int]:
 
 
 def encode_fields(fields: Iterable[Field]) -> bytes:
-    """Return a block that means ``fields`` on any connection at any time, as it has nothing to do with a table."""
+    """Encode ``fields`` without the dynamic table, so that the block is valid on any connection at any time."""
     block = bytearray()
     for name, value in fields:
         index = _INDEX_OF_FIELD.get((name, value))
@@ -196,19 +199,20 @@ _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
 _LONGEST_BLOCK: Final = 1_024
-"""Bytes of a block that is kept."""
+"""Maximum bytes of a block whose headers are interned."""
 _HEADERS: Final = 2_048
+"""Bytes in memory of headers with their memo, without their fields."""
 _FIELD: Final = 160
-"""Bytes that headers with their memo take in memory, and each of their fields beside its text."""
+"""Bytes in memory of a field without its text."""
 
-# Valid fields, of all connections: clients send few different ones that are short.
+# Fields known to be valid, shared by all connections: clients send few distinct short fields.
 _MOST_FIELDS: Final = 4_096
 _LONGEST_FIELD: Final = 128
 _checked: Final[set[Field]] = set()
 
 
 class MalformedHeaders(Exception):
-    """The request breaks a rule about headers: its stream is reset, the connection goes on."""
+    """The headers of a request are invalid: its stream is reset, the connection continues."""
 
     def __init__(self, reason: str, code: Http2ErrorCode = Http2ErrorCode.PROTOCOL_ERROR) -> None:
         super().__init__(reason)
@@ -216,10 +220,9 @@ class MalformedHeaders(Exception):
 
 
 class RequestHeaders:
-    """The headers of a request. Never changed; the same object for each request with the same block.
+    """Headers of a request. Immutable and interned: requests with the same block share one object.
 
-    ``fields`` are the regular ones in their order. ``memo`` is for whoever reads the headers: what was worked out
-    from them once need not be worked out again.
+    ``fields`` are the regular fields in order. ``memo`` belongs to the handler, for results derived from the headers.
     """
 
     __slots__ = ("authority", "content_length", "fields", "memo", "method", "path", "scheme")
@@ -227,16 +230,16 @@ class RequestHeaders:
     def __init__(self, pseudo: dict[bytes, bytes], fields: tuple[Field, ...], content_length: int) -> None:
         self.method = pseudo.get(b":method", b"")
         self.scheme = pseudo.get(b":scheme", b"")
-        """Empty, like the path, for CONNECT."""
+        """Empty, as is the path, for CONNECT."""
         self.authority = pseudo.get(b":authority", b"")
         self.path = pseudo.get(b":path", b"")
         self.fields = fields
         self.content_length = content_length
-        """-1 if there is none."""
+        """-1 if absent."""
         self.memo: Any = None
 
     def get(self, name: bytes) -> bytes | None:
-        """Return the value of the first field called ``name``, which is lower case."""
+        """Return the value of the first field called ``name`` (lower case), or None."""
         for field_name, value in self.fields:
             if field_name == name:
                 return value
@@ -244,19 +247,19 @@ class RequestHeaders:
 
 
 class HeaderMemo(dict[bytes, RequestHeaders]):
-    """RequestHeaders by the bytes of their blocks. Weak references to it are possible."""
+    """Request headers by the bytes of their block. Supports weak references."""
 
     __slots__ = ("__weakref__",)
     __weakref__: Any
 
 
 RememberHeaders: TypeAlias = Callable[[HeaderMemo, bytes, RequestHeaders, int], None]
-"""Puts headers of about so many bytes into the dictionary of a connection, by their block; or does not, or removes them
-later: how much all connections keep is for their owner to say."""
+"""Stores headers, whose size in bytes is the last argument, under their block in a connection's memo. It may also skip
+or later evict them, because the owner of all connections bounds their memory."""
 
 
 class PartialBlock:
-    """A header block that goes on in CONTINUATION frames, during which the peer may send nothing else."""
+    """A header block continued in CONTINUATION frames, between which the peer may send nothing else."""
 
     __slots__ = ("_continuations", "_limits", "_since", "block", "flags", "stream_id")
 
@@ -265,12 +268,12 @@ class PartialBlock:
         self._since = now
         self._continuations = 0
         self.flags = flags
-        """Of the HEADERS frame."""
+        """Flags of the HEADERS frame."""
         self.stream_id = stream_id
         self.block = bytearray(block)
 
     def add(self, payload: bytes, now: float) -> None:
-        """Append one frame's payload. Raises ``ProtocolError`` when it becomes too much, or takes too long."""
+        """Append one frame's payload. Raises ``ProtocolError`` if the block becomes too large or takes too long."""
         self.block += payload
         self._continuations += 1
         limits = self._limits
@@ -281,7 +284,7 @@ class PartialBlock:
 
 
 class HeaderReader:
-    """Turns the blocks of one connection into headers."""
+    """Converts the header blocks of one connection into ``RequestHeaders``."""
 
     __slots__ = ("_decoder", "_keep", "kept")
 
@@ -289,16 +292,12 @@ class HeaderReader:
         self._decoder = FieldDecoder(limits.max_header_list_size)
         self._keep = keep
         self.kept = HeaderMemo()
-        """RequestHeaders by block, for blocks that mean the same as they did last time.
-
-        The connection looks here first.
-        """
+        """Interned headers by block, valid for the current state of the table. The connection looks here first."""
 
     def request(self, block: bytes) -> RequestHeaders:
-        """Decode and check the block of a request.
+        """Decode and validate the header block of a request.
 
-        Raises ``MalformedHeaders`` for the stream's sake, after which the connection may go on, and ``ProtocolError``
-        for the connection's.
+        Raises ``MalformedHeaders`` if only the stream must end, and ``ProtocolError`` if the connection must.
         """
         changes = self._decoder.changes
         fields = list(map(_stripped, self._decode(block)))
@@ -318,13 +317,13 @@ class HeaderReader:
         return headers
 
     def trailers(self, block: bytes) -> None:
-        """Decode and check the block that ends a request. Raises as ``request`` does; what it says is dropped."""
+        """Decode, validate and discard the trailers of a request. Raises as ``request`` does."""
         for name, value in self._decode(block):
             if not _valid_name(name) or name in _CONNECTION_SPECIFIC or not _valid_value(value):
                 raise MalformedHeaders("a trailer is not allowed")
 
     def discard(self, block: bytes) -> None:
-        """Follow what the block does to the dynamic table, and no more. Raises ``ProtocolError``."""
+        """Decode a block only for its effect on the dynamic table. Raises ``ProtocolError``."""
         with suppress(MalformedHeaders):
             self._decode(block)
 
@@ -340,14 +339,14 @@ class HeaderReader:
 
 
 def _stripped(field: Field) -> Field:
-    """Return a regular field without blanks at the ends of its value, which gRPC allows clients to write."""
+    """Strip spaces and tabs around the value of a regular field, which gRPC allows clients to send."""
     name, value = field
     regular = not name.startswith(b":")
     return (name, value.strip(b" \t")) if regular and (value[:1].isspace() or value[-1:].isspace()) else field
 
 
 def _check(name: bytes, value: bytes) -> None:
-    """Raise ``MalformedHeaders`` if a request may not carry this field, whatever else it carries."""
+    """Raise ``MalformedHeaders`` if the field is invalid in any request."""
     if not _valid_value(value):
         raise MalformedHeaders("a field value is not allowed")
     if name in _PSEUDO:
@@ -363,7 +362,7 @@ def _check(name: bytes, value: bytes) -> None:
 
 
 def _assembled(fields: Sequence[Field]) -> RequestHeaders:
-    """Return ``fields``, each of which was checked, as the headers of a request; raises ``MalformedHeaders``."""
+    """Build request headers from individually valid ``fields``. Raises ``MalformedHeaders`` for a bad combination."""
     pseudo: dict[bytes, bytes] = {}
     content_length = -1
     for position, (name, value) in enumerate(fields):
@@ -385,9 +384,9 @@ def _assembled(fields: Sequence[Field]) -> RequestHeaders:
 
 
 def encode_headers(fields: Iterable[Field]) -> bytes:
-    """Encode the headers or trailers of a reply, ``:status`` first. The result may be kept and sent on any connection.
+    """Encode the headers or trailers of a reply, ``:status`` first. The result may be reused on any connection.
 
-    Raises ``ValueError`` for a name or value that may not be sent: never let a client's text become a second header.
+    Raises ``ValueError`` for an invalid name or value, so that a client's text cannot inject a header.
     """
     checked = list(fields)
     for name, value in checked:

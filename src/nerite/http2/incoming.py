@@ -1,4 +1,4 @@
-"""The receiving half of a connection: frames out of a stream of bytes, requests out of HEADERS and DATA."""
+"""Receiving half of a connection: parses frames, and assembles requests from HEADERS and DATA."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from nerite.http2.limits import FloodDetector, Limits
 from nerite.http2.outgoing import Outgoing
 from nerite.http2.stream import MEASURED, PAUSED, REMOTE_CLOSED, Http2Handler, Http2Stream
 
-# What comes in on open streams: the bodies of requests, the credit that is given for them, and their mistakes.
-
 
 class Inflow(Outgoing):
-    """The accounts of what the peer sends. Methods raise ``ProtocolError`` where the connection has to end."""
+    """Receives request bodies, with flow control and violations of streams.
+
+    Methods raise ``ProtocolError`` if the connection must end.
+    """
 
     __slots__ = (
         "_cut_ends",
@@ -57,39 +58,39 @@ class Inflow(Outgoing):
         self._now = now
         self._floods = FloodDetector(limits, now)
 
-        # A DATA frame is passed on while it arrives: this is the rest of the one under way.
+        # DATA frames are passed on while they arrive; this is the state of the current one.
         self._cut_stream: Http2Stream | None = None
         self._cut_stream_id = 0
         self._cut_left = 0
         self._cut_ends = False
         self._skipped = 0
-        """Bytes after that which nobody wants: padding, frames of unknown types."""
+        """Bytes to discard after it: padding, frames of unknown types."""
 
-        # What we let the peer send. Credit goes back when half of a window is used.
+        # Windows that we grant to the peer. Credit is returned when half of a window is used.
         self._unreturned = 0
-        """Bytes received for which the connection has not given credit back."""
+        """Bytes received on the connection for which no credit was returned."""
         self._return_at = limits.connection_window // 2
         self._stream_window = max(limits.stream_window, frames.DEFAULT_WINDOW)
-        """What a stream may have ``unreturned``: the default counts until the peer acknowledges our SETTINGS."""
+        """Maximum ``unreturned`` of a stream; at least the default until the peer acknowledges our SETTINGS."""
         self._stream_return_at = max(1, limits.stream_window // 2)
 
         self._last_stream_id = 0
-        """The highest that the peer has used."""
+        """Highest stream id that the peer has used."""
         self._processed_stream_id = MAX_STREAM_ID
-        """The last that we said we would serve."""
+        """Last stream id that we promised to serve."""
         self._room = limits.max_concurrent_streams
-        """How many streams may be open; 0 once we have said which is the last."""
+        """Maximum number of open streams; 0 after a GOAWAY that names the last stream."""
 
-    # -- back-pressure
+    # -- backpressure
 
     def pause(self, stream_id: int) -> None:
-        """Give no credit back for this stream: the peer may send what is left of the stream's window, and no more."""
+        """Return no credit for this stream, so that the peer can send only the rest of the stream's window."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.state |= PAUSED
 
     def resume(self, stream_id: int) -> None:
-        """Give credit again, including what was held back."""
+        """Return credit again, including the withheld amount."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.state &= ~PAUSED
@@ -98,7 +99,7 @@ class Inflow(Outgoing):
     # -- DATA
 
     def _take_data(self, flags: int, stream_id: int, length: int, padding: int) -> None:
-        """Account for a DATA frame, and say in ``_cut_left`` and ``_skipped`` what is to be done with its payload."""
+        """Account for a DATA frame, and set ``_cut_left`` and ``_skipped`` for its payload."""
         content = length
         if flags & PADDED:
             content = length - 1 - padding
@@ -107,13 +108,13 @@ class Inflow(Outgoing):
             if content < 0:
                 raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "the padding is larger than its frame")
         self._return_credit(length)
-        # Until the checks below are through, nobody wants the payload.
+        # The payload is discarded unless all checks below pass.
         self._cut_left = 0
         self._skipped = content + padding
         stream = self._streams.get(stream_id)
         if stream is None:
             self._check_stray(stream_id)
-            # What has content was on its way, as much as the stream's window held, and is nobody's fault.
+            # Frames with content were in transit (at most the stream's window), which is no violation.
             if not content:
                 self._count_idle_frame()
             return
@@ -146,7 +147,7 @@ class Inflow(Outgoing):
             self._count_idle_frame()
 
     def _take_payload(self, data: bytes | memoryview, position: int) -> int:
-        """Pass on what ``data`` brings of the DATA frame under way, and skip what is to be skipped."""
+        """Pass on the part of the current DATA frame that is in ``data``, and skip bytes to be discarded."""
         if self._cut_left:
             piece = data[position : position + self._cut_left]
             position += len(piece)
@@ -162,7 +163,7 @@ class Inflow(Outgoing):
         return position
 
     def _return_credit(self, length: int) -> None:
-        """Count what came on the connection, and give credit back once half of the window is used."""
+        """Count received bytes of the connection, and return credit once half of the window is used."""
         self._unreturned += length
         if self._unreturned > self._limits.connection_window:
             raise ProtocolError(Http2ErrorCode.FLOW_CONTROL_ERROR, "more than the window of the connection was sent")
@@ -171,15 +172,15 @@ class Inflow(Outgoing):
             self._unreturned = 0
 
     def _return_stream_credit(self, stream_id: int, stream: Http2Stream) -> None:
-        """Give credit back once half of the window is used, if there is more to come and it is wanted."""
+        """Return credit once half of the window is used, unless the stream is paused or its request complete."""
         if stream.unreturned >= self._stream_return_at and not stream.state & (PAUSED | REMOTE_CLOSED):
             self.outbound.append(frames.window_update(stream_id, stream.unreturned))
             stream.unreturned = 0
 
-    # -- trouble
+    # -- violations
 
     def _fail_stream(self, stream_id: int, code: Http2ErrorCode) -> None:
-        """Reset a stream because of what the peer did, which is counted; tell the handler if it knows the stream."""
+        """Reset a stream because of a violation, and count it; notify the handler if it knows the stream."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._forget(stream_id, stream)
@@ -189,7 +190,7 @@ class Inflow(Outgoing):
         self._count_reset()
 
     def _is_forgiven(self, stream_id: int) -> bool:
-        """Whether frames for this closed stream only come because the peer did not know yet that we had ended it."""
+        """Return whether the peer may have sent frames for this closed stream before it learned that we ended it."""
         return stream_id in self._resets or stream_id > self._processed_stream_id
 
     def _check_stray(self, stream_id: int) -> None:
@@ -210,7 +211,7 @@ class Inflow(Outgoing):
             raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
 
-# What the next frame may be.
+# Values of ``Incoming._expected``: the frames that may come next.
 ANY: Final = 0
 ONLY_SETTINGS: Final = 1
 ONLY_CONTINUATION: Final = 2
@@ -220,7 +221,7 @@ _PLAIN_HEADERS: Final = END_HEADERS | PADDED | PRIORITISED
 
 
 class Incoming(Inflow, ABC):
-    """What the peer sends. Methods raise ``ProtocolError`` where the connection has to end."""
+    """Parses the peer's frames. Methods raise ``ProtocolError`` if the connection must end."""
 
     __slots__ = (
         "_block",
@@ -240,25 +241,25 @@ class Incoming(Inflow, ABC):
         self._expected = ONLY_SETTINGS
 
         self._held = bytearray()
-        """The beginning of a frame of which a part is missing."""
+        """Beginning of an incomplete frame."""
         self._wanted = 0
-        """How long ``_held`` has to be before another look at it is worth it."""
+        """Length of ``_held`` from which parsing can continue."""
 
         self._block: PartialBlock | None = None
-        """What goes on in CONTINUATION frames."""
+        """Header block that is continued in CONTINUATION frames."""
 
     @abstractmethod
     def _take_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Act on a complete frame that is none of DATA, HEADERS, CONTINUATION."""
+        """Process a complete frame other than DATA, HEADERS and CONTINUATION."""
 
     # -- frames
 
     def _take_frames(self, data: bytes | memoryview) -> None:
-        """Act on each frame in ``data``, and keep the beginning of one that is incomplete.
+        """Process each frame in ``data``, and hold the beginning of an incomplete one.
 
-        This is where the time goes. The two frames of a plain request are handled here, in line, because a call costs
-        as much as all of their checks together; whatever is unusual goes to a method that does it all again, slowly.
-        A callback may change anything, so nothing but ``data`` and the constants is remembered across one.
+        This is the hot path. The two frames of a plain request are handled inline, because a call costs as much as all
+        of their checks together; anything unusual goes to ``_take_frame``, which repeats all checks. A callback may
+        change any state, so only ``data`` and constants are kept in local variables across one.
         """
         size = len(data)
         position = self._take_payload(data, 0) if self._cut_left or self._skipped else 0
@@ -285,7 +286,7 @@ class Incoming(Inflow, ABC):
                     stream is not None
                     and (
                         not stream.state
-                        # All of the body that the request announced.
+                        # The complete body that the request declared.
                         or (stream.state == MEASURED and stream.missing == length and flags & END_STREAM)
                     )
                     and end <= size
@@ -316,7 +317,7 @@ class Incoming(Inflow, ABC):
                     stream = streams[stream_id] = Http2Stream()
                     announced = headers.content_length
                     if size - end > HEADER_SIZE:
-                        # Mostly all of the body follows at once.
+                        # Usually the complete body follows immediately.
                         word, flags, same_id = unpack_header(data, end)
                         length = word >> 8
                         body = end + HEADER_SIZE
@@ -349,7 +350,7 @@ class Incoming(Inflow, ABC):
     def _take_frame(
         self, data: bytes | memoryview, position: int, kind: int, flags: int, stream_id: int, length: int
     ) -> int:
-        """Act on any one frame, or keep what there is of it. Returns the position behind it."""
+        """Process one frame of any type, or hold it if it is incomplete. Returns the position after it."""
         size = len(data)
         body = position + HEADER_SIZE
         if kind == DATA:
@@ -376,7 +377,7 @@ class Incoming(Inflow, ABC):
         return body + length
 
     def _hold(self, data: bytes | memoryview, position: int, wanted: int) -> int:
-        """RememberHeaders the rest of ``data`` until there are ``wanted`` bytes of it. Returns the end of ``data``."""
+        """Hold the rest of ``data`` until it has ``wanted`` bytes. Returns the end of ``data``."""
         self._held += data[position:]
         self._wanted = wanted
         return len(data)
@@ -417,7 +418,7 @@ class Incoming(Inflow, ABC):
             self._take_block(partial.flags, partial.stream_id, bytes(partial.block))
 
     def _take_block(self, flags: int, stream_id: int, block: bytes) -> None:
-        """Act on a complete header block: a request, or the trailers of one."""
+        """Process a complete header block: of a request, or of its trailers."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._take_trailers(flags, stream_id, stream, block)

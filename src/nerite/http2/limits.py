@@ -1,4 +1,4 @@
-"""Every bound of a connection in one place."""
+"""Limits of a connection, the rate limiters that enforce them, and SETTINGS."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from nerite.http2.frames import Http2ErrorCode, ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a peer may do on one connection. Sizes are bytes, rates are events a second.
+    """Limits for the peer of one connection. Sizes are bytes, rates are events per second.
 
-    A limit on a rate comes as a pair: how many at once, and how many come back a second. Exceeding one ends the
-    connection with ENHANCE_YOUR_CALM; the defaults are far above what honest clients under load were seen to do.
+    A rate limit is a pair, the burst and the refill rate of a token bucket. Exceeding it ends the connection with
+    ENHANCE_YOUR_CALM; the defaults are far above what well-behaved clients were measured to do under load.
     """
 
     max_concurrent_streams: int = 1_024
-    """Requests under way at once; more are refused with REFUSED_STREAM, which clients retry."""
+    """Concurrent requests; more are rejected with REFUSED_STREAM, which clients retry."""
     connection_window: int = 16 * 1024 * 1024
-    """Bytes of all requests that the peer may have under way; at least 65,535, which the protocol starts with."""
+    """Bytes of all requests that the peer may have in flight; at least 65,535, the protocol's initial window."""
     stream_window: int = 4 * 1024 * 1024
-    """Bytes of one request that the peer may send ahead of the reader; what a paused stream can bring at most."""
+    """Bytes of one request that the peer may send ahead of the reader; the most that a paused stream can receive."""
     max_frame_size: int = 256 * 1024
-    """The largest frame that the peer may send. DATA is passed on as it comes, so that size costs no memory here; it
+    """Largest frame that the peer may send. DATA is passed on as it arrives, so a large size costs no memory here and
     saves both sides work."""
 
     max_header_list_size: int = 16 * 1024
-    """Names and values of a request plus 32 bytes a field. A larger request is refused alone, with ENHANCE_YOUR_CALM,
-    which gRPC clients report as RESOURCE_EXHAUSTED."""
+    """Names and values of a request plus 32 bytes per field. A larger request is rejected with ENHANCE_YOUR_CALM, which
+    gRPC clients report as RESOURCE_EXHAUSTED; the connection continues."""
     max_header_block: int = 64 * 1024
-    """The compressed headers of a request with all CONTINUATION frames, and any other frame that is held until it is
-    complete. More than this ends the connection."""
+    """Compressed headers of a request with all CONTINUATION frames, and any other frame that is held until it is
+    complete. Exceeding it ends the connection."""
     max_continuations: int = 64
-    """CONTINUATION frames of one header block."""
+    """CONTINUATION frames per header block."""
     header_block_seconds: float = 10.0
-    """How long the frames of one header block may take to arrive."""
+    """Time in which all frames of one header block must arrive."""
 
     resets: int = 2_000
     resets_per_second: float = 1_000.0
-    """Streams that the peer starts and then cancels, or makes us reset by breaking a rule (rapid reset)."""
+    """Streams that the peer opens and then cancels, or makes us reset by a violation (rapid reset)."""
     settings: int = 1_000
     settings_per_second: float = 50.0
     """Entries of SETTINGS frames; an empty frame counts as one."""
     idle_frames: int = 10_000
     idle_frames_per_second: float = 1_000.0
-    """Frames that move no request forward: WINDOW_UPDATE, PRIORITY, PING, GOAWAY, empty DATA, unknown types,
-    frames for closed streams. What we send earns more (``abuse.IDLE_FRAMES_EARNED``)."""
+    """Frames that do not advance any request: WINDOW_UPDATE, PRIORITY, PING, GOAWAY, empty DATA, unknown types,
+    frames for closed streams. Data that we send earns additional ones (``IDLE_FRAMES_EARNED``)."""
 
     min_recv_ping_interval_without_data_ms: int = 300_000
-    """A PING sooner than this after the last one, with no reply sent in between, is a strike. As in gRPC."""
+    """A PING sooner than this after the previous one, with no reply sent in between, is a strike, as in gRPC."""
     max_ping_strikes: int = 2
-    """One strike more ends the connection with "too_many_pings". 0 allows any number. As in gRPC."""
+    """One more strike ends the connection with "too_many_pings", as in gRPC. 0 allows any number."""
     permit_pings_without_calls: bool = False
-    """If not, the interval is two hours while no stream is open. gRPC's ``keepalive_permit_without_calls``."""
+    """If false, the interval is two hours while no stream is open. gRPC's ``keepalive_permit_without_calls``."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for values that the protocol cannot express."""
+        """Raise ``ValueError`` for values that the protocol does not allow."""
         if self.max_concurrent_streams < 1:
             raise ValueError("max_concurrent_streams must be at least 1")
         if not 1 <= self.stream_window <= frames.MAX_WINDOW:
@@ -69,17 +69,17 @@ class Limits:
             raise ValueError("max_frame_size must be from 16384 to 16777215")
 
 
-# Counters that tell an honest peer from a flood. They are given the time and read no clock.
+# Rate limiters that distinguish normal peers from floods. They are passed the time and read no clock.
 
 IDLE_FRAMES_EARNED: Final = 4
-"""Idle frames that one reply, or one KiB sent, entitles the peer to: some peers answer each DATA frame with two
+"""Idle frames that the peer earns per reply or KiB that we send: some peers answer each DATA frame with two
 WINDOW_UPDATEs."""
 
 _INTERVAL_WITHOUT_CALLS: Final = 7_200.0
 
 
 class AbuseBudget:
-    """A number of events that may happen at once, and how many a second come back."""
+    """Token bucket: a burst of events, and a refill rate per second."""
 
     __slots__ = ("_burst", "_left", "_rate", "_spent_at")
 
@@ -90,14 +90,14 @@ class AbuseBudget:
         self._spent_at = now
 
     def spend(self, now: float, events: int = 1, earned: int = 0) -> bool:
-        """Count ``events``, after adding ``earned`` more; False if there was not enough left for them."""
+        """Add ``earned`` tokens, then take one per event; False if too few were left."""
         self._left = min(self._burst, self._left + (now - self._spent_at) * self._rate + earned) - events
         self._spent_at = now
         return self._left >= 0
 
 
 class PingStrikes:
-    """gRPC's rule for keepalive pings: too soon is a strike, and too many strikes are the end."""
+    """gRPC's rule for keepalive pings: a ping that comes too soon is a strike, and too many strikes are a violation."""
 
     __slots__ = ("_interval", "_interval_without_calls", "_last_at", "_last_progress", "_max_strikes", "_strikes")
 
@@ -110,10 +110,10 @@ class PingStrikes:
         self._last_progress = 0
 
     def allows(self, now: float, progress: int, calls: int) -> bool:
-        """Count a PING; False if it is one strike too many.
+        """Count a PING; False if it exceeds the allowed strikes.
 
-        ``progress`` is a number that grows with each reply: what was sent since the last PING wipes the slate clean.
-        ``calls`` is the number of open streams.
+        ``progress`` grows with each reply: if anything was sent since the last PING, strikes are reset. ``calls`` is
+        the number of open streams.
         """
         if progress != self._last_progress:
             self._last_progress = progress
@@ -129,7 +129,7 @@ class PingStrikes:
 
 
 class FloodDetector:
-    """The budgets of one connection."""
+    """Rate limiters of one connection."""
 
     __slots__ = ("_earned_progress", "_idle_frames", "_resets", "_settings", "pings")
 
@@ -141,21 +141,21 @@ class FloodDetector:
         self.pings = PingStrikes(limits)
 
     def allows_reset(self, now: float) -> bool:
-        """Count a stream that ended without having been worth it."""
+        """Count a stream that was reset; False if the limit is exceeded."""
         return self._resets.spend(now)
 
     def allows_settings(self, now: float, entries: int) -> bool:
-        """Count a SETTINGS frame."""
+        """Count a SETTINGS frame; False if the limit is exceeded."""
         return self._settings.spend(now, max(1, entries))
 
     def allows_idle_frame(self, now: float, progress: int) -> bool:
-        """Count a frame that moves nothing forward. ``progress`` counts replies and KiB sent."""
+        """Count an idle frame; False if the limit is exceeded. ``progress`` counts replies and KiB sent."""
         earned = (progress - self._earned_progress) * IDLE_FRAMES_EARNED
         self._earned_progress = progress
         return self._idle_frames.spend(now, 1, earned)
 
 
-# SETTINGS: what the peer tells us, checked, and what we tell the peer.
+# SETTINGS of the peer, validated, and ours.
 
 HEADER_TABLE_SIZE: Final = 1
 ENABLE_PUSH: Final = 2
@@ -170,7 +170,7 @@ _entries = struct.Struct(">HI").iter_unpack
 
 
 class PeerSettings:
-    """The values in force for what we send, starting from the RFC's defaults."""
+    """The peer's settings, which apply to what we send; initially the RFC's defaults."""
 
     __slots__ = ("header_table_size", "initial_window_size", "max_frame_size", "max_header_list_size")
 
@@ -179,10 +179,10 @@ class PeerSettings:
         self.initial_window_size = frames.DEFAULT_WINDOW
         self.max_frame_size = frames.MIN_MAX_FRAME_SIZE
         self.max_header_list_size: int | None = None
-        """Advice on how large our header lists may be (names and values plus 32 bytes a field); None is no limit."""
+        """Advisory limit on our header lists (names and values plus 32 bytes per field); None if unlimited."""
 
     def update(self, payload: bytes) -> None:
-        """Take the entries of a SETTINGS frame in their order. Raises ``ProtocolError`` on a value out of range."""
+        """Apply the entries of a SETTINGS frame in order. Raises ``ProtocolError`` for a value out of range."""
         if len(payload) % 6:
             raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is not a multiple of 6 bytes")
         for identifier, value in _entries(payload):
@@ -200,13 +200,13 @@ class PeerSettings:
                 self.max_header_list_size = value
             elif identifier == ENABLE_PUSH and value > 1:
                 raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
-            # MAX_CONCURRENT_STREAMS limits what we push, which is nothing; unknown identifiers are to be ignored.
+            # MAX_CONCURRENT_STREAMS limits server push, which we do not use; unknown identifiers must be ignored.
 
 
 def server_preface(limits: Limits) -> bytes:
-    """Return the first bytes of a server: its SETTINGS, and the connection's window raised to ours.
+    """Return the first bytes of a server: its SETTINGS, and a WINDOW_UPDATE to our connection window.
 
-    The header table keeps its default size: with less the peer repeats itself, with more nothing is gained.
+    The header table keeps its default size: with a smaller one peers repeat fields, a larger one gains nothing.
     """
     opening = frames.settings(
         (

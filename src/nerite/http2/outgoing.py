@@ -1,4 +1,4 @@
-"""The sending half of a connection: replies, cut to the peer's frame size and held back by its windows."""
+"""Sending half of a connection: replies, split by the peer's frame size and subject to its flow control."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from nerite.http2.limits import PeerSettings
 from nerite.http2.stream import REMOTE_CLOSED, Http2Handler, Http2Stream, StreamOutput
 
 JOINED: Final = frames.MIN_MAX_FRAME_SIZE
-"""Up to this size a message is copied into one bytes object with its frame headers: cheaper than a list of pieces."""
+"""Messages up to this size are copied into one bytes object with their frame headers: cheaper than a list of pieces."""
 
 _REMEMBERED_RESETS: Final = 4_096
 
 
 class Outgoing:
-    """What the owner sends with. All methods may be called for streams that are gone; they then do nothing.
+    """Sends replies. All methods may be called for closed streams and then do nothing.
 
-    The order of ``send_headers``, ``send_data`` and ``send_trailers`` on a stream is the caller's responsibility, and
-    so is leaving the buffers alone until the transport has written them: they are not copied.
+    The caller is responsible for the order of ``send_headers``, ``send_data`` and ``send_trailers`` on a stream, and
+    must not change buffers until the transport has written them, because they are not copied.
     """
 
     __slots__ = (
@@ -52,31 +52,31 @@ class Outgoing:
         self._handler = handler
         self._streams: dict[int, Http2Stream] = {}
         self._waiting: OrderedDict[int, Http2Stream] = OrderedDict()
-        """Streams whose own window is open and that wait for the connection's, in the order they are served."""
+        """Streams blocked only by the connection's window, in the order in which they are served."""
         self._resets: OrderedDict[int, None] = OrderedDict()
-        """The last streams that we reset. The peer may not know yet, so frames for them are nobody's mistake."""
+        """The last streams that we reset. Frames for them are no violation, because the peer may not know yet."""
         self._send_window = frames.DEFAULT_WINDOW
         self._peer_window = frames.DEFAULT_WINDOW
         """The peer's initial window for streams, see ``Http2Stream.credit``."""
         self._table_update = b""
-        """What has to stand in front of our next header block."""
+        """Prefix that our next header block must have."""
         self._progress = 0
-        """Replies and KiB sent: what earns the peer the right to send control frames."""
+        """Replies and KiB sent, which entitle the peer to control frames."""
         self.outbound: list[Buffer] = []
-        """What to write, in order. The owner passes it to ``writelines`` after each call, and clears it."""
+        """Data to write, in order. The owner passes it to ``writelines`` after each call, and clears it."""
         self.peer = PeerSettings()
         self.queued = 0
-        """Bytes that flow control holds back, of all streams."""
+        """Bytes of all streams that flow control holds back."""
         self.drained = 0
-        """Bytes that ever left after having been held back. If ``queued`` stays and this does not grow, the peer has
+        """Total bytes sent after having been queued. If this does not grow while ``queued`` is positive, the peer has
         stalled."""
 
     # -- replies
 
     def reply(self, stream_id: int, head: bytes, buffers: Sequence[Buffer], trailers: bytes) -> None:
-        """Send a whole reply, the only thing sent on its stream: headers, one message in ``buffers``, trailers.
+        """Send a complete reply: headers, one message in ``buffers``, trailers. Nothing else is sent on the stream.
 
-        ``head`` and ``trailers`` are blocks of ``encode_headers``; without trailers the message ends the stream.
+        ``head`` and ``trailers`` come from ``encode_headers``; without trailers the message ends the stream.
         """
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -115,7 +115,7 @@ class Outgoing:
         self._send(stream_id, stream, buffers, trailers)
 
     def send_headers(self, stream_id: int, block: bytes, end_stream: bool = False) -> None:
-        """Send the headers of a reply, with ``end_stream`` as all of it."""
+        """Send the headers of a reply; with ``end_stream`` they are the complete reply."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
@@ -124,32 +124,32 @@ class Outgoing:
             self._ended(stream_id, stream)
 
     def send_data(self, stream_id: int, buffers: Sequence[Buffer], end_stream: bool = False) -> None:
-        """Send, or queue behind what is queued, a part of the body."""
+        """Send a part of the body, or append it to the stream's queue."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._send(stream_id, stream, buffers, b"" if end_stream else None)
 
     def send_trailers(self, stream_id: int, block: bytes) -> None:
-        """End the stream with trailers, once what is queued has left."""
+        """End the stream with trailers, after all queued data."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._send(stream_id, stream, (), block)
 
     def reset(self, stream_id: int, code: int = Http2ErrorCode.CANCEL) -> None:
-        """Give the stream up; what is queued of it is dropped. The handler is not called."""
+        """Reset the stream and drop its queued data. The handler is not called."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._forget(stream_id, stream)
             self._write_reset(stream_id, code)
 
     def buffered(self, stream_id: int) -> int:
-        """Return how many bytes of this stream flow control holds back."""
+        """Return the bytes of this stream that flow control holds back."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None or stream.output is None else stream.output.size
 
     @property
     def open_streams(self) -> int:
-        """How many requests are under way, counting those whose reply is held back."""
+        """Number of requests in flight, including those whose reply is held back."""
         return len(self._streams)
 
     # -- frames
@@ -169,13 +169,13 @@ class Outgoing:
     # -- the queue of a stream
 
     def _send(self, stream_id: int, stream: Http2Stream, buffers: Sequence[Buffer], ending: bytes | None) -> None:
-        """Queue, and send what the windows allow. Raises ``RuntimeError`` after the end of a stream."""
+        """Queue buffers, and send what the windows allow. Raises ``RuntimeError`` after the end of a stream."""
         output = stream.output
         waited = output is not None
         if output is None:
             output = stream.output = StreamOutput()
         elif output.ending is not None:
-            raise RuntimeError(f"stream {stream_id} was ended before")
+            raise RuntimeError(f"stream {stream_id} has already ended")
         size = 0
         for buffer in buffers:
             if len(buffer):
@@ -189,7 +189,7 @@ class Outgoing:
         self._flush(stream_id, stream, output)
 
     def _flush(self, stream_id: int, stream: Http2Stream, output: StreamOutput) -> None:
-        """Send what the windows allow of ``output``, and what follows it if that was all. Calls nobody."""
+        """Send what the windows allow of ``output``, and its ending once it is empty. Makes no callbacks."""
         count = min(output.size, self._send_window, self._peer_window + stream.credit)
         if count > 0:
             output.size -= count
@@ -208,12 +208,12 @@ class Outgoing:
         if output.ending:
             self._write_block(stream_id, output.ending, END_STREAM)
         elif count <= 0:
-            # There was no last DATA frame to carry the flag.
+            # No last DATA frame has carried the flag.
             self.outbound.append(pack_header(DATA, END_STREAM, stream_id))
         self._ended(stream_id, stream)
 
     def _write_data(self, stream_id: int, output: StreamOutput, count: int) -> None:
-        """Move ``count`` bytes to ``outbound``: frame headers and slices, the payload is not copied."""
+        """Move ``count`` bytes to ``outbound`` as frame headers and slices (zero-copy)."""
         append = self.outbound.append
         chunks = output.chunks
         max_frame_size = self.peer.max_frame_size
@@ -238,7 +238,7 @@ class Outgoing:
             chunks[0] = chunks[0][start:]
 
     def _drain(self, stream_id: int, stream: Http2Stream) -> None:
-        """Go on with a stream that was blocked, and tell the handler once nothing is held back."""
+        """Continue a stream that was blocked, and notify the handler once nothing is held back."""
         output = stream.output
         if output is None:
             return
@@ -249,21 +249,21 @@ class Outgoing:
             self._handler.writable(stream_id)
 
     def _drain_waiting(self) -> None:
-        """Spend the connection's window. Who is served only in part goes to the end of the line."""
+        """Spend the connection's window. A stream that was only partly served goes to the end of the queue."""
         while self._waiting and self._send_window > 0:
             stream_id, stream = self._waiting.popitem(last=False)
             self._drain(stream_id, stream)
 
-    # -- the end of a stream
+    # -- end of a stream
 
     def _ended(self, stream_id: int, stream: Http2Stream) -> None:
-        """Our side has ended the stream. If the peer has not, tell it that we need no more."""
+        """Handle the end of our side. If the request is incomplete, reset the stream: we need no more of it."""
         del self._streams[stream_id]
         if not stream.state & REMOTE_CLOSED:
             self._write_reset(stream_id, Http2ErrorCode.NO_ERROR)
 
     def _forget(self, stream_id: int, stream: Http2Stream) -> None:
-        """Drop an open stream and all that is queued of it."""
+        """Drop an open stream and its queued data."""
         del self._streams[stream_id]
         self._waiting.pop(stream_id, None)
         if stream.output is not None:

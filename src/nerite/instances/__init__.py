@@ -1,1 +1,1 @@
-"""Instances of models: where a batch is executed, in this process or behind an interface."""
+"""Instances of models: the interface that all of them have, and those that run in the server's process."""

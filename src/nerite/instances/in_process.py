@@ -1,4 +1,4 @@
-"""What all instances have in common that run in the server's own process."""
+"""Instances that run in the server's own process, in a thread or on the loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger("nerite.execution")
 
 
 class InProcessInstance:
-    """An instance that nobody can kill, and whose model has the very requests that the server has."""
+    """An instance without process isolation, whose model gets the server's own request objects."""
 
     def __init__(self, name: str, instance: Instance, *, ahead: bool) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class InProcessInstance:
         self.part: Part
         self.traced = False
         self.report: EngineReport | None = None
-        """None: what an engine in this process says is not heard."""
+        """Always None: reports of engines in this process are not supported."""
         self.on_report: OnReport
         self.on_usable: Callable[[ModelInstance], None]
         self._instance = instance
@@ -58,21 +58,21 @@ class InProcessInstance:
         """Do nothing: an instance in this process has one response for each request."""
 
     def calls(self) -> Sequence[InferenceRequest]:
-        """Return none: a model in this process calls no other."""
+        """Return none: a model in this process cannot call others."""
         return ()
 
     def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
-        """Return None: nobody waits here for a call."""
+        """Return None: a model in this process cannot call others."""
         return None
 
     def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
-        """Ask the model, here and now: it answers from memory."""
+        """Query the model synchronously: it answers from memory."""
         answered(self._instance.is_ready())
 
     def _execute(
         self, batch: Batch, timings: ExecutionTimes, span: TraceContext | None
     ) -> list[InferenceResponse | None]:
-        """Return one answer for each request, whatever happens. On any thread."""
+        """Return one response per request, whatever happens. On any thread."""
         try:
             return run_model(self._instance, self.name, batch, timings, span, contained=True)
         except BaseException as error:
@@ -81,28 +81,25 @@ class InProcessInstance:
             return [InferenceResponse.failed(report("dispatcher", error, f"of instance '{self.name}'"))] * len(batch)
 
     def _finalize(self) -> None:
-        """Finalize the model. What that raises is for the log: the instance is closed all the same."""
+        """Finalize the model. An exception is logged, and the instance is closed all the same."""
         try:
             self._instance.close()
         except BaseException:
             _log.exception("instance '%s' failed to finalize", self.name)
 
     def memory(self) -> int:
-        """Return 0: what it takes is the server's."""
+        """Return 0: its memory is the server's."""
         return 0
 
     def process(self) -> None:
-        """Return None: it is in the server's."""
-
-
-# An instance with a thread of its own: for frameworks that release the GIL while they compute.
+        """Return None: it runs in the server's process."""
 
 
 class ThreadInstance(InProcessInstance):
-    """One instance, one thread, one job after the other; what is brief runs on the loop, while the thread is idle.
+    """Runs batches one by one in a thread of its own, for frameworks that release the GIL while they compute.
 
-    The thread is there while there is work for it: it begins with the first job, which some instances never get, and
-    ends where the loop takes over.
+    Brief executions run on the loop while the thread is idle. The thread exists only while it is needed: it starts with
+    the first job, which some instances never get, and ends when the loop takes over.
     """
 
     def __init__(
@@ -114,7 +111,7 @@ class ThreadInstance(InProcessInstance):
         on_loop: bool = True,
         settle: Callable[[], None] | None = None,
     ) -> None:
-        """``on_loop``: the loop's thread may execute too. ``settle`` is the first thing that a thread does."""
+        """``on_loop``: brief executions may run on the loop. A thread calls ``settle`` first."""
         super().__init__(name, instance, ahead=True)
         self._loop = loop
         self._settle = settle
@@ -125,11 +122,11 @@ class ThreadInstance(InProcessInstance):
 
     @property
     def busy(self) -> bool:
-        """The thread has a batch."""
+        """Whether the thread has a batch."""
         return self._pending > 0
 
     def run(self, batch: Batch) -> None:
-        """Execute a batch at once if it will be brief; else hand it to the thread."""
+        """Execute a batch at once if it is expected to be brief; otherwise hand it to the thread."""
         brief_policy = self._brief_policy
         span = current_span_of(batch) if self.traced else None
         if brief_policy is not None and brief_policy.on_loop and not self._pending:
@@ -159,7 +156,7 @@ class ThreadInstance(InProcessInstance):
         self._pending += 1
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Finalize the model in its thread, and end that."""
+        """Finalize the model in its thread, and end the thread."""
 
         def job() -> Callable[[], None]:
             self._finalize()
@@ -169,7 +166,7 @@ class ThreadInstance(InProcessInstance):
         self._end_thread()
 
     def _do(self, job: Callable[[], Callable[[], None]]) -> None:
-        """Have a job done by the thread. Raises ``RuntimeError``, and does nothing, if no thread can be started."""
+        """Queue a job for the thread. Raises ``RuntimeError``, and does nothing, if no thread can be started."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             thread.start()
@@ -177,7 +174,7 @@ class ThreadInstance(InProcessInstance):
         self._jobs.put(job)
 
     def _end_thread(self) -> None:
-        """End the thread after the jobs it has. If another begins before that, whichever takes the word for it ends."""
+        """End the thread after its queued jobs. If another one has started by then, either takes the sentinel."""
         self._jobs.put(lambda: None)
         self._thread = None
 
@@ -185,25 +182,25 @@ class ThreadInstance(InProcessInstance):
         if self._settle is not None:
             try:
                 self._settle()
-            except Exception as error:  # the thread computes all the same, where the system has placed it
+            except Exception as error:  # the thread computes all the same, wherever it is placed
                 report("dispatcher", error, f"of instance '{self.name}'")
         while (hand_over := self._jobs.get()()) is not None:
             self._loop.call_soon_threadsafe(hand_over)
-            del hand_over  # it has the batch, and the next one may be long in coming
-
-
-# An instance that runs on the loop itself: no isolation, no hand-over, for steps of a few microseconds.
+            del hand_over  # it references the batch, and the next job may take long to come
 
 
 class LoopInstance(InProcessInstance):
-    """``EXECUTION_MODE: in_process``. While a batch runs, the whole server waits for it."""
+    """Runs batches on the loop itself (``EXECUTION_MODE: in_process``), for steps of a few microseconds.
+
+    No isolation and no hand-over: while a batch runs, the whole server waits for it.
+    """
 
     def __init__(self, name: str, instance: Instance) -> None:
         super().__init__(name, instance, ahead=False)
 
     @property
     def busy(self) -> bool:
-        """Never: a batch is over when ``run`` returns."""
+        """False: a batch has finished when ``run`` returns."""
         return False
 
     def run(self, batch: Batch) -> None:

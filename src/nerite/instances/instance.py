@@ -1,4 +1,7 @@
-"""Something that runs batches of one model: an instance, wherever it lives."""
+"""Interface of the instances of models, and what instances of all kinds share.
+
+Shared are: the policy for brief executions, readiness checks, the current span, and the call of a model's code.
+"""
 
 from __future__ import annotations
 
@@ -21,38 +24,38 @@ from nerite.observability.custom_metrics import ReportedMetrics
 Batch: TypeAlias = list[InferenceRequest]
 
 Done: TypeAlias = Callable[["ModelInstance", Batch, Sequence[InferenceResponse | None], ExecutionTimes | None], None]
-"""Called on the loop's thread with one answer a request, None for one that is answered by ``Part``.
+"""Called on the loop's thread with one response per request, None for a request that is answered through ``Part``.
 
-``ExecutionTimes`` is None if the model never got to run.
+``ExecutionTimes`` is None if the model never ran.
 """
 Part: TypeAlias = Callable[[InferenceRequest, InferenceResponse, bool, ExecutionTimes | None], None]
 """Called on the loop's thread with one of several responses to a request, and whether it is the last: before ``Done``,
-while other batches run, after the runner is closed.
+while other batches run, or after the instance is closed.
 
-``ExecutionTimes`` has the start of the execution, when the computing of this response began (as ``inputs_ready_ns``),
-and when it was computed and sent. It is None for the error of a worker that died.
+``ExecutionTimes`` has the start of the execution, the start of the computation of this response (as
+``inputs_ready_ns``), and when it was computed and sent. It is None for the error of a worker that died.
 """
 OnReport: TypeAlias = Callable[["ModelInstance", EngineReport | None], None]
-"""Called on the loop's thread with what an engine says of itself, before the responses that it tells of.
+"""Called on the loop's thread with a report of an engine, before the responses that the report covers.
 
-None: the engine is gone, and what it had will be answered with an error.
+None: the engine is gone, and the requests that it had will be answered with an error.
 """
 
 
 class ModelInstance(Protocol):
-    """An instance of a model. Idle until ``run``, and again when it has called back.
+    """An instance of a model. Idle until ``run``, and again after it has called back.
 
     With ``ahead`` it takes a second batch while the first runs, and starts it when that ends.
 
-    ``usable`` is False while it cannot take a batch, though nothing runs in it (a worker that restarts);
-    ``on_usable`` is called whenever that changes, and when an attempt to restart it failed. ``failure`` says why the
-    last such attempt failed, and is None if it did not. ``restarts`` counts those that succeeded.
+    ``usable`` is False while it cannot take a batch although it runs nothing (a worker that restarts); ``on_usable`` is
+    called whenever that changes, and when an attempt to restart it failed. ``failure`` is the error of the last such
+    attempt, None if it succeeded. ``restarts`` counts the successful ones.
 
-    With ``traced`` the model is told where the requests stand in their traces.
+    With ``traced`` the model gets the trace contexts of its requests.
 
-    ``metrics`` are those that the models in its process count themselves, None where that is the server's.
+    ``metrics`` are those that the models in its process count themselves, None if that process is the server.
 
-    ``report`` is the last one of its engine, None where there is none, or no engine that reports.
+    ``report`` is the last report of its engine, None without an engine that reports.
     """
 
     name: str
@@ -70,72 +73,72 @@ class ModelInstance(Protocol):
 
     @property
     def busy(self) -> bool:
-        """A batch or a request that gets its responses one by one is under way."""
+        """Whether a batch, or a request that gets its responses one by one, is in progress."""
 
     def run(self, batch: Batch) -> None:
         """Execute a batch, and call ``done`` once, with this very list.
 
-        Never blocks, except where running on the loop is the idea. If it raises before ``done`` was called, nothing of
-        the batch was taken: the instance is as it was before.
+        Never blocks, except in instances that run on the loop by design. If it raises before ``done`` was called,
+        nothing of the batch was taken and the instance is in its previous state.
         """
 
     def cancel(self, request: InferenceRequest) -> None:
-        """Tell the model, where it cannot see it, that ``request``, which it has, is cancelled."""
+        """Notify the model, if it cannot see it by itself, that ``request``, which it has, is cancelled."""
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
-        """Have the model wait, or wait no more, before it sends another response to ``request``, which it has."""
+        """Make the model wait before it sends another response to ``request``, which it has, or end that wait."""
 
     def calls(self) -> Sequence[InferenceRequest]:
-        """Return the calls to other models before which the instance will not be free; none if it runs no batch."""
+        """Return the unanswered calls to other models that keep the instance busy; empty if it runs no batch."""
 
     def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
-        """Return the calls before which ``request`` will not be answered; None if the instance does not have it."""
+        """Return the unanswered calls that ``request`` depends on; None if the instance does not have it."""
 
     def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
-        """Ask the model itself whether it can serve; ``answered`` is called on the loop's thread.
+        """Query the model whether it can serve; ``answered`` is called on the loop's thread.
 
-        After ``patience`` seconds it is called with what the model said before.
+        If the model does not answer within ``patience`` seconds, its previous answer is used.
         """
 
     def memory(self) -> int:
-        """Return how many bytes its process has for itself now: 0 for an instance without a process of its own."""
+        """Return the private memory of its process in bytes; 0 for an instance without a process of its own."""
 
     def process(self) -> tuple[int, float] | None:
-        """Return the number of the process that it has now besides the server's, and when that began; None: none."""
+        """Return the id and start time of its process; None if it has none besides the server's."""
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Finalize the model and give everything back; ``closed`` is called once, on the loop's thread."""
+        """Finalize the model and release everything; ``closed`` is called once, on the loop's thread."""
 
 
-# Whether an instance's executions are so brief that the loop runs them itself. Pure.
+# Brief executions: decides whether an instance's executions are so brief that the loop runs them itself. Pure.
 #
-# Handing a batch to a thread and taking the answer back costs two wake-ups and a fight for the GIL, about 0.1 ms on
-# two cores. For a model that computes for 20 us, a small network or a tree, that is five times the work. Nobody knows
-# before how long a model takes, so it begins in its thread; after a run of executions that may be brief the loop
-# takes over. Processor time tells that of each of them. That alone would be wrong for frameworks that compute in
+# Handing a batch to a thread and taking the result back costs two wake-ups and contention for the GIL, about 0.1 ms on
+# two cores. For a model that computes for 20 us, a small network or a tree, that is five times the work. The duration
+# is not known in advance, so a model starts in its thread; after a run of executions that may be brief the loop takes
+# over. The thread's processor time shows that for each of them. Alone it would mislead for frameworks that compute in
 # threads of their own while ours waits, as OpenVINO does with several streams, so the shortest of the run has to be
-# brief by the clock, too.
+# brief by the wall clock, too.
 #
-# On the loop no wait for the GIL is in the time, and no cold cache. Executions that are not brief add up to a debt
-# that brief ones pay back; a single one never counts for more than a quarter, as any may be held up by what else the
-# machine does. Where the debt is full the model returns to its thread, for twice as long as the last time. So a model
-# that is brief only now and then stays in its thread, and holds up the loop a few times in its life.
+# On the loop the time includes no wait for the GIL, and no cold cache. Executions that are not brief add up to a debt
+# that brief ones pay back; a single one never counts for more than a quarter of it, as any may be delayed by other load
+# on the machine. When the debt reaches its limit the model returns to its thread, for twice as long as the last time.
+# So a model that is brief only now and then stays in its thread, and delays the loop a few times in its life.
 
 BRIEF_NS: Final = 70_000
-"""An execution of less is better run on the loop."""
+"""An execution shorter than this is better run on the loop."""
 MOST_NS: Final = 4 * BRIEF_NS
-"""An execution of more counts for so much."""
+"""Longer executions count as this long."""
 DEBT_NS: Final = 4 * (MOST_NS - BRIEF_NS)
-"""Where the debt is full: what the executions on the loop may take together beyond ``BRIEF_NS`` each."""
+"""Limit of the debt: the time that executions on the loop may take in total beyond ``BRIEF_NS`` each."""
 _COLD: Final = 2
-"""In a thread, woken for it, the same computation takes up to so many times longer."""
+"""In a thread that was woken for it, the same computation takes up to this many times longer."""
 _WAIT_NS: Final = 5_000_000
 _FIRST: Final = 8
 _LONGEST: Final = 1 << 20
 
 
 class BriefExecutionPolicy:
-    """The history of one instance. ``on_loop`` says where its next execution belongs."""
+    """Execution history of one instance. ``on_loop`` says whether its next execution belongs on the loop."""
 
     __slots__ = ("_debt", "_needed", "_run", "_shortest_ns", "on_loop")
 
@@ -147,9 +150,9 @@ class BriefExecutionPolicy:
         self._debt = 0
 
     def ran_in_thread(self, computed_ns: int, took_ns: int) -> None:
-        """Note an execution that used ``computed_ns`` of its thread's processor time, and ``took_ns`` in all.
+        """Record an execution that took ``computed_ns`` of its thread's processor time and ``took_ns`` of wall time.
 
-        Much of the latter may be waiting for the GIL, but hardly in all of a run.
+        Much of the latter may be waiting for the GIL, but hardly in all executions of a run.
         """
         if computed_ns < BRIEF_NS * _COLD and took_ns < _WAIT_NS:
             self._run += 1
@@ -160,7 +163,7 @@ class BriefExecutionPolicy:
         self.on_loop = self._run >= self._needed and self._shortest_ns < BRIEF_NS * _COLD
 
     def ran_on_loop(self, took_ns: int) -> None:
-        """Note an execution during which everything else waited."""
+        """Record an execution that blocked the loop."""
         self._debt = max(0, self._debt + min(took_ns, MOST_NS) - BRIEF_NS)
         if self._debt >= DEBT_NS:
             self._debt = self._run = 0
@@ -169,35 +172,35 @@ class BriefExecutionPolicy:
             self._needed = min(self._needed * 2, _LONGEST)
 
 
-# Whether instances can serve: asked of each, answered at once or from the last answer, and joined to one.
+# Readiness of instances: queried from each model, answered at once or from the last answer, and combined into one.
 
 Answered: TypeAlias = Callable[[bool], None]
 
 PROBE_PATIENCE: Final = 0.1
-"""Seconds that a probe waits for a model's own check; then the last answer counts."""
+"""Seconds that a probe waits for a model's own check; after that the last answer counts."""
 CHECK_PATIENCE: Final = 5.0
-"""Seconds that a model has for its own check while it executes nothing; then it is not ready."""
+"""Seconds that an idle model has for its own check; after that it is not ready."""
 
 
 class ReadinessCheck:
-    """A model's own check of whether it can serve, in a worker that may be busy. For the loop's thread only.
+    """A model's own readiness check, in a worker that may be busy. For the loop's thread only.
 
-    Checks that overlap are one check: who asks while one is under way gets its answer.
+    Overlapping checks are coalesced: a check that starts while one is in progress gets the result of that one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[Answered], None]) -> None:
-        """``ask`` sends the question; it is answered in time, late, or never."""
+        """``ask`` sends the query to the model; the answer comes in time, late, or never."""
         self._loop = loop
         self._ask = ask
         self._ready = False
         self._asked_at: float | None = None
-        """When the question was sent that is not answered yet."""
+        """Time of the query that is not answered yet."""
         self._waiting: list[Answered] = []
 
     def check(self, answered: Answered, patience: float, *, executing: bool) -> None:
-        """Answer within ``patience`` seconds: with the last answer if there is no new one by then.
+        """Answer within ``patience`` seconds, with the last answer if no new one has come by then.
 
-        While the instance is ``executing`` the last answer counts, as the model's code is not called a second time.
+        While the instance is ``executing`` the last answer counts, because the model's code is not reentrant.
         """
         if executing:
             answered(self._ready)
@@ -217,11 +220,11 @@ class ReadinessCheck:
             self._loop.call_later(patience, self._late, answered)
 
     def refresh(self) -> None:
-        """Ask, so that there is an answer by the time of the first probe."""
+        """Query the model, so that an answer is known by the time of the first probe."""
         self.check(_ignored, CHECK_PATIENCE, executing=False)
 
     def lost(self) -> None:
-        """Answer all who wait with no: the worker is gone, and the question with it."""
+        """Answer all pending checks with False: the worker, and the query in it, are gone."""
         self._answer(False)
 
     def _answer(self, ready: bool) -> None:
@@ -237,11 +240,11 @@ class ReadinessCheck:
 
 
 def _ignored(_ready: bool) -> None:
-    """Do nothing: the answer is kept."""
+    """Do nothing: the answer is stored."""
 
 
 def all_ready(asked: Collection[Callable[[Answered], None]], answered: Answered) -> None:
-    """Ask them side by side, and answer once, when the last has: True if all can, or if there are none."""
+    """Query all side by side, and answer once, after the last: True if all can serve, or if the collection is empty."""
     waiting = len(asked)
     ready = True
 
@@ -258,26 +261,26 @@ def all_ready(asked: Collection[Callable[[Answered], None]], answered: Answered)
         ask(one)
 
 
-# The span of an execution, for models that use OpenTelemetry themselves: it is current while their code runs.
+# The current span of an execution, for models that use OpenTelemetry themselves.
 #
-# A batch may have requests of several traces. The first of them that is traced has what the model notes.
+# A batch may have requests of several traces. The span is that of the first request that is traced.
 
 _API = "opentelemetry.trace"
 
 
 def current_span_of(batch: Iterable[InferenceRequest]) -> TraceContext | None:
-    """Return the span of a batch, None where nobody here would look at it."""
+    """Return the span of a batch; None if OpenTelemetry is not imported in this process."""
     if _API not in sys.modules:
         return None
     return next((context for request in batch if (context := context_of(request)) is not None), None)
 
 
 def enter_span(context: TraceContext) -> Any:
-    """Make a span current; return what ``leave`` needs, None if nobody has imported OpenTelemetry's interface."""
+    """Make a span current; return the argument for ``leave_span``, None if OpenTelemetry's API is not imported."""
     trace = sys.modules.get(_API)
     if trace is None:
         return None
-    from opentelemetry.context import attach  # there, if the other is
+    from opentelemetry.context import attach  # always installed along with the API
 
     span = trace.SpanContext(
         context.trace_id,
@@ -290,13 +293,13 @@ def enter_span(context: TraceContext) -> Any:
 
 
 def leave_span(entered: Any) -> None:
-    """Make current what was so before."""
+    """Restore the span that was current before."""
     from opentelemetry.context import detach
 
     detach(entered)
 
 
-# The one place where a model's code is called, and where what it raises becomes an answer.
+# Execution: the one place that calls a model's code and turns its exceptions into responses.
 
 _log = logging.getLogger("nerite.execution")
 
@@ -310,18 +313,18 @@ def run_model(
     *,
     contained: bool = False,
 ) -> list[InferenceResponse | None]:
-    """Execute a batch; always returns one answer for each request, whatever the model does.
+    """Execute a batch; always return one response per request, whatever the model does.
 
     None stands for a request that the model answers by itself. An exception fails the whole batch: a ``NeriteError``
     with its own text, anything else as ``Internal``, with the traceback in the log only. ``span`` is current while the
-    model's code runs. ``contained``: the model lives in the server's process, where ``sys.exit`` fails its batch, too.
+    model's code runs. ``contained``: the model runs in the server's process, where ``sys.exit`` only fails its batch.
     """
     before = at_hand.set(requests)
     entered = None if span is None else enter_span(span)
     try:
         responses: list[InferenceResponse | None] = list(instance.execute(requests, timings))
         if len(responses) != len(requests):
-            raise Internal(f"instance '{name}' gave {len(responses)} responses to {len(requests)} requests")
+            raise Internal(f"instance '{name}' returned {len(responses)} responses for {len(requests)} requests")
     except NeriteError as error:
         timings.failed = True
         responses = [InferenceResponse.failed(error.without_frames())] * len(requests)

@@ -1,6 +1,7 @@
-"""Host policies: which cores the instances of a policy run on, and which node their memory is from.
+"""Placement of instances: host policies, binding to cores and memory nodes, thread counts, and instance plans.
 
-Flags name policies (``--host-policy``), instance groups choose one (``host_policy``).
+A host policy names the cores that its instances run on, and the NUMA node of their memory. Flags define policies
+(``--host-policy``), instance groups choose one (``host_policy``).
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _NODES = Path("/sys/devices/system/node")
 
 
 class HostPlace(NamedTuple):
-    """Where an instance runs: without cores wherever the system likes, without a node with memory from any."""
+    """Where an instance runs. Empty cores mean any core; a negative node means memory from any node."""
 
     cores: tuple[int, ...] = ()
     memory_node: int = -1
 
 
 class HostPolicies:
-    """What the flags say. It is made sense of where an instance needs it."""
+    """The host policies of the flags. A policy is only parsed when an instance needs it."""
 
     def __init__(self, settings: Iterable[HostPolicy] = (), nodes: Path = _NODES) -> None:
         self._settings: dict[str, dict[str, str]] = {}
@@ -42,15 +43,15 @@ class HostPolicies:
         self._nodes = nodes
 
     def place(self, name: str) -> HostPlace:
-        """Return where the instances of a policy run: anywhere, if no flag names it.
+        """Return where the instances of a policy run: anywhere if no flag defines it.
 
-        Raises Triton's errors, with a remedy, for what cannot be read and what this machine does not have.
+        Raises Triton's errors, with a remedy, for settings that cannot be parsed or do not exist on this machine.
         """
         settings = self._settings.get(name)
         if settings is None:
             return HostPlace()
         if not hasattr(os, "sched_setaffinity"):
-            raise Unsupported(f"host policy '{name}' cannot be followed: this system does not let us choose cores")
+            raise Unsupported(f"host policy '{name}' cannot be applied: this system has no processor affinity")
         node = -1
         wanted: set[int] = set()
         if "numa-node" in settings:
@@ -97,19 +98,19 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-# Settling down where an instance belongs: on its cores, with memory from its node. For workers, too.
+# Binding a thread to its cores and its memory node. Also used by workers.
 
 _SET_MEMPOLICY: Final = {"x86_64": 238, "aarch64": 237}
-"""The number of the system call, by machine: the C library has no function for it."""
+"""Number of the system call, by machine: the C library has no wrapper for it."""
 _BIND: Final = 2
 _BITS: Final = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def bind_to_place(cores: Collection[int], memory_node: int) -> str:
-    """Have this thread, and all that it starts from now on, run on ``cores`` and get memory from a node alone.
+    """Bind this thread, and all that it starts later, to ``cores`` and to the memory of a node.
 
-    No cores and a node below 0 change nothing. Returns what could not be done, to be logged: containers often forbid
-    the choice of memory, and an instance runs without it.
+    Empty cores and a negative node change nothing. Returns a message to log if the memory could not be bound:
+    containers often forbid that, and an instance runs without it.
     """
     if cores:
         os.sched_setaffinity(0, cores)
@@ -129,43 +130,44 @@ def _bind_memory(node: int) -> str:
     return f"set_mempolicy was refused ({os.strerror(ctypes.get_errno())})"
 
 
-# How many threads the libraries in a worker start: as many as it has cores for itself.
+# Number of threads that libraries in a worker start: the number of cores that it has for itself.
 #
-# Each library starts a thread for every core, so that several workers get into each other's way: two that multiply
-# matrices on two cores do a third more with one thread each. For workers, too.
+# By default each library starts a thread per core, so that several workers compete for the cores: two that multiply
+# matrices on two cores are a third faster with one thread each. Also used by workers.
 
 PARAMETER: Final = "INTRA_OP_THREAD_COUNT"
-"""Of a model that knows better; 0 leaves it to the libraries."""
+"""Parameter with which a model overrides that; 0 leaves it to the libraries."""
 _GENERAL: Final = "OMP_NUM_THREADS"
 _OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
 _VARIABLES: Final = (_GENERAL, _OPENBLAS, "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""What libraries read when they are loaded: the first of them PyTorch and many others."""
+"""Read by libraries when they are loaded: the first one by PyTorch and many others."""
 _SETTERS: Final = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
 )
-"""What its builds call one function. Those that end in ``_`` or ``_64_`` are for Fortran, and take a pointer."""
+"""Names of one function in different builds. Those that end in ``_`` or ``_64_`` are for Fortran, and take a
+pointer."""
 
 
 def thread_variables(context: ModelContext, instance: InstanceContext, ours: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment of a worker should say. ``ours``, the server's own environment, has precedence.
+    """Return thread variables for the environment of a worker. ``ours``, the server's environment, has precedence.
 
-    Raises ``InvalidArgument`` for a parameter of the model that is no number.
+    Raises ``InvalidArgument`` for a parameter of the model that is not a number.
     """
-    told = context.parameter(PARAMETER)
-    if told:
-        if not told.isdecimal():
+    value = context.parameter(PARAMETER)
+    if value:
+        if not value.isdecimal():
             raise InvalidArgument(
-                f"parameter '{PARAMETER}' of model '{context.name}' is '{told}'; it may be a number of threads, "
+                f"parameter '{PARAMETER}' of model '{context.name}' is '{value}'; it must be a number of threads, "
                 "or 0 to leave it to the libraries"
             )
-        return dict.fromkeys(_VARIABLES, told) if int(told) else {}
+        return dict.fromkeys(_VARIABLES, value) if int(value) else {}
     if _GENERAL in ours:
         return {}
     return {name: str(core_share(instance)) for name in _VARIABLES if name not in ours}
 
 
 def adopt_thread_counts(environment: Mapping[str, str], maps: Path = Path("/proc/self/maps")) -> None:
-    """Have OpenBLAS do what ``environment`` says: with numpy, it was loaded before that was known."""
+    """Make OpenBLAS use the count in ``environment``: it was loaded with numpy, before the count was known."""
     count = environment.get(_OPENBLAS)
     if count is None:
         return
@@ -177,22 +179,22 @@ def adopt_thread_counts(environment: Mapping[str, str], maps: Path = Path("/proc
                     library[setter](int(count))
 
 
-# The instances that the instance groups of a model ask for.
+# Plans of the instances that the instance groups of a model configure.
 
 
 @dataclass(frozen=True)
 class InstancePlan:
-    """One instance: what its backend is told, and what is asked of it. Equal plans make equal instances."""
+    """Configuration of one instance. Equal plans make equal instances."""
 
     context: InstanceContext
     passive: bool
-    """It is there, and gets no requests."""
+    """It exists, but gets no requests."""
     claim: ResourceClaim
-    """What it needs to execute, where executions are limited."""
+    """Resources that it needs to execute, where executions are limited."""
 
 
 def instance_plans(config: ModelConfig, policies: HostPolicies) -> list[InstancePlan]:
-    """Return the instances that a model has. Raises ``NeriteError`` for a host policy that cannot be followed."""
+    """Return the plans of a model's instances. Raises ``NeriteError`` for a host policy that cannot be applied."""
     plans = [plan for group in config.instance_group for plan in _of_group(group, policies)]
     sharing = Counter(plan.context.cores for plan in plans)
     return [replace(plan, context=replace(plan.context, sharing=sharing[plan.context.cores])) for plan in plans]
@@ -213,6 +215,6 @@ def _claim(group: ModelInstanceGroup, device: int) -> ResourceClaim:
     limiter = group.rate_limiter
     if limiter is None:
         return ResourceClaim()
-    # Where a resource is named twice, the second time holds.
+    # If a resource is named twice, the last count applies.
     needs = {ResourcePool(each.name, EVERYWHERE if each.global_ else device): each.count for each in limiter.resources}
     return ResourceClaim(tuple((pool, count) for pool, count in needs.items() if count), limiter.priority)

@@ -1,8 +1,8 @@
-"""Language models: engines that generate text, token by token, for many requests at once.
+"""Language models: engines that generate text token by token for many requests at once.
 
-The way of a request: ``call`` reads what it asks, ``sampling`` how tokens are to be chosen; an ``engine`` takes it up
-and goes on with what runs already; ``answer`` makes responses of what each step brings. Tensors and texts are those of
-Triton's vLLM backend (``ports``). How each engine is driven is in a package of its own.
+Path of a request: ``request`` parses its tensors and sampling parameters; the ``engine`` adds it to its running batch;
+``streaming`` turns the output of each step into responses. Tensors and error texts are those of Triton's vLLM backend
+(``backend``). Each engine has a module or package of its own.
 """
 
 from nerite.llm.backend import LlmBackend, TensorRtLlmBackend, VllmBackend

@@ -1,4 +1,4 @@
-"""The backend: completes configurations, opens models, makes their instances."""
+"""The backend for language models: completes configurations, opens models and creates their instances."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from nerite.llm.request import read_call
 from nerite.llm.selection import VLLM, EngineModule, ReaderModule
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
 
-# The tensors of a language model, those of Triton's vLLM backend and others, and the configuration that follows.
+# Tensors of language models (those of Triton's vLLM backend and more) and the configuration derived from them.
 
 
 class LlmPort(NamedTuple):
-    """An input or an output."""
+    """Declaration of an input or output tensor."""
 
     name: str
     data_type: str
@@ -80,13 +80,13 @@ _PORTS: Final = {
     checkpoint.RERANK: (RERANK_INPUTS, RERANK_OUTPUTS),
 }
 _ROWS: Final = 32
-"""Texts that are embedded at once, where the configuration does not say how many."""
+"""Default maximum batch size of embedding models."""
 
 
 def completed_config(context: ModelContext, task: str) -> Mapping[str, Any]:
-    """Return the configuration of a model with its tensors; decoupled or batched as its task asks for.
+    """Return the configuration of a model with its tensors added, decoupled or batched as its task requires.
 
-    Raises ``InvalidArgument`` where it says what cannot be.
+    Raises ``InvalidArgument`` if the configuration contradicts the task.
     """
     name, config = context.name, context.config
     inputs, outputs = _PORTS[task]
@@ -102,9 +102,9 @@ def completed_config(context: ModelContext, task: str) -> Mapping[str, Any]:
             made["dynamic_batching"] = {}
     elif rows:
         why = (
-            "has several texts in each request" if task == checkpoint.RERANK else "has an engine that batches by itself"
+            "takes several texts in each request" if task == checkpoint.RERANK else "has an engine that batches itself"
         )
-        raise InvalidArgument(f"model '{name}' has max_batch_size {rows}, and {why}: set it to 0, or leave it out")
+        raise InvalidArgument(f"model '{name}' has max_batch_size {rows}, but {why}: set it to 0 or omit it")
     if task == checkpoint.GENERATE:
         made["model_transaction_policy"] = config.get("model_transaction_policy") or {"decoupled": True}
     return made
@@ -113,22 +113,22 @@ def completed_config(context: ModelContext, task: str) -> Mapping[str, Any]:
 def _with(
     model: str, field: str, given: Iterable[Mapping[str, Any]], known: Iterable[LlmPort]
 ) -> list[Mapping[str, Any]]:
-    """Return the tensors that a configuration has, and those of ours that it lacks."""
+    """Return the configured tensors, followed by those of ``known`` that the configuration lacks."""
     tensors = list(given)
     types = {port.name: port.data_type for port in known}
     for tensor in tensors:
         expected = types.get(tensor["name"])
         if expected is None:
             raise InvalidArgument(
-                f"model '{model}' has the {field} '{tensor['name']}', which no model of its kind has: there are "
-                f"{', '.join(types)}"
+                f"model '{model}' has the {field} '{tensor['name']}', which no model of its kind has: available "
+                f"are {', '.join(types)}"
             )
         if tensor["data_type"] != expected:
             raise InvalidArgument(
-                f"the {field} '{tensor['name']}' of model '{model}' is {expected}, and not {tensor['data_type']}"
+                f"the {field} '{tensor['name']}' of model '{model}' must be {expected}, not {tensor['data_type']}"
             )
-    there = {tensor["name"] for tensor in tensors}
-    return tensors + [_json(port, field) for port in known if port.name not in there]
+    names = {tensor["name"] for tensor in tensors}
+    return tensors + [_json(port, field) for port in known if port.name not in names]
 
 
 def _json(port: LlmPort, field: str) -> Mapping[str, Any]:
@@ -140,25 +140,25 @@ _STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
-    """Language models that generate text, that turn it into vectors, or that say which of several answers a query.
+    """Backend for language models that generate text, compute embeddings or rerank documents.
 
-    Each is run by the best engine that can run it.
+    Each model is run by the best engine that can run it.
     """
 
     name = "llm"
     isolated = True
 
     def prepare(self, context: ModelContext) -> Path | None:
-        """Have a checkpoint converted, or an engine's environment made; return the Python that has the engine.
+        """Convert the checkpoint or build the engine's environment if needed; return the Python with the engine.
 
         Raises ``NeriteError``.
         """
         return selection.prepared(context, self.name)
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
-        """Return the configuration with the tensors of a language model, and decoupled where it does not say.
+        """Return the configuration with the tensors of a language model; generating models default to decoupled.
 
-        Raises ``NeriteError``, also where the version directory holds nothing that an engine can run.
+        Raises ``NeriteError``, also if the version directory holds nothing that an engine can run.
         """
         selection.check_model(context, self.name)
         return completed_config(context, checkpoint.task_of(context))
@@ -167,50 +167,50 @@ class LlmBackend:
         """Open a model whose configuration is complete. Raises ``NeriteError``."""
         if context.parameter("EXECUTION_MODE") == "in_process":
             raise InvalidArgument(
-                f"model '{context.name}' has EXECUTION_MODE in_process, and its engine holds the interpreter while it "
-                "computes, so that the server would stand still: leave the parameter out"
+                f"model '{context.name}' has EXECUTION_MODE in_process, but its engine holds the GIL while it "
+                "computes, which would block the server: remove the parameter"
             )
         return LlmModel(context, selection.engine_of(context, self.name))
 
 
 class VllmBackend(LlmBackend):
-    """Models of Triton's vLLM backend, and others that are to run on vLLM."""
+    """Backend for models of Triton's vLLM backend and others that are configured to run on vLLM."""
 
     name = "vllm"
 
 
 class TensorRtLlmBackend(LlmBackend):
-    """Models that are to run on TensorRT-LLM."""
+    """Backend for models that are configured to run on TensorRT-LLM."""
 
     name = "tensorrt_llm"
 
 
 class LlmModel:
-    """An open model. Each instance has an engine of its own."""
+    """An opened language model. Each instance has its own engine."""
 
     def __init__(self, context: ModelContext, engines: EngineModule) -> None:
         self._context = context
         self._engines = engines
 
     def instance(self, context: InstanceContext) -> Instance:
-        """Make an instance, and load its engine. Raises ``NeriteError``."""
+        """Create an instance and load its engine. Raises ``NeriteError``."""
         task = checkpoint.task_of(self._context)
         if task != checkpoint.GENERATE:
-            readers = cast(ReaderModule, self._engines)  # No other one is chosen for such a model.
+            readers = cast(ReaderModule, self._engines)  # only such an engine is chosen for these tasks
             if task == checkpoint.EMBED:
                 return EmbeddingInstance(self._context, readers.embedder(self._context, context))
             return RerankingInstance(self._context, readers.reranker(self._context, context))
         engine = self._engines.engine(self._context, context)
-        step = StepReport(context.reporter, _patience(self._context))
+        step = StepReport(context.reporter, _step_timeout(self._context))
         engine.start(step.over, context.reporter.give_up)
         return LlmInstance(self._context, context.name, engine, step)
 
     def close(self) -> None:
-        """Do nothing: engines end with their instances."""
+        """Do nothing: each engine is stopped by its instance."""
 
 
 class LlmInstance:
-    """An engine at work. ``execute`` hands it requests and returns at once; answers follow from the engine's thread."""
+    """Instance with an engine. ``execute`` queues requests and returns; the engine's thread sends the responses."""
 
     def __init__(self, model: ModelContext, name: str, engine: LlmEngine, step: StepReport) -> None:
         self._name = name
@@ -221,71 +221,71 @@ class LlmInstance:
         self._headers = ResponseHeaders(model.name, str(model.version), [output["name"] for output in config["output"]])
         self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         self._shared = model.parameter(model_parameters.PARAMETER) == model_parameters.TRUE
-        """Tenants use what was computed of the prompts of others."""
+        """Whether tenants share cached prompt prefixes."""
         self._numbers = itertools.count()
 
     def execute(
         self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
-        """Give the engine each request. What is refused is answered here, in the words of Triton's vLLM backend."""
-        return [self._begun(request) for request in requests]
+        """Add each request to the engine. Rejected ones get a response here, worded as by Triton's vLLM backend."""
+        return [self._submit(request) for request in requests]
 
     def is_ready(self) -> bool:
-        """Return whether the engine can begin with a request at once."""
+        """Return whether the engine can start a request immediately."""
         return self._engine.is_ready()
 
     def close(self) -> None:
-        """Stop the engine. What still runs is answered."""
+        """Stop the engine. Requests that still run are answered."""
         self._engine.stop()
 
-    def _begun(self, request: InferenceRequest) -> InferenceResponse | None:
+    def _submit(self, request: InferenceRequest) -> InferenceResponse | None:
         if not self._engine.is_healthy():
             kind = "vLLM" if self._engine.capabilities().engine == VLLM else "LLM"
             return InferenceResponse.failed(Unavailable(f"Model is unavailable due to unhealthy {kind} engine"))
         try:
-            self._begin(request)
+            self._add_to_engine(request)
         except NeriteError as error:
             return InferenceResponse.failed(error.prefixed(WRONG))
         return None
 
-    def _begin(self, request: InferenceRequest) -> None:
-        asked = read_call(request)
-        if asked.stream and not self._decoupled:
+    def _add_to_engine(self, request: InferenceRequest) -> None:
+        call = read_call(request)
+        if call.stream and not self._decoupled:
             raise InvalidArgument(
-                "the model has one response for each request (model_transaction_policy { decoupled: false }): leave "
-                "'stream' out"
+                "the model sends one response per request (model_transaction_policy { decoupled: false }): omit "
+                "'stream'"
             )
-        # A caller may give two requests the same id.
+        # Not the request's id: callers may use one id for several requests.
         number = str(next(self._numbers))
-        answer = StreamedAnswer(request, asked, self._headers)
+        answer = StreamedAnswer(request, call, self._headers)
         request.on_pause = answer.paused
         request.on_cancel = lambda _request: self._engine.abort(number)
-        sampling, caller = asked.sampling, request.header.caller
+        sampling, caller = call.sampling, request.header.caller
         priority = (sampling.priority or request.header.priority) if self._knows_priorities else 0
         wanted = GenerationRequest(
             number,
-            asked.prompt,
+            call.prompt,
             sampling,
-            asked.special_tokens,
-            asked.images,
+            call.special_tokens,
+            call.images,
             grammar=sampling.grammar,
             lora=sampling.lora_name,
             priority=priority,
-            # No tenant is called what a number with a zero byte before it says: it is shared with no other request.
+            # Without a tenant, a zero byte and the request's number: no tenant and no other request has this salt.
             cache_salt="" if caller is None or self._shared else caller.tenant or f"\0{number}",
         )
         self._engine.add(wanted, RequestFollower(request, answer, sampling.n, self._step))
-        if request.is_cancelled():  # before the engine had it
+        if request.is_cancelled():  # it was cancelled before the engine knew it
             self._engine.abort(number)
 
 
-def _patience(model: ModelContext) -> int:
-    """Return how many seconds a step may take before the engine counts as hanging; 0: any time."""
+def _step_timeout(model: ModelContext) -> int:
+    """Return how many seconds a step may take before the engine counts as stalled; 0 means no limit."""
     seconds = configuration.parameter(
-        model, selection.STEP_TIMEOUT, _STEP_SECONDS, configuration.integer_parameter, "seconds, or 0 for any time"
+        model, selection.STEP_TIMEOUT, _STEP_SECONDS, configuration.integer_parameter, "seconds, or 0 for no limit"
     )
     if seconds < 0:
         raise InvalidArgument(
-            f"parameter '{selection.STEP_TIMEOUT}' of model '{model.name}' is {seconds}; it has to be 0 or more"
+            f"parameter '{selection.STEP_TIMEOUT}' of model '{model.name}' is {seconds}; it must be 0 or more"
         )
     return seconds

@@ -1,4 +1,4 @@
-"""What the directory of a language model holds: files of OpenVINO, a checkpoint, or the arguments of vLLM."""
+"""Recognizes what a language model's directory holds (OpenVINO files, a checkpoint, vLLM arguments), and its task."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
 
 ARGUMENTS: Final = "model.json"
-"""The arguments of vLLM, as Triton's backend for it has them."""
+"""File with the arguments of vLLM, as in Triton's vLLM backend."""
 CONFIG: Final = "config.json"
 _MODELS: Final = ("openvino_model.xml", "openvino_language_model.xml")
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 
 
 KINDS: Final = (
-    "a checkpoint of Hugging Face (config.json, *.safetensors, a tokenizer), OpenVINO's files of one "
+    "a Hugging Face checkpoint (config.json, *.safetensors, a tokenizer), OpenVINO files converted from one "
     f"({_MODELS[0]}), or arguments of vLLM ({ARGUMENTS})"
 )
-"""What there can be."""
+"""The possible contents, for messages."""
 
 
 class CheckpointContent(Enum):
-    """What an engine finds there."""
+    """Kind of content of a version directory. Values are used in messages."""
 
-    OPENVINO = "OpenVINO's files of a model"
-    CHECKPOINT = "a checkpoint of Hugging Face"
+    OPENVINO = "OpenVINO files"
+    CHECKPOINT = "a Hugging Face checkpoint"
     ARGUMENTS = f"arguments of vLLM ({ARGUMENTS})"
     NOTHING = "no language model"
 
 
 def checkpoint_content(directory: Path) -> CheckpointContent:
-    """Return what ``directory`` holds. What is ready to run goes before what has to be converted."""
+    """Return the content of ``directory``. Files that can run as they are take precedence over a checkpoint."""
     if any((directory / name).is_file() for name in _MODELS):
         return CheckpointContent.OPENVINO
     if (directory / ARGUMENTS).is_file():
@@ -47,13 +47,13 @@ def checkpoint_content(directory: Path) -> CheckpointContent:
 
 
 def checkpoint_files(directory: Path) -> Iterator[Path]:
-    """Yield the files of a checkpoint, in their order."""
+    """Yield the files of a checkpoint, sorted by name."""
     if directory.is_dir():
         yield from (each for each in sorted(directory.iterdir()) if each.is_file() and not each.name.startswith("."))
 
 
 def describe_content(directory: Path, file: str = CONFIG) -> dict[str, Any]:
-    """Return what is in a JSON file of a checkpoint; empty where that is none."""
+    """Return the object in a JSON file of a checkpoint; empty if the file is missing or holds no object."""
     try:
         found = json.loads((directory / file).read_bytes())
     except (OSError, ValueError):
@@ -61,7 +61,7 @@ def describe_content(directory: Path, file: str = CONFIG) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# What a model is for, by its configuration and the files that lie in its version directory.
+# The task of a model, determined from its configuration and the files in its version directory
 
 PARAMETER: Final = "TASK"
 GENERATE: Final = "generate"
@@ -73,14 +73,14 @@ _SENTENCE_TRANSFORMERS: Final = ("modules.json", "config_sentence_transformers.j
 
 
 def task_of(context: ModelContext) -> str:
-    """Return ``generate``, ``embed`` or ``rerank``. Raises ``InvalidArgument`` for what the parameter cannot be."""
-    said = context.parameter(PARAMETER)
-    if said in _TASKS:
-        return said
-    if said:
-        meant = nearest(said, _TASKS)
+    """Return ``generate``, ``embed`` or ``rerank``. Raises ``InvalidArgument`` if the parameter is invalid."""
+    configured = context.parameter(PARAMETER)
+    if configured in _TASKS:
+        return configured
+    if configured:
+        meant = nearest(configured, _TASKS)
         raise InvalidArgument(
-            f"parameter '{PARAMETER}' of model '{context.name}' is '{said}'. "
+            f"parameter '{PARAMETER}' of model '{context.name}' is '{configured}'. "
             + (f"Did you mean {meant}?" if meant else f"There are: {', '.join(_TASKS)}.")
         )
     directory = context.version_directory
@@ -89,13 +89,13 @@ def task_of(context: ModelContext) -> str:
     for architecture in architectures(directory):
         if architecture.endswith("ForSequenceClassification"):
             return RERANK
-        # What no head for a task is on: BertModel, XLMRobertaModel.
+        # Architectures without a task head, such as BertModel and XLMRobertaModel.
         if architecture.endswith("Model") and not architecture.endswith("LMHeadModel"):
             return EMBED
     return GENERATE
 
 
 def architectures(directory: Path) -> list[str]:
-    """Return what the checkpoint's config.json says of it; nothing where that does not."""
+    """Return the architectures that the checkpoint's config.json names; empty if it names none."""
     named = describe_content(directory).get("architectures")
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []

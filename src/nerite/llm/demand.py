@@ -1,4 +1,4 @@
-"""What a request will take of an engine, as far as can be told without it: read before anybody counts tokens."""
+"""Estimates the demand of a request on an engine from its inputs alone, before its tokens are counted."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ _SAMPLING: Final = "sampling_parameters"
 _IMAGE: Final = "image"
 _STANDARD: Final = SamplingParameters()
 _UNREADABLE: Final = {"max_tokens": _STANDARD.max_tokens}
-"""What sampling parameters say that the engine will refuse."""
+"""Stands for sampling parameters that the engine will reject."""
 IMAGE_TOKENS: Final = 576
-"""Of an image, as long as nothing is known: a square of 24 patches."""
+"""Assumed tokens per image until a measured number is known: a square of 24 patches."""
 _LENGTH: Final = 4
 """Bytes before each element of a tensor of strings."""
 
 
 class Demand(NamedTuple):
-    """Of one request."""
+    """Demand of one request on an engine."""
 
     prompt_bytes: int
     most: int
-    """Tokens that it asks for at the most, all sequences together. 0: as many as there is room for."""
+    """Maximum number of tokens to generate, all sequences together; 0 for as many as fit."""
     sequences: int
     priority: int = 0
-    """As the engine has it: the lower ones first."""
+    """As engines define it: lower values run first."""
     images: int = 0
 
 
 def demand(request: InferenceRequest, allowed: int = 0, most_sequences: int = MOST_SEQUENCES) -> Demand:
-    """Return what ``request`` asks for. What is wrong with it is for the engine to say.
+    """Return the demand of ``request``. Invalid requests are left for the engine to reject.
 
-    One that does not say how many tokens it wants gets what is usual, or all that are ``allowed`` if those are fewer;
-    0: any number is. One that asks for more than ``most_sequences`` asks for one: it has to wait for nothing that makes
-    room for them, as the engine refuses it.
+    A request without ``max_tokens`` counts with the default, or with all that are ``allowed`` if those are fewer; 0
+    means no limit. A request for more than ``most_sequences`` counts as one sequence: the engine rejects it, so it need
+    not wait for room.
     """
     places = _places(request)
     prompt = len(request.data[places[_PROMPT]]) - _LENGTH if _PROMPT in places else 0
-    said = _said(request, places)
-    sequences = _count(said.get("n"), _STANDARD.n)
+    values = _sampling_values(request, places)
+    sequences = _count(values.get("n"), _STANDARD.n)
     if sequences > most_sequences:
         sequences = _STANDARD.n
-    most = sequences * _count(said.get("max_tokens", _STANDARD.max_tokens), 0)
-    if "max_tokens" not in said and 0 < allowed < most:
+    most = sequences * _count(values.get("max_tokens", _STANDARD.max_tokens), 0)
+    if "max_tokens" not in values and 0 < allowed < most:
         most = 0
-    priority = _count(said.get("priority"), 0) or request.header.priority
+    priority = _count(values.get("priority"), 0) or request.header.priority
     images = request.header.inputs[places[_IMAGE]].elements if _IMAGE in places else 0
     return Demand(prompt, most, sequences, priority, images)
 
 
 def limit(request: InferenceRequest, most: int) -> None:
-    """Have a request that does not say how many tokens it wants ask for ``most`` of each sequence."""
+    """Set ``max_tokens`` of a request that does not set it to ``most`` tokens per sequence."""
     places = _places(request)
-    said = _said(request, places)
-    if said.get("max_tokens") is not None:
+    values = _sampling_values(request, places)
+    if values.get("max_tokens") is not None:
         return
-    limited = {**said, "max_tokens": most}
+    limited = {**values, "max_tokens": most}
     if _SAMPLING in places:
         data = list(request.data)
         data[places[_SAMPLING]] = join_bytes([json.dumps(limited).encode()])
@@ -74,22 +74,22 @@ def _places(request: InferenceRequest) -> dict[str, int]:
     return {spec.name: place for place, spec in enumerate(request.header.inputs)}
 
 
-def _said(request: InferenceRequest, places: Mapping[str, int]) -> Mapping[str, Any]:
-    """Return the sampling parameters as they came."""
+def _sampling_values(request: InferenceRequest, places: Mapping[str, int]) -> Mapping[str, Any]:
+    """Return the sampling parameters as received."""
     if _SAMPLING not in places:
         return request.header.parameters
     text = bytes(request.data[places[_SAMPLING]])[_LENGTH:]
     if len(text) > LONGEST:
         return _UNREADABLE
     try:
-        said = json.loads(text)
+        values = json.loads(text)
     except (ValueError, RecursionError):
         return _UNREADABLE
-    return said if isinstance(said, dict) else _UNREADABLE
+    return values if isinstance(values, dict) else _UNREADABLE
 
 
 def _count(value: Any, default: int) -> int:
-    """Return a number of things as the engine reads it; ``default`` for what it will refuse."""
+    """Return a count as the engine reads it; ``default`` for values that it will reject."""
     try:
         return max(int(value), default)
     except (TypeError, ValueError, OverflowError):

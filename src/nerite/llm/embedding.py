@@ -1,4 +1,7 @@
-"""Models that turn texts into vectors: a batch of requests is one run of the network."""
+"""Instances of embedding models and of reranking models, which compute without generating text.
+
+A batch of embedding requests is one run of the network. A reranking request holds all documents of one query.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ _KNOWN: Final = ("input", "pooling_params")
 
 
 class Embedder(Protocol):
-    """What makes vectors."""
+    """Computes embeddings."""
 
     def tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text has. Raises ``InvalidArgument`` if one has more than the model takes."""
+        """Return the number of tokens of each text. Raises ``InvalidArgument`` if a text is too long for the model."""
 
     def vectors(self, texts: Sequence[str]) -> Array:
-        """Return a row for each text."""
+        """Return one row per text."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
-class _Asked:
-    """A request, understood."""
+class _EmbeddingCall:
+    """A parsed embedding request."""
 
     def __init__(self, request: InferenceRequest) -> None:
         """Raises ``NeriteError``."""
@@ -44,42 +47,42 @@ class _Asked:
         self.request = request
         self.wants_output_tokens = bool(given.get("return_num_output_tokens", [False])[0])
         self.described = "embedding_request" in given
-        """It is one of Triton's vLLM backend."""
+        """Whether the request has the form of Triton's vLLM backend."""
         if self.described == ("text_input" in given):
-            raise InvalidArgument("give one of the inputs 'text_input' and 'embedding_request', and not both")
+            raise InvalidArgument("set exactly one of the inputs 'text_input' and 'embedding_request'")
         self.dimensions = 0
-        """0: as many as there are."""
+        """0 means all dimensions."""
         if self.described:
             self.texts = [self._described(each) for each in given["embedding_request"]]
         else:
             self.texts = [decoded("text_input", each) for each in given["text_input"]]
 
     def _described(self, text: bytes) -> str:
-        """Return the text of an embedding request, and take the dimensions that it asks for."""
+        """Return the text of an ``embedding_request``, and store the dimensions that it requests."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"'embedding_request' is no JSON: {error}") from None
+            raise InvalidArgument(f"'embedding_request' is not valid JSON: {error}") from None
         if not isinstance(value, dict) or "input" not in value:
-            raise InvalidArgument('\'embedding_request\' has to be an object, such as {"input": "a text"}')
+            raise InvalidArgument('\'embedding_request\' must be an object, such as {"input": "a text"}')
         if unknown := sorted(value.keys() - set(_KNOWN)):
             raise InvalidArgument(f"'embedding_request' has '{unknown[0]}'. There are: {', '.join(_KNOWN)}.")
         if not isinstance(value["input"], str):
-            raise Unsupported("'embedding_request' has an 'input' that is no text: tokens are the model's")
-        said = (value.get("pooling_params") or {}).get("dimensions", 0)
-        dimensions = said[0] if isinstance(said, list) and said else said
+            raise Unsupported("the 'input' of 'embedding_request' must be text; tokens are not supported")
+        given = (value.get("pooling_params") or {}).get("dimensions", 0)
+        dimensions = given[0] if isinstance(given, list) and given else given
         if not isinstance(dimensions, int) or dimensions < 0:
-            raise InvalidArgument(f"'dimensions' has to be a number above 0, got {said!r}")
+            raise InvalidArgument(f"'dimensions' must be a number above 0, got {given!r}")
         self.dimensions = dimensions
-        wanted: str = value["input"]
-        return wanted
+        result: str = value["input"]
+        return result
 
     def cut(self, vectors: Array) -> Array:
-        """Return the first so many numbers of each vector, at length 1 again."""
+        """Truncate each vector to the requested dimensions and normalize it again."""
         if not self.dimensions:
             return vectors
         if self.dimensions > vectors.shape[1]:
-            raise InvalidArgument(f"'dimensions' is {self.dimensions}, and the model has {vectors.shape[1]}")
+            raise InvalidArgument(f"'dimensions' is {self.dimensions}, but the model has {vectors.shape[1]}")
         vectors = vectors[:, : self.dimensions]
         shorter: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return shorter
@@ -90,11 +93,11 @@ def decoded(name: str, text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"'{name}' is no UTF-8: {error}") from None
+        raise InvalidArgument(f"'{name}' is not valid UTF-8: {error}") from None
 
 
 class EmbeddingInstance:
-    """An embedder at work."""
+    """Instance that answers batches of requests with an embedder."""
 
     def __init__(self, model: ModelContext, embedder: Embedder) -> None:
         config = model.config
@@ -103,73 +106,71 @@ class EmbeddingInstance:
         self._headers = ResponseHeaders(model.name, str(model.version), [output["name"] for output in config["output"]])
 
     def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
-        """Answer each request; those that are wrong are answered with what is wrong with them."""
+        """Answer each request; invalid ones get an error."""
         responses: list[InferenceResponse | None] = []
-        asked: list[tuple[int, _Asked, list[int]]] = []
+        calls: list[tuple[int, _EmbeddingCall, list[int]]] = []
         for place, request in enumerate(requests):
             responses.append(None)
             try:
-                understood = _Asked(request)
-                asked.append((place, understood, self._embedder.tokens(understood.texts)))
+                call = _EmbeddingCall(request)
+                calls.append((place, call, self._embedder.tokens(call.texts)))
             except NeriteError as error:
                 responses[place] = InferenceResponse.failed(error)
         timings.inputs_ready()
-        if asked:
-            vectors = self._embedder.vectors([text for _, each, _ in asked for text in each.texts])
+        if calls:
+            vectors = self._embedder.vectors([text for _, call, _ in calls for text in call.texts])
         timings.computed()
         at = 0
-        for place, each, tokens in asked:
-            rows = vectors[at : at + len(each.texts)]
-            at += len(each.texts)
+        for place, call, tokens in calls:
+            rows = vectors[at : at + len(call.texts)]
+            at += len(call.texts)
             try:
-                responses[place] = self._headers.response(each.request, self._outputs(each, each.cut(rows), tokens))
+                responses[place] = self._headers.response(call.request, self._outputs(call, call.cut(rows), tokens))
             except NeriteError as error:
                 responses[place] = InferenceResponse.failed(error)
         return [response for response in responses if response is not None]
 
-    def _outputs(self, asked: _Asked, vectors: Array, tokens: Sequence[int]) -> Mapping[str, Array]:
-        shape = (len(asked.texts), -1) if self._batched else (-1,)
+    def _outputs(self, call: _EmbeddingCall, vectors: Array, tokens: Sequence[int]) -> Mapping[str, Array]:
+        shape = (len(call.texts), -1) if self._batched else (-1,)
         outputs: dict[str, Array] = {"embedding": np.ascontiguousarray(vectors, np.float32).reshape(shape)}
-        if asked.described:
-            written = [json.dumps(vector.tolist()).encode() for vector in vectors]
-            outputs["text_output"] = np.array(written, tensor.BYTES.numpy).reshape(shape)
+        if call.described:
+            encoded = [json.dumps(vector.tolist()).encode() for vector in vectors]
+            outputs["text_output"] = np.array(encoded, tensor.BYTES.numpy).reshape(shape)
         outputs["num_input_tokens"] = np.array(tokens, np.uint32).reshape(shape)
-        if asked.wants_output_tokens:
+        if call.wants_output_tokens:
             outputs["num_output_tokens"] = np.zeros_like(outputs["num_input_tokens"])
         return outputs
 
     checks_readiness = False
 
     def is_ready(self) -> bool:
-        """Return True: it has no state that could be lost."""
+        """Return True: the model has no state that could be lost."""
         return True
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self._embedder.close()
 
 
-# Models that say how well texts answer a query. A request has all texts of one query.
-
 MOST_DOCUMENTS: Final = 1000
-"""That are rated at once, as with Cohere: nothing else runs meanwhile."""
+"""Maximum number of documents per request, as with Cohere: nothing else runs while they are scored."""
 
 
 class Reranker(Protocol):
-    """What knows how well texts answer a query."""
+    """Scores how well documents answer a query."""
 
     def tokens(self, query: str, documents: Sequence[str]) -> int:
-        """Return how many tokens they have. Raises ``InvalidArgument`` if a text with the query has too many."""
+        """Return the total number of tokens. Raises ``InvalidArgument`` if a document with the query is too long."""
 
     def scores(self, query: str, documents: Sequence[str]) -> Array:
-        """Return a number for each text, 0 to 1."""
+        """Return a score from 0 to 1 for each document."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 class RerankingInstance:
-    """A reranker at work."""
+    """Instance that answers requests with a reranker."""
 
     def __init__(self, model: ModelContext, reranker: Reranker) -> None:
         self._reranker = reranker
@@ -190,7 +191,7 @@ class RerankingInstance:
             if not documents:
                 raise InvalidArgument("'documents' is empty")
             if len(documents) > MOST_DOCUMENTS:
-                raise InvalidArgument(f"'documents' has {len(documents)} texts, and may have {MOST_DOCUMENTS}")
+                raise InvalidArgument(f"'documents' has {len(documents)} texts; the maximum is {MOST_DOCUMENTS}")
             tokens = self._reranker.tokens(query, documents)
         except NeriteError as error:
             return InferenceResponse.failed(error)
@@ -202,9 +203,9 @@ class RerankingInstance:
     checks_readiness = False
 
     def is_ready(self) -> bool:
-        """Return True: it has no state that could be lost."""
+        """Return True: the model has no state that could be lost."""
         return True
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self._reranker.close()

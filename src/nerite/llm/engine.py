@@ -1,9 +1,9 @@
-"""What an engine for language models has to offer: requests in, token by token out, at any time.
+"""The interface of language model engines, its data types, and checks that engines share.
 
-An engine runs in the worker process of its model and batches by itself: requests join and leave between two steps.
-What is asked of it and what it says is plain data, so that no other module knows which engine it is. An engine refuses
-by name what it cannot do, in ``add``, and never leaves it out in silence. It knows no deadlines: the server aborts who
-is late, exactly then.
+An engine runs in the worker process of its model and does continuous batching: requests join and leave between two
+steps. Its interface is plain data, so no other module depends on a particular engine. ``add`` rejects, by name, each
+feature that an engine lacks; nothing is silently ignored. Engines know no deadlines: the server aborts a request when
+its deadline passes.
 """
 
 from __future__ import annotations
@@ -18,179 +18,179 @@ from nerite.llm.request import SamplingParameters
 from nerite.llm.structured_output import Grammar
 
 LONGEST_TOKEN: Final = 256
-"""Characters: more than any that is known has. The longest of most vocabularies are 128 spaces."""
+"""Characters; no known token is longer. The longest token of most vocabularies is 128 spaces."""
 
 
 class FinishReason(Enum):
-    """Why a sequence ended. The server's own, whatever an engine says of sequences that were stopped."""
+    """Reason why a sequence ended, independent of how the engine names it."""
 
     STOP = "stop"
-    """The model said that it is done, or a stop token or string came."""
+    """The model ended the text, or a stop token or stop string occurred."""
     LENGTH = "length"
-    """``max_tokens``, or the context is full."""
+    """``max_tokens`` was reached, or the context is full."""
     ABORT = "abort"
-    """Nobody wanted the rest."""
+    """The request was cancelled."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt, and what is wanted of it."""
+    """A prompt, and how to generate from it."""
 
     id: str
-    """Of the request, unique among those that run."""
+    """Unique among the requests that are running."""
     prompt: str | Sequence[int]
-    """Text, or the tokens of it."""
+    """Text or token ids."""
     sampling: SamplingParameters
     special_tokens: bool = True
-    """Whether the tokenizer adds to a text what it adds to any, such as a token for its beginning."""
+    """Whether the tokenizer adds special tokens to a text prompt, such as a beginning-of-sequence token."""
     images: Sequence[bytes] = ()
-    """Files. The prompt is text then."""
+    """Image files; the prompt is text then."""
     grammar: Grammar | None = None
     lora: str = ""
-    """The name of an adapter."""
+    """Name of a LoRA adapter."""
     priority: int = 0
-    """Lower ones first. Only for an engine that knows priorities; any other gets requests in the right order."""
+    """Lower values run first. Only for engines that support priorities; others get requests in the right order."""
     cache_salt: str = ""
-    """What was computed of a prompt is used for requests with the same salt alone, by an engine that knows salts."""
+    """Cached prefixes are shared only between requests with the same salt, by engines that support salts."""
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely a token was that was chosen, or that might have been."""
+    """Log probability of a chosen token or of an alternative to it."""
 
     token: int
     logprob: float
     text: str
     rank: int | None = None
-    """1 for the likeliest; None where the engine does not tell."""
+    """1 for the likeliest; None if the engine does not report ranks."""
     others: Sequence[TokenLogprob] = ()
-    """The likeliest ones in the same place, if they were asked for."""
+    """The likeliest alternatives in the same position, if they were requested."""
 
 
 @dataclass(frozen=True)
 class TokenDelta:
-    """What is new of one sequence of a request."""
+    """New output of one sequence of a request."""
 
     index: int
-    """Which of its ``n`` sequences."""
+    """Index among the request's ``n`` sequences."""
     tokens: Sequence[int]
     text: str
-    """May lag behind the tokens: what can be the start of a stop string, or half of a character, waits."""
+    """May lag behind the tokens: an incomplete character or a possible start of a stop string is held back."""
     logprobs: Sequence[TokenLogprob] = ()
-    """One for each token, if they were asked for."""
+    """One for each token, if they were requested."""
     finish_reason: FinishReason | None = None
-    """None while more comes."""
+    """None while the sequence is not finished."""
 
 
 class RequestListener(Protocol):
-    """Whoever waits for what becomes of a request. Called by the engine's thread; must not block and not raise."""
+    """Receives the output of a request. Called by the engine's thread; must neither block nor raise."""
 
     def admitted(self, prompt_tokens: int, cached_tokens: int = 0, image_tokens: int = 0) -> None:
-        """Take how many tokens the prompt has: of them, those that were computed before, if that is known, and images.
+        """Receive the number of prompt tokens, and how many of them were cached (if known) or come from images.
 
-        Called first, when the engine begins with the request; not at all if it comes to nothing.
+        Called first, when the engine starts the request; not called if the request never starts.
         """
 
     def advanced(self, deltas: Sequence[TokenDelta]) -> None:
-        """Take what one step has brought. The request is over when each of its sequences has a finish reason."""
+        """Receive the output of one step. The request is over when each of its sequences has a finish reason."""
 
     def failed(self, error: NeriteError) -> None:
-        """Take the reason why nothing more comes."""
+        """Receive the error that ended the request."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do. Asked at load; what is not here is refused."""
+    """Features of an engine, known after it was started. Requests for other features are rejected."""
 
     engine: str
-    """Its name in messages."""
+    """Name of the engine in messages."""
     context_length: int
-    """Tokens of prompt and answer together that a sequence can have."""
+    """Maximum number of tokens of prompt and answer together."""
     most_sequences: int
-    """That run at the same time; more wait."""
+    """Maximum number of sequences that run at the same time; more wait."""
     top_logprobs: int = 0
-    """How many alternatives to the chosen token it tells of."""
+    """Maximum number of alternatives to the chosen token that are reported."""
     grammars: frozenset[str] = frozenset()
     adapters: frozenset[str] = frozenset()
-    """LoRA adapters that may be chosen by request."""
+    """LoRA adapters that a request may choose."""
     images: bool = False
     priorities: bool = False
-    """It has those of a lower priority make room for others, when there is too little for all that it has."""
+    """Whether the engine preempts requests of a lower priority when its memory runs short."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """How it is with an engine at this moment."""
+    """Current state of an engine. Token and failure counts are totals since its start."""
 
     running: int
     """Sequences in the batch."""
     waiting: int
-    """Sequences that are not in it."""
+    """Sequences that wait to enter the batch."""
     total_blocks: int
     free_blocks: int
-    """Of the KV cache; those that may be used again are free."""
+    """Free blocks of the KV cache, including cached blocks that can be evicted."""
     block_size: int
-    """Tokens that a block holds."""
+    """Tokens per block."""
     context_length: int
     most_sequences: int
-    """As ``Capabilities`` have them."""
+    """As in ``Capabilities``."""
     prompt_tokens: int
     generated_tokens: int
-    """Since the engine started, those of sequences that were cut short, too."""
+    """Includes the tokens of aborted sequences."""
     failures: int
-    """Times that a step failed, and the engine began anew."""
-    # None where the engine does not tell.
+    """Number of times that a step failed and the engine restarted."""
+    # The following are None if the engine does not report them.
     prefix_queries: int | None = None
-    """Tokens of prompts that were looked for in the cache, since the engine started."""
+    """Prompt tokens that were looked up in the prefix cache."""
     prefix_hits: int | None = None
     preemptions: int | None = None
     drafted: int | None = None
-    """Tokens that were guessed ahead."""
+    """Speculative tokens."""
     accepted: int | None = None
 
 
 Stepped: TypeAlias = Callable[[EngineStats], None]
-"""Called when the engine is ready, and by its thread after each step, once all listeners have heard of it."""
+"""Called when the engine is ready, and by its thread after each step, once all listeners were called."""
 GivenUp: TypeAlias = Callable[[str], None]
-"""Called with the reason when the engine has failed and cannot begin anew, after all listeners have heard of it."""
+"""Called with the reason when the engine has failed and cannot restart, after all listeners were called."""
 
 
 class LlmEngine(Protocol):
-    """An engine with a model. All methods may be called from any thread."""
+    """An engine with a model. All methods are thread-safe."""
 
     def start(self, stepped: Stepped, given_up: GivenUp) -> None:
-        """Load the model. ``stepped`` is told how it is from now on. Raises ``NeriteError``.
+        """Load the model. From then on ``stepped`` is called after each step. Raises ``NeriteError``.
 
-        ``given_up`` is told if it ever comes to an end by itself.
+        ``given_up`` is called if the engine terminates by itself.
         """
 
     def add(self, request: GenerationRequest, listener: RequestListener) -> None:
-        """Take a request up; the listener is told what becomes of it.
+        """Add a request; its output goes to the listener.
 
-        Raises ``NeriteError`` for what cannot be done; the listener hears nothing then.
+        Raises ``NeriteError`` if the request is rejected; the listener is not called then.
         """
 
     def abort(self, id: str) -> None:
-        """End a request, if it runs: its sequences finish with ``ABORT`` and give their memory back."""
+        """End a request if it runs: its sequences finish with ``ABORT`` and release their memory."""
 
     def stats(self) -> EngineStats:
-        """Return how it is now, also while nothing runs."""
+        """Return the current state, also while nothing runs."""
 
     def capabilities(self) -> Capabilities:
-        """Return what it can do. For one that was started."""
+        """Return the features of the engine, which must have been started."""
 
     def is_healthy(self) -> bool:
-        """Return whether it takes requests."""
+        """Return whether the engine accepts requests."""
 
     def is_ready(self) -> bool:
-        """Return whether it can begin with a request at once: not while it begins anew after a failure."""
+        """Return whether the engine can start a request immediately: False while it restarts after a failure."""
 
     def stop(self) -> None:
-        """Abort what runs and give everything back."""
+        """Abort all requests and release all resources."""
 
 
 def kept_of_prompt(sampling: SamplingParameters, context_length: int) -> int | None:
-    """Return how many of a prompt's last tokens are taken, by ``truncate_prompt_tokens``; None for all of them."""
+    """Return how many of a prompt's last tokens ``truncate_prompt_tokens`` keeps; None for all of them."""
     cut = sampling.truncate_prompt_tokens
     if cut is None or cut > 0:
         return cut
@@ -199,53 +199,51 @@ def kept_of_prompt(sampling: SamplingParameters, context_length: int) -> int | N
 
 
 def tokenizable(prompt: str, kept: int | None, context_length: int) -> str:
-    """Return the end of a prompt that the last ``kept`` of its tokens come from; all of it if all are kept.
+    """Return the part of a prompt that can contain its last ``kept`` tokens; all of it if all tokens are kept.
 
-    Raises ``InvalidArgument`` for one that is too long whatever its tokens are: to count them takes seconds for each
-    ten megabytes, in which nothing else is taken up.
+    Raises ``InvalidArgument`` if the prompt is too long for the context whatever its tokens are: tokenizing takes
+    seconds for each ten megabytes, during which no other request is accepted.
     """
     if kept is not None:
         return prompt[-(kept + 1) * LONGEST_TOKEN :]
     if len(prompt) > context_length * LONGEST_TOKEN:
         raise InvalidArgument(
-            f"the prompt has {len(prompt)} characters, which no context of {context_length} tokens has room for"
+            f"the prompt has {len(prompt)} characters, which do not fit into a context of {context_length} tokens"
         )
     return prompt
 
 
 def refuse_what_is_unknown(sampling: SamplingParameters, known: Container[str], engine: str) -> None:
-    """Raise ``Unsupported`` for the first sampling parameter that says something and that an engine does not know."""
+    """Raise ``Unsupported`` for the first sampling parameter that is set and that an engine does not support."""
     for field in fields(sampling):
         if field.name not in known and getattr(sampling, field.name) != field.default:
             raise Unsupported(
-                f"the sampling parameter '{field.name}' is not offered by the engine {engine}: take it out"
+                f"the sampling parameter '{field.name}' is not supported by the engine {engine}: remove it"
             )
 
 
 def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> None:
-    """Raise ``NeriteError`` for the first thing in ``request`` that the engine cannot do."""
+    """Raise ``NeriteError`` for the first feature of ``request`` that the engine lacks."""
     sampling = request.sampling
     if sampling.logprobs is not None and sampling.logprobs > able.top_logprobs:
         raise Unsupported(
-            f"'logprobs' is {sampling.logprobs}, and the engine {able.engine} tells the probability of "
-            f"{f'{able.top_logprobs} tokens at most' if able.top_logprobs else 'the chosen token alone'}: set it to "
+            f"'logprobs' is {sampling.logprobs}, but the engine {able.engine} reports the probability of "
+            f"{f'at most {able.top_logprobs} tokens' if able.top_logprobs else 'the chosen token only'}: set it to "
             f"{able.top_logprobs}"
         )
     if request.images and not able.images:
-        raise Unsupported("the model takes no images: leave 'image' out")
+        raise Unsupported("the model takes no images: omit 'image'")
     if request.grammar is not None and request.grammar.kind not in able.grammars:
-        raise Unsupported(f"structured output ({request.grammar.kind}) is not offered by the engine {able.engine}")
+        raise Unsupported(f"structured output ({request.grammar.kind}) is not supported by the engine {able.engine}")
     if request.grammar is not None and (sampling.ignore_eos or sampling.min_tokens):
         name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
-        raise InvalidArgument(
-            f"'{name}' and structured output contradict each other: the text ends where its form does"
-        )
+        raise InvalidArgument(f"'{name}' cannot be combined with structured output, which decides where the text ends")
     if request.lora and not able.adapters:
         raise Unsupported(
-            f"LoRA feature is not enabled. The engine {able.engine} has no adapters that a request can choose, such as "
-            f"'{request.lora}'"
+            f"LoRA feature is not enabled. The engine {able.engine} has no adapters that a request could choose, such "
+            f"as '{request.lora}'"
         )
     if request.lora and request.lora not in able.adapters:
         raise Unsupported(f"LoRA {request.lora} is not supported, we currently support {sorted(able.adapters)}")
     if sampling.n > able.most_sequences:
-        raise Unsupported(f"'n' is {sampling.n}, and the engine runs {able.most_sequences} sequences at most")
+        raise Unsupported(f"'n' is {sampling.n}, but the engine runs at most {able.most_sequences} sequences")

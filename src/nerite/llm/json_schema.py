@@ -1,7 +1,7 @@
-"""Whether a JSON schema and all that is in it have instances, as far as the schema itself tells. Pure.
+"""Detects JSON schemas that have no instances, or contain a schema that has none. Pure.
 
-Engines do not see to it: they write something else instead, or begin with a part that they cannot end. What is said to
-have none here has none; what is not may have.
+Engines do not detect this: they generate something else, or begin a part that they cannot complete. The check is sound
+but incomplete: a schema that is reported has no instances; one that is not reported may still have none.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from urllib.parse import unquote
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import quoted_text
 
-# JSON schemas within JSON schemas. Pure.
-
 _DEEPEST: Final = 64
 _SCHEMAS_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _LISTS_OF_SCHEMAS: Final = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
@@ -25,9 +23,9 @@ _SCHEMAS: Final = frozenset(
 
 
 def schemas_within(path: str, schema: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Go through a schema and those within it, each with where it stands. Raises ``InvalidArgument`` for too many."""
+    """Yield a schema and its subschemas, each with its path. Raises ``InvalidArgument`` if nested too deeply."""
     if depth > _DEEPEST:
-        raise InvalidArgument(f"'{path}' is {depth} schemas deep, and may be {_DEEPEST}")
+        raise InvalidArgument(f"'{path}' is nested {depth} schemas deep; the maximum is {_DEEPEST}")
     yield path, schema
     for keyword, value in schema.items():
         inner: Iterator[tuple[Any, Any]] = iter(())
@@ -45,41 +43,41 @@ def schemas_within(path: str, schema: Mapping[str, Any], depth: int = 0) -> Iter
 
 
 _NUMBER: Final = "number"
-"""One with a fraction: those without are integers."""
+"""A number with a fraction; numbers without one are of kind ``integer``."""
 _ALL: Final = frozenset({"null", "boolean", "integer", _NUMBER, "string", "array", "object"})
 _MOST: Final = 10_000
-"""Schemas that are looked at, and values in their lists; those within one another may be as many as there are atoms."""
+"""Maximum number of schemas and list values that are examined; nesting can make their number explode."""
 
 
 class _Verdict(NamedTuple):
-    """On a schema."""
+    """Result of examining a schema."""
 
     kinds: frozenset[str]
-    """What an instance of it may be."""
+    """Kinds of values that its instances may be."""
     why: str = ""
-    """Where there is none: the place, and the reason."""
+    """If it has no instances: the place and the reason."""
 
 
 def impossible_schema(path: str, schema: Any) -> str:
-    """Return why ``schema``, which stands at ``path``, or a part of it has no instance; nothing if they may have."""
+    """Return why ``schema`` at ``path``, or a part of it, has no instances; empty if no such part was found."""
     try:
         return _Reader(path, schema).verdict()
-    except (_Enough, RecursionError):
+    except (_TooLarge, RecursionError):
         return ""
 
 
-class _Enough(Exception):
-    """The schema is too large to be looked through."""
+class _TooLarge(Exception):
+    """The schema is too large to be examined."""
 
 
 class _Reader:
-    """Looks at a schema again and again, until what its references may lead to is known."""
+    """Examines a schema repeatedly until the kinds of its references' targets reach a fixed point."""
 
     def __init__(self, path: str, schema: Any) -> None:
         self._path = path
         self._schema = schema
         self._led: dict[str, frozenset[str]] = {}
-        """What an instance of each reference's target may be, as far as is known: at first nothing."""
+        """Kinds of instances of each reference's target that are known to be possible; initially none."""
         self._targets: dict[str, Any] = {}
         self._left = _MOST
 
@@ -89,39 +87,39 @@ class _Reader:
             for reference in known:
                 if reference not in self._targets:
                     self._targets[reference] = _target(self._schema, reference)
-                self._led[reference] = self._of(reference, self._targets[reference]).kinds
-            verdicts = [self._of(where, each) for where, each in schemas_within(self._path, self._schema)]
+                self._led[reference] = self._examine(reference, self._targets[reference]).kinds
+            verdicts = [self._examine(where, each) for where, each in schemas_within(self._path, self._schema)]
             if self._led == known:
                 return next((each.why for each in verdicts if not each.kinds), "")
 
-    def _of(self, path: str, schema: Any) -> _Verdict:
+    def _examine(self, path: str, schema: Any) -> _Verdict:
         self._left -= 1
         if self._left < 0:
-            raise _Enough
+            raise _TooLarge
         if schema is False:
             return _Verdict(frozenset(), f"'{path}' is false")
         if not isinstance(schema, dict):
             return _Verdict(_ALL)
         self._left -= sum(len(value) for value in schema.values() if isinstance(value, list))
-        kinds, said = _ALL, []
-        for keyword, verdict in self._said(path, schema):
+        kinds, restricting = _ALL, []
+        for keyword, verdict in self._keyword_verdicts(path, schema):
             if not verdict.kinds:
                 return verdict
             if verdict.kinds != _ALL:
-                said.append(keyword)
+                restricting.append(keyword)
             kinds &= verdict.kinds
-        lacking = dict(self._lacking(path, schema, sorted(kinds)))
-        contradiction = f"'{path}' has {' and '.join(said)}, which contradict each other"
-        kinds -= lacking.keys()
-        return _Verdict(kinds, "" if kinds else next(iter(lacking.values()), contradiction))
+        impossible = dict(self._impossible_kinds(path, schema, sorted(kinds)))
+        contradiction = f"'{path}' has {' and '.join(restricting)}, which contradict each other"
+        kinds -= impossible.keys()
+        return _Verdict(kinds, "" if kinds else next(iter(impossible.values()), contradiction))
 
-    def _said(self, path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, _Verdict]]:
-        """Yield what each keyword lets be that speaks of all kinds of instances."""
+    def _keyword_verdicts(self, path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, _Verdict]]:
+        """Yield the verdict of each keyword that applies to instances of all kinds."""
         if "type" in schema:
             given = schema["type"]
             types = {each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)}
             kinds = frozenset(types & _ALL) | ({"integer"} if _NUMBER in types else set())
-            # What is no type is for the compiler to refuse.
+            # Unknown types are rejected by the compiler.
             yield "type", _Verdict(kinds if types <= _ALL else _ALL, f"'{path}.type' names none")
         if isinstance(schema.get("enum"), list):
             yield "enum", _Verdict(frozenset(map(_kind, schema["enum"])), f"'{path}.enum' has no value")
@@ -129,19 +127,21 @@ class _Reader:
             yield "const", _Verdict(frozenset({_kind(schema["const"])}))
         for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list):
-                of = [self._of(f"{path}.{keyword}.{place}", each) for place, each in enumerate(schema[keyword])]
-                why = of[0].why if of else f"'{path}.{keyword}' has no schema"
-                yield keyword, _Verdict(frozenset().union(*(each.kinds for each in of)), why)
+                inner = [self._examine(f"{path}.{keyword}.{place}", each) for place, each in enumerate(schema[keyword])]
+                why = inner[0].why if inner else f"'{path}.{keyword}' has no schema"
+                yield keyword, _Verdict(frozenset().union(*(each.kinds for each in inner)), why)
         if isinstance(schema.get("allOf"), list):
             for place, each in enumerate(schema["allOf"]):
-                yield "allOf", self._of(f"{path}.allOf.{place}", each)
+                yield "allOf", self._examine(f"{path}.allOf.{place}", each)
         reference = schema.get("$ref")
         if isinstance(reference, str):
             kinds = self._led.setdefault(reference, frozenset())
-            yield "$ref", _Verdict(kinds, f"what '{path}.$ref' leads to has none, or leads to itself without end")
+            yield "$ref", _Verdict(kinds, f"'{path}.$ref' refers to a schema without instances, or endlessly to itself")
 
-    def _lacking(self, path: str, schema: Mapping[str, Any], kinds: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Yield which of some kinds there cannot be after all, and why."""
+    def _impossible_kinds(
+        self, path: str, schema: Mapping[str, Any], kinds: Iterable[str]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the kinds of which no instance can exist, and why."""
         for kind in kinds:
             if kind in ("integer", _NUMBER):
                 why = _no_number(path, schema, whole=kind == "integer")
@@ -161,9 +161,9 @@ class _Reader:
         first = schema.get("prefixItems")
         first = first if isinstance(first, list) else []
         for place, each in enumerate(first):
-            if place < least and (why := self._of(f"{path}.prefixItems.{place}", each).why):
+            if place < least and (why := self._examine(f"{path}.prefixItems.{place}", each).why):
                 return why
-        return self._of(f"{path}.items", schema.get("items", True)).why if least > len(first) else ""
+        return self._examine(f"{path}.items", schema.get("items", True)).why if least > len(first) else ""
 
     def _no_object(self, path: str, schema: Mapping[str, Any]) -> str:
         if why := _crossed(path, schema, "minProperties", "maxProperties"):
@@ -174,24 +174,24 @@ class _Reader:
         required = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
         most = _number(schema, "maxProperties")
         if most is not None and len(required) > most:
-            return f"'{path}' requires {len(required)} properties, and has maxProperties {most}"
+            return f"'{path}' requires {len(required)} properties, but has maxProperties {most}"
         if schema.get("patternProperties"):
             return ""
         others = schema.get("additionalProperties", True)
         least = _number(schema, "minProperties") or 0
         if others is False and len(properties) < least:
-            return f"'{path}' has minProperties {least}, and there may be {len(properties)}"
+            return f"'{path}' has minProperties {least}, but allows only {len(properties)}"
         for name in sorted(required):
             if name not in properties and others is False:
-                return f"'{path}' requires '{name}', which is none of its properties, and there may be no others"
+                return f"'{path}' requires '{name}', which is not in its properties, and allows no others"
             where = f"properties.{name}" if name in properties else "additionalProperties"
-            if why := self._of(f"{path}.{where}", properties.get(name, others)).why:
+            if why := self._examine(f"{path}.{where}", properties.get(name, others)).why:
                 return why
         return ""
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """Return what a reference leads to; what may be anything, if that is nowhere."""
+    """Return the target of a reference; True, which allows anything, if it cannot be resolved."""
     if not reference.startswith("#"):
         return True
     for part in unquote(reference[1:]).split("/")[1:]:
@@ -234,19 +234,19 @@ def _crossed(path: str, schema: Mapping[str, Any], low: str, high: str) -> str:
 
 
 def _no_number(path: str, schema: Mapping[str, Any], *, whole: bool) -> str:
-    """Return why there is no number between the bounds of a schema."""
+    """Return why no number lies between the bounds of a schema; empty if one does."""
     low, high = -math.inf, math.inf
-    said = []
+    bounds = []
     for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         bound = _number(schema, keyword)
         if bound is None:
             continue
-        said.append(f"{keyword} {bound}")
-        # The next one that there may be, where only some numbers may be; else the bound itself, which is none.
+        bounds.append(f"{keyword} {bound}")
+        # For integers the nearest allowed one; otherwise the bound itself, even if it is excluded.
         if keyword.endswith("inimum"):
             least = math.floor(bound) + 1 if keyword.startswith("ex") else math.ceil(bound)
             low = max(low, least if whole else bound)
         else:
             greatest = math.ceil(bound) - 1 if keyword.startswith("ex") else math.floor(bound)
             high = min(high, greatest if whole else bound)
-    return f"'{path}' has {' and '.join(said)}" if low > high else ""
+    return f"'{path}' has {' and '.join(bounds)}" if low > high else ""

@@ -1,7 +1,7 @@
-"""An engine whose framework wants a loop of its own: a thread has it, and all that the framework does happens there.
+"""Base class of engines whose framework needs an event loop.
 
-What such engines have in common is here: how they begin and end, what they refuse before the framework hears of it, and
-how it is with them.
+A thread runs the loop, and the framework is called only in that thread. The base class starts and stops it, rejects
+unsupported requests before they reach the framework, and keeps the statistics.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from nerite.llm.engine import (
 
 
 class LoopEngine(ABC):
-    """The part of an engine that the others share."""
+    """Engine that runs its framework in the event loop of a thread."""
 
     name: ClassVar[str]
     sampling: ClassVar[frozenset[str]]
-    """The sampling parameters that it hands on, or refuses in words of its own."""
+    """Sampling parameters that the subclass passes to the framework or rejects with its own message."""
 
     def __init__(self) -> None:
         self._tokenizer: Any = None
@@ -41,36 +41,36 @@ class LoopEngine(ABC):
         self._given_up: GivenUp
         self._loop: asyncio.AbstractEventLoop
         self._wake: asyncio.Event
-        """There is something to do, or the end has come."""
+        """Set when there is work, or when the engine is to stop."""
         self._stopping = False
         self._blocks = (0, 0)
-        """How many there are, and the tokens in one."""
+        """Number of blocks of the KV cache, and tokens per block."""
         self._prompt_tokens = self._generated_tokens = 0
         self._totals: dict[str, int] = {}
-        """What else it counts, by its names in ``EngineStats``."""
+        """Further counters, by their names in ``EngineStats``."""
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, stepped: Stepped, given_up: GivenUp) -> None:
-        """Load the model. Raises ``NeriteError``."""
+        """Load the model and start the thread. Raises ``NeriteError``."""
         self._stepped, self._given_up = stepped, given_up
         self._prepare()
         self._thread.start()
         try:
             self._ready.result()
-        except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
+        except Exception as error:  # any error of the framework explains why the model cannot be loaded
             raise self._translated(error, "loading model") from error
 
     def add(self, request: GenerationRequest, listener: RequestListener) -> None:
-        """Take a request up. Raises ``NeriteError``; what only the framework sees to is told to the listener."""
+        """Add a request. Raises ``NeriteError``; errors that only the framework detects go to the listener."""
         if not self.is_healthy():
-            raise Unavailable("the engine does not run")
+            raise Unavailable("the engine is not running")
         refuse_what_is_lacking(request, self._able)
         refuse_what_is_unknown(request.sampling, self.sampling, self.name)
-        self._take(request, self._tokens(request), listener)
+        self._take(request, self._tokenize(request), listener)
 
     def stats(self) -> EngineStats:
-        """Return how it is now."""
+        """Return the current state."""
         total, size = self._blocks
         running, waiting, used = self._usage()
         return EngineStats(
@@ -88,19 +88,19 @@ class LoopEngine(ABC):
         )
 
     def capabilities(self) -> Capabilities:
-        """Return what it can do."""
+        """Return the features of the engine."""
         return self._able
 
     def is_healthy(self) -> bool:
-        """Return whether it takes requests."""
+        """Return whether the engine accepts requests."""
         return self._thread.is_alive() and not self._stopping
 
     def is_ready(self) -> bool:
-        """Return whether it can begin with a request at once."""
+        """Return whether the engine can start a request immediately."""
         return self.is_healthy()
 
     def stop(self) -> None:
-        """Abort what runs, and let go of the model."""
+        """Abort all requests and release the model."""
         self._stopping = True
         if self._thread.is_alive():
             self._nudge()
@@ -109,8 +109,8 @@ class LoopEngine(ABC):
     def _nudge(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)
 
-    def _tokens(self, request: GenerationRequest) -> list[int]:
-        """Return the tokens of a prompt. Raises ``InvalidArgument`` for none, and for too many."""
+    def _tokenize(self, request: GenerationRequest) -> list[int]:
+        """Return the tokens of a prompt. Raises ``InvalidArgument`` if it has none or too many."""
         prompt = request.prompt
         most = self._able.context_length
         kept = kept_of_prompt(request.sampling, most)
@@ -126,55 +126,55 @@ class LoopEngine(ABC):
             raise InvalidArgument("the prompt is empty")
         if len(tokens) >= most:
             raise InvalidArgument(
-                f"the prompt has {len(tokens)} tokens, and the model a context of {most}: leave out at least "
-                f"{len(tokens) - most + 1}, so that there is room for an answer"
+                f"the prompt has {len(tokens)} tokens, but the model's context is {most}: remove at least "
+                f"{len(tokens) - most + 1} to leave room for an answer"
             )
         return tokens
 
-    # Its thread
+    # In the engine's thread
 
     def _run(self) -> None:
-        asyncio.run(self._live())
+        asyncio.run(self._run_loop())
 
-    async def _live(self) -> None:
+    async def _run_loop(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         try:
             await self._load()
         except BaseException as error:
             self._ready.set_exception(error)
-            self._let_go()
+            self._release()
             return
         self._stepped(self.stats())
         self._ready.set_result(None)
         await self._work()
-        self._let_go()
+        self._release()
 
-    # What differs
+    # To be implemented by subclasses
 
     @abstractmethod
     def _prepare(self) -> None:
-        """See that the framework can be imported. Raises ``NeriteError``."""
+        """Check that the framework can be imported. Raises ``NeriteError``."""
 
     @abstractmethod
     async def _load(self) -> None:
-        """Load the model, and note what it can do. Raises what the framework raises."""
+        """Load the model and set ``_able``. Raises what the framework raises."""
 
     @abstractmethod
     async def _work(self) -> None:
-        """Generate until it is to stop, and end then what runs."""
+        """Generate until ``_stopping`` is set, then abort all requests."""
 
     @abstractmethod
-    def _let_go(self) -> None:
-        """Give everything back, if anything was taken."""
+    def _release(self) -> None:
+        """Release all resources, if any were acquired."""
 
     @abstractmethod
     def _take(self, request: GenerationRequest, tokens: list[int], listener: RequestListener) -> None:
-        """Take up a request that nothing is wrong with, on any thread. Raises ``NeriteError``."""
+        """Add a validated request, on any thread. Raises ``NeriteError``."""
 
     @abstractmethod
     def _usage(self) -> tuple[int, int, int]:
-        """Return how many sequences run, how many wait, and how many blocks are in use."""
+        """Return the numbers of running sequences, waiting sequences and blocks in use."""
 
     @abstractmethod
     def _translated(self, error: Exception, doing: str) -> NeriteError:
-        """Return an error of the framework's as one of ours."""
+        """Convert an error of the framework to a ``NeriteError``."""

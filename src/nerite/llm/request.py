@@ -1,4 +1,8 @@
-"""What a request asks of a language model, out of its tensors and parameters."""
+"""Parses requests to language models: prompt, options, sampling parameters (under vLLM's names) and images.
+
+Unknown sampling parameters are rejected with a suggestion. Parameters that vLLM knows but no engine here supports are
+rejected too, unless their value has no effect.
+"""
 
 from __future__ import annotations
 
@@ -22,53 +26,50 @@ from nerite.core.text import MAX_NAME, MAX_VALUE
 from nerite.llm import structured_output
 from nerite.llm.structured_output import Grammar
 
-# How the tokens of a request are chosen: sampling parameters under vLLM's names. Pure.
-#
-# A name that nobody knows is refused, with the one that was meant; so is one that vLLM knows and no engine of ours
-# does, unless its value asks for nothing.
+# Sampling parameters
 
 MOST_SEQUENCES: Final = 128
-"""Of one prompt. Each takes memory before its first token, and a place in the batch."""
+"""Maximum sequences per prompt. Each takes memory before its first token, and a place in the batch."""
 MOST_STOPS: Final = 64
-"""All of them are looked for in the text after each step."""
+"""Maximum number of stop strings, all of which are searched for after each step."""
 MOST_STOP_CHARACTERS: Final = 4096
-"""Of all stop strings together."""
+"""Maximum length of all stop strings together."""
 MOST_TOKENS: Final = 1024
-"""In ``stop_token_ids`` and ``logit_bias``."""
+"""Maximum length of ``stop_token_ids`` and ``logit_bias``."""
 MOST_ALLOWED: Final = 65_536
-"""In ``allowed_token_ids``."""
+"""Maximum length of ``allowed_token_ids``."""
 MOST_BAD_WORDS: Final = 256
 LONGEST: Final = MAX_VALUE
-"""Bytes of ``sampling_parameters``, which the server's event loop reads, too."""
+"""Maximum size of ``sampling_parameters`` in bytes. The server's event loop parses them, too."""
 MOST_PARAMETERS: Final = 256
-"""Of a request whose sampling parameters are among them."""
+"""Maximum number of request parameters, if sampling parameters are passed among them."""
 
 _Number = TypeVar("_Number", int, float)
 
 _CLOSE: Final = 0.8
-"""A custom parameter of a request that is as close to one of ours was meant to be that."""
+"""Similarity from which on an unknown request parameter counts as a misspelled sampling parameter."""
 _MOST_BIAS: Final = 100
-"""That is certain already: engines count with numbers in which much more is no number any more."""
+"""A bias of 100 makes a token certain; much larger values overflow in engines."""
 
 
 @dataclass(frozen=True)
 class SamplingParameters:
-    """What a request may say. The defaults are those of vLLM."""
+    """Sampling parameters of a request. The defaults are those of vLLM."""
 
     n: int = 1
-    """Sequences for one prompt."""
+    """Sequences to generate for the prompt."""
     max_tokens: int | None = 16
-    """None: as many as the context has room for."""
+    """None: as many as fit into the context."""
     min_tokens: int = 0
-    """Before that the model cannot say that it is done, and nothing stops it."""
+    """Until then neither the model nor a stop string can end the text."""
     temperature: float = 1.0
-    """0: always the likeliest token."""
+    """0: greedy decoding."""
     top_p: float = 1.0
     top_k: int = 0
-    """0: all of them."""
+    """0: all tokens."""
     min_p: float = 0.0
     seed: int | None = None
-    """None: ever another."""
+    """None: a random seed per request."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -77,25 +78,25 @@ class SamplingParameters:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
-    """How many alternatives to tell of, beside the chosen token; None: not even that one's."""
+    """Number of alternatives to report beside the chosen token; None: no log probabilities at all."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Tokens, and what is added to how likely each is."""
+    """Pairs of a token and the value that is added to its logit."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """None: all of them."""
+    """None: all tokens."""
     bad_words: tuple[str, ...] = ()
-    """What the text must not have."""
+    """Words that the text must not contain."""
     truncate_prompt_tokens: int | None = None
-    """Of a longer prompt the last so many; -1: as many as there is room for."""
+    """Keep this many of the prompt's last tokens; -1: as many as fit."""
     lora_name: str = ""
     grammar: Grammar | None = None
-    """What the text has to be an instance of."""
+    """Grammar that the text must match."""
     priority: int = 0
-    """Those of a lower number go first. Who asks can only say that a request may wait longer."""
+    """Lower values run first. Clients can only lower the urgency of a request."""
 
 
-_LACKING: Final[Mapping[str, Any]] = {
+_UNSUPPORTED: Final[Mapping[str, Any]] = {
     "best_of": 1,
     "detokenize": True,
     "extra_args": None,
@@ -103,39 +104,40 @@ _LACKING: Final[Mapping[str, Any]] = {
     "output_kind": None,
     "prompt_logprobs": None,
 }
-"""What vLLM knows and we do not, and the value that asks for nothing."""
+"""vLLM's parameters that are not supported here, with the value that has no effect and is accepted."""
 
 _STRUCTURED: Final = ("guided_decoding", "structured_outputs")
-"""vLLM's earlier and later name for ``grammar``."""
+"""vLLM's earlier and current name for ``grammar``."""
 
 
 def from_json(text: str | bytes) -> SamplingParameters:
     """Read the value of ``sampling_parameters``. Raises ``NeriteError``."""
     if len(text) > LONGEST:
-        raise InvalidArgument(f"'sampling_parameters' has {len(text)} bytes, and may have {LONGEST}")
+        raise InvalidArgument(f"'sampling_parameters' has {len(text)} bytes; the maximum is {LONGEST}")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"'sampling_parameters' is no JSON: {error}") from None
+        raise InvalidArgument(f"'sampling_parameters' is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InvalidArgument("'sampling_parameters' has to be a JSON object, such as {\"max_tokens\": 64}")
+        raise InvalidArgument("'sampling_parameters' must be a JSON object, such as {\"max_tokens\": 64}")
     return from_mapping(value)
 
 
 def from_parameters(parameters: Mapping[str, Any]) -> SamplingParameters:
-    """Read the parameters of a request. Those that look like none of ours are somebody else's. Raises ``NeriteError``.
+    """Read sampling parameters from the parameters of a request. Raises ``NeriteError``.
 
-    They have no lists: ``stop`` is one string.
+    Parameters that resemble no sampling parameter are ignored, because they may be meant for the model. Request
+    parameters cannot be lists, so ``stop`` is one string.
     """
     if len(parameters) > MOST_PARAMETERS:
-        raise InvalidArgument(f"the request has {len(parameters)} parameters, and may have {MOST_PARAMETERS}")
-    known = (*_READERS, *_STRUCTURED, *_LACKING)
+        raise InvalidArgument(f"the request has {len(parameters)} parameters; the maximum is {MOST_PARAMETERS}")
+    known = (*_READERS, *_STRUCTURED, *_UNSUPPORTED)
     ours = {name: value for name, value in parameters.items() if name in known or nearest(name, known, _CLOSE)}
     return from_mapping(ours)
 
 
 def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
-    """Return the parameters that ``given`` says. Raises ``InvalidArgument``, ``Unsupported``."""
+    """Return the sampling parameters in ``given``. Raises ``InvalidArgument`` or ``Unsupported``."""
     read: dict[str, Any] = {}
     for name, value in given.items():
         if name in _READERS:
@@ -144,14 +146,12 @@ def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
         elif name in _STRUCTURED:
             if value is not None:
                 if "grammar" in read:
-                    raise InvalidArgument(
-                        f"{' and '.join(map(repr, _STRUCTURED))} are one thing: leave one of them out"
-                    )
+                    raise InvalidArgument(f"{' and '.join(map(repr, _STRUCTURED))} mean the same: remove one of them")
                 read["grammar"] = structured_output.read_structured(name, value)
-        elif name not in _LACKING:
+        elif name not in _UNSUPPORTED:
             raise _unknown(name)
-        elif value is not None and value != _LACKING[name]:
-            raise Unsupported(f"the sampling parameter '{name}' is not offered: take it out")
+        elif value is not None and value != _UNSUPPORTED[name]:
+            raise Unsupported(f"the sampling parameter '{name}' is not supported: remove it")
     made = SamplingParameters(**read)
     _check(made)
     return made
@@ -164,48 +164,48 @@ def _check(made: SamplingParameters) -> None:
         ("max_tokens", made.max_tokens is None or made.max_tokens >= 1, "at least 1"),
         ("min_tokens", 0 <= made.min_tokens <= (made.max_tokens or math.inf), "0 to max_tokens"),
         ("temperature", made.temperature >= 0, "0 or more"),
-        ("top_p", 0 < made.top_p <= 1, "above 0, and 1 at most"),
-        ("min_p", 0 <= made.min_p < 1, "0 or more, and below 1"),
+        ("top_p", 0 < made.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", 0 <= made.min_p < 1, "0 or more and below 1"),
         ("presence_penalty", abs(made.presence_penalty) <= 2, "-2 to 2"),
         ("frequency_penalty", abs(made.frequency_penalty) <= 2, "-2 to 2"),
         ("repetition_penalty", made.repetition_penalty > 0, "above 0"),
         ("logprobs", made.logprobs is None or made.logprobs >= 0, "0 or more"),
-        ("priority", made.priority >= 0, "0 or more: a request can only be put behind others"),
+        ("priority", made.priority >= 0, "0 or more: a request can only be placed behind others"),
         ("seed", made.seed is None or 0 <= made.seed < 2**63, "0 to 2**63 - 1"),
-        ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for what has room"),
-        ("stop", all(made.stop), "text, and not empty"),
+        ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for as many as fit"),
+        ("stop", all(made.stop), "non-empty text"),
         ("stop", len(made.stop) <= MOST_STOPS, f"no more than {MOST_STOPS} texts"),
         (
             "stop",
             sum(map(len, made.stop)) <= MOST_STOP_CHARACTERS,
-            f"no more than {MOST_STOP_CHARACTERS} characters in all",
+            f"no more than {MOST_STOP_CHARACTERS} characters in total",
         ),
-        ("stop_token_ids", all(token >= 0 for token in made.stop_token_ids), "numbers of tokens"),
+        ("stop_token_ids", all(token >= 0 for token in made.stop_token_ids), "token ids"),
         ("stop_token_ids", len(made.stop_token_ids) <= MOST_TOKENS, f"no more than {MOST_TOKENS} tokens"),
         ("logit_bias", len(made.logit_bias) <= MOST_TOKENS, f"for no more than {MOST_TOKENS} tokens"),
         ("logit_bias", all(abs(bias) <= _MOST_BIAS for _, bias in made.logit_bias), f"-{_MOST_BIAS} to {_MOST_BIAS}"),
-        ("allowed_token_ids", made.allowed_token_ids != (), "at least one token, or left out"),
+        ("allowed_token_ids", made.allowed_token_ids != (), "at least one token, or omitted"),
         ("allowed_token_ids", len(made.allowed_token_ids or ()) <= MOST_ALLOWED, f"no more than {MOST_ALLOWED} tokens"),
-        ("bad_words", all(made.bad_words), "text, and not empty"),
+        ("bad_words", all(made.bad_words), "non-empty text"),
         ("bad_words", len(made.bad_words) <= MOST_BAD_WORDS, f"no more than {MOST_BAD_WORDS} texts"),
-        ("bad_words", all(len(each) <= MAX_NAME for each in made.bad_words), f"of {MAX_NAME} characters at the most"),
+        ("bad_words", all(len(each) <= MAX_NAME for each in made.bad_words), f"of at most {MAX_NAME} characters"),
     ):
         if not holds:
             raise _wrong(name, getattr(made, name), wanted)
 
 
 def _unknown(name: str) -> NeriteError:
-    meant = nearest(name, (*_READERS, *_STRUCTURED, *_LACKING))
+    meant = nearest(name, (*_READERS, *_STRUCTURED, *_UNSUPPORTED))
     remedy = f"Did you mean {meant}?" if meant else f"There are: {', '.join(sorted(_READERS))}."
-    return InvalidArgument(f"'{name}' is no sampling parameter. {remedy}")
+    return InvalidArgument(f"'{name}' is not a sampling parameter. {remedy}")
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InvalidArgument:
-    return InvalidArgument(f"'{name}' has to be {wanted}, got {reprlib.repr(value)}")
+    return InvalidArgument(f"'{name}' must be {wanted}, got {reprlib.repr(value)}")
 
 
 def _number(name: str, value: Any, kind: Callable[[Any], _Number], wanted: str) -> _Number:
-    """Read a number; also as text, as parameters of requests may have it."""
+    """Read a number, which request parameters may hold as text."""
     try:
         if isinstance(value, bool):
             raise ValueError
@@ -218,9 +218,9 @@ def _number(name: str, value: Any, kind: Callable[[Any], _Number], wanted: str) 
 
 
 def _integer(name: str, value: Any) -> int:
-    number = _number(name, value, int, "a whole number")
+    number = _number(name, value, int, "an integer")
     if abs(number) >= 2**63:
-        raise _wrong(name, value, "a number of 64 bits")
+        raise _wrong(name, value, "a 64-bit integer")
     return number
 
 
@@ -233,7 +233,7 @@ def _float(name: str, value: Any) -> float:
 
 
 def _top_k(name: str, value: Any) -> int:
-    """Read a number; vLLM has two values for "all"."""
+    """Read ``top_k``, for which vLLM accepts both 0 and -1 as "all"."""
     number = _integer(name, value)
     if number < -1:
         raise _wrong(name, value, "a number of tokens, or -1 for all")
@@ -262,7 +262,7 @@ def _text(name: str, value: Any) -> str:
 def _texts(name: str, value: Any) -> tuple[str, ...]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-        raise _wrong(name, value, "text, or a list of it")
+        raise _wrong(name, value, "text, or a list of texts")
     return tuple(values)
 
 
@@ -273,9 +273,9 @@ def _integers(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Read an object whose keys are tokens: in JSON they are text."""
+    """Read an object whose keys are token ids, which JSON writes as text."""
     if not isinstance(value, dict) or not all(token.isdecimal() for token in value):
-        raise _wrong(name, value, 'an object such as {"1234": -100}, whose keys are numbers of tokens')
+        raise _wrong(name, value, 'an object such as {"1234": -100}, whose keys are token ids')
     return tuple((_integer(name, token), _float(name, bias)) for token, bias in value.items())
 
 
@@ -308,26 +308,26 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
         "priority": _integer,
     },
 )
-"""What reads the value of each field of ``SamplingParameters``."""
+"""Reader of each field of ``SamplingParameters``."""
 
-# Images in a request: files to pixels. Needs Pillow, and only then imports it.
+# Images. Pillow is imported only when a request has some.
 
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What people send. Pillow reads more, some of it with the help of programs that should not see strangers' files."""
+"""Common formats. Pillow reads others with external programs that should not be given untrusted files."""
 MOST_IMAGES: Final = 64
-"""In a request."""
+"""Maximum number of images per request."""
 MOST_BYTES: Final = 64 * 1024 * 1024
-"""Of all files of a request together, in base64."""
+"""Maximum size of all image files of a request together, in base64."""
 _MOST_PIXELS: Final = 64 * 1024 * 1024
-"""Of one image: three times as many bytes."""
+"""Maximum number of pixels per image, each of which takes three bytes."""
 _MOST_TOGETHER: Final = 2 * _MOST_PIXELS
-"""Of all images of a request."""
+"""Maximum number of pixels of all images of a request together."""
 
 
 def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
-    """Return the images as arrays of height, width and RGB. Raises ``NeriteError`` for what is no image.
+    """Return the images as arrays of height, width and RGB. Raises ``NeriteError`` for files that are not images.
 
-    None is decoded before the sizes of all are known to be within the limits.
+    The sizes of all images are checked before the first is decoded.
     """
     if not files:
         return ()
@@ -335,7 +335,7 @@ def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
         import PIL.Image
     except ImportError:
         raise Unsupported(
-            "images are decoded by Pillow, which is not installed where the model runs: pip install 'nerite[image]'"
+            "images need Pillow, which is not installed where the model runs: pip install 'nerite[image]'"
         ) from None
     place = 0
     try:
@@ -345,9 +345,9 @@ def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
             size = image.width * image.height
             together += size
             if size > _MOST_PIXELS or together > _MOST_TOGETHER:
-                which, most = ("", _MOST_PIXELS) if size > _MOST_PIXELS else (" with those before it", _MOST_TOGETHER)
+                scope, most = ("", _MOST_PIXELS) if size > _MOST_PIXELS else (" of all together", _MOST_TOGETHER)
                 raise InvalidArgument(
-                    f"'image' {place} is {image.width} wide and {image.height} high, and{which} may have {most} pixels"
+                    f"'image' {place} has {image.width} x {image.height} pixels; the maximum{scope} is {most} pixels"
                 )
             images.append(image)
         decoded: list[Array] = []
@@ -358,35 +358,35 @@ def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
     except InvalidArgument:
         raise
     except PIL.UnidentifiedImageError:
-        raise InvalidArgument(f"'image' {place} is none of {', '.join(_FORMATS)}") from None
-    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
-        raise InvalidArgument(f"'image' {place} can not be read: {type(error).__name__}: {error}") from None
+        raise InvalidArgument(f"'image' {place} is not in one of the formats {', '.join(_FORMATS)}") from None
+    except Exception as error:  # Pillow's readers may raise anything for a broken file
+        raise InvalidArgument(f"'image' {place} cannot be read: {type(error).__name__}: {error}") from None
     return tuple(decoded)
 
 
 @dataclass(frozen=True)
 class LlmCall:
-    """A request, understood."""
+    """A parsed request for text."""
 
     prompt: str
     sampling: SamplingParameters
     stream: bool
-    """Whether each step is answered, or everything at once."""
+    """Whether to respond after each step instead of once at the end."""
     prepend: str
-    """What stands before the text of the answer: the prompt, or nothing."""
+    """Text before the generated text: the prompt or nothing."""
     extras: frozenset[str]
-    """The outputs that are wanted beside the text."""
+    """Requested outputs other than the text."""
     special_tokens: bool = True
-    """Whether the tokenizer adds to the prompt what it adds to any text."""
+    """Whether the tokenizer adds special tokens to the prompt."""
     images: tuple[bytes, ...] = ()
-    """Files, in the order in which the prompt speaks of them."""
+    """Image files, in the order in which the prompt refers to them."""
 
 
 def read_call(request: InferenceRequest) -> LlmCall:
-    """Return what ``request`` asks for. Raises ``NeriteError``."""
+    """Parse ``request``. Raises ``NeriteError``."""
     given = dict(zip((spec.name for spec in request.header.inputs), request.data, strict=True))
     if "embedding_request" in given:
-        raise Unsupported("the model makes no embeddings: leave the input 'embedding_request' out")
+        raise Unsupported("the model computes no embeddings: omit the input 'embedding_request'")
     prompt = _call_text(given, "text_input")
     stream = _flag(given, "stream")
     excluded = _flag(given, "exclude_input_in_output", default=stream)
@@ -404,18 +404,18 @@ def read_call(request: InferenceRequest) -> LlmCall:
 
 
 def _images(request: InferenceRequest) -> Iterator[bytes]:
-    """Yield the files that are there in base64."""
+    """Yield the image files, which requests carry in base64."""
     for spec, data in zip(request.header.inputs, request.data, strict=True):
         if spec.name == "image":
             if spec.elements > MOST_IMAGES:
-                raise InvalidArgument(f"'image' has {spec.elements} images, and may have {MOST_IMAGES}")
+                raise InvalidArgument(f"'image' has {spec.elements} images; the maximum is {MOST_IMAGES}")
             if len(data) > MOST_BYTES:
-                raise InvalidArgument(f"'image' has {len(data)} bytes, and may have {MOST_BYTES}")
+                raise InvalidArgument(f"'image' has {len(data)} bytes; the maximum is {MOST_BYTES}")
             for place, encoded in enumerate(decode_bytes(data, spec.elements)):
                 try:
                     yield base64.b64decode(encoded, validate=True)
                 except binascii.Error as error:
-                    raise InvalidArgument(f"'image' {place} is no base64: {error}") from None
+                    raise InvalidArgument(f"'image' {place} is not valid base64: {error}") from None
 
 
 def _call_text(given: Mapping[str, Buffer], name: str) -> str:
@@ -423,7 +423,7 @@ def _call_text(given: Mapping[str, Buffer], name: str) -> str:
     try:
         return bytes(element).decode()
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"'{name}' is no UTF-8: {error}") from None
+        raise InvalidArgument(f"'{name}' is not valid UTF-8: {error}") from None
 
 
 def _flag(given: Mapping[str, Buffer], name: str, *, default: bool = False) -> bool:

@@ -1,7 +1,7 @@
-"""The engine of a model, found among those that are installed, and what has to be made for it before it runs.
+"""Chooses the engine of a model among those that are installed, and prepares what the engine needs.
 
-The server decides, and has made what is missing (``prepared``). The worker then runs a Python that has the engine, and
-comes to the same decision (``engine_of``).
+The server chooses and prepares (``prepared``). The worker then runs a Python that has the engine and makes the same
+choice (``engine_of``). The parameters of language models are defined here, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from nerite.llm.embedding import Embedder, Reranker
 from nerite.llm.engine import LlmEngine
 from nerite.observability.gpus import driver_is_loaded
 
-# Which engine runs a model, and why. Pure, but for the look at what is installed.
-
 EXTRA: Final = "nerite[llm]"
 OPENVINO: Final = "openvino_genai"
 VLLM: Final = "vllm"
@@ -38,24 +36,24 @@ _RUNS: Final[Mapping[str, frozenset[CheckpointContent]]] = {
     VLLM: frozenset({CheckpointContent.CHECKPOINT, CheckpointContent.ARGUMENTS}),
     TENSORRT: frozenset({CheckpointContent.CHECKPOINT}),
 }
-"""What each engine can be given."""
+"""Content that each engine can run."""
 ENGINES: Final = tuple(_RUNS)
 
 
 class Choice(NamedTuple):
-    """The engine of a model."""
+    """The chosen engine, and the reason."""
 
     engine: str
     why: str
 
 
 def here(engine: str) -> bool:
-    """Return whether this Python has an engine."""
+    """Return whether an engine is installed in this Python."""
     return importlib.util.find_spec(engine) is not None
 
 
 def remedy(engine: str) -> str:
-    """Return the command that brings an engine."""
+    """Return the command that installs an engine."""
     if engine == OPENVINO:
         return f"pip install '{EXTRA}'"
     return (installation.TENSORRT_LLM if engine == TENSORRT else installation.vllm()).command
@@ -64,19 +62,19 @@ def remedy(engine: str) -> str:
 def choose(
     content: CheckpointContent, wanted: str, installed: Container[str], *, gpu: bool, task: str = checkpoint.GENERATE
 ) -> Choice:
-    """Return the engine for a model: the one that is wanted, else the best that is installed and can run it.
+    """Return the engine for a model: the configured one, or the best that is installed and can run it.
 
-    Raises ``NeriteError`` where there is none, with what to do.
+    Raises ``NeriteError`` with a remedy if no engine is suitable.
     """
     if task != checkpoint.GENERATE and wanted in ("", OPENVINO):
-        return Choice(OPENVINO, f"no other one can {task}")
+        return Choice(OPENVINO, f"no other engine can {task}")
     if wanted:
         return _wanted(content, wanted, task)
     if content is CheckpointContent.ARGUMENTS:
         return Choice(VLLM, "the model has arguments for it")
     if content is CheckpointContent.OPENVINO:
         return Choice(OPENVINO, "the model's files are OpenVINO's")
-    # TensorRT-LLM last: nobody has run ours with it yet.
+    # TensorRT-LLM comes last because the adapter for it has never been run.
     order = (VLLM, OPENVINO, TENSORRT) if gpu else (OPENVINO, VLLM)
     for engine in order:
         if engine in installed:
@@ -89,12 +87,12 @@ def _wanted(content: CheckpointContent, wanted: str, task: str) -> Choice:
     if wanted not in _RUNS:
         meant = nearest(wanted, ENGINES)
         hint = f"Did you mean {meant}?" if meant else f"There are: {', '.join(ENGINES)}."
-        raise InvalidArgument(f"'{wanted}' is no engine. {hint}")
+        raise InvalidArgument(f"'{wanted}' is not an engine. {hint}")
     if task != checkpoint.GENERATE:
-        raise Unsupported(f"the engine {wanted} generates text here, and the model is to {task}: choose {OPENVINO}")
+        raise Unsupported(f"the engine {wanted} only generates text, but the model is to {task}: choose {OPENVINO}")
     if content is not CheckpointContent.NOTHING and content not in _RUNS[wanted]:
         able = " or ".join(each.value for each in CheckpointContent if each in _RUNS[wanted])
-        raise Unavailable(f"the engine {wanted} runs {able}, and there is {content.value}")
+        raise Unavailable(f"the engine {wanted} runs {able}, but the model has {content.value}")
     return Choice(wanted, "the configuration names it")
 
 
@@ -105,7 +103,7 @@ def _why(engine: str, order: tuple[str, ...], *, gpu: bool) -> str:
     return f"{machine}, and {order[0]} is not installed ({remedy(order[0])})"
 
 
-# The parameters of language models, which are one set for all engines: what an engine has not is refused by name.
+# Parameters of language models: one set for all engines. Those that the chosen engine lacks are rejected by name.
 
 ENGINE: Final = "ENGINE"
 STEP_TIMEOUT: Final = "STEP_TIMEOUT_SECONDS"
@@ -122,8 +120,8 @@ OF_OPENVINO: Final = frozenset(
         "KV_CACHE_PRECISION",
     }
 )
-"""Properties of OpenVINO, which are handed on to it as they are."""
-_OF_ALL: Final = frozenset(
+"""Properties that are passed to OpenVINO unchanged."""
+_FOR_ALL: Final = frozenset(
     {
         ENGINE,
         "EXECUTION_ENV_PATH",
@@ -149,57 +147,57 @@ OF_SOME: Final = frozenset(
         *SPECULATION,
     }
 )
-"""What one engine has, for one task, and another may have not."""
+"""Parameters that some engines support for some tasks."""
 _CLOSE: Final = 0.8
 _USUAL_GUESSES: Final = 5
 
 
 class Speculation(NamedTuple):
-    """How tokens are guessed ahead, if they are."""
+    """Settings of speculative decoding; off if neither ``draft`` nor ``lookup`` is set."""
 
     draft: str = ""
-    """The directory of a smaller model, seen from the version directory."""
+    """Directory of the draft model, relative to the version directory."""
     lookup: int = 0
-    """Instead of it: tokens that have to be the same for a guess from the text so far."""
+    """Prompt lookup instead of a draft model: length of the n-gram that must match."""
     guesses: int = _USUAL_GUESSES
-    """Tokens that are guessed at a time."""
+    """Speculative tokens per step."""
 
 
 def check_parameters(context: ModelContext, known: Collection[str], user: str) -> None:
-    """Raise ``NeriteError`` for a parameter that means nothing to ``user``, who has those that are ``known``.
+    """Raise ``NeriteError`` for a parameter that ``user``, which supports the ``known`` ones, does not support.
 
-    What nobody here knows may be somebody else's, unless it is nearly one of ours.
+    Unknown parameters are accepted because models may define their own, unless they resemble one of ours.
     """
     for key in context.config.get("parameters", {}):
-        if key in known or key in _OF_ALL:
+        if key in known or key in _FOR_ALL:
             continue
         if key in OF_SOME:
             raise Unsupported(
-                f"model '{context.name}' has the parameter '{key}', which {user} does not have: take it out, or "
+                f"model '{context.name}' has the parameter '{key}', which {user} does not support: remove it, or "
                 f"choose another {ENGINE}"
             )
-        if meant := nearest(key.upper(), [*known, *_OF_ALL], _CLOSE):
+        if meant := nearest(key.upper(), [*known, *_FOR_ALL], _CLOSE):
             raise InvalidArgument(f"model '{context.name}' has the parameter '{key}'. Did you mean {meant}?")
 
 
 def count_parameter(context: ModelContext, key: str, default: int = 0) -> int:
-    """Return a parameter that is a number above 0; ``default`` where it does not say. Raises ``InvalidArgument``."""
+    """Return a parameter that is a number above 0; ``default`` if it is not set. Raises ``InvalidArgument``."""
     number = configuration.parameter(context, key, str(default), configuration.integer_parameter, "a number above 0")
     if number < 1 and context.parameter(key):
-        raise InvalidArgument(f"parameter '{key}' of model '{context.name}' is {number}; it has to be above 0")
+        raise InvalidArgument(f"parameter '{key}' of model '{context.name}' is {number}; it must be above 0")
     return number
 
 
 def speculation(context: ModelContext) -> Speculation:
-    """Return how tokens are to be guessed. Raises ``InvalidArgument``."""
+    """Return the settings of speculative decoding. Raises ``InvalidArgument``."""
     made = Speculation(
         context.parameter(_DRAFT), count_parameter(context, _LOOKUP), count_parameter(context, _GUESSES, _USUAL_GUESSES)
     )
     if made.draft and made.lookup:
-        raise InvalidArgument(f"model '{context.name}' has {_DRAFT} and {_LOOKUP}: choose one")
+        raise InvalidArgument(f"model '{context.name}' has both {_DRAFT} and {_LOOKUP}: choose one")
     if context.parameter(_GUESSES) and not (made.draft or made.lookup):
         raise InvalidArgument(
-            f"model '{context.name}' has {_GUESSES} and nothing that guesses tokens: say {_DRAFT}, or {_LOOKUP}"
+            f"model '{context.name}' has {_GUESSES} but nothing that proposes tokens: set {_DRAFT} or {_LOOKUP}"
         )
     return made
 
@@ -207,67 +205,67 @@ def speculation(context: ModelContext) -> Speculation:
 _log = logging.getLogger("nerite.llm")
 
 _GENERAL: Final = "llm"
-"""The backend whose name is not that of an engine."""
+"""The backend that leaves the choice of the engine open."""
 
 
 class EngineModule(Protocol):
-    """What the package of an engine offers."""
+    """Interface of the package of an engine."""
 
     def check(self, context: ModelContext) -> None:
-        """Raise ``NeriteError`` if the files or the configuration of a model are not what the engine needs."""
+        """Raise ``NeriteError`` if the engine cannot run a model with these files and this configuration."""
 
     def engine(self, model: ModelContext, instance: InstanceContext) -> LlmEngine:
-        """Return an engine for an instance, not started yet. Raises ``NeriteError``."""
+        """Return an engine for an instance, not yet started. Raises ``NeriteError``."""
 
 
 class ReaderModule(Protocol):
-    """What the package of an engine offers whose models may read alone."""
+    """Interface of the package of an engine that also supports embedding and reranking models."""
 
     def embedder(self, model: ModelContext, instance: InstanceContext) -> Embedder:
-        """Return what embeds for an instance. Slow. Raises ``NeriteError``."""
+        """Load and return the embedder of an instance. Slow. Raises ``NeriteError``."""
 
     def reranker(self, model: ModelContext, instance: InstanceContext) -> Reranker:
-        """Return what reranks for an instance. Slow. Raises ``NeriteError``."""
+        """Load and return the reranker of an instance. Slow. Raises ``NeriteError``."""
 
 
 def prepared(context: ModelContext, backend: str) -> Path | None:
-    """Have made what the engine of a model needs; return the Python that has the engine, None for this one.
+    """Build what the engine of a model needs; return the Python that has the engine, None for this one.
 
     Raises ``NeriteError``.
     """
     place = environments.environments_folder(context.settings.get(environments.SETTING, ""))
-    apart = {
+    separate = {
         VLLM: installation.found(installation.vllm(), place),
         TENSORRT: installation.found(installation.TENSORRT_LLM, place),
     }
-    installed = {engine for engine in ENGINES if here(engine) or apart.get(engine)}
+    installed = {engine for engine in ENGINES if here(engine) or separate.get(engine)}
     engine = _choice(context, backend, installed).engine
     if here(engine):
         if engine == OPENVINO:
             installation.converted(context)
         return None
     if engine == VLLM:
-        return apart[engine] or installation.made(installation.vllm(), place)
-    if apart.get(engine):
-        return apart[engine]
-    raise _lacking(engine)
+        return separate[engine] or installation.made(installation.vllm(), place)
+    if separate.get(engine):
+        return separate[engine]
+    raise _not_installed(engine)
 
 
 def check_model(context: ModelContext, backend: str) -> None:
-    """Raise ``NeriteError`` if no engine can run a model, or its files are not what the engine needs.
+    """Raise ``NeriteError`` if no engine can run a model with its files and configuration.
 
-    An engine that is named need not be here.
+    An engine that the configuration names need not be installed.
     """
     _module(_choice(context, backend, _here()).engine).check(context)
 
 
 def engine_of(context: ModelContext, backend: str) -> EngineModule:
-    """Return the package of the engine that runs a model in this Python. Raises ``NeriteError``."""
+    """Return the package of the model's engine, which must be installed in this Python. Raises ``NeriteError``."""
     chosen = _choice(context, backend, _here())
     if not here(chosen.engine):
-        raise (
-            registry.not_in_environment(context.name, chosen.engine) if context.environment else _lacking(chosen.engine)
-        )
+        if context.environment:
+            raise registry.not_in_environment(context.name, chosen.engine)
+        raise _not_installed(chosen.engine)
     _log.info("'%s': the engine is %s: %s", context.name, chosen.engine, chosen.why)
     return _module(chosen.engine)
 
@@ -284,7 +282,7 @@ def _choice(context: ModelContext, backend: str, installed: Container[str]) -> C
     named, wanted = "" if backend == _GENERAL else backend, context.parameter(ENGINE)
     if named and wanted not in ("", named):
         raise InvalidArgument(
-            f"model '{context.name}' has backend '{named}' and the parameter {ENGINE} '{wanted}': leave one out"
+            f"model '{context.name}' has backend '{named}' and the parameter {ENGINE} '{wanted}': remove one"
         )
     directory = context.version_directory
     content = checkpoint.checkpoint_content(directory)
@@ -294,20 +292,20 @@ def _choice(context: ModelContext, backend: str, installed: Container[str]) -> C
     except (InvalidArgument, Unavailable) as error:
         raise error.prefixed(f"model '{context.name}': ") from None
     if content is CheckpointContent.NOTHING:
-        raise Unavailable(f"model '{context.name}': '{directory}' has no language model. It is {checkpoint.KINDS}")
+        raise Unavailable(f"model '{context.name}': '{directory}' holds no language model. Expected {checkpoint.KINDS}")
     if chosen.engine == TENSORRT and not driver_is_loaded():
         raise Unavailable(
-            f"model '{context.name}': the engine {chosen.engine} needs an NVIDIA GPU, and this machine has no driver "
-            f"for one. Choose {OPENVINO} or {VLLM}"
+            f"model '{context.name}': the engine {chosen.engine} needs an NVIDIA GPU, but this machine has no NVIDIA "
+            f"driver. Choose {OPENVINO} or {VLLM}"
         )
     return chosen
 
 
 def _may_use_gpus(context: ModelContext) -> bool:
-    """Return whether there is a GPU for a model, and its configuration does not say that it is for processors."""
+    """Return whether a GPU is available and the model's configuration does not restrict the model to CPUs."""
     kinds = {group.get("kind") for group in context.config.get("instance_group", ())}
     return driver_is_loaded() and os.environ.get("CUDA_VISIBLE_DEVICES") != "" and kinds != {"KIND_CPU"}
 
 
-def _lacking(engine: str) -> Unsupported:
+def _not_installed(engine: str) -> Unsupported:
     return NotHere(f"the engine {engine} is not installed. Install it with: {remedy(engine)}")

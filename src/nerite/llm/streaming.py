@@ -1,7 +1,7 @@
-"""The way of a request's deltas to its caller: one response for each step, or one for all of them.
+"""Turns the deltas of a request into responses: one per step if the caller streams, otherwise one at the end.
 
-The engine's thread brings deltas and must not wait for a caller who reads slowly. So an answer that is paused gathers
-what comes, and gives it as one response later.
+The engine's thread delivers deltas and must not wait for a slow reader, so a paused answer accumulates deltas and sends
+them as one response later. Also here: incremental detokenization (``TextStream``) and the report of each step.
 """
 
 from __future__ import annotations
@@ -27,21 +27,19 @@ from nerite.core.tensor import Array, Buffer, TensorSpec, from_array, join_bytes
 from nerite.llm.engine import EngineStats, FinishReason, TokenDelta, TokenLogprob
 from nerite.llm.request import LlmCall
 
-# The headers of a model's responses: equal ones are the same object, and are encoded once.
-
 
 class ResponseHeaders:
-    """Those of one model."""
+    """Interned response headers of one model: equal headers are the same object and are encoded once."""
 
     def __init__(self, model: str, version: str, declared: Sequence[str]) -> None:
-        """``declared`` are the outputs of the configuration; others are left out."""
+        """``declared`` are the outputs of the configuration; others are omitted from responses."""
         self._model = model
         self._version = version
         self._declared = frozenset(declared)
         self._made: Memo[tuple[TensorSpec, ...], ResponseHeader] = Memo()
 
     def of(self, request: InferenceRequest, outputs: Iterable[TensorSpec]) -> ResponseHeader:
-        """Return the header of those of ``outputs`` that the request wants and the model declares."""
+        """Return the header for those ``outputs`` that the request wants and the model declares."""
         wanted = request.header.wanted or self._declared
         form = tuple(spec for spec in outputs if spec.name in wanted and spec.name in self._declared)
         header = self._made.get(form)
@@ -51,7 +49,7 @@ class ResponseHeaders:
         return header
 
     def response(self, request: InferenceRequest, outputs: Mapping[str, Array]) -> InferenceResponse:
-        """Return those of ``outputs`` that the request wants and the model declares."""
+        """Return a response with those ``outputs`` that the request wants and the model declares."""
         tensors = {name: from_array(name, array) for name, array in outputs.items()}
         header = self.of(request, [spec for spec, _ in tensors.values()])
         return InferenceResponse(header, [tensors[spec.name][1] for spec in header.outputs])
@@ -61,8 +59,8 @@ CANCELLED: Final = "Request was cancelled"
 WRONG: Final = "Error generating stream: "
 
 
-class _Gathered:
-    """What has come of a sequence and was not handed on."""
+class _Pending:
+    """Output of a sequence that was not sent yet."""
 
     __slots__ = ("finish_reason", "logprobs", "text", "tokens")
 
@@ -74,7 +72,7 @@ class _Gathered:
 
 
 class StreamedAnswer:
-    """Takes what becomes of a request, and responds to it."""
+    """Sends the responses of one request as the engine produces its output. Thread-safe."""
 
     def __init__(self, request: InferenceRequest, call: LlmCall, headers: ResponseHeaders) -> None:
         self._request = request
@@ -83,36 +81,36 @@ class StreamedAnswer:
         self._lock = threading.RLock()
         self._paused = False
         self._over = False
-        """The last response was given."""
-        self._sequences = [_Gathered() for _ in range(call.sampling.n)]
+        """The final response was sent."""
+        self._sequences = [_Pending() for _ in range(call.sampling.n)]
         self._cumulative = [0.0] * call.sampling.n
         self._unfinished = call.sampling.n
         self._prompt_tokens = 0
 
     def admitted(self, prompt_tokens: int) -> None:
-        """Note how long the prompt is."""
+        """Record the length of the prompt."""
         self._prompt_tokens = prompt_tokens
 
     def advanced(self, deltas: Sequence[TokenDelta]) -> None:
-        """Gather what a step has brought, and respond if it is time."""
+        """Accumulate the output of a step, and respond if a response is due."""
         with self._lock:
             for delta in deltas:
-                self._gather(delta)
-            self._hand_on()
+                self._accumulate(delta)
+            self._flush()
 
     def failed(self, error: NeriteError) -> None:
-        """Respond with the reason why nothing more comes."""
+        """Respond with the error that ended the request."""
         if isinstance(error, InvalidArgument):
             error = error.prefixed(WRONG)
         self._request.respond(InferenceResponse.failed(error))
 
     def paused(self, _request: InferenceRequest, paused: bool) -> None:
-        """Gather from now on; or hand on what was gathered. On any thread."""
+        """Start accumulating, or send what has accumulated. May be called from any thread."""
         with self._lock:
             self._paused = paused
-            self._hand_on()
+            self._flush()
 
-    def _gather(self, delta: TokenDelta) -> None:
+    def _accumulate(self, delta: TokenDelta) -> None:
         sequence = self._sequences[delta.index]
         sequence.text.append(delta.text)
         sequence.tokens += len(delta.tokens)
@@ -122,8 +120,8 @@ class StreamedAnswer:
             sequence.finish_reason = delta.finish_reason
             self._unfinished -= 1
 
-    def _hand_on(self) -> None:
-        """Respond with what was gathered, if it is time."""
+    def _flush(self) -> None:
+        """Send the accumulated output if a response is due."""
         final = not self._unfinished
         sequences = self._sequences
         if self._paused or self._over or not (final or self._call.stream):
@@ -133,7 +131,7 @@ class StreamedAnswer:
             self._request.respond(InferenceResponse.failed(Cancelled(CANCELLED)))
         elif final or any(sequence.tokens for sequence in sequences):
             response = self._response()
-            # Before it is sent: with that comes the news whether more are wanted.
+            # Reset before sending, because sending may pause or cancel the request.
             for sequence in sequences:
                 sequence.text, sequence.tokens, sequence.logprobs = [], 0, []
             self._request.respond(response, final)
@@ -142,16 +140,17 @@ class StreamedAnswer:
         return InferenceResponse(self._header, [self._data(spec.name) for spec in self._header.outputs])
 
     def _data(self, output: str) -> Buffer:
-        """Return one of the outputs. As bytes at once: an array of one element takes longer to make than a token."""
+        """Return an output as bytes. A numpy array of one element would take longer to create than a token."""
         sequences = self._sequences
         if output == "text_output":
             return join_bytes(self._call.prepend + "".join(sequence.text) for sequence in sequences)
         if output == "finish_reason":
-            # vLLM's word for a sequence that goes on is Python's None, as text.
+            # vLLM writes "None" for a sequence that is not finished.
             return join_bytes(each.finish_reason.value if each.finish_reason else "None" for each in sequences)
         if output == "cumulative_logprob":
-            told = self._call.sampling.logprobs is not None
-            return struct.pack(f"<{len(sequences)}f", *(self._cumulative if told else repeat(math.nan, len(sequences))))
+            known = self._call.sampling.logprobs is not None
+            values = self._cumulative if known else repeat(math.nan, len(sequences))
+            return struct.pack(f"<{len(sequences)}f", *values)
         if output == "logprobs":
             return join_bytes(self._logprobs(sequence.logprobs) for sequence in sequences)
         if output == "num_input_tokens":
@@ -161,15 +160,15 @@ class StreamedAnswer:
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> str:
         if self._call.sampling.logprobs is None:
             return "null"
-        return json.dumps([{str(one.token): _told(one) for one in (each, *each.others)} for each in logprobs])
+        return json.dumps([{str(one.token): _logprob_json(one) for one in (each, *each.others)} for each in logprobs])
 
 
-def _told(one: TokenLogprob) -> dict[str, object]:
+def _logprob_json(one: TokenLogprob) -> dict[str, object]:
     return {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
 
 
 def _outputs(call: LlmCall) -> list[TensorSpec]:
-    """Return what a response to a request consists of."""
+    """Return the output tensors of the responses to a request."""
     sequences = (call.sampling.n,)
     extras = [
         TensorSpec("finish_reason", tensor.BYTES, sequences),
@@ -181,24 +180,23 @@ def _outputs(call: LlmCall) -> list[TensorSpec]:
     return [TensorSpec("text_output", tensor.BYTES, sequences), *(each for each in extras if each.name in call.extras)]
 
 
-# From tokens to text, a step at a time. Pure: whoever calls decodes.
-#
-# A token need not be a whole character, and what it looks like may depend on the one before. So text is decoded from
-# a few tokens back on, and only what is new is handed out. What may be the start of a stop string waits until it is
-# clear whether it is one.
-
 _LONGEST: Final = 32
-"""Tokens that are decoded again with each new one."""
+"""Maximum number of tokens in the window, all of which are decoded again with each new token."""
 _KEPT: Final = 6
-"""Tokens to begin with, so that the first new one looks as it would after all that came before."""
-_HALF: Final = "\ufffd"
-"""What stands for a byte that is no character, or not yet."""
-_HALVES: Final = 3
-"""So many may become one character with the next token."""
+"""Tokens of context that a shortened window keeps, so that new tokens decode as they would after the whole text."""
+_REPLACEMENT: Final = "\ufffd"
+"""Decoded form of a byte that is not part of a complete character (yet)."""
+_MOST_INCOMPLETE: Final = 3
+"""Maximum number of bytes of an incomplete UTF-8 character."""
 
 
 class TextStream:
-    """The text of one sequence."""
+    """Incremental detokenizer of one sequence, with stop strings. Pure: the caller decodes.
+
+    A token may be part of a character, and its text may depend on the token before. So a window that begins a few
+    tokens back is decoded each time, and only new text is returned. Text that may begin a stop string is held back
+    until that is certain.
+    """
 
     def __init__(self, stop: Sequence[str] = (), *, include_stop: bool = False, min_tokens: int = 0) -> None:
         self._stop = tuple(stop)
@@ -206,29 +204,29 @@ class TextStream:
         self._min_tokens = min_tokens
         self._count = 0
         self._given = 0
-        """Characters of the window's text that have been handed on."""
+        """Characters of the window's text that have been taken."""
         self._held = ""
-        """What may be the start of a stop string."""
+        """Text that may be the start of a stop string."""
         self.window: list[int] = []
         """The tokens to decode for ``take``."""
         self.stopped = False
-        """A stop string has come; nothing is taken after it."""
+        """A stop string was found; the text ends there."""
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Take new tokens; their text is due with ``take``."""
+        """Append new tokens to the window; ``take`` returns their text."""
         self._count += len(tokens)
         self.window.extend(tokens)
 
     def take(self, decoded: str, decode: Callable[[Sequence[int]], str], *, last: bool = False) -> str:
-        """Return what is new and clear, given the text of ``window``. ``last``: no more tokens come."""
-        clear = len(decoded) - (0 if last else _halves(decoded))
+        """Return the text that is new and final, given the decoded ``window``. ``last``: no more tokens follow."""
+        clear = len(decoded) - (0 if last else _incomplete(decoded))
         self._held += decoded[self._given : clear]
         self._given = max(clear, self._given)
-        # Not in the middle of a character, which would look otherwise without its beginning.
-        if len(self.window) > _LONGEST and not _halves(decoded):
+        # Never shorten the window inside a character, which would decode differently without its first bytes.
+        if len(self.window) > _LONGEST and not _incomplete(decoded):
             self.window = self.window[-_KEPT:]
             again = decode(self.window)
-            self._given = len(again) - _halves(again)
+            self._given = len(again) - _incomplete(again)
         return self._clear(last)
 
     def _clear(self, last: bool) -> str:
@@ -245,7 +243,7 @@ class TextStream:
         return text
 
     def _start_of_stop(self) -> int:
-        """Return how many characters at the end may be the start of a stop string."""
+        """Return how many characters at the end of the held text may be the start of a stop string."""
         held, longest = self._held, 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(held)), longest, -1):
@@ -255,12 +253,10 @@ class TextStream:
         return longest
 
 
-def _halves(text: str) -> int:
-    """Return how many characters at the end the next token may change."""
-    return min(len(text) - len(text.rstrip(_HALF)), _HALVES)
+def _incomplete(text: str) -> int:
+    """Return how many replacement characters at the end the next token may turn into a character."""
+    return min(len(text) - len(text.rstrip(_REPLACEMENT)), _MOST_INCOMPLETE)
 
-
-# What a step of an engine has brought, until all of it leaves together: one report, and the responses.
 
 _ENDED: Final = {
     FinishReason.STOP: RequestEnded.STOP,
@@ -270,22 +266,22 @@ _ENDED: Final = {
 
 
 class StepReport:
-    """The one that is under way. For the engine's thread alone."""
+    """Collects the results of a step and sends them together: one report and all responses. For the engine's thread."""
 
-    def __init__(self, reporter: Reporter, patience: int) -> None:
-        """``patience``: seconds that one may take; 0: any time."""
+    def __init__(self, reporter: Reporter, timeout: int) -> None:
+        """``timeout``: seconds that a step may take; 0 means no limit."""
         self._reporter = reporter
-        self._patience = patience
+        self._timeout = timeout
         self._progress: list[RequestProgress] = []
         self._responses: list[Callable[[], None]] = []
 
     def add(self, progress: RequestProgress, respond: Callable[[], None]) -> None:
-        """Note what has become of a request, and how it is answered."""
+        """Record the progress of a request, and the call that responds to it."""
         self._progress.append(progress)
         self._responses.append(respond)
 
     def over(self, stats: EngineStats) -> None:
-        """Tell the server how the engine is, and answer the requests."""
+        """Report the state of the engine to the server, and send all responses."""
         progress, self._progress = self._progress, []
         responses, self._responses = self._responses, []
         with self._reporter.together():
@@ -298,7 +294,7 @@ class StepReport:
                     stats.block_size,
                     stats.context_length,
                     stats.most_sequences,
-                    self._patience,
+                    self._timeout,
                     stats.failures,
                     stats.prefix_queries,
                     stats.prefix_hits,
@@ -313,7 +309,7 @@ class StepReport:
 
 
 class RequestFollower:
-    """Follows one request through an engine, as its listener."""
+    """Listener of one request: forwards its output to the answer and its progress to the step report."""
 
     def __init__(self, request: InferenceRequest, answer: StreamedAnswer, sequences: int, step: StepReport) -> None:
         self._request = request
@@ -321,34 +317,34 @@ class RequestFollower:
         self._sequences = sequences
         self._unfinished = sequences
         self._begun: RequestBegun | None = None
-        """Until it is told."""
+        """Start of the request, until it was reported."""
         self._step = step
 
     def admitted(self, prompt_tokens: int, cached_tokens: int = 0, image_tokens: int = 0) -> None:
-        """Note how long the prompt is."""
+        """Record the length of the prompt, and report the start of the request."""
         self._begun = RequestBegun(time.monotonic_ns(), prompt_tokens, cached_tokens, self._sequences, image_tokens)
         self._answer.admitted(prompt_tokens)
-        self._tell(0, None, _nothing)
+        self._report(0, None, _nothing)
 
     def advanced(self, deltas: Sequence[TokenDelta]) -> None:
-        """Have what came told of, and the request answered with it."""
+        """Report the tokens of a step, and have the answer send them."""
         ended = None
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._unfinished -= 1
                 ended = delta.finish_reason
         tokens = sum(len(delta.tokens) for delta in deltas)
-        of_all = _ENDED[ended] if ended is not None and not self._unfinished else None
-        self._tell(tokens, of_all, partial(self._answer.advanced, deltas))
+        reason = _ENDED[ended] if ended is not None and not self._unfinished else None
+        self._report(tokens, reason, partial(self._answer.advanced, deltas))
 
     def failed(self, error: NeriteError) -> None:
-        """Have it told, and the request answered with it."""
-        self._tell(0, RequestEnded.FAILED, partial(self._answer.failed, error))
+        """Report the failure, and have the answer send it."""
+        self._report(0, RequestEnded.FAILED, partial(self._answer.failed, error))
 
-    def _tell(self, tokens: int, ended: RequestEnded | None, respond: Callable[[], None]) -> None:
+    def _report(self, tokens: int, ended: RequestEnded | None, respond: Callable[[], None]) -> None:
         begun, self._begun = self._begun, None
         self._step.add(RequestProgress(self._request, tokens, begun, ended), respond)
 
 
 def _nothing() -> None:
-    """StreamedAnswer nothing yet."""
+    """Send no response."""

@@ -1,4 +1,4 @@
-"""TensorRT-LLM by its LLM API, for GPUs. Written to its documentation, and not run yet: see docs/llm.md."""
+"""The engine for TensorRT-LLM, through its LLM API. Written from its documentation and never run: see docs/llm.md."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from nerite.llm import selection
 from nerite.llm.engine import Capabilities, FinishReason, GenerationRequest, RequestListener, TokenDelta
 from nerite.llm.loop_engine import LoopEngine
 
-# The engine: a thread with a loop, where a task follows each request: TensorRT-LLM hands its outputs out so only.
-
 _REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -29,13 +27,13 @@ _SAMPLING: Final = frozenset(
         *("lora_name", "grammar", "priority"),
     }
 )
-"""What we hand on; ``lora_name`` and ``grammar`` are refused in words of their own, ``priority`` is the server's."""
-_LOOK_AGAIN: Final = 0.5
-"""Seconds between two looks at the engine's statistics."""
+"""Known parameters. ``lora_name`` and ``grammar`` have their own error messages; the server handles ``priority``."""
+_STATS_SECONDS: Final = 0.5
+"""Interval at which the engine's statistics are read."""
 
 
 class TensorRtLlmEngine(LoopEngine):
-    """TensorRT-LLM's ``LLM``."""
+    """Runs TensorRT-LLM's ``LLM`` in an event loop, with one task per request, as its API requires."""
 
     name = "tensorrt_llm"
     sampling = _SAMPLING
@@ -46,15 +44,15 @@ class TensorRtLlmEngine(LoopEngine):
         self._instance = instance
         self._model: Any = None
         self._running: dict[str, Any] = {}
-        """Requests, and what TensorRT-LLM knows them by."""
+        """TensorRT-LLM's result object of each running request."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """One for each of them, and for each that begins."""
+        """One task per request that runs or is being started."""
         self._used = 0
-        """Blocks of the cache."""
+        """Used blocks of the KV cache."""
 
     def abort(self, id: str) -> None:
-        """End a request, if it runs."""
-        self._loop.call_soon_threadsafe(self._cut, id)
+        """Abort a request if it runs."""
+        self._loop.call_soon_threadsafe(self._abort, id)
 
     def _prepare(self) -> None:
         if self._instance.kind == "GPU":
@@ -67,7 +65,7 @@ class TensorRtLlmEngine(LoopEngine):
             ) from error
 
     def _take(self, request: GenerationRequest, tokens: list[int], listener: RequestListener) -> None:
-        self._loop.call_soon_threadsafe(self._begin, request, tokens, listener)
+        self._loop.call_soon_threadsafe(self._start_task, request, tokens, listener)
 
     def _usage(self) -> tuple[int, int, int]:
         return len(self._running), len(self._tasks) - len(self._running), self._used if self._running else 0
@@ -85,44 +83,44 @@ class TensorRtLlmEngine(LoopEngine):
         cache = KvCacheConfig(**given.pop("kv_cache"))
         self._model = LLM(kv_cache_config=cache, enable_iter_perf_stats=True, **given)
         self._tokenizer = self._model.tokenizer
-        told = self._model.args
-        length = told.max_seq_len or given.get("max_seq_len") or self._tokenizer.tokenizer.model_max_length
-        self._able = Capabilities(self.name, int(length), int(told.max_batch_size))
+        effective = self._model.args
+        length = effective.max_seq_len or given.get("max_seq_len") or self._tokenizer.tokenizer.model_max_length
+        self._able = Capabilities(self.name, int(length), int(effective.max_batch_size))
 
     async def _work(self) -> None:
-        looking = asyncio.create_task(self._look())
-        await self._wake.wait()  # for nothing but the end
-        looking.cancel()
+        polling = asyncio.create_task(self._poll_stats())
+        await self._wake.wait()  # set only by ``stop``
+        polling.cancel()
         for id in list(self._running):
-            self._cut(id)
-        await asyncio.gather(*self._tasks, looking, return_exceptions=True)
+            self._abort(id)
+        await asyncio.gather(*self._tasks, polling, return_exceptions=True)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._model is not None:
             self._model.shutdown()
 
-    async def _look(self) -> None:
-        """Read the engine's statistics, again and again."""
+    async def _poll_stats(self) -> None:
+        """Read the engine's statistics periodically."""
         while True:
-            async for told in self._model.get_stats_async(timeout=_LOOK_AGAIN):
-                cache = told.get("kvCacheStats") or {}
+            async for stats in self._model.get_stats_async(timeout=_STATS_SECONDS):
+                cache = stats.get("kvCacheStats") or {}
                 names = ("maxNumBlocks", "freeNumBlocks", "tokensPerBlock")
                 total, free, size = (int(cache.get(name, 0)) for name in names)
                 self._blocks, self._used = (total, size), total - free
-            await asyncio.sleep(_LOOK_AGAIN)
+            await asyncio.sleep(_STATS_SECONDS)
 
-    def _begin(self, request: GenerationRequest, tokens: list[int], listener: RequestListener) -> None:
-        task = asyncio.create_task(self._follow(request, tokens, listener))
+    def _start_task(self, request: GenerationRequest, tokens: list[int], listener: RequestListener) -> None:
+        task = asyncio.create_task(self._run_request(request, tokens, listener))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _follow(self, request: GenerationRequest, tokens: list[int], listener: RequestListener) -> None:
+    async def _run_request(self, request: GenerationRequest, tokens: list[int], listener: RequestListener) -> None:
         try:
             sampling = _sampling(request, self._able.context_length - len(tokens))
             salt = request.cache_salt or None
             result = self._model.generate_async(tokens, sampling, streaming=True, cache_salt=salt)
-        except Exception as error:  # Of this request alone.
-            listener.failed(_translated(error, "beginning a request"))
+        except Exception as error:  # affects only this request
+            listener.failed(_translated(error, "starting a request"))
             self._stepped(self.stats())
             return
         self._running[request.id] = result
@@ -130,13 +128,13 @@ class TensorRtLlmEngine(LoopEngine):
         listener.admitted(len(tokens))
         try:
             async for output in result:
-                self._hand_on(output, listener)
+                self._deliver(output, listener)
         except Exception as error:
             listener.failed(_translated(error, "a step of the engine"))
         del self._running[request.id]
         self._stepped(self.stats())
 
-    def _hand_on(self, output: Any, listener: RequestListener) -> None:
+    def _deliver(self, output: Any, listener: RequestListener) -> None:
         deltas = []
         for each in output.outputs:
             reason = None if each.finish_reason is None else _REASONS.get(each.finish_reason, FinishReason.ABORT)
@@ -148,33 +146,33 @@ class TensorRtLlmEngine(LoopEngine):
             listener.advanced(deltas)
             self._stepped(self.stats())
 
-    def _cut(self, id: str) -> None:
+    def _abort(self, id: str) -> None:
         if id in self._running:
             self._running[id].abort()
 
 
 def _sampling(request: GenerationRequest, room: int) -> Any:
-    """Return how the tokens of a request are chosen, as TensorRT-LLM has it. Raises what it raises."""
+    """Convert the sampling parameters of a request to TensorRT-LLM's. Raises what TensorRT-LLM raises."""
     from tensorrt_llm import SamplingParams
 
-    said = request.sampling
-    greedy = said.temperature == 0
+    wanted = request.sampling
+    greedy = wanted.temperature == 0
     return SamplingParams(
-        n=said.n,
-        max_tokens=min(said.max_tokens or room, room),
-        min_tokens=said.min_tokens or None,
-        temperature=None if greedy else said.temperature,
-        top_k=1 if greedy else said.top_k or None,
-        top_p=None if greedy else said.top_p,
-        seed=said.seed,
-        presence_penalty=said.presence_penalty or None,
-        frequency_penalty=said.frequency_penalty or None,
-        repetition_penalty=said.repetition_penalty if said.repetition_penalty != 1 else None,
-        stop=list(said.stop) or None,
-        stop_token_ids=list(said.stop_token_ids) or None,
-        include_stop_str_in_output=said.include_stop_str_in_output,
-        ignore_eos=said.ignore_eos,
-        skip_special_tokens=said.skip_special_tokens,
+        n=wanted.n,
+        max_tokens=min(wanted.max_tokens or room, room),
+        min_tokens=wanted.min_tokens or None,
+        temperature=None if greedy else wanted.temperature,
+        top_k=1 if greedy else wanted.top_k or None,
+        top_p=None if greedy else wanted.top_p,
+        seed=wanted.seed,
+        presence_penalty=wanted.presence_penalty or None,
+        frequency_penalty=wanted.frequency_penalty or None,
+        repetition_penalty=wanted.repetition_penalty if wanted.repetition_penalty != 1 else None,
+        stop=list(wanted.stop) or None,
+        stop_token_ids=list(wanted.stop_token_ids) or None,
+        include_stop_str_in_output=wanted.include_stop_str_in_output,
+        ignore_eos=wanted.ignore_eos,
+        skip_special_tokens=wanted.skip_special_tokens,
     )
 
 
@@ -185,7 +183,7 @@ def _translated(error: Exception, doing: str) -> NeriteError:
     return InvalidArgument(text) if isinstance(error, (TypeError, ValueError)) else Internal(text)
 
 
-# How an engine of TensorRT-LLM has to be made: from a checkpoint and the parameters of the configuration.
+# Arguments of the engine, from the checkpoint and the configuration
 
 _NUMBERS: Final = {
     "MAX_MODEL_LEN": "max_seq_len",
@@ -194,12 +192,12 @@ _NUMBERS: Final = {
     "PIPELINE_PARALLEL_SIZE": "pipeline_parallel_size",
     "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
 }
-"""Parameters of the configuration, and what TensorRT-LLM calls them."""
+"""TensorRT-LLM's names for configuration parameters."""
 KNOWN: Final = frozenset({*_NUMBERS, selection.CACHE, selection.PREFIX_CACHING})
 
 
 def read_arguments(context: ModelContext) -> dict[str, Any]:
-    """Return what ``tensorrt_llm.LLM`` is given; ``kv_cache`` is for its ``KvCacheConfig``. Raises ``NeriteError``."""
+    """Return the arguments of ``tensorrt_llm.LLM``; ``kv_cache`` is for ``KvCacheConfig``. Raises ``NeriteError``."""
     selection.check_parameters(context, KNOWN, "the engine tensorrt_llm")
     given: dict[str, Any] = {"model": str(context.version_directory.absolute())}
     given |= {name: selection.count_parameter(context, key) for key, name in _NUMBERS.items() if context.parameter(key)}
@@ -210,7 +208,7 @@ def read_arguments(context: ModelContext) -> dict[str, Any]:
 
 
 def check(context: ModelContext) -> None:
-    """Raise ``NeriteError`` if the configuration is not what the engine needs."""
+    """Raise ``NeriteError`` if the engine does not support the configuration."""
     read_arguments(context)
 
 

@@ -1,1 +1,1 @@
-"""Model versions that run: made from a configuration, warmed up, asked, and closed."""
+"""Running model versions: launch from a configuration, warm-up, requests, and shutdown."""

@@ -1,4 +1,7 @@
-"""Making the instances of one model version: in workers, in threads, on the loop; at its load and later on."""
+"""Factories that create the instances of a model version in workers, in threads or on the loop.
+
+They are used when the version is loaded, and later when it is resized.
+"""
 
 from __future__ import annotations
 
@@ -21,46 +24,46 @@ from nerite.workers.host.process import WorkerPlan, WorkerPool
 
 _log = logging.getLogger("nerite.execution")
 
-_AT_ONCE = 8
-"""Instances of a model that are loaded at the same time."""
+_MAX_CONCURRENT = 8
+"""Maximum number of instances of a model that are loaded concurrently."""
 
 
 class InstanceFactory(Protocol):
-    """One for a model version. For the loop; what blocks is done by the loader."""
+    """Creates the instances of one model version. Used on the loop; blocking work runs on the loader's threads."""
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
-        """Make instances side by side, all or none, given the configuration. Raises ``NeriteError``."""
+        """Create all instances concurrently with the given configuration, or none. Raises ``NeriteError``."""
 
     def close(self) -> None:
-        """Give back what the instances shared. Called once, when every one of them is closed."""
+        """Release resources that the instances share. Called once, after all instances are closed."""
 
 
 class NoInstances:
-    """For what is put together from other models."""
+    """Factory of ensembles, which have no instances."""
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
-        """Return nothing: nothing is ever asked for."""
+        """Return no instances: none is ever requested."""
         return []
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing: no resources are shared."""
 
 
 class WorkerFactory:
-    """A process for each instance, or a place in one for each."""
+    """Creates instances in worker processes, each in its own or in one shared with other instances."""
 
     def __init__(self, plan_of: Callable[[InstanceContext], WorkerPlan], worker_pool: WorkerPool) -> None:
         self._plan_of = plan_of
         self._worker_pool = worker_pool
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._load_slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
-        """Start the processes, and have the model opened in each."""
+        """Start the processes, and open the model in each."""
 
         async def start(context: InstanceContext) -> RemoteInstance:
             plan = self._plan_of(context)
             plan = replace(plan, context=replace(plan.context, config=config))
-            async with self._slots:
+            async with self._load_slots:
                 instance = RemoteInstance(plan, self, self._worker_pool.home(plan, self))
                 await instance.move_in()
             return instance
@@ -74,21 +77,21 @@ class WorkerFactory:
         return instances
 
     def close(self) -> None:
-        """Do nothing: the last one to leave a process takes it along."""
+        """Do nothing: a worker exits with its last instance."""
 
 
 class InProcessFactory:
-    """Instances of a backend that runs in this process."""
+    """Creates instances of a backend that runs in the server process."""
 
     def __init__(self, model: Model, loop: asyncio.AbstractEventLoop, loader: Executor, *, on_loop_only: bool) -> None:
-        """``on_loop_only``: they have no threads of their own."""
+        """``on_loop_only``: the instances execute on the loop and have no threads."""
         self._model = model
         self._loop = loop
         self._loader = loader
         self._on_loop_only = on_loop_only
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
-        """Make the instances, one after the other. The model knows its configuration already."""
+        """Create the instances one after the other. ``config`` is ignored: the model already has it."""
         made: list[tuple[InstanceContext, Instance]] = []
         try:
             with stage("initialize"):
@@ -96,54 +99,54 @@ class InProcessFactory:
                     made.append(
                         (context, await self._loop.run_in_executor(self._loader, self._backend_instance, context))
                     )
-        except BaseException:  # whatever it was: nothing may be left behind
+        except BaseException:  # cancellation included: nothing may leak
             for _, backend_instance in made:
                 backend_instance.close()
             raise
-        return [self._instance(each, backend_instance) for each, instance in made]
+        return [self._instance(context, backend_instance) for context, backend_instance in made]
 
     def _backend_instance(self, context: InstanceContext) -> Instance:
         if not context.cores:
             return self._model.instance(context)
-        # The threads that a framework starts run where the thread does that makes the instance.
-        with ThreadPoolExecutor(1, context.name, _settle, (context,)) as settled:
-            return settled.submit(self._model.instance, context).result()
+        # Threads that a framework starts inherit the CPU affinity of the thread that creates the instance.
+        with ThreadPoolExecutor(1, context.name, _bind_thread, (context,)) as pinned:
+            return pinned.submit(self._model.instance, context).result()
 
     def _instance(self, context: InstanceContext, backend_instance: Instance) -> ModelInstance:
         if self._on_loop_only:
             if context.cores:
-                _log.warning("'%s' runs on the server's loop: its host policy does not count there", context.name)
+                _log.warning("'%s' runs on the server's loop: its host policy is ignored", context.name)
             return LoopInstance(context.name, backend_instance)
-        settling = partial(_settle, context) if context.cores else None
-        # What a framework keeps for an accelerator often belongs to one thread.
+        bind = partial(_bind_thread, context) if context.cores else None
+        # Frameworks often bind the state of an accelerator to one thread.
         return ThreadInstance(
-            context.name, backend_instance, self._loop, on_loop=context.kind != "GPU" and not settling, settle=settling
+            context.name, backend_instance, self._loop, on_loop=context.kind != "GPU" and not bind, settle=bind
         )
 
     def close(self) -> None:
-        """Close the model."""
+        """Close the model, which all instances share."""
         self._model.close()
 
 
-def _settle(context: InstanceContext) -> None:
-    """Have this thread run where an instance belongs."""
+def _bind_thread(context: InstanceContext) -> None:
+    """Bind this thread to the cores and the memory node of an instance."""
     if refusal := bind_to_place(context.cores, context.memory_node):
         _log.warning("'%s': %s", context.name, refusal)
 
 
 class RateLimitedFactory:
-    """Makes instances by another maker, once it is known that they could execute. A ``InstanceFactory``."""
+    """``InstanceFactory`` decorator that registers the instances with the rate limiter before they are created."""
 
-    def __init__(self, maker: InstanceFactory, resources: InstanceResources) -> None:
-        self._maker = maker
+    def __init__(self, factory: InstanceFactory, resources: InstanceResources) -> None:
+        self._factory = factory
         self._resources = resources
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
-        """Make instances. Raises ``InvalidArgument`` where there will never be what one of them needs."""
+        """Create instances. Raises ``InvalidArgument`` if the resources that one needs will never be available."""
         seats = self._resources.enter(plans)
         try:
-            instances = await self._maker.make(plans, config)
-        except BaseException:  # whatever it was: nothing may be left behind
+            instances = await self._factory.make(plans, config)
+        except BaseException:  # cancellation included: nothing may leak
             self._resources.give_up(seats)
             raise
         for instance, seat in zip(instances, seats, strict=True):
@@ -152,6 +155,6 @@ class RateLimitedFactory:
         return instances
 
     def close(self) -> None:
-        """Give back what the instances shared, and their seats."""
+        """Unregister the instances from the rate limiter, and release what they share."""
         self._resources.close()
-        self._maker.close()
+        self._factory.close()

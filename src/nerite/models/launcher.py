@@ -1,4 +1,7 @@
-"""Makes model versions run: decides where instances live, starts them, and puts a queue before them."""
+"""Launches model versions: chooses scheduler and placement, starts the instances and builds the queue pipeline.
+
+``InstanceFactory`` creates the instances, ``RunningVersion`` owns the result; the repository decides when to launch.
+"""
 
 from __future__ import annotations
 
@@ -48,18 +51,18 @@ from nerite.workers.host.server_context import ServerContext
 from nerite.workers.ipc import messages
 from nerite.workers.ipc.shared_memory import Arena
 
-# From a configuration to the scheduler that it chooses.
+# Translates a model configuration into the rules of its scheduler.
 
 
 def picker_for(config: ModelConfig, directory: Path) -> SelectivePicker:
-    """Return the scheduler of a model that lies in ``directory``. Blocks.
+    """Return the scheduler for the model in ``directory``. Blocks.
 
-    Raises ``NeriteError`` for one there is no code for yet, and where a file that it needs is not right.
+    Raises ``NeriteError`` if the scheduler is not supported or a file that it needs is invalid.
     """
-    hold = _hold("TRITONSERVER_DELAY_SCHEDULER")
+    hold = _hold_count("TRITONSERVER_DELAY_SCHEDULER")
     if config.ensemble_scheduling is not None:
         raise InvalidArgument(
-            f"model '{config.name}' uses 'ensemble_scheduling', which this version of the server does not offer"
+            f"model '{config.name}' uses 'ensemble_scheduling', which this version of the server does not support"
         )
     if config.sequence_batching is not None:
         attach = SequenceInputs(config, directory)
@@ -70,7 +73,7 @@ def picker_for(config: ModelConfig, directory: Path) -> SelectivePicker:
 
 
 def preserves_ordering(config: ModelConfig) -> bool:
-    """Return whether answers are to leave in the order of the executions."""
+    """Return whether responses must be sent in the order of the executions."""
     batching = config.sequence_batching.oldest if config.sequence_batching is not None else config.dynamic_batching
     return batching is not None and batching.preserve_ordering
 
@@ -106,12 +109,12 @@ def _sequence_rules(config: ModelConfig, batching: ModelSequenceBatching, hold: 
         max_delay_us=direct.max_queue_delay_microseconds if direct else 0,
         min_utilization=direct.minimum_slot_utilization if direct else 0.0,
         hold_until=0 if oldest else hold,
-        hold_until_backlog=_hold("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"),
+        hold_until_backlog=_hold_count("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"),
     )
 
 
-def _hold(variable: str) -> int:
-    """Return how many requests are to wait before a scheduler starts. Hooks that Triton's tests rely on."""
+def _hold_count(variable: str) -> int:
+    """Return how many requests must be queued before a scheduler starts: a hook that Triton's tests rely on."""
     return int(os.environ.get(variable, "0") or 0)
 
 
@@ -128,14 +131,14 @@ _log = logging.getLogger("nerite.execution")
 
 
 class Launcher:
-    """One for the server. Its coroutines are for the loop; the blocking work is done by the loader."""
+    """Launches model versions; one per server. Coroutines run on the loop, blocking work on the loader's threads."""
 
     def __init__(self, server_context: ServerContext) -> None:
         self._server_context = server_context
         self._worker_pool = WorkerPool()
 
     def complete(self, backend: str, context: ModelContext) -> Mapping[str, Any]:
-        """Have a backend complete a configuration. Blocks. Raises ``NeriteError``."""
+        """Return the configuration as completed by the backend. Blocks. Raises ``NeriteError``."""
         if not is_isolated(context):
             return registry.backend_of(context).complete(context)
         instance = InstanceContext(f"{context.name}_auto_complete")
@@ -151,7 +154,7 @@ class Launcher:
         return completed
 
     async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
-        """Load a model version and all its instances. Raises ``NeriteError``; nothing is left behind then."""
+        """Load a model version and all its instances. Raises ``NeriteError`` after releasing everything it created."""
         began = time.monotonic()
         scheduler = await self._server_context.blocking(picker_for, config, context.directory)
         bounds = bounds_of(config, self._server_context.queue)
@@ -160,7 +163,7 @@ class Launcher:
         arena = Arena()
         self._server_context.foreign_segments.host(arena)
         warm_up = await self._server_context.blocking(self._samples, config, context, signature)
-        maker = await self._maker(config, context, arena)
+        maker = await self._instance_factory(config, context, arena)
         if warm_up:
             warm_up_run = await self._server_context.blocking(_warm_up_run, config, context.directory)
             maker = WarmUpFactory(maker, context.name, warm_up, warm_up_run)
@@ -179,7 +182,7 @@ class Launcher:
         config_json = to_json(config)
         try:
             instances = await maker.make(plans, config_json)
-        except BaseException:  # whatever it was: nothing may be left behind
+        except BaseException:  # cancellation included: nothing may leak
             maker.close()
             arena.close()
             raise
@@ -210,7 +213,7 @@ class Launcher:
             self._server_context.loop,
         )
         running.let_in_by(self._server_context.tenant_admission, bounds)
-        # Whoever has to be let in, or may be answered from elsewhere, does not go on in the worker.
+        # Requests that pass admission control or the response cache cannot continue as fused steps in the worker.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
         if resources is None and config.sequence_batching is None and not alone:
             running.worker = sharing_models(context)
@@ -220,7 +223,7 @@ class Launcher:
     def assemble(
         self, name: str, version: int, config: ModelConfig, signature: Signature, parts: Sequence[StepModel]
     ) -> RunningVersion:
-        """Make a version of an ensemble run. ``parts`` are the models of its steps, which it was checked against."""
+        """Launch a version of an ensemble. ``parts`` are the models of its steps, already validated against it."""
         assert config.ensemble_scheduling is not None
         arena = Arena()
         self._server_context.foreign_segments.host(arena)
@@ -258,13 +261,13 @@ class Launcher:
         return running
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
-        """Give a running version the instances that ``config`` asks for. Raises as ``launch``; it is as before then."""
+        """Resize a version to the instances in ``config``. Raises as ``launch``, and changes nothing then."""
         await running.resize(config, to_json(config), instance_plans(config, self._server_context.policies))
 
-    async def _maker(self, config: ModelConfig, context: ModelContext, arena: Arena) -> InstanceFactory:
+    async def _instance_factory(self, config: ModelConfig, context: ModelContext, arena: Arena) -> InstanceFactory:
         run = self._server_context.blocking
         if await run(is_isolated, context):
-            # Not on the loop: an environment may have to be made.
+            # Not on the loop: a Python environment may have to be created.
             with stage("environment"):
                 interpreter = await run(_interpreter, context)
 
@@ -280,10 +283,10 @@ class Launcher:
         )
 
     def _samples(self, config: ModelConfig, context: ModelContext, signature: Signature) -> list[WarmUpSample]:
-        """Return what each instance has to answer before it is ready. Blocks. Raises ``NeriteError``."""
+        """Return the requests that warm an instance up before it is ready. Blocks. Raises ``NeriteError``."""
         directory = context.directory
         return [
-            *configured_samples(config, signature, directory, _skipped),
+            *configured_samples(config, signature, directory, _log_skipped),
             *recorded_samples(config, signature, directory, self._server_context.read_request),
         ]
 
@@ -308,48 +311,51 @@ class Launcher:
 
 
 def _warm_up_run(config: ModelConfig, directory: Path) -> Callable[[], WarmUpRun] | None:
-    """Return what makes samples requests of sequences, if the model has any. Blocks. Raises as ``SequenceInputs``."""
+    """Return a factory for warm-up runs of a sequence model; None for other models.
+
+    Blocks. Raises as ``SequenceInputs``.
+    """
     batching = config.sequence_batching
     if batching is None:
         return None
     return partial(WarmUpRun, SequenceInputs(config, directory), iterative=batching.iterative_sequence)
 
 
-def _skipped(name: str) -> None:
+def _log_skipped(name: str) -> None:
     _log.debug("Skipping batch 0 warmup sample '%s'", name)
 
 
 def is_isolated(context: ModelContext) -> bool:
-    """Return whether the instances of a model live in worker processes: as it says itself, else as its backend does.
+    """Return whether the instances of a model run in worker processes; its parameters override the backend's default.
 
-    May import the backend, so it blocks. Raises as ``registry.backend_of``, and ``InvalidArgument`` for parameters that
-    cannot go together.
+    Blocks, because it may import the backend. Raises as ``registry.backend_of``, and ``InvalidArgument`` for parameters
+    that exclude each other.
     """
     mode, worker = _mode(context), sharing_models(context)
     if mode == "in_process":
         if worker:
-            raise _contradiction(context.name, f"in the worker '{worker}' (WORKER)")
+            raise _conflict(context.name, f"in the worker '{worker}' (WORKER)")
         if context.environment:
-            raise _contradiction(context.name, "in an environment of its own (EXECUTION_ENV_PATH)")
+            raise _conflict(context.name, "in an environment of its own (EXECUTION_ENV_PATH)")
     if context.environment:
-        # The framework may be there alone, so that the backend is not looked for here.
+        # The framework may be installed in that environment only, so the backend is not imported here.
         return True
     found = registry.backend_of(context)
     return bool(worker) or mode == "worker" or (not mode and registry.is_isolated(found, context))
 
 
 def _interpreter(context: ModelContext) -> Path | None:
-    """Return the Python of a model's workers: that which it brings, or its backend has for it; None for the server's.
+    """Return the interpreter of a model's workers: its own or its backend's environment; None for the server's.
 
     May take minutes. Raises ``NeriteError``.
     """
     return find_interpreter(context) if context.environment else registry.prepared(context)
 
 
-def _contradiction(model: str, elsewhere: str) -> InvalidArgument:
+def _conflict(model: str, elsewhere: str) -> InvalidArgument:
     return InvalidArgument(
-        f"model '{model}' cannot run in the server (EXECUTION_MODE in_process) and {elsewhere}: leave one of the two "
-        "parameters out"
+        f"model '{model}' cannot run both in the server process (EXECUTION_MODE in_process) and {elsewhere}: remove "
+        "one of the two parameters"
     )
 
 
@@ -357,6 +363,6 @@ def _mode(context: ModelContext) -> str:
     mode = context.parameter("EXECUTION_MODE")
     if mode not in ("", "worker", "in_process"):
         raise InvalidArgument(
-            f"parameter 'EXECUTION_MODE' of model '{context.name}' is '{mode}'; it may be 'worker' or 'in_process'"
+            f"parameter 'EXECUTION_MODE' of model '{context.name}' is '{mode}'; it must be 'worker' or 'in_process'"
         )
     return mode

@@ -1,8 +1,8 @@
-"""Watches the event loop from a thread of its own, and says in the log where everybody is when it stands still.
+"""Watchdog of the event loop: a thread that logs the stacks of all threads when the loop is blocked.
 
-Whatever blocks the loop blocks every connection: a model that sleeps in the server's process, a lock, a slow disk. The
-stacks of all threads tell which it is. Where something holds the interpreter, this thread cannot run either; then a
-thread of ``faulthandler``, which needs no interpreter, has written them down.
+Anything that blocks the loop blocks every connection: a model that sleeps in the server process, a lock, a slow disk.
+The stacks show which it is. If something holds the GIL, the watchdog thread cannot run either; then a thread of
+``faulthandler``, which does not need the GIL, has dumped the stacks.
 """
 
 from __future__ import annotations
@@ -24,73 +24,74 @@ from nerite.scheduling.stall_detectors import LoopStallDetector, News, What
 _log = logging.getLogger("nerite.execution")
 _now = time.monotonic_ns
 _MOST_BYTES: Final = 64 * 1024
-"""Of stacks that are written down without the interpreter."""
+"""Maximum number of bytes read from the stacks that ``faulthandler`` dumped."""
 
 
 class LoopWatchdog:
-    """Over the loop that it is made on. Costs it four short calls in the time that it may stand still."""
+    """Watches the loop of the thread that creates it, at the cost of four short callbacks per ``seconds``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        """``seconds``: how long the loop may stand still."""
+        """``seconds``: how long the loop may be blocked without a log message."""
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self._seconds = seconds
-        self._watch = LoopStallDetector(int(seconds * 1e9), _now())
+        self._detector = LoopStallDetector(int(seconds * 1e9), _now())
         self._stopped = threading.Event()
-        self._waits = False
-        """The loop was asked, and has not answered."""
+        self._heartbeat_pending = False
+        """A heartbeat is scheduled on the loop and has not run yet."""
         self._stacks = memory_file()
-        """For ``faulthandler``."""
+        """File descriptor of the memfd that ``faulthandler`` dumps stacks to."""
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop the watchdog thread and wait for it."""
         self._stopped.set()
         self._thread.join()
         os.close(self._stacks)
 
     def _run(self) -> None:
-        period = self._watch.period / 1e9
+        period = self._detector.period / 1e9
         while not self._stopped.is_set():
             faulthandler.dump_traceback_later(period + self._seconds, file=self._stacks)
-            if not self._waits:
-                self._waits = True
-                self._loop.call_soon_threadsafe(self._answer)
+            if not self._heartbeat_pending:
+                self._heartbeat_pending = True
+                self._loop.call_soon_threadsafe(self._heartbeat)
             self._stopped.wait(period)
-            news = self._watch.look(_now())
+            news = self._detector.look(_now())
             if news is not None:
-                self._tell(news)
+                self._log_news(news)
             os.ftruncate(self._stacks, 0)
             os.lseek(self._stacks, 0, os.SEEK_SET)
         faulthandler.cancel_dump_traceback_later()
 
-    def _answer(self) -> None:
-        self._watch.answered(_now())
-        self._waits = False
+    def _heartbeat(self) -> None:
+        self._detector.answered(_now())
+        self._heartbeat_pending = False
 
-    def _tell(self, news: News) -> None:
+    def _log_news(self, news: News) -> None:
         seconds = news.nanoseconds / 1e9
-        others = f" There were {news.untold} more such moments before it." if news.untold else ""
+        others = f" {news.untold} earlier stalls were not logged." if news.untold else ""
         if news.what is What.WENT_ON:
-            _log.warning("the event loop goes on, after %.1f s", seconds)
+            _log.warning("the event loop is running again after %.1f s", seconds)
         elif news.what is What.STANDS:
             _log.error(
-                "the event loop has stood still for %.1f s, and with it all connections.%s Its thread comes first:\n%s",
+                "the event loop has been blocked for %.1f s, and with it all connections.%s Stacks of all threads, the "
+                "loop's first:\n%s",
                 seconds,
                 others,
                 "\n".join(self._stacks_now()),
             )
         else:
             _log.error(
-                "the server stood still for %.1f s: something held the interpreter, or the machine was too busy.%s\n%s",
+                "the server process was stalled for %.1f s: something held the GIL, or the machine was too busy.%s\n%s",
                 seconds,
                 others,
                 os.pread(self._stacks, _MOST_BYTES, 0).decode(errors="replace").rstrip(),
             )
 
     def _stacks_now(self) -> Iterator[str]:
-        """Yield the stack of each thread but this one, that of the loop first."""
+        """Yield the stacks of all threads except this one, the loop's first."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         frames = sys._current_frames()
         for ident in sorted(frames, key=lambda ident: ident != self._loop_thread):

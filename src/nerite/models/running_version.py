@@ -1,4 +1,7 @@
-"""A model version that is loaded: its signature, its queue, its instances, its counts, and its end."""
+"""A loaded model version: its signature, queue pipeline, instances and statistics, from launch to close.
+
+Also contains the auditor that checks the running versions of a server once a second.
+"""
 
 from __future__ import annotations
 
@@ -36,29 +39,29 @@ from nerite.scheduling.load_shedding import LoadShedder
 from nerite.scheduling.sequence import SequenceRequest
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, TRIM_STEP, Arena, Segment
 
-_numbers = itertools.count(1)
+_serial_numbers = itertools.count(1)
 
 
 class RunningVersion:
-    """Takes requests until it is closed. For the loop's thread only."""
+    """Loaded model version that accepts requests until it is closed. Used from the loop's thread only."""
 
     __slots__ = (
         "__weakref__",
         "_arena",
+        "_cache_frontend",
         "_closing",
         "_entry",
-        "_gate",
+        "_factory",
+        "_idempotent_queue",
         "_instances",
-        "_keyed",
         "_listeners",
         "_loop",
-        "_maker",
         "_on_closed",
-        "_open",
         "_queue",
         "_scheduler",
         "_submit",
         "_trim_timer",
+        "_unclosed",
         "cached",
         "config",
         "config_json",
@@ -90,7 +93,7 @@ class RunningVersion:
         arena: Arena,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """``scheduler`` counts in ``statistics``; ``maker`` makes more instances, and is closed in the end."""
+        """``scheduler`` updates ``statistics``; ``maker`` creates further instances and is closed with the version."""
         self.name = name
         self.version = version
         self.label = str(version)
@@ -100,94 +103,94 @@ class RunningVersion:
         self.statistics = statistics
         self._instances = dict(instances)
         self.decoupled = bool(config.model_transaction_policy and config.model_transaction_policy.decoupled)
-        self.number = next(_numbers)
-        """No other version that this process loads has the same."""
+        self.number = next(_serial_numbers)
+        """Unique among all versions that this process loads."""
         self.content = ""
-        """A hash of what it was made from, once it is worked out."""
+        """Hash of the files and configuration it was loaded from; empty until it has been computed."""
         self.tokens: TokenStatistics | None = None
-        """What its engines have told; None before the first of them says anything."""
+        """Statistics reported by the engines; None before the first report."""
         self.traced = False
         self.worker = ""
-        """The worker that it shares with other models, where a request can go on from one to the other; or nothing."""
+        """Name of the worker shared with other models, in which fused steps can run; empty if there is none."""
         self.cached = bool(config.response_cache and config.response_cache.enable)
-        """The model is one whose answers may come from a cache."""
+        """The model has the response cache enabled."""
         self.load_seconds = 0.0
-        """How long the load took; set by whoever loaded it."""
+        """Duration of the load; set by the launcher."""
         self._arena = arena
         self._loop = loop
-        self._maker = maker
-        self._open = set(instances.values())
-        """Instances that are not closed yet: some may be leaving."""
+        self._factory = maker
+        self._unclosed = set(instances.values())
+        """Instances that are not closed yet, including those that are being removed."""
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
         self._listeners: list[OnReport] = []
         for plan, instance in instances.items():
-            self._hear(instance)
+            self._subscribe(instance)
             if plan.passive:
                 instance.on_usable = _ignored
         self._scheduler = scheduler
         self._queue: RequestQueueInterface = scheduler
-        self._gate: ResponseCacheFrontend | None = None
-        self._keyed: IdempotentQueue | None = None
+        self._cache_frontend: ResponseCacheFrontend | None = None
+        self._idempotent_queue: IdempotentQueue | None = None
         self._entry = scheduler.submit if config.sequence_batching is None else self._submit_to_sequence
         self._submit = self._entry
         self._trim_timer: asyncio.TimerHandle | None = None
-        arena.on_segment.append(self._has_memory)
-        if arena.segments:  # a warm-up has used some
+        arena.on_segment.append(self._start_trimming)
+        if arena.segments:  # the warm-up has allocated some
             self._trim()
 
     @property
     def instances(self) -> tuple[ModelInstance, ...]:
-        """The instances, passive ones among them."""
+        """All instances, including passive ones."""
         return tuple(self._instances.values())
 
     @property
     def _active(self) -> tuple[ModelInstance, ...]:
-        """The instances that take batches."""
+        """The instances that execute batches."""
         return tuple(instance for plan, instance in self._instances.items() if not plan.passive)
 
     @property
     def pending(self) -> int:
-        """Requests that wait for an instance."""
+        """Number of requests that wait for an instance."""
         return self._queue.pending
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """Those of them in the queue of the instances, by priority."""
+        """Number of requests in the scheduler's queue, by priority."""
         return self._scheduler.waiting
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
-        """Why batches began, where requests make batches together."""
+        """Number of batches started for each reason; empty unless the model batches requests."""
         return self._scheduler.releases
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait or run."""
+        """Number of requests that wait or run."""
         return self._queue.in_flight
 
     @property
     def most_rows(self) -> int:
-        """Rows that may run together; 0: each request runs alone."""
+        """Maximum number of rows in a batch; 0 if each request runs alone."""
         return self.config.max_batch_size if self.config.dynamic_batching is not None else 0
 
     @property
     def generates(self) -> bool:
-        """Whether engines for language models run it."""
+        """Whether the model runs on an LLM engine."""
         return self.config.backend in GENERATING
 
     @property
     def restarts(self) -> int:
-        """How often an instance had to be started again."""
+        """Number of times an instance was restarted."""
         return sum(instance.restarts for instance in self.instances)
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that its workers have for themselves now; 0 where it has none."""
+        """Bytes of private memory that the workers use now; 0 if there are no workers."""
         return sum(instance.memory() for instance in self.instances)
 
     def submit(self, request: InferenceRequest) -> None:
-        """Take a request whose header was bound to this version's signature; answer through ``respond``."""
+        """Enqueue a request whose header is bound to this version's signature; answer through ``respond``."""
         if [*map(len, request.data)] != request.header.sizes:
             wrong = self.signature.check_data(request)
             if wrong is not None:
@@ -196,29 +199,29 @@ class RunningVersion:
         self._submit(request)
 
     def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
-        """Take note of the trace of a request that went here and was answered, ``at`` this time. On any thread."""
+        """Record the trace of a request to this version that was answered at ``at``. Thread-safe."""
         if self.statistics.stages is not None:
             self.statistics.stages.traced(whole_ns, trace_id, at)
 
     def given_up(self, why: CancelReason) -> None:
-        """Take note that nobody waits any more for the answer to a request that went here."""
+        """Count a request to this version whose caller no longer waits for the answer."""
         self.statistics.given_up[why] += 1
 
     def _submit_to_sequence(self, request: InferenceRequest) -> None:
         self._scheduler.submit(SequenceRequest(request))
 
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Return the calls to other models of which one must be answered before ``request``, which is here, can be."""
+        """Return the calls to other models that block ``request``: one must be answered before it can be."""
         return self._scheduler.waits_for(request)
 
     def begun(self, request: InferenceRequest) -> bool:
-        """Return whether an instance has ``request``, which is here: it cannot be answered without that any more."""
+        """Return whether an instance already executes ``request``, so that only this instance can answer it."""
         return self._scheduler.begun(request)
 
     def trace(self, tracing: Tracing | None) -> None:
-        """Show ``tracing`` each request before it is queued; show none to anybody if it is None.
+        """Pass each request to ``tracing`` before it is queued; disable tracing if ``tracing`` is None.
 
-        Called again whenever its settings change.
+        Call again whenever the trace settings change.
         """
         entry = self._entry
         self.traced = tracing is not None
@@ -236,9 +239,9 @@ class RunningVersion:
         self._submit = submit
 
     def let_in_by(self, tenant_admission: TenantAdmission, bounds: QueueOptions) -> None:
-        """Have requests let in before they come to the queue, if that is called for. Called before ``put_before``.
+        """Put admission control in front of the queue if the model or the policy requires it.
 
-        ``bounds`` are those of the queue.
+        Call before ``put_before``. ``bounds`` are the limits of the queue.
         """
         if self.generates:
             dispatcher = self._scheduler
@@ -247,51 +250,53 @@ class RunningVersion:
                 self.name, dispatcher, self.statistics, LoadShedder(bounds, self.name)
             )
             dispatcher.on_usable = lambda: engine.set_ready(dispatcher.able)
-            engine.on_late = self._too_late
+            engine.on_late = self._record_deadline_missed
             self.listen(engine.reported)
-            self._keyed = tenant_admission.keyed(engine)
-            self._enter_by(self._keyed)
+            self._idempotent_queue = tenant_admission.keyed(engine)
+            self._enter_by(self._idempotent_queue)
         else:
             admission_queue = tenant_admission.admission_queue(self.name, self._queue, self._entry, self.statistics)
             if admission_queue is not None:
                 self._enter_by(admission_queue)
 
     def put_before(self, cache: ResponseCache) -> None:
-        """Answer from a cache what was answered before. Called before there are requests."""
-        queue = self._queue if self._keyed is None else self._keyed.queue
+        """Put the response cache in front of the queue. Call before the first request is submitted."""
+        queue = self._queue if self._idempotent_queue is None else self._idempotent_queue.queue
         shared = tenants_share_cache(self.config)
-        self._gate = ResponseCacheFrontend(cache, queue, self.statistics, self.signature.outputs, shared=shared)
-        if self._keyed is not None:
-            self._keyed.queue = self._gate
+        self._cache_frontend = ResponseCacheFrontend(
+            cache, queue, self.statistics, self.signature.outputs, shared=shared
+        )
+        if self._idempotent_queue is not None:
+            self._idempotent_queue.queue = self._cache_frontend
         else:
-            self._enter_by(self._gate)
+            self._enter_by(self._cache_frontend)
 
     def _enter_by(self, queue: RequestQueueInterface) -> None:
         self._queue = queue
         self._entry = self._submit = queue.submit
 
     def listen(self, listener: OnReport) -> None:
-        """Have ``listener`` called with what the engines of the instances report, and at once with the last of each."""
+        """Call ``listener`` with each report of an engine, starting with the latest report of each instance."""
         self._listeners.append(listener)
         for instance in self.instances:
             if instance.report is not None:
                 listener(instance, instance.report)
 
     def renew_origin(self, origin_of: Callable[[RunningVersion], str]) -> None:
-        """Have the cache, if there is one before this, ask where answers come from now."""
-        if self._gate is not None:
-            self._gate.renew(lambda: origin_of(self))
+        """Make the response cache, if enabled, query the origin of responses again."""
+        if self._cache_frontend is not None:
+            self._cache_frontend.renew(lambda: origin_of(self))
 
     def tell_witnesses(self) -> None:
-        """Tell sinks that want to know how their requests ran, from now on."""
+        """Notify sinks that observe executions how their requests ran, from now on."""
         self._scheduler.tell_witnesses()
 
     def receive_buffer(self, size: int) -> memoryview | None:
-        """Return writable memory that the instances can read as it is; None if there is none left."""
+        """Return writable shared memory that instances can read without a copy; None if the arena is exhausted."""
         return self._arena.allocate(size)
 
-    def _hear(self, instance: ModelInstance) -> None:
-        """Listen to what an instance reports. It may have said something before."""
+    def _subscribe(self, instance: ModelInstance) -> None:
+        """Subscribe to the reports of an instance, and process the one it may already have sent."""
         instance.on_report = self._reported
         if instance.report is not None:
             self._reported(instance, instance.report)
@@ -306,14 +311,14 @@ class RunningVersion:
             except Exception as error:
                 internal_errors.report("admission", error, f"of model '{self.name}'")
 
-    def _too_late(self, request: InferenceRequest) -> None:
+    def _record_deadline_missed(self, request: InferenceRequest) -> None:
         if self.tokens is not None:
             self.tokens.too_late(request)
 
     def ask_ready(self, answered: Callable[[bool], None], patience: float = PROBE_PATIENCE) -> None:
-        """Ask every instance that takes requests whether it can serve; all must. False after an audit with findings.
+        """Call ``answered`` with True if all active instances are ready. False if the last audit had findings.
 
-        An instance that does not answer within ``patience`` seconds is as ready as it was.
+        An instance that does not answer within ``patience`` seconds keeps its previous state.
         """
         if not self._scheduler.sound:
             answered(False)
@@ -321,27 +326,27 @@ class RunningVersion:
         all_ready([partial(instance.is_ready, patience=patience) for instance in self._active], answered)
 
     def audit(self) -> list[str]:
-        """Restore what is lost between the queue and the instances; return what that was, for the log."""
+        """Repair inconsistencies between the queue and the instances; return a description of each for the log."""
         return self._scheduler.audit()
 
     async def resize(self, config: ModelConfig, config_json: dict[str, Any], plans: Sequence[InstancePlan]) -> None:
-        """Have these instances from now on: those that there are stay, the others finish what they run.
+        """Change the set of instances: create new ones, keep those still planned, and drain and close the others.
 
-        ``config`` differs from that of before in its instance groups only. Raises ``NeriteError`` where one cannot be
-        made; nothing has changed then.
+        ``config`` may differ from the current one in its instance groups only. Raises ``NeriteError`` if an instance
+        cannot be created; nothing has changed then.
         """
         new = [plan for plan in plans if plan not in self._instances]
         dispatcher = self._scheduler
-        assert isinstance(dispatcher, Dispatcher)  # nothing else has instances
-        made = await self._maker.make(new, config_json)
-        self._open.update(made)
+        assert isinstance(dispatcher, Dispatcher)  # only dispatchers have instances
+        made = await self._factory.make(new, config_json)
+        self._unclosed.update(made)
         if self._closing:
             for instance in made:
                 self._close_one(instance)
             raise Unavailable(f"model '{self.name}' is being unloaded")
         for plan, instance in zip(new, made, strict=True):
             self._instances[plan] = instance
-            self._hear(instance)
+            self._subscribe(instance)
             if plan.passive:
                 instance.on_usable = _ignored
             else:
@@ -355,29 +360,29 @@ class RunningVersion:
         self.config, self.config_json = config, config_json
 
     def server_stops(self) -> None:
-        """Take note that the server stops as soon as all is answered that is here: refuse what would wait in vain."""
+        """Prepare for graceful shutdown: reject requests that would wait without ever being served."""
         self._scheduler.server_stops()
 
     def drain(self, drained: Callable[[], None]) -> None:
-        """Call ``drained`` once nothing waits or runs any more."""
+        """Call ``drained`` once no request waits or runs."""
         self._queue.when_drained(drained)
 
     def abandon(self, error: NeriteError) -> None:
-        """Answer everything that waits with ``error``."""
+        """Answer all waiting requests with ``error``."""
         self._queue.abandon(error)
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Give everything back; ``closed`` is called when that is done. Nothing may run any more."""
+        """Release all resources, then call ``closed``. No request may be running."""
         self._closing = True
         self._on_closed = closed
-        if not self._open:
+        if not self._unclosed:
             self._check_closed()
         for instance in self.instances:
             self._close_one(instance)
 
     def _close_one(self, instance: ModelInstance) -> None:
         def closed() -> None:
-            self._open.discard(instance)
+            self._unclosed.discard(instance)
             if instance.report is not None:
                 self._reported(instance, None)
             self._check_closed()
@@ -385,65 +390,64 @@ class RunningVersion:
         instance.close(closed)
 
     def _check_closed(self) -> None:
-        """Give back what the instances shared, if the last of them is closed and no more may come."""
-        if self._open or not self._closing:
+        """Release the resources shared by the instances once the last one is closed."""
+        if self._unclosed or not self._closing:
             return
         if self._trim_timer is not None:
             self._trim_timer.cancel()
-        self._arena.on_segment.remove(self._has_memory)
+        self._arena.on_segment.remove(self._start_trimming)
         self._arena.close()
-        self._maker.close()
+        self._factory.close()
         self._on_closed()
 
-    def _has_memory(self, _segment: Segment) -> None:
+    def _start_trimming(self, _segment: Segment) -> None:
         if self._trim_timer is None:
             self._trim()
 
     def _trim(self) -> None:
-        """Give back memory of large tensors that is not used, from now on every few seconds."""
-        self._go_on_trimming(self._arena.trim())
+        """Release unused memory of large tensors now, and again every few seconds."""
+        self._run_trim_steps(self._arena.trim())
 
-    def _go_on_trimming(self, steps: Iterator[None]) -> None:
+    def _run_trim_steps(self, steps: Iterator[None]) -> None:
         for _ in steps:
-            self._trim_timer = self._loop.call_later(TRIM_STEP, self._go_on_trimming, steps)
+            self._trim_timer = self._loop.call_later(TRIM_STEP, self._run_trim_steps, steps)
             return
         self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
 
 
 def _ignored(instance: ModelInstance) -> None:
-    """Take no note of how a passive instance is: it comes back by itself, and nobody waits for it."""
+    """Ignore the state of a passive instance: it restarts by itself, and no request waits for it."""
 
-
-# Audits the running model versions once a second.
-#
-# Each request waits, runs or has ended, and each instance is idle, at work or down. What differs is restored,
-# reported as an internal error, and makes its model unready until the next audit. A finding is always a mistake in
-# this program.
 
 PERIOD: Final = 1.0
 """Seconds between two audits."""
 
 
 class Discrepancy(Exception):
-    """What was handed out is not what came back."""
+    """An inconsistency between leased and returned batches that an audit found."""
 
 
 class Auditor:
-    """For the versions of a server. A version without requests costs it some microseconds."""
+    """Audits the running versions of a server once a second. An idle version costs a few microseconds.
+
+    Each request must be waiting, running or finished, and each instance idle, busy or down. A deviation is repaired,
+    reported as an internal error, and makes its model unready until the next audit. A finding is always a bug in this
+    program.
+    """
 
     def __init__(self, versions: Callable[[], Iterable[RunningVersion]]) -> None:
-        """``versions`` returns those that run now."""
+        """``versions`` returns the versions that run now."""
         self._versions = versions
 
     async def run(self) -> None:
-        """Audit again and again, until cancelled."""
+        """Audit all versions periodically until cancelled."""
         while True:
             await asyncio.sleep(PERIOD)
             for version in [*self._versions()]:
                 self.audit(version)
 
     def audit(self, version: RunningVersion) -> None:
-        """Audit one version, and report each finding."""
+        """Audit one version and report each finding."""
         try:
             for finding in version.audit():
                 report("audit", Discrepancy(finding))

@@ -1,4 +1,7 @@
-"""Warming instances up: each answers the model's samples before it takes requests."""
+"""Warm-up: each instance executes the model's samples before it accepts requests.
+
+Samples come from ``model_warmup`` in the configuration and from files of recorded requests.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,12 @@ from nerite.observability.load_times import stage
 from nerite.scheduling.sequence import RequestSequence, SequenceRequest
 from nerite.workers.host.server_context import ReadRequest
 
-# How samples reach a model with sequences: with controls and states, and as often as the model wants.
-
 
 class WarmUpRun:
-    """The sequences of one instance that is warmed up.
+    """Sequences of one instance during warm-up: adds controls and states to samples, and reschedules iterative ones.
 
-    A sample is a sequence of one request; rows of a batch have the correlation ids 1, 2 and so on. A request that was
-    recorded with a correlation id has that: it goes on with what an earlier one began, if there was one.
+    A sample is a sequence of one request; the rows of a batch have the correlation ids 1, 2 and so on. A recorded
+    request with a correlation id keeps it, and continues the sequence of an earlier one if there was one.
     """
 
     def __init__(self, attach: SequenceInputs, *, iterative: bool) -> None:
@@ -50,12 +51,12 @@ class WarmUpRun:
         self._recorded: dict[int | str, RequestSequence] = {}
 
     def begin(self, batch: Batch, said: Said) -> Batch:
-        """Return the requests of a sample as the model is to see them; ``said`` are inputs that it names itself."""
+        """Return the requests of a sample as the model sees them; ``said`` are control inputs that the sample sets."""
         attached: Batch = []
         for number, outer in enumerate(batch, 1):
             request = SequenceRequest(outer)
             if request.sequence_id:
-                self._go_on(request)
+                self._continue_sequence(request)
             else:
                 request.sequence, request.starts, request.ends = RequestSequence(number), True, not self._iterative
             self._attach.attach(request, request.sequence, start=request.starts, end=request.ends)
@@ -65,17 +66,17 @@ class WarmUpRun:
         return attached
 
     def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
-        """Keep the states that a response leaves; return the rest of it."""
+        """Store the state outputs of a response; return the response without them."""
         assert isinstance(request, SequenceRequest)
         return self._attach.settle(request, response, request.sequence)
 
     def again(self, request: InferenceRequest) -> None:
-        """Have a request that the model wants once more carry what it left."""
+        """Prepare a rescheduled request with the state that it left."""
         assert isinstance(request, SequenceRequest)
         request.detach()
         self._attach.attach(request, request.sequence, start=False, end=request.ends)
 
-    def _go_on(self, request: SequenceRequest) -> None:
+    def _continue_sequence(self, request: SequenceRequest) -> None:
         known = self._recorded.pop(request.sequence_id, None)
         if known is None or request.starts:
             request.starts, known = True, RequestSequence(request.sequence_id)
@@ -84,26 +85,26 @@ class WarmUpRun:
             self._recorded[request.sequence_id] = known
 
 
-# The requests of ``model_warmup``: what the configuration and the files in ``warmup/`` say, as tensors.
+# Samples of ``model_warmup``, from the configuration and the files in ``warmup/``.
 
 FOLDER = "warmup"
 
 
 class WarmUpSample(NamedTuple):
-    """A request that each instance answers before it takes others."""
+    """Request that each instance must answer before it accepts others."""
 
     name: str
     rows: int
-    """How many requests of one row run as a batch."""
+    """Number of single-row requests that run as one batch."""
     times: int
-    """How often it runs."""
+    """Number of executions."""
     header: RequestHeader
     data: Sequence[Buffer]
     said: Said = MappingProxyType({})
-    """Of a model with sequences: what the sample says itself of inputs that the server makes otherwise."""
+    """Sequence models: values of control and state inputs that the sample sets instead of the server."""
 
     def requests(self, sink: ReplySink, now_ns: int) -> list[InferenceRequest]:
-        """Return a batch, whose memory is its own: models may work in place."""
+        """Return a batch with its own copy of the data, because models may modify inputs in place."""
         return [
             InferenceRequest(self.header, [bytearray(each) for each in self.data], sink, now_ns)
             for _ in range(self.rows)
@@ -113,43 +114,43 @@ class WarmUpSample(NamedTuple):
 def configured_samples(
     config: ModelConfig, signature: Signature, directory: Path, skipped: Callable[[str], None]
 ) -> list[WarmUpSample]:
-    """Return the samples of a model whose files are in ``directory``. Blocks. Raises Triton's refusals.
+    """Return the configured samples of the model in ``directory``. Blocks. Raises Triton's errors.
 
-    ``skipped`` is told the name of each that has no row, and that nobody will run.
+    ``skipped`` is called with the name of each sample with batch size 0, which is not run.
     """
     made = []
-    unsaid = _unsaid(config, signature)
+    server_inputs = _server_inputs(config, signature)
     for warmup in config.model_warmup:
         if warmup.batch_size:
             try:
-                made.append(_sample(warmup, signature, unsaid, directory))
+                made.append(_sample(warmup, signature, server_inputs, directory))
             except NeriteError as error:
-                raise type(error)(f"{error.message}\n    {_which(warmup)}") from None
+                raise type(error)(f"{error.message}\n    {_sample_remedy(warmup)}") from None
         else:
             skipped(warmup.name)
     return made
 
 
 def warm_up_mistakes(config: ModelConfig, signature: Signature, directory: Path) -> list[Mistake]:
-    """Return what is wrong with the samples of a model. Blocks, and raises nothing."""
+    """Return the mistakes in the configured samples of a model. Blocks, and raises nothing."""
     found = []
-    unsaid = _unsaid(config, signature)
+    server_inputs = _server_inputs(config, signature)
     for index, warmup in enumerate(config.model_warmup):
         try:
             if warmup.batch_size:
-                _sample(warmup, signature, unsaid, directory)
+                _sample(warmup, signature, server_inputs, directory)
         except NeriteError as error:
             place = ("model_warmup", index)
-            found.append(Mistake(message=error.message, path=place, remedy=_which(warmup), error=type(error)))
+            found.append(Mistake(message=error.message, path=place, remedy=_sample_remedy(warmup), error=type(error)))
     return found
 
 
-def _which(warmup: ModelWarmup) -> str:
-    return f"It is the sample '{warmup.name}' of 'model_warmup' that cannot be made."
+def _sample_remedy(warmup: ModelWarmup) -> str:
+    return f"The sample '{warmup.name}' of 'model_warmup' is invalid."
 
 
-def _unsaid(config: ModelConfig, signature: Signature) -> Signature:
-    """Return the inputs that callers do not send, and that a sample may have: controls and states of sequences."""
+def _server_inputs(config: ModelConfig, signature: Signature) -> Signature:
+    """Return the inputs that only the server or a sample can set: controls and states of sequences."""
     given = to_json(config)
     inputs = [
         SignatureInput(each["name"], dtypes.BY_CONFIG_NAME[each["data_type"]], tuple(each["dims"]), optional=True)
@@ -158,7 +159,7 @@ def _unsaid(config: ModelConfig, signature: Signature) -> Signature:
     return Signature(signature.model_name, signature.max_batch_size, inputs, [])
 
 
-def _sample(warmup: ModelWarmup, signature: Signature, unsaid: Signature, directory: Path) -> WarmUpSample:
+def _sample(warmup: ModelWarmup, signature: Signature, server_inputs: Signature, directory: Path) -> WarmUpSample:
     limit = signature.max_batch_size
     if warmup.batch_size > max(limit, 1):
         raise InvalidArgument(
@@ -174,22 +175,22 @@ def _sample(warmup: ModelWarmup, signature: Signature, unsaid: Signature, direct
                 f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
             )
         spec = TensorSpec(name, dtypes.BY_CONFIG_NAME[declared.data_type], (*batch, *declared.dims))
-        tensors = said if name in unsaid.inputs else asked
+        tensors = said if name in server_inputs.inputs else asked
         tensors[name] = spec, _data(declared, spec, directory / FOLDER)
     sample = WarmUpSample(warmup.name, warmup.batch_size, max(warmup.count, 1), *_request(signature, asked), said)
-    checked_sample(WarmUpSample(sample.name, 1, 1, *_request(unsaid, said)), unsaid)
+    checked_sample(WarmUpSample(sample.name, 1, 1, *_request(server_inputs, said)), server_inputs)
     return checked_sample(sample, signature)
 
 
 def _request(signature: Signature, tensors: Said) -> tuple[RequestHeader, list[Buffer]]:
-    """Return a request with these inputs. Raises what is said to a client if that is not right."""
+    """Return a request with these inputs. Raises the error that a client would get if they are invalid."""
     header = RequestHeader(signature.model_name, "", [spec for spec, _ in tensors.values()])
     signature.bind(header)
     return header, [data for _, data in tensors.values()]
 
 
 def checked_sample(sample: WarmUpSample, signature: Signature) -> WarmUpSample:
-    """Return a sample whose data is what its header says. Raises what is said to a client otherwise."""
+    """Return ``sample`` if its data matches its header. Raises the error that a client would get otherwise."""
     wrong = signature.check_data(sample.requests(NOBODY, 0)[0])
     if wrong is not None:
         raise wrong
@@ -197,7 +198,7 @@ def checked_sample(sample: WarmUpSample, signature: Signature) -> WarmUpSample:
 
 
 def _data(declared: WarmupInput, spec: TensorSpec, folder: Path) -> bytes:
-    """Return the bytes of an input of one row."""
+    """Return the data of an input for one row."""
     if declared.input_data_file is not None:
         return _from_file(declared.input_data_file, spec, folder)
     if declared.zero_data is None and declared.random_data is None:
@@ -217,7 +218,7 @@ def _from_file(name: str, spec: TensorSpec, folder: Path) -> bytes:
 
 
 def read_sample_file(name: str, of: str, folder: Path) -> bytes:
-    """Return what is in a file of ``folder`` that ``of`` names. Raises ``NeriteError``."""
+    """Return the content of a file in ``folder``; ``of`` names the setting in errors. Raises ``NeriteError``."""
     path = folder / name
     check_inside_directory(name, f"warmup data file '{name}' of {of}", folder)
     try:
@@ -227,7 +228,7 @@ def read_sample_file(name: str, of: str, folder: Path) -> bytes:
 
 
 def _random(datatype: DataType, elements: int) -> bytes:
-    """Return numbers as they may come: integers of the whole range, fractions below one."""
+    """Return random values: integers over the full range of the type, floating-point numbers in [0, 1)."""
     if datatype is dtypes.BOOL:
         return bytes(random.choices((0, 1), k=elements))
     if datatype is dtypes.BF16:
@@ -241,24 +242,24 @@ _log = logging.getLogger("nerite.execution")
 
 
 class WarmUpFactory:
-    """Makes instances by another maker, and warms them up, side by side. A ``InstanceFactory``."""
+    """``InstanceFactory`` decorator that warms up the created instances concurrently."""
 
     def __init__(
         self,
-        maker: InstanceFactory,
+        factory: InstanceFactory,
         model: str,
         samples: Sequence[WarmUpSample],
         warm_up_run: Callable[[], WarmUpRun] | None = None,
     ) -> None:
-        """``warm_up_run`` makes what an instance of a model with sequences needs."""
-        self._maker = maker
+        """``warm_up_run`` creates the state of one instance's warm-up; for sequence models only."""
+        self._factory = factory
         self._model = model
         self._samples = samples
         self._warm_up_run = warm_up_run
 
     async def make(self, plans: Sequence[InstancePlan], config: dict[str, Any]) -> list[ModelInstance]:
-        """Make instances that have answered every sample. If one fails, none is left."""
-        instances = await self._maker.make(plans, config)
+        """Create instances and run all samples on them. If one fails, all are closed and the error is raised."""
+        instances = await self._factory.make(plans, config)
         with stage("warm-up"):
             outcomes = await asyncio.gather(*map(self._warm_up, instances), return_exceptions=True)
         failure = next((outcome for outcome in outcomes if outcome is not None), None)
@@ -268,8 +269,8 @@ class WarmUpFactory:
         return instances
 
     def close(self) -> None:
-        """Give back what the instances shared."""
-        self._maker.close()
+        """Release resources that the instances share."""
+        self._factory.close()
 
     async def _warm_up(self, instance: ModelInstance) -> None:
         warm_up_run = None if self._warm_up_run is None else self._warm_up_run()
@@ -286,37 +287,37 @@ class WarmUpFactory:
 
 
 class _Trial:
-    """One batch of a sample on one instance. The sink of its requests."""
+    """Execution of one sample batch on one instance; also the sink of its requests."""
 
     def __init__(self, instance: ModelInstance, warm_up_run: WarmUpRun | None) -> None:
         self._instance = instance
         self._warm_up_run = warm_up_run
         self._errors: list[NeriteError] = []
         self._open = 0
-        """Requests without their last answer."""
+        """Number of requests without their final response."""
         self._running = False
-        """The instance has a batch: a model may send the last answer before it returns."""
+        """The instance executes the batch. A model may send the final response before it returns."""
         self._over = asyncio.Event()
         instance.done = self._done
         instance.part = self._part
         instance.on_usable = lambda _: None
 
     async def run(self, sample: WarmUpSample) -> None:
-        """Return when every request has its last answer. Raises ``NeriteError`` if one is an error."""
+        """Run a batch until every request has its final response. Raises ``NeriteError`` if one failed."""
         if not self._instance.usable:
             raise self._died()
         batch = sample.requests(self, time.monotonic_ns())
         self._open = len(batch)
         if self._warm_up_run is not None:
             batch = self._warm_up_run.begin(batch, sample.said)
-        self._hand_over(batch)
+        self._execute(batch)
         await self._over.wait()
         if self._errors:
             reasons = "".join(f"{error.message}; " for error in dict.fromkeys(self._errors))
             raise InvalidArgument(f"failed to run warmup sample '{sample.name}': {reasons}")
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take an answer."""
+        """Record a response."""
         if response.error is not None:
             self._errors.append(response.error)
         if final:
@@ -344,7 +345,7 @@ class _Trial:
                 again.append(request)
             else:
                 request.respond(rest)
-        if again:  # not at once: one that runs on the loop would never come back
+        if again:  # not synchronously: an instance on the loop would recurse without end
             asyncio.get_running_loop().call_soon(self._run_again, again)
         self._check_over()
 
@@ -359,15 +360,15 @@ class _Trial:
         return response if self._warm_up_run is None else self._warm_up_run.settle(request, response)
 
     def _run_again(self, batch: Batch) -> None:
-        assert self._warm_up_run is not None, "only models of iterative sequences want a request once more"
+        assert self._warm_up_run is not None, "only models of iterative sequences reschedule requests"
         for request in batch:
             self._warm_up_run.again(request)
             if not self._instance.usable:
                 request.respond(InferenceResponse.failed(self._died()))
         if self._instance.usable:
-            self._hand_over(batch)
+            self._execute(batch)
 
-    def _hand_over(self, batch: Batch) -> None:
+    def _execute(self, batch: Batch) -> None:
         self._running = True
         try:
             self._instance.run(batch)
@@ -382,52 +383,50 @@ class _Trial:
 
 
 async def _closed(instance: ModelInstance) -> None:
-    """Close an instance, and return when that is done."""
+    """Close an instance and wait until it is closed."""
     done = asyncio.Event()
     instance.close(done.set)
     await done.wait()
 
 
-# Whole requests that warm a model up: a file in ``warmup/`` with a request a line, as clients send it.
-#
-# The parameter ``WARMUP_REQUESTS`` of the configuration names the file. Triton gives that no meaning.
-
+# Recorded requests: a file in ``warmup/`` with one request per line, as clients send it. The parameter
+# ``WARMUP_REQUESTS`` of the configuration names the file; Triton ignores it.
 PARAMETER: Final = "WARMUP_REQUESTS"
 
 
 def recorded_samples(
     config: ModelConfig, signature: Signature, directory: Path, read: ReadRequest
 ) -> list[WarmUpSample]:
-    """Return the requests recorded for a model whose files are in ``directory``. Blocks. Raises ``NeriteError``."""
+    """Return the recorded requests of the model in ``directory``. Blocks. Raises ``NeriteError``."""
     made = []
     for place, line in _lines(config, directory):
         try:
-            made.append(_recorded_requests_sample(place, line, config, signature, read))
+            made.append(_recorded_sample(place, line, config, signature, read))
         except NeriteError as error:
-            raise type(error)(f"{error.message}\n    {_recorded_requests_which(place)}") from None
+            raise type(error)(f"{error.message}\n    {_recorded_remedy(place)}") from None
     return made
 
 
 def recorded_mistakes(config: ModelConfig, signature: Signature, directory: Path, read: ReadRequest) -> list[Mistake]:
-    """Return what is wrong with the requests recorded for a model. Blocks, and raises nothing."""
+    """Return the mistakes in the recorded requests of a model. Blocks, and raises nothing."""
     path = ("parameters", PARAMETER)
     found: list[Mistake] = []
     try:
         for place, line in _lines(config, directory):
             try:
-                _recorded_requests_sample(place, line, config, signature, read)
+                _recorded_sample(place, line, config, signature, read)
             except NeriteError as error:
                 found.append(
-                    Mistake(message=error.message, path=path, remedy=_recorded_requests_which(place), error=type(error))
+                    Mistake(message=error.message, path=path, remedy=_recorded_remedy(place), error=type(error))
                 )
     except NeriteError as error:
-        remedy = f"Write the name of a file in {directory / FOLDER}, with a request in each line."
+        remedy = f"Specify the name of a file in {directory / FOLDER} with one request per line."
         found.append(Mistake(message=error.message, path=path, remedy=remedy, error=type(error)))
     return found
 
 
 def _lines(config: ModelConfig, directory: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield where each request is, and what it is. Raises ``NeriteError`` if the file cannot be read."""
+    """Yield the place and the text of each recorded request. Raises ``NeriteError`` if the file cannot be read."""
     parameter = config.parameters.get(PARAMETER)
     if parameter is None:
         return
@@ -439,18 +438,18 @@ def _lines(config: ModelConfig, directory: Path) -> Iterator[tuple[str, bytes]]:
             yield f"{name}:{number}", line
 
 
-def _recorded_requests_sample(
+def _recorded_sample(
     place: str, line: bytes, config: ModelConfig, signature: Signature, read: ReadRequest
 ) -> WarmUpSample:
     header, data = read(signature.model_name, line)
     signature.bind(header)
     if config.sequence_batching is not None:
-        # One without a correlation id is a sequence by itself.
+        # A request without a correlation id is a sequence of its own.
         refusal = SequenceRequirements(config).refusal(header, header.sequence_id or 1, "")
         if refusal is not None:
             raise refusal
     return checked_sample(WarmUpSample(place, 1, 1, header, data), signature)
 
 
-def _recorded_requests_which(place: str) -> str:
-    return f"It is the request at {FOLDER}/{place} that is wrong."
+def _recorded_remedy(place: str) -> str:
+    return f"The recorded request at {FOLDER}/{place} is invalid."

@@ -1,1 +1,1 @@
-"""Which models exist, where their files are, and the life of each version: loading, ready, draining, gone."""
+"""Model repositories, the models in them, and the lifecycle of each version: loading, ready, draining, unloaded."""

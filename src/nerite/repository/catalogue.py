@@ -1,4 +1,8 @@
-"""Every model that was ever loaded or tried, and which of them a name means. Pure."""
+"""Records of every model that was ever loaded or tried, and the resolution of model names.
+
+Also the repository index, the definitions of ensembles, and the origin of a version's responses. Pure, except that
+fingerprints read the file system.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,15 @@ from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailab
 from nerite.core.signature import Signature
 from nerite.models.running_version import RunningVersion
 
-# Where the answers of a version come from: from itself, and an ensemble's from the models that it is made of.
-
 Find = Callable[[str, str, str], RunningVersion]
 
 
 def version_origin(running: RunningVersion, find: Find, *, lasting: bool) -> str:
-    """Return a text that is another when a version may answer otherwise than before; empty if that is not known.
+    """Return a text that changes whenever a version's responses may change; empty if that is unknown.
 
-    ``find`` returns the running version that a model's name, version and namespace mean. ``lasting``: the text is the
-    same wherever and whenever the same files are loaded; else it is one for each load.
+    An ensemble's origin includes its models. ``find`` resolves a model's name, version and namespace to the running
+    version. ``lasting``: the text is the same wherever and whenever the same files are loaded; else it is unique for
+    each load.
     """
     made_from = running.content if lasting else str(running.number)
     if not made_from:
@@ -41,7 +44,7 @@ def version_origin(running: RunningVersion, find: Find, *, lasting: bool) -> str
         try:
             version = str(step.model_version) if step.model_version > 0 else ""
             part = version_origin(find(step.model_name, version, step.model_namespace), find, lasting=lasting)
-        except NeriteError:  # it is gone, and comes back perhaps
+        except NeriteError:  # unloaded, but it may be loaded again
             return ""
         if not part:
             return ""
@@ -49,20 +52,20 @@ def version_origin(running: RunningVersion, find: Find, *, lasting: bool) -> str
     return " ".join(parts)
 
 
-# What a directory looks like, so that a change is noticed: names, sizes and times.
+# Fingerprints of directories, by which changes are detected: names, sizes and times.
 
-_UNKNOWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE})
-"""What the system says where it cannot tell whether there is a file."""
+_INCONCLUSIVE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE})
+"""Errors of the operating system that leave open whether a file exists."""
 
 FileEntry: TypeAlias = tuple[str, int, int]
-"""Relative path, size, time of modification in nanoseconds."""
+"""Relative path, size, modification time in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class ModelFingerprint:
-    """The files of one model: those all versions share, those of each version, and the configuration's own.
+    """The files of one model: those shared by all versions, those of each version, and the configuration.
 
-    The configuration stands apart because its content says better than its looks what has to be loaded anew.
+    The configuration is separate because its content decides more precisely than its file entry what to reload.
     """
 
     shared: tuple[FileEntry, ...]
@@ -71,34 +74,34 @@ class ModelFingerprint:
 
 
 def directory_fingerprint(directory: Path) -> tuple[FileEntry, ...]:
-    """Return all files below ``directory``, but for those that vanish meanwhile, or may not be read.
+    """Return all files below ``directory``, except those that vanish meanwhile or may not be read.
 
-    Raises ``OSError`` where the system cannot tell.
+    Raises ``OSError`` if an error leaves open whether a file exists.
     """
     entries: list[FileEntry] = []
-    for parent, folders, files in os.walk(directory, onerror=_leave_out):
-        # Python writes its caches when it pleases; they are no change of the model.
+    for parent, folders, files in os.walk(directory, onerror=_ignore_if_absent):
+        # Python writes its bytecode caches at any time; they are not a change of the model.
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             path = os.path.join(parent, name)
             try:
                 status = os.stat(path)
             except OSError as error:
-                _leave_out(error)
+                _ignore_if_absent(error)
                 continue
             entries.append((os.path.relpath(path, directory), status.st_size, status.st_mtime_ns))
     return tuple(entries)
 
 
 def model_fingerprint(directory: Path) -> ModelFingerprint:
-    """Return the fingerprint of a model's directory. Raises ``OSError`` where the system cannot tell."""
+    """Return the fingerprint of a model's directory. Raises ``OSError`` as ``directory_fingerprint`` does."""
     versions: dict[int, tuple[FileEntry, ...]] = {}
     shared: list[FileEntry] = []
     config: FileEntry | None = None
     try:
         children = sorted(os.scandir(directory), key=lambda child: child.name)
     except OSError as error:
-        _leave_out(error)
+        _ignore_if_absent(error)
         return ModelFingerprint((), {})
     for child in children:
         if child.is_dir() and child.name.isdecimal():
@@ -113,7 +116,7 @@ def model_fingerprint(directory: Path) -> ModelFingerprint:
             try:
                 status = child.stat()
             except OSError as error:
-                _leave_out(error)
+                _ignore_if_absent(error)
                 continue
             entry = (child.name, status.st_size, status.st_mtime_ns)
             if child.name == "config.pbtxt":
@@ -123,17 +126,14 @@ def model_fingerprint(directory: Path) -> ModelFingerprint:
     return ModelFingerprint(tuple(shared), versions, config)
 
 
-def _leave_out(error: OSError) -> None:
-    """Raise an error that does not mean that there is no such file to be read."""
-    if error.errno in _UNKNOWN:
+def _ignore_if_absent(error: OSError) -> None:
+    """Raise the error again unless it means that there is no such readable file."""
+    if error.errno in _INCONCLUSIVE:
         raise error
 
 
-# What the server knows of one model: each version's state, and the ones that run.
-
-
 class ModelState(enum.Enum):
-    """Where a version is in its life."""
+    """State of a model version in its lifecycle, as the repository index shows it."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -143,7 +143,7 @@ class ModelState(enum.Enum):
 
 @dataclass
 class VersionState:
-    """ModelState, and what led to it where that needs saying."""
+    """State of a model version, with the reason if there is one to report."""
 
     state: ModelState
     reason: str = ""
@@ -151,47 +151,47 @@ class VersionState:
 
 @dataclass(frozen=True)
 class LoadedVersion:
-    """What running versions were made from."""
+    """Configuration and files that running versions were made from."""
 
     polled: PolledModel
-    """What the files said."""
+    """The model as it was read from its files."""
     seen: ModelFingerprint
-    """How they looked."""
+    """The fingerprint of those files."""
     brought: bool = False
-    """A load request brought the files: they are the repository's no more than those of another one."""
+    """True if the files came with a load request, and therefore match neither the repository nor another request."""
 
 
 @dataclass(eq=False)
 class ModelRecord:
-    """One model. Changed by the ``ModelManager`` only."""
+    """Everything the server knows of one model. Only the ``ModelManager`` and its parts change it."""
 
     name: str
     namespace: str = ""
-    """The repository, where models of one name are told apart by it; else empty."""
+    """The repository, if namespacing is on; else empty."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    """Held by whoever loads or unloads."""
+    """Held while the model is loaded or unloaded."""
     states: dict[int, VersionState] = field(default_factory=dict)
     running: dict[int, RunningVersion] = field(default_factory=dict)
     """The versions that take requests."""
     latest: int = -1
-    """The version a request without one goes to."""
+    """The version that serves requests which name none; -1 if none runs."""
     loaded: LoadedVersion | None = None
-    """What ``running`` was made from."""
+    """The configuration and files that ``running`` was made from."""
     seen: ModelFingerprint | None = None
-    """How the files looked when they were last loaded, or failed to load."""
+    """The fingerprint of the files at the last load, even a failed one."""
     going: bool = False
-    """It is to be unloaded once the ensembles that need it have answered what they hold."""
+    """True while the unload waits for the ensembles that need the model to drain."""
     asked: bool = False
-    """It was loaded for its own sake, not because an ensemble needs it."""
+    """True if the model was loaded explicitly, not just because an ensemble needs it."""
     assembly: EnsembleDefinition | None = None
-    """What there is to an ensemble, whether it runs or waits for its models; None for any other model."""
+    """The definition of an ensemble, whether it runs or waits for its models; None for other models."""
     parts: tuple[object, ...] = ()
-    """What the models of an ensemble were like when it was put together."""
+    """The properties of the ensemble's models on which it was built."""
     unreadable: str = ""
-    """What is wrong with the files, where it is so wrong that no load was tried."""
+    """The mistake in the files because of which no load was tried."""
 
     def find(self, version: str) -> RunningVersion:
-        """Return the running version that ``version`` means; empty means the latest. Raises Triton's refusals."""
+        """Return the running version that ``version`` names; empty means the latest. Raises Triton's errors."""
         if not version:
             if self.latest < 0:
                 raise NotFound(f"Request for unknown model: '{self.name}' has no available versions")
@@ -208,14 +208,14 @@ class ModelRecord:
         )
 
     def unchanged(self, loading: LoadedVersion) -> dict[int, RunningVersion]:
-        """Return the running versions that need no reload: same files, and the same configuration.
+        """Return the running versions that need no reload because their files and configuration are the same.
 
-        Which versions there are, and how many instances, may be otherwise.
+        The set of versions and the number of instances may differ.
         """
         loaded = self.loaded
         if loaded is None or loaded.brought or loading.brought or loaded.seen.shared != loading.seen.shared:
             return {}
-        if _essence(loaded.polled.config) != _essence(loading.polled.config):
+        if _reload_key(loaded.polled.config) != _reload_key(loading.polled.config):
             return {}
         return {
             version: running
@@ -226,22 +226,22 @@ class ModelRecord:
 
     @property
     def gone(self) -> bool:
-        """The model was unloaded, or is about to be."""
+        """True if the model was unloaded or is about to be."""
         leaves = [each.state is ModelState.UNLOADING or each.reason == "unloaded" for each in self.states.values()]
         return self.going or (bool(leaves) and all(leaves))
 
     @property
     def known(self) -> bool:
-        """The model was loaded, or tried, at some time."""
+        """True if a load of the model was ever tried."""
         return bool(self.states)
 
 
-def _essence(config: ModelConfig) -> ModelConfig:
+def _reload_key(config: ModelConfig) -> ModelConfig:
     return replace(config, version_policy=None, instance_group=())
 
 
 def version_number(text: str) -> int:
-    """Return the number that a version in a request is. Raises ``InvalidArgument``."""
+    """Parse the version in a request. Raises ``InvalidArgument``."""
     try:
         number = int(text)
         if number >= 1 << 63:
@@ -257,21 +257,21 @@ def version_number(text: str) -> int:
 
 
 class Catalogue:
-    """Models by namespace and name. Without namespacing every namespace is empty, and a name means one model."""
+    """Models by namespace and name. Without namespacing all namespaces are empty and names are unique."""
 
     def __init__(self, *, namespacing: bool = False) -> None:
         self._namespacing = namespacing
         self._named: dict[str, dict[str, ModelRecord]] = {}
         self._near: Memo[str, str] = Memo()
-        """What was meant by unknown names, empty for nothing: finding it takes a while, and clients ask again."""
+        """Memoized suggestions for unknown names, empty for none: finding one is slow, and clients retry."""
 
     def __iter__(self) -> Iterator[ModelRecord]:
-        """Give every model, by namespace and name."""
+        """Iterate over all models, by namespace and name."""
         records = [record for named in self._named.values() for record in named.values()]
         return iter(sorted(records, key=lambda record: (record.namespace, record.name)))
 
     def open(self, namespace: str, name: str) -> ModelRecord:
-        """Return what is known of a model, from now on if it was not known."""
+        """Return the record of a model, creating it if necessary."""
         named = self._named.setdefault(name, {})
         if namespace not in named:
             self._near.clear()
@@ -279,11 +279,11 @@ class Catalogue:
         return named[namespace]
 
     def record(self, namespace: str, name: str) -> ModelRecord | None:
-        """Return what is known of a model."""
+        """Return the record of a model, or None if it is unknown."""
         return self._named.get(name, {}).get(namespace)
 
     def forget(self, record: ModelRecord) -> None:
-        """Know nothing of a model any more."""
+        """Remove the record of a model."""
         self._near.clear()
         self._named[record.name].pop(record.namespace, None)
 
@@ -292,7 +292,7 @@ class Catalogue:
         return list(self._named.get(name, {}).values())
 
     def meant(self, name: str) -> ModelRecord:
-        """Return the model that a request means by ``name``. Raises Triton's refusals."""
+        """Resolve a model's name as a request uses it. Raises Triton's errors."""
         tried = [record for record in self._named.get(name, {}).values() if record.known]
         if not tried:
             raise self._unknown(name)
@@ -310,10 +310,10 @@ class Catalogue:
         return running[0]
 
     def part(self, own: str, namespace: str, name: str) -> ModelRecord | None:
-        """Return the model that an ensemble of namespace ``own`` means; None if there is none, or more than one.
+        """Resolve a step's model for an ensemble in namespace ``own``; None if it is unknown or ambiguous.
 
-        That is the one in ``namespace`` if the ensemble names one; else its neighbour, unless that was unloaded or is
-        about to be, else the only one that runs.
+        It is the model in ``namespace`` if the step names one. Otherwise it is the model in the ensemble's own
+        namespace, or if that was unloaded or is about to be, the only running one of that name.
         """
         named = self._named.get(name, {})
         if not self._namespacing:
@@ -327,9 +327,9 @@ class Catalogue:
         return running[0] if len(running) == 1 else neighbour
 
     def find(self, name: str, version: str, namespace: str = "") -> RunningVersion:
-        """Return where a request for ``name`` goes, which means one model if ``namespace`` says of which repository.
+        """Return the version that serves a request for ``name``; ``namespace``, if given, is the model's repository.
 
-        Raises Triton's refusals.
+        Raises Triton's errors.
         """
         if not namespace:
             return self.meant(name).find(version)
@@ -348,7 +348,7 @@ class Catalogue:
         return InvalidArgument(unknown) if self._namespacing else NotFound(unknown)
 
 
-# The repository index: every model that the repositories have, with the state of its versions. Pure.
+# The repository index: every model in the repositories, with the state of its versions.
 
 Entry: TypeAlias = dict[str, str]
 IN_SEVERAL = "model appears in two or more repositories"
@@ -357,20 +357,20 @@ IN_SEVERAL = "model appears in two or more repositories"
 def index_entries(
     offered: Mapping[str, Iterable[str]], catalogue: Catalogue, *, ready_only: bool = False
 ) -> list[Entry]:
-    """Return the index. ``offered`` has the names of the models in each namespace, one more time for each place.
+    """Return the index. ``offered`` has the models' names by namespace; a name in several repositories is repeated.
 
-    A model that still runs although its directory is gone is not among them, as with Triton.
+    A model that still runs although its directory is gone is not listed, as in Triton.
     """
     listed: list[Entry] = []
     for namespace, names in sorted(offered.items()):
         names = sorted(names)
         for name in dict.fromkeys(names):
-            listed += _of_model(name, catalogue.record(namespace, name), names.count(name), ready_only=ready_only)
+            listed += _entries(name, catalogue.record(namespace, name), names.count(name), ready_only=ready_only)
     return listed
 
 
-def _of_model(name: str, record: ModelRecord | None, places: int, *, ready_only: bool) -> Iterator[Entry]:
-    if places > 1:  # even in an index of what is ready, as with Triton
+def _entries(name: str, record: ModelRecord | None, places: int, *, ready_only: bool) -> Iterator[Entry]:
+    if places > 1:  # even in an index of ready models only, as in Triton
         yield {"name": name, "state": ModelState.UNAVAILABLE.value, "reason": IN_SEVERAL}
     elif record is None or not record.states:
         if not ready_only:
@@ -392,11 +392,8 @@ def _of_model(name: str, record: ModelRecord | None, places: int, *, ready_only:
             yield entry
 
 
-# An ensemble as its files say it, and whether the models are there that it is put together from.
-
-
 class StepTarget(NamedTuple):
-    """What a step goes to."""
+    """Running version that a step of an ensemble sends requests to, with its namespace."""
 
     namespace: str
     running: RunningVersion
@@ -404,30 +401,30 @@ class StepTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class EnsembleDefinition:
-    """What is known of an ensemble before its models are."""
+    """Definition of an ensemble from its own files, before its models are known."""
 
     config: ModelConfig
     signature: Signature
-    """With the labels that the ensemble has itself."""
+    """The signature with only the ensemble's own labels."""
     versions: tuple[int, ...]
     source: ConfigSource
-    """Where it is written."""
+    """Source text of the configuration, to locate mistakes."""
 
     @property
     def models(self) -> Sequence[str]:
-        """The names of the models to ask."""
+        """The distinct names of the models in the steps."""
         return tuple(dict.fromkeys(step.model_name for step in self.steps))
 
     @property
     def steps(self) -> Sequence[EnsembleStep]:
-        """The models to ask, and how they are connected."""
+        """The steps of the ensemble's graph."""
         assert self.config.ensemble_scheduling is not None
         return self.config.ensemble_scheduling.step
 
     def finished(self, targets: Sequence[StepTarget]) -> tuple[ModelConfig, Signature]:
-        """Return what follows from the models.
+        """Complete configuration and signature from the models of the steps.
 
-        That is where they are, whether there are several responses, and the names of classes.
+        Adds the models' namespaces, whether the ensemble is decoupled, and the labels of classes.
         """
         labels = {
             tensor: target.running.signature.outputs[name].labels
@@ -451,7 +448,7 @@ class EnsembleDefinition:
 def find_targets(
     assembly: EnsembleDefinition, namespace: str, catalogue: Catalogue
 ) -> tuple[list[StepTarget], list[Mistake]]:
-    """Return the models of the steps as they run now, and what is wrong: with one of them, or between them."""
+    """Return the running versions that the steps go to, and the mistakes in or between the models."""
     targets, mistakes = _find(assembly, namespace, catalogue)
     return targets, assembly.source.place(mistakes)
 
@@ -469,7 +466,7 @@ def _find(assembly: EnsembleDefinition, namespace: str, catalogue: Catalogue) ->
 
 
 def _candidate(record: ModelRecord) -> EnsembleCandidate | None:
-    """Return what a step may go to; None if there is nothing to tell of the model, never tried or about to go."""
+    """Return the model as a candidate for a step; None if it was never tried, was unloaded, or is about to be."""
     if record.going:
         return None
     name = record.name

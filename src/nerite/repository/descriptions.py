@@ -1,4 +1,4 @@
-"""What there is to tell of the models: tensors, configurations, counts. Nothing here changes anything."""
+"""Read-only views of the models: metadata, configurations, statistics, metrics, engine reports."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from nerite.repository.manager import ModelManager
 
 
 class Descriptions:
-    """Those of the models that a manager has. For the loop's thread only."""
+    """Describes the models of a manager. For the loop's thread only."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
 
     def running(self, model: str = "") -> list[RunningVersion]:
-        """Return the versions that run of what a name means, ascending; none if it means nothing. Without one: all."""
+        """Return the running versions of a model, ascending; none if unknown; those of all models without a name."""
         if not model:
             return [running for record in self._manager.records for running in _ascending(record)]
         try:
@@ -32,7 +32,7 @@ class Descriptions:
             return []
 
     def metadata(self, model: str, version: str) -> dict[str, Any]:
-        """Return a model's versions and signature. Raises Triton's refusals."""
+        """Return a model's versions and signature. Raises Triton's errors."""
         record = self._manager.meant(model)
         running = record.find(version)
         batch = [-1] if running.config.max_batch_size > 0 else []
@@ -51,13 +51,13 @@ class Descriptions:
         }
 
     def config(self, model: str, version: str) -> dict[str, Any]:
-        """Return a model's complete configuration in Triton's JSON form. Raises Triton's refusals."""
+        """Return a model's complete configuration in Triton's JSON form. Raises Triton's errors."""
         return self._manager.find(model, version).config_json
 
     def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
         """Return the statistics of a model's ready versions; of all models if ``model`` is empty.
 
-        Raises Triton's refusals.
+        Raises Triton's errors.
         """
         running = self.running(model)
         if model:
@@ -79,7 +79,7 @@ class Descriptions:
         ]
 
     def metrics(self) -> Iterator[MeteredVersion]:
-        """Yield every version that runs now as the metrics page reads it, when its turn comes."""
+        """Lazily yield the metrics of every version that runs now."""
         versions = [(record.namespace, running) for record in self._manager.records for running in _ascending(record)]
         for namespace, running in versions:
             yield MeteredVersion(
@@ -100,7 +100,7 @@ class Descriptions:
             )
 
     def instances(self) -> Iterator[dict[str, Any]]:
-        """Yield each instance of the versions that run now, when its turn comes: where it is and how it does."""
+        """Lazily yield process, state and memory of each instance of the running versions."""
         for running in self.running():
             for instance in running.instances:
                 pid, since = instance.process() or (None, None)
@@ -118,14 +118,17 @@ class Descriptions:
                 }
 
     async def custom_metrics(self) -> list[Reading]:
-        """Return what models count themselves, by process: some are in one. No response is there without its counts."""
+        """Return the metrics that models define themselves, one reading per process, which instances may share.
+
+        They include the counts of every response that has been returned.
+        """
         instances = [instance for running in self.running() for instance in running.instances]
         processes = {instance.metrics for instance in instances if instance.metrics is not None}
         await custom_metrics.complete(processes)
         return custom_metrics.of_this_process() + [reading for each in processes for reading in each.readings]
 
     def engine_reports(self, model: str) -> list[EngineReport]:
-        """Return how the engines of a model are, or of all models if ``model`` is empty: none where there are none."""
+        """Return the latest reports of a model's engines, or of all engines if ``model`` is empty."""
         return [latest for version in self.running(model) if version.tokens for latest in version.tokens.latest]
 
 

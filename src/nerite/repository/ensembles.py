@@ -1,4 +1,7 @@
-"""Keeps ensembles in line with the models that they are put together from, which come, change and go."""
+"""Keeps ensembles up to date as the models of their steps are loaded, changed and unloaded.
+
+``EnsembleLinker`` does this for running models; ``EnsembleSurvey`` checks ensembles from their files alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _log = logging.getLogger("nerite.repository")
 
 
 class EnsembleLinker:
-    """For the loop's thread only. Nothing here waits: an ensemble has nothing of its own that takes time to load."""
+    """Links ensembles to the running models of their steps. For the loop's thread only.
+
+    Nothing here awaits: an ensemble has no resources of its own that take time to load.
+    """
 
     def __init__(
         self,
@@ -32,16 +38,17 @@ class EnsembleLinker:
         serve: Callable[[ModelRecord, dict[int, RunningVersion]], list[asyncio.Task[None]]],
         withdraw: Callable[[ModelRecord], list[asyncio.Task[None]]],
     ) -> None:
-        """``serve`` sends requests to new versions; ``withdraw`` sends none any more. Both return what is under way."""
+        """``serve`` routes requests to new versions; ``withdraw`` stops routing. Both return the tasks that drain."""
         self._catalogue = catalogue
         self._maker = maker
         self._serve = serve
         self._withdraw = withdraw
 
     def put_together(self, record: ModelRecord, assembly: EnsembleDefinition, mistakes: Sequence[Mistake]) -> None:
-        """Have an ensemble run as its files say, which have these ``mistakes``. Raises ``NeriteError``.
+        """Build and serve an ensemble; ``mistakes`` are those already found in its files.
 
-        What ran goes on then; if nothing did, the ensemble runs once its models are as it needs them.
+        Raises ``NeriteError`` if it cannot be built. A running version then continues; if none runs, the ensemble
+        starts as soon as its models allow it.
         """
         targets: list[StepTarget] = []
         if not mistakes:
@@ -50,13 +57,13 @@ class EnsembleLinker:
             if not record.running:
                 record.assembly = assembly
             raise refusals.unfit(record, mistakes)
-        if not record.running or record.assembly != assembly or record.parts != _essence(targets):
-            self._serve(record, self._made(record, assembly, targets))
+        if not record.running or record.assembly != assembly or record.parts != _link_key(targets):
+            self._serve(record, self._build(record, assembly, targets))
 
     def revise(self, changed: Iterable[str]) -> list[asyncio.Task[None]]:
-        """See to the ensembles that need models which came, changed or went, by name.
+        """Rebuild or withdraw the ensembles that need models whose state changed, by name.
 
-        Returns what is under way of those that could not go on, or not as they were.
+        Returns the tasks that drain the versions which were replaced or withdrawn.
         """
         closing: list[asyncio.Task[None]] = []
         names = set(changed)
@@ -66,8 +73,8 @@ class EnsembleLinker:
             for record in affected:
                 assert record.assembly is not None
                 targets, mistakes = self._targets(record, record.assembly)
-                if not mistakes and not (record.running and record.parts == _essence(targets)):
-                    closing += self._serve(record, self._made(record, record.assembly, targets))
+                if not mistakes and not (record.running and record.parts == _link_key(targets)):
+                    closing += self._serve(record, self._build(record, record.assembly, targets))
                 elif mistakes and record.running:
                     _log.error("%s", mistakes[0])
                     record.unreadable = str(mistakes[0])
@@ -78,7 +85,7 @@ class EnsembleLinker:
         return closing
 
     def dependents(self, name: str) -> list[ModelRecord]:
-        """Return the ensembles that need models of a name, whether they run or wait for it."""
+        """Return the ensembles that need a model of this name, whether they run or wait for it."""
         return [
             record
             for record in self._catalogue
@@ -86,7 +93,7 @@ class EnsembleLinker:
         ]
 
     def spare_without(self, record: ModelRecord) -> list[ModelRecord]:
-        """Return the models that are there for the sake of ``record`` alone; those that need others come first."""
+        """Return the models loaded only because ``record`` needs them; dependents come before their dependencies."""
         leaving = [record]
         for ensemble in leaving:
             for part in self._parts(ensemble):
@@ -101,26 +108,29 @@ class EnsembleLinker:
         return [self._catalogue.part(ensemble.namespace, step.model_namespace, step.model_name) for step in steps]
 
     def _targets(self, record: ModelRecord, assembly: EnsembleDefinition) -> tuple[list[StepTarget], list[Mistake]]:
-        """Return what the steps of an ensemble go to, which tells it how it runs from now on, and what is wrong."""
+        """Return the running models of an ensemble's steps, and the mistakes that prevent it from running.
+
+        If there are none, those models report execution times to the steps' sinks from now on.
+        """
         targets, mistakes = find_targets(assembly, record.namespace, self._catalogue)
         for _, running in targets if not mistakes else ():
             running.tell_witnesses()
         return targets, mistakes
 
-    def _made(
+    def _build(
         self, record: ModelRecord, assembly: EnsembleDefinition, targets: Sequence[StepTarget]
     ) -> dict[int, RunningVersion]:
         config, signature = assembly.finished(targets)
         parts = [StepModel(running.signature, running.decoupled, running.worker) for _, running in targets]
-        record.assembly, record.parts = assembly, _essence(targets)
+        record.assembly, record.parts = assembly, _link_key(targets)
         return {
             version: self._maker.assemble(record.name, version, config, signature, parts)
             for version in assembly.versions
         }
 
 
-def _essence(targets: Sequence[StepTarget]) -> tuple[object, ...]:
-    """Return what an ensemble builds upon. A model may change in other ways without the ensemble noticing."""
+def _link_key(targets: Sequence[StepTarget]) -> tuple[object, ...]:
+    """Return the properties of its models that an ensemble depends on; other changes need no rebuild."""
     return tuple(
         (
             namespace,
@@ -134,13 +144,13 @@ def _essence(targets: Sequence[StepTarget]) -> tuple[object, ...]:
     )
 
 
-# What a load would find wrong between ensembles and their models: told from their files, with nothing that runs.
+# Static check of ensembles against their models, as a load would do it: from the files, without running anything.
 
 Key: TypeAlias = tuple[Path, str]
-"""The repository of a model, and its name."""
-_WRONG = "which has mistakes of its own"
+"""Repository and name of a model."""
+_HAS_MISTAKES = "which has mistakes of its own"
 _UNCHECKED = "which could not be checked itself"
-_UNCERTAIN = "which is not completed here; --disable-auto-complete-config takes what is written"
+_UNCERTAIN = "which is not completed here; use --disable-auto-complete-config to check it as written"
 
 
 class DescribedModel(NamedTuple):
@@ -148,29 +158,29 @@ class DescribedModel(NamedTuple):
 
     loaded: LoadedModel
     sound: bool
-    """Nothing is wrong with it by itself."""
+    """True if the model by itself has no mistakes."""
 
 
 class EnsembleVerdict(NamedTuple):
-    """What there is to say of a model that stands beside the others."""
+    """Result of checking a model against the other models."""
 
     configs: Mapping[int, ModelConfig]
-    """The complete configurations of its versions, if it can be loaded."""
+    """The complete configurations of its versions; empty if it cannot be loaded or checked."""
     unknown: str = ""
-    """Why there are none: something that is told elsewhere."""
+    """Why there are no configurations, if the cause is reported elsewhere."""
     mistakes: Sequence[Mistake] = ()
     remarks: Sequence[Remark] = ()
 
 
 class EnsembleSurvey:
-    """The models of some repositories, and what is wrong between them."""
+    """Checks the models of some repositories against each other."""
 
     def __init__(self, models: Mapping[Key, DescribedModel]) -> None:
         self._models = models
         self._verdicts: dict[Key, EnsembleVerdict] = {}
 
     def verdict(self, key: Key) -> EnsembleVerdict:
-        """Return what there is to say of a model. What is wrong with it by itself is not repeated."""
+        """Return the verdict on a model, without the mistakes of the model by itself."""
         if key not in self._verdicts:
             self._verdicts[key] = self._judge(key)
         return self._verdicts[key]
@@ -178,12 +188,12 @@ class EnsembleSurvey:
     def _judge(self, key: Key) -> EnsembleVerdict:
         loaded, sound = self._models[key]
         if not sound:
-            return EnsembleVerdict({}, _WRONG)
+            return EnsembleVerdict({}, _HAS_MISTAKES)
         if not loaded.certain:
             return EnsembleVerdict({}, _UNCERTAIN)
         if loaded.polled.config.ensemble_scheduling is None:
             return EnsembleVerdict(loaded.configs)
-        before = self._before(key)
+        before = self._cycle_predecessor(key)
         if before:
             return _refused(loaded, [circular_ensembles(key[1], before)])
         parts = self._parts(key)
@@ -192,10 +202,10 @@ class EnsembleSurvey:
         if unknown and None not in parts:
             remarks = [Remark("note", f"not checked against '{name}', {why}") for name, why in unknown.items()]
             return EnsembleVerdict({}, _UNCHECKED, remarks=remarks)
-        return _wired(loaded, [part and _candidate(part[1], verdicts[part]) for part in parts])
+        return _linked(loaded, [part and _candidate(part[1], verdicts[part]) for part in parts])
 
     def _parts(self, key: Key) -> list[Key | None]:
-        """Return the models of the steps: beside the ensemble, or the only one of that name."""
+        """Return the models of the steps: those in the ensemble's repository, else the only one of that name."""
         ensemble = self._models[key].loaded.polled.config.ensemble_scheduling
         return [self._part(key, step.model_name) for step in (ensemble.step if ensemble is not None else ())]
 
@@ -204,8 +214,8 @@ class EnsembleSurvey:
         neighbours = [each for each in named if each[0] == key[0]]
         return next(iter(neighbours or (named if len(named) == 1 else ())), None)
 
-    def _before(self, key: Key) -> str:
-        """Return the last ensemble on the way on which one leads back to itself; empty if it does not."""
+    def _cycle_predecessor(self, key: Key) -> str:
+        """Return the last ensemble on the cycle through ``key``; empty if it is not on a cycle."""
         reached = [key]
         for each in reached:
             for part in self._parts(each):
@@ -220,7 +230,7 @@ def _candidate(name: str, verdict: EnsembleVerdict) -> EnsembleCandidate:
     return EnsembleCandidate(name, verdict.configs, max(verdict.configs, default=-1))
 
 
-def _wired(loaded: LoadedModel, candidates: Sequence[EnsembleCandidate | None]) -> EnsembleVerdict:
+def _linked(loaded: LoadedModel, candidates: Sequence[EnsembleCandidate | None]) -> EnsembleVerdict:
     (config, *_) = loaded.configs.values()
     parts, mistakes = find_step_models(config, candidates)
     if mistakes:
@@ -232,4 +242,4 @@ def _wired(loaded: LoadedModel, candidates: Sequence[EnsembleCandidate | None]) 
 
 
 def _refused(loaded: LoadedModel, mistakes: Sequence[Mistake]) -> EnsembleVerdict:
-    return EnsembleVerdict({}, _WRONG, loaded.polled.text.source.place(mistakes))
+    return EnsembleVerdict({}, _HAS_MISTAKES, loaded.polled.text.source.place(mistakes))

@@ -1,8 +1,8 @@
-"""The life of every model: load beside, swap, drain, close; by hand, at start-up, or because files changed.
+"""Lifecycle of every model: load, swap, drain, close; on request, at start-up, or because files changed.
 
-A load never disturbs what is serving. New versions are made next to the old ones; only when all of them are ready do
-requests go there, in one step of the loop; the old ones finish what they have, and are closed. If anything fails, the
-old versions go on as if nothing had happened.
+A load never disturbs the versions that serve. New versions are launched next to the old ones; only when all of them
+are ready does one step of the loop route requests to them. The old versions then drain and are closed. If anything
+fails, the old versions continue unchanged.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ from nerite.repository.repositories import (
 )
 from nerite.repository.version_maker import ContentHashes, VersionMaker
 
-# One go at loading: each model at most once, however many ask for it, and nobody waits for itself.
-
 Waits = dict[str, set[str]]
-"""By name, which ensembles wait for which models, in all rounds that go on."""
+"""Ensembles by name, with the models that they wait for, in all rounds in progress."""
 
 
 class LoadingRound:
-    """For the loop's thread."""
+    """One round of loads: each model is loaded at most once, and no load waits for itself. For the loop's thread."""
 
     def __init__(
         self, bring: Callable[[str, LoadOverrides | None, LoadingRound], Awaitable[None]], waits: Waits
@@ -52,30 +50,34 @@ class LoadingRound:
         self._bring = bring
         self._waits = waits
         self._tasks: dict[str, asyncio.Future[None]] = {}
-        self._circles: dict[str, str] = {}
+        self._cycles: dict[str, str] = {}
+        """Models on a cycle, each with the ensemble before it."""
 
     @property
     def names(self) -> Iterable[str]:
-        """The models whose turn it was."""
+        """The models that this round has loaded or tried to load."""
         return self._tasks.keys()
 
     async def load(self, name: str, delivery: LoadOverrides | None = None) -> None:
-        """Load a model, or wait until it is loaded. Raises as ``bring`` does."""
+        """Load a model, or wait for its load in this round. Raises as ``bring`` does."""
         await self._task(name, delivery)
 
     def forget(self) -> None:
-        """Drop what became of the loads: an error has frames that have this round."""
+        """Drop the results of the loads: the frames of an error refer to this round."""
         self._tasks.clear()
 
     async def load_parts(self, ensemble: str, parts: Iterable[str]) -> None:
-        """Load the models that an ensemble is put together from, side by side. Whether they are there shows later."""
+        """Load the models of an ensemble's steps concurrently. Failures are not raised; the ensemble finds them later.
+
+        Models whose load waits for the ensemble itself are left out, and the cycle is recorded.
+        """
         waits = self._waits[ensemble] = set()
         tasks = []
         for part in parts:
-            way = self._way(part, ensemble)
-            if way:
-                for before, each in zip((ensemble, *way), way, strict=False):
-                    self._circles[each] = before
+            chain = self._wait_chain(part, ensemble)
+            if chain:
+                for before, each in zip((ensemble, *chain), chain, strict=False):
+                    self._cycles[each] = before
             else:
                 waits.add(part)
                 tasks.append(self._task(part, None))
@@ -85,22 +87,22 @@ class LoadingRound:
             self._waits.pop(ensemble, None)
 
     def circle(self, ensemble: str) -> str:
-        """Return the last on the way on which an ensemble leads back to itself; empty if it does not."""
-        return self._circles.get(ensemble, "")
+        """Return the last ensemble on the cycle through ``ensemble``; empty if it is not on a cycle."""
+        return self._cycles.get(ensemble, "")
 
     def _task(self, name: str, delivery: LoadOverrides | None) -> asyncio.Future[None]:
         if name not in self._tasks:
             self._tasks[name] = asyncio.ensure_future(self._bring(name, delivery, self))
         return self._tasks[name]
 
-    def _way(self, start: str, end: str) -> list[str]:
-        """Return how one waits for another: the models between, both included; nothing if it does not."""
+    def _wait_chain(self, start: str, end: str) -> list[str]:
+        """Return the chain of models through which ``start`` waits for ``end``, both included; else nothing."""
         if start == end:
             return [start]
         for each in self._waits.get(start, ()):
-            way = self._way(each, end)
-            if way:
-                return [start, *way]
+            chain = self._wait_chain(each, end)
+            if chain:
+                return [start, *chain]
         return []
 
 
@@ -109,7 +111,7 @@ _T = TypeVar("_T")
 
 
 class ModelManager:
-    """Knows every model of the repositories. Coroutines and look-ups are for the loop's thread."""
+    """Loads and unloads the models of the repositories. Coroutines and look-ups are for the loop's thread."""
 
     def __init__(
         self,
@@ -119,14 +121,14 @@ class ModelManager:
         loader: Executor,
         on_change: Callable[[], None],
     ) -> None:
-        """``on_change`` is called whenever requests may have to go elsewhere than before."""
+        """``on_change`` is called whenever the routing of requests may have changed."""
         self._options = options
         self._sources = Repositories(repositories, self._in_loader, namespacing=options.namespacing)
         self._maker = maker
         self._loader = loader
         self._on_change = on_change
         self._catalogue = Catalogue(namespacing=options.namespacing)
-        self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._let_go)
+        self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._withdraw)
         self._waits: Waits = {}
         self._hashes = ContentHashes()
         self._background: set[asyncio.Task[None]] = set()
@@ -138,18 +140,18 @@ class ModelManager:
 
     @property
     def unread(self) -> bool:
-        """There is a repository that could not be read yet."""
+        """True if a repository given by a flag has never been read successfully."""
         return self._sources.unread
 
     def find(self, name: str, version: str, namespace: str = "") -> RunningVersion:
-        """Return where a request for ``name`` goes. Raises ``NotFound`` or ``Unavailable`` with Triton's texts."""
+        """Return the version that serves a request for ``name``.
+
+        Raises ``NotFound`` or ``Unavailable`` with Triton's texts.
+        """
         return self._catalogue.find(name, version, namespace)
 
     async def look(self) -> dict[tuple[str, str], catalogue.ModelFingerprint]:
-        """Return how the files of every model look, by namespace and name.
-
-        A model whose files cannot be had now looks as it did.
-        """
+        """Return the fingerprint of every model by namespace and name; the previous one if its files cannot be read."""
 
         def before(namespace: str, name: str) -> catalogue.ModelFingerprint | None:
             record = self._catalogue.record(namespace, name)
@@ -158,13 +160,13 @@ class ModelManager:
         return await self._sources.look(before)
 
     def meant(self, name: str) -> ModelRecord:
-        """Return the model that a request means by ``name``. Raises Triton's refusals."""
+        """Resolve a model's name as a request uses it. Raises Triton's errors."""
         return self._catalogue.meant(name)
 
     async def offered(self) -> dict[str, list[str]]:
-        """Return the names of the models in each namespace, one more time for each place that has one.
+        """Return the names of the models in each namespace; a name in several repositories appears once for each.
 
-        Raises ``Internal`` for a repository that cannot be read.
+        Raises ``Internal`` if a repository cannot be read.
         """
         return await self._sources.offered()
 
@@ -173,11 +175,11 @@ class ModelManager:
         return catalogue.index_entries(await self.offered(), self._catalogue, ready_only=ready_only)
 
     async def load_all(self, names: Iterable[str]) -> list[tuple[str, NeriteError]]:
-        """Load models side by side; return the failures."""
+        """Load models concurrently; return the failures."""
         names = list(names)
-        loading = LoadingRound(self._bring, self._waits)
+        loading = LoadingRound(self._load_named, self._waits)
         outcomes = await asyncio.gather(*map(loading.load, names), return_exceptions=True)
-        self._loaded(loading, names)
+        self._finish_round(loading, names)
         failures = []
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, NeriteError):
@@ -187,27 +189,27 @@ class ModelManager:
         return failures
 
     async def load(self, name: str, delivery: LoadOverrides | None = None) -> None:
-        """Bring all models of that name to what their files say now, or to what was delivered.
+        """Load or reload all models of that name from their files, or with the overrides of a load request.
 
-        An ensemble's models come with it. Raises ``NeriteError``; what was serving goes on then.
+        The models of an ensemble are loaded with it. Raises ``NeriteError``; the versions that serve then continue.
         """
-        loading = LoadingRound(self._bring, self._waits)
+        loading = LoadingRound(self._load_named, self._waits)
         try:
             await loading.load(name, delivery)
         except NeriteError as error:
-            raise error.without_frames() from None  # and so without the files that the load has brought
+            raise error.without_frames() from None  # the frames refer to the files in the request
         finally:
-            self._loaded(loading, (name,))
+            self._finish_round(loading, (name,))
             loading.forget()
 
-    def _loaded(self, loading: LoadingRound, asked: Iterable[str]) -> None:
-        """See to what follows from a round of loads."""
-        for name in asked:
+    def _finish_round(self, loading: LoadingRound, requested: Iterable[str]) -> None:
+        """Mark the requested models, and update the ensembles that depend on any model of the round."""
+        for name in requested:
             for record in self._catalogue.all_named(name):
                 record.asked = record.asked or bool(record.running)
         self._ensembles.revise(loading.names)
 
-    async def _bring(self, name: str, delivery: LoadOverrides | None, loading: LoadingRound) -> None:
+    async def _load_named(self, name: str, delivery: LoadOverrides | None, loading: LoadingRound) -> None:
         load = object()
         with load_of(name):
             try:
@@ -218,18 +220,18 @@ class ModelManager:
                 await self._sources.leave(load)
 
     async def _fetch(self, name: str, delivery: LoadOverrides | None, load: object) -> Mapping[str, Path]:
-        """Return where a model is by namespace, for a ``load`` to use."""
+        """Return the model's directory by namespace, and record ``load`` as their user."""
         if delivery is None or not delivery.files:
             return await self._sources.fetch(name, load)
         folder = Path()
         try:
             folder = await self._in_loader(new_override_folder)
-            # Before it exists: however the load ends, the directory goes with its last user.
+            # Taken before it exists, so that however the load ends the directory is removed with its last user.
             self._sources.folders.take(folder, load, partial(shutil.rmtree, folder, ignore_errors=True))
             await self._in_loader(write_files, delivery, folder)
         except OSError as error:
-            why = f"The files of the load cannot be written: {system_error(error, folder)}."
-            raise refusals.not_polled(name, f"{why} TMPDIR may name another directory for them.") from None
+            why = f"The files of the load request cannot be written: {system_error(error, folder)}."
+            raise refusals.not_polled(name, f"{why} Set TMPDIR to use another directory.") from None
         namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
         return dict.fromkeys(namespaces, folder)
 
@@ -277,7 +279,7 @@ class ModelManager:
         self._in_background(self._hash(record, loaded, made))
 
     async def _load_ensemble(self, record: ModelRecord, loaded: LoadedVersion, loading: LoadingRound) -> None:
-        """Load the models that an ensemble needs, and put it together from them."""
+        """Load the models that an ensemble needs, and build it from them."""
         assembly = await self._maker.assembly(loaded.polled)
         with stage("its models"):
             await loading.load_parts(record.name, assembly.models)
@@ -290,7 +292,7 @@ class ModelManager:
     async def _launch(
         self, record: ModelRecord, polled: PolledModel, kept: Mapping[int, RunningVersion]
     ) -> dict[int, RunningVersion]:
-        """Make the versions that are not ``kept``, side by side, and bring those to their instances: all or none."""
+        """Make the versions that are not ``kept`` concurrently, and resize those that are: all or none."""
         versions = [version for version in polled.versions if version not in kept]
         for version in versions:
             record.states[version] = VersionState(ModelState.LOADING)
@@ -302,7 +304,7 @@ class ModelManager:
         failures: dict[int, NeriteError] = {}
         for version, outcome in zip(versions, outcomes, strict=True):
             if isinstance(outcome, Exception):
-                if not isinstance(outcome, NeriteError | OSError):  # a mistake of ours
+                if not isinstance(outcome, NeriteError | OSError):  # a bug in the server
                     _log.error("making '%s' version %d failed", record.name, version, exc_info=outcome)
                 failures[version] = refusals.refusal(outcome)
             elif isinstance(outcome, BaseException):
@@ -323,7 +325,7 @@ class ModelManager:
         return made
 
     def _swap(self, record: ModelRecord, running: dict[int, RunningVersion]) -> list[asyncio.Task[None]]:
-        """Send requests to the new versions from now on, and let the old ones finish: that is what is returned."""
+        """Route requests to the new versions; return the tasks that drain the old ones."""
         old = record.running
         record.running = running
         record.latest = max(running)
@@ -340,23 +342,26 @@ class ModelManager:
         return [self._retire(record, previous) for previous in replaced.values()]
 
     async def _hash(self, record: ModelRecord, loaded: LoadedVersion, made: Mapping[int, RunningVersion]) -> None:
-        """Work out the content of what runs now, which may take as long as its files are large."""
+        """Compute the content hash of new versions; the time is proportional to the size of their files."""
         for version, running in made.items():
             content = await self._in_loader(self._hashes.of_version, loaded, version)
             if content and record.running.get(version) is running:
                 running.content = content
 
     async def register(self, repository: RegisteredRepository, name: str) -> None:
-        """Take in a repository, and load a model of it: both or neither. Raises ``NeriteError``."""
+        """Add a repository and load a model of it: both or neither. Raises ``NeriteError``."""
         self._sources.register.add(repository)
         try:
             await self.load(name)
-        except BaseException:  # whatever it is, it goes on from here
+        except BaseException:  # re-raised below
             await self.unregister(repository)
             raise
 
     async def unregister(self, repository: RegisteredRepository) -> None:
-        """Unload the models of a repository, and forget it and what never ran. Returns when all is finished."""
+        """Unload the models of a repository and remove it, with models of it that never ran.
+
+        Returns when all its versions are closed.
+        """
         closing: list[asyncio.Task[None]] = []
         for record in self.records:
             if record.loaded is not None and repository.holds(record.loaded.polled.directory):
@@ -368,39 +373,38 @@ class ModelManager:
         self._sources.register.remove(repository)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Stop serving all models of that name. What they have to do is finished first, but not waited for.
+        """Unload all models of that name, gracefully; does not wait for them to drain. Unknown names are ignored.
 
-        With ``dependents`` the models of an ensemble go with it that are there for it alone. An unknown name is fine.
+        With ``dependents``, models that were loaded only for an ensemble are unloaded with it.
         """
         for record in self._catalogue.all_named(name):
             await self.unload_one(record, dependents=dependents)
 
     async def unload_one(self, record: ModelRecord, *, dependents: bool = False) -> list[asyncio.Task[None]]:
-        """Stop serving a model, once no load of it or of an ensemble that needs it is under way.
+        """Unload a model once no load of it, or of an ensemble that needs it, is in progress.
 
-        Returns what is then still to be finished.
-
-        EnsembleLinker that need it are out of service from now on; it stays until they have answered what they hold.
+        Ensembles that need it are withdrawn at once; the model stays until they have drained. Returns the tasks that
+        drain the model and those ensembles.
         """
         while ensemble := self._loading_with(record.name):
             for each in self._catalogue.all_named(ensemble):
-                async with each.lock:  # held as long as the load goes on
+                async with each.lock:  # held for the duration of the load
                     pass
         async with record.lock:
             spare = self._ensembles.spare_without(record) if dependents else []
-            self._announce(record)
+            self._mark_unloading(record)
             closing = self._ensembles.revise((record.name,))
             if closing:
-                closing.append(self._in_background(self._dismiss_after(record, tuple(closing))))
+                closing.append(self._in_background(self._unload_after(record, tuple(closing))))
             else:
-                closing = self._dismiss(record)
+                closing = self._unload_now(record)
         for part in spare:
-            self._announce(part)
-            closing.append(self._in_background(self._dismiss_after(part, tuple(closing))))
+            self._mark_unloading(part)
+            closing.append(self._in_background(self._unload_after(part, tuple(closing))))
         return closing
 
     def _loading_with(self, name: str) -> str:
-        """Return an ensemble that waits for models and needs this one, itself or by another ensemble; else nothing."""
+        """Return an ensemble being loaded that needs this model, directly or through another; empty if none does."""
         needed = [name]
         for each in needed:
             if ensemble := next((ensemble for ensemble, parts in self._waits.items() if each in parts), ""):
@@ -408,28 +412,28 @@ class ModelManager:
             needed += [other.name for other in self._ensembles.dependents(each) if other.name not in needed]
         return ""
 
-    def _announce(self, record: ModelRecord) -> None:
-        """Take note that a model is to go, unless it is loaded before that."""
+    def _mark_unloading(self, record: ModelRecord) -> None:
+        """Mark a model to be unloaded, unless it is loaded again before that."""
         record.asked = False
         record.assembly = None
         record.going = bool(record.running)
         for version in record.running:
             record.states[version] = VersionState(ModelState.UNLOADING)
 
-    async def _dismiss_after(self, record: ModelRecord, earlier: Sequence[asyncio.Task[None]]) -> None:
+    async def _unload_after(self, record: ModelRecord, earlier: Sequence[asyncio.Task[None]]) -> None:
         if earlier:
             await asyncio.wait(earlier)
         async with record.lock:
-            closing = self._dismiss(record) if record.going else []
+            closing = self._unload_now(record) if record.going else []
         if closing:
             await asyncio.wait(closing)
 
-    def _dismiss(self, record: ModelRecord) -> list[asyncio.Task[None]]:
+    def _unload_now(self, record: ModelRecord) -> list[asyncio.Task[None]]:
         record.seen = record.loaded = None
-        return self._let_go(record)
+        return self._withdraw(record)
 
-    def _let_go(self, record: ModelRecord) -> list[asyncio.Task[None]]:
-        """Send no more requests to a model, and let it finish what it has."""
+    def _withdraw(self, record: ModelRecord) -> list[asyncio.Task[None]]:
+        """Stop routing requests to a model; return the tasks that drain its versions."""
         old, record.running = record.running, {}
         record.latest = -1
         record.going = False
@@ -439,7 +443,7 @@ class ModelManager:
         return [self._retire(record, running) for running in old.values()]
 
     def _retire(self, record: ModelRecord | None, running: RunningVersion) -> asyncio.Task[None]:
-        """Close a version when it has answered what it holds."""
+        """Drain a version in the background, then close it."""
         return self._in_background(self._close(record, running))
 
     async def _close(self, record: ModelRecord | None, running: RunningVersion) -> None:
@@ -455,7 +459,7 @@ class ModelManager:
         _log.info("successfully unloaded '%s' version %d", running.name, running.version)
 
     async def close(self) -> None:
-        """Close everything that runs, and wait for it. Requests that still wait are refused."""
+        """Close all running versions and wait for them. Queued requests are rejected."""
         self._hashes.stop()
         for record in self.records:
             running, record.running = record.running, {}
@@ -468,7 +472,7 @@ class ModelManager:
             await asyncio.wait(self._background)
 
     async def _in_loader(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Return what a call returns that may block."""
+        """Run a blocking call on the loader's threads."""
         return await asyncio.get_running_loop().run_in_executor(self._loader, call, *arguments)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -1,4 +1,4 @@
-"""Control mode ``poll``: look at the repositories again and again, and load and unload what changed."""
+"""Control mode ``poll``: scans the repositories periodically, and loads and unloads models that changed."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Final, NamedTuple, TypeAlias
 from nerite.repository.catalogue import ModelFingerprint
 from nerite.repository.manager import ModelManager
 
-# What changed in the repositories from one look to the next, once it has come to rest. Pure.
-#
-# Files are copied into a repository while the server looks: a change counts when every look has seen the same for
-# ``SETTLE_NS``, whatever the times of the files and of the day. A model that vanishes, which some ways to replace one
-# do for a moment, is gone when two looks have missed it.
-
 SETTLE_NS: Final = 1_000_000_000
+"""How long a change must be stable before it counts."""
 
 Model: TypeAlias = tuple[str, str]
-"""Namespace and name."""
+"""Namespace and name of a model."""
 
 
 class RepositoryChanges(NamedTuple):
-    """What is to be done after a look."""
+    """Models to load and to unload after a scan."""
 
     changed: list[Model]
-    """To be loaded."""
+    """Models to load."""
     gone: list[Model]
-    """To be unloaded."""
+    """Models to unload."""
 
 
 class RepositoryWatch:
-    """Remembers what was seen and has not come to rest."""
+    """Debounces changes of the repositories between scans. Pure: it is given the time.
+
+    Files may be copied into a repository during a scan, so a change counts only after every scan has seen the same
+    fingerprint for ``SETTLE_NS``, regardless of file times and the wall clock. A model counts as gone when two scans
+    in a row have missed it, because some ways of replacing a model remove it for a moment.
+    """
 
     def __init__(self) -> None:
         self._restless: dict[Model, tuple[ModelFingerprint, int]] = {}
-        """How they look, and since when."""
+        """Changed models with their fingerprint and the time it was first seen."""
         self._missing: set[Model] = set()
 
     @property
     def restless(self) -> bool:
-        """Whether to look again soon."""
+        """True if the next scan should come soon, because a change is not yet stable."""
         return bool(self._restless or self._missing)
 
     def look(
@@ -52,9 +52,9 @@ class RepositoryWatch:
         running: Collection[Model],
         now_ns: int,
     ) -> RepositoryChanges:
-        """Compare what was ``found`` with what is ``known``: how the files of a model looked when it was last loaded.
+        """Compare the fingerprints ``found`` by a scan with those ``known`` from the last load of each model.
 
-        ``now_ns`` is of a clock that does not jump.
+        ``now_ns`` comes from a monotonic clock.
         """
         changed = []
         restless: dict[Model, tuple[ModelFingerprint, int]] = {}
@@ -76,20 +76,20 @@ class RepositoryWatch:
 
 _log = logging.getLogger("nerite.repository")
 _SETTLE_SECONDS: Final = SETTLE_NS / 1e9 + 0.01
-"""A little more, as timers may be early."""
+"""Slightly longer than ``SETTLE_NS``, because timers may fire early."""
 
 
 class Poller:
-    """One for a server in this mode."""
+    """Scans the repositories periodically and applies what changed."""
 
     def __init__(self, manager: ModelManager, seconds: float) -> None:
-        """``seconds`` go by between two looks at repositories in which nothing moves."""
+        """``seconds`` is the interval between scans while nothing changes."""
         self._manager = manager
         self._seconds = seconds
         self._watch = RepositoryWatch()
 
     async def run(self) -> None:
-        """Look, and do what follows, until cancelled."""
+        """Scan and apply changes until cancelled."""
         while True:
             await asyncio.sleep(min(_SETTLE_SECONDS, self._seconds) if self._watch.restless else self._seconds)
             await self._look()

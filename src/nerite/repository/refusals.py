@@ -1,4 +1,4 @@
-"""Why a load is refused, or a request when the end is near: Triton's texts, and what to do about it."""
+"""Errors of failed loads and of requests during shutdown: Triton's texts, with the remedy added."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ _KINDS = {
     "ALREADY_EXISTS": "Already exists",
     "CANCELLED": "Cancelled",
 }
-"""The kinds of errors as Triton spells them in reasons."""
+"""Error codes as Triton spells them in reasons."""
 
 
 def refusal(error: Exception) -> NeriteError:
-    """Return what keeps a version from being loaded, for whatever was raised."""
+    """Convert any exception raised while loading a version into a ``NeriteError``."""
     if isinstance(error, NeriteError):
         return error.without_frames()
     return Internal(system_error(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}")
 
 
 def not_polled(name: str, why: str = "") -> NeriteError:
-    """Return, and log, the refusal of a model whose files are not there, or cannot be used for the reason given."""
+    """Log and return the error for a model whose files are missing, or cannot be used for the reason ``why``."""
     refusal = f"failed to load '{name}', failed to poll from model repository" + (f"\n    {why}" if why else "")
     _log.error("%s", refusal)
     return Internal(refusal)
 
 
 def in_several(name: str, locations: Sequence[str]) -> NeriteError:
-    """Return the refusal of a model that is in more than one repository."""
+    """Log and return the error for a model that is in more than one repository."""
     where = " and ".join(locations)
-    return not_polled(name, f"{IN_SEVERAL}: {where}. Leave it in one, or start with --model-namespacing=true.")
+    remedy = "Keep it in only one, or start the server with --model-namespacing=true."
+    return not_polled(name, f"{IN_SEVERAL}: {where}. {remedy}")
 
 
 def unreadable(record: ModelRecord, polled: PolledModel) -> NeriteError:
-    """Note what is wrong with a model that was not even tried, and return the refusal of its load."""
+    """Log and record mistakes in a model's files, for which no load was tried; return the error of the load."""
     for line in mistake_text(polled.mistakes):
         _log.error("%s", line)
     first = polled.mistakes[0]
@@ -57,7 +58,7 @@ def unreadable(record: ModelRecord, polled: PolledModel) -> NeriteError:
 
 
 def unfit(record: ModelRecord, mistakes: Sequence[Mistake]) -> NeriteError:
-    """Note what keeps an ensemble from being put together, and return the refusal of its load."""
+    """Log and record why an ensemble cannot be built; return the error of the load."""
     for line in mistake_text(mistakes):
         _log.error("%s", line)
     first = mistakes[0]
@@ -67,7 +68,7 @@ def unfit(record: ModelRecord, mistakes: Sequence[Mistake]) -> NeriteError:
 
 
 def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteError:
-    """Note why versions could not be loaded, and return the refusal of the load; what runs keeps its state."""
+    """Log and record why versions failed to load; return the load's error. Running versions keep their state."""
     reasons = ""
     for version, error in sorted(failures.items()):
         reason = f"{_KINDS.get(error.code, 'Unknown')}: {error.message}"
@@ -79,22 +80,22 @@ def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteEr
 
 
 def control_note(mode: str) -> str:
-    """Return how models come where they are not loaded and unloaded by calls, and what to do about it; else nothing."""
+    """Explain the control mode and how to change it; return an empty text in mode ``explicit``."""
     if mode == "explicit":
         return ""
     how = "follow the files of their repositories" if mode == "poll" else "are loaded when the server starts"
     return (
-        f"Models {how} (--model-control-mode={mode}). To load and unload them by calls, start the server with "
+        f"Models {how} (--model-control-mode={mode}). To load and unload them by requests, start the server with "
         "--model-control-mode=explicit."
     )
 
 
 def not_by_hand(mode: str) -> NeriteError:
-    """Return the refusal of a load or unload where the control mode has none: Triton speaks of polling in any case."""
+    """Return the error for a load or unload outside mode ``explicit``; Triton's text mentions polling in any case."""
     return Unavailable(f"explicit model load / unload is not allowed if polling is enabled\n    {control_note(mode)}")
 
 
 def stopping() -> NeriteError:
-    """Return the refusal of a request to a server that ends. There may be another, or soon this one again."""
+    """Return the error for a request to a stopping server; retryable, as another may serve it or this one restart."""
     text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
     return Unavailable(text, retry_after=1)

@@ -1,4 +1,7 @@
-"""Where models come from: every repository there is, the models in it, and the directory that each was fetched to."""
+"""Model repositories, the directories that models are fetched to, and the files that a load request may override.
+
+Repositories in object stores are in ``repository.remote``.
+"""
 
 from __future__ import annotations
 
@@ -23,75 +26,73 @@ from nerite.core.failures import system_error
 from nerite.core.text import quoted_text, text_error
 from nerite.repository import catalogue, refusals
 
-# Where models come from: a place with a directory for each.
-
 _log = logging.getLogger("nerite.repository")
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""What the system says of a file that is not there, or cannot be."""
+"""Errors of the operating system for a file that does not exist, or cannot exist."""
 
 
 class Repository(Protocol):
-    """A place with a directory for each model. Its methods block: they are for the loader's threads."""
+    """Storage with one directory per model. Its methods block: call them on the loader's threads."""
 
     location: str
-    """As the flag names it."""
+    """The location as the flag names it."""
 
     def models(self) -> list[str]:
-        """Return the names of the models, in order. Raises ``Internal`` if the place cannot be read."""
+        """Return the sorted names of the models. Raises ``Internal`` if the repository cannot be read."""
 
     def fetch(self, name: str) -> Path | None:
-        """Return a local directory with the model's files as they are now; None if there is no such model.
+        """Return a local directory with the model's current files, or None if the model does not exist.
 
-        The directory stays until it was released as often as it was returned. Raises ``NeriteError`` if the place
-        cannot be read.
+        The directory is reference-counted: it stays until it has been released as often as it was returned. Raises
+        ``NeriteError`` if the repository cannot be read.
         """
 
     def release(self, folder: Path) -> None:
-        """Say that a directory that ``fetch`` returned is not used any more."""
+        """Drop one reference to a directory that ``fetch`` returned."""
 
     def close(self) -> None:
-        """Give up what is under way, for the server ends. Does not block."""
+        """Abort operations in progress because the server shuts down. Does not block."""
 
 
 class LocalRepository:
-    """A directory of this machine."""
+    """Repository in a directory of this machine."""
 
     def __init__(self, location: str) -> None:
         self.location = location
         self._root = Path(location)
         self._device: int | None = None
-        """The file system that it is on, once there were models."""
-        self._unfit: set[str] = set()
-        """Directories whose names cannot be those of models, and which the log knows of."""
+        """Device number of the file system; None until models have been seen in the directory."""
+        self._invalid_names: set[str] = set()
+        """Directories whose names are not valid model names and have been logged."""
 
     def models(self) -> list[str]:
-        """Return the names of the directories in it, but for hidden ones, and those that are no text."""
+        """Return the names of its directories, except hidden ones and names that are not valid UTF-8."""
         with self._readable():
             names = {child.name for child in self._root.iterdir() if child.is_dir() and is_model_name(child.name)}
             device = self._root.stat().st_dev
         if names:
             self._device = device
         elif self._device not in (None, device):
-            raise Internal(f"{self.location} is empty, and on another file system than before: was it unmounted?")
-        unfit = {name for name in names if text_error(name) is not None}
-        for name in sorted(unfit - self._unfit):
+            raise Internal(f"{self.location} is empty and on a different file system than before: was it unmounted?")
+        invalid = {name for name in names if text_error(name) is not None}
+        for name in sorted(invalid - self._invalid_names):
             _log.warning(
-                "the directory '%s' in '%s' is no model: its name is not valid UTF-8",
+                "directory '%s' in '%s' is not a model: its name is not valid UTF-8",
                 quoted_text(name),
                 quoted_text(self.location),
             )
-        self._unfit = unfit
-        return sorted(names - unfit)
+        self._invalid_names = invalid
+        return sorted(names - invalid)
 
     def fetch(self, name: str) -> Path | None:
-        """Return the model's directory, without looking at the others."""
+        """Return the model's directory without reading the other directories."""
         with self._readable():
             if not stat.S_ISDIR(self._root.stat().st_mode):
                 raise NotADirectoryError
             place = self._root / name
             try:
                 return place if is_model_name(name) and stat.S_ISDIR(place.stat().st_mode) else None
-            except ValueError:  # no file can have such a name
+            except ValueError:  # not a possible file name
                 return None
             except OSError as error:
                 if error.errno in _ABSENT:
@@ -99,14 +100,14 @@ class LocalRepository:
                 raise
 
     def release(self, folder: Path) -> None:
-        """Leave the directory: it is the user's."""
+        """Do nothing: the directory belongs to the user."""
 
     def close(self) -> None:
-        """Do nothing: nothing takes long."""
+        """Do nothing: no operation takes long."""
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Raise ``Internal`` for what the system refuses."""
+        """Turn errors of the operating system into ``Internal``."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):
@@ -116,45 +117,42 @@ class LocalRepository:
 
 
 def is_model_name(name: str) -> bool:
-    """Say whether a directory of a repository may be a model: a name is no path, and hidden ones are left alone."""
+    """Return whether a directory may be a model: its name must not be a path and must not be hidden."""
     return bool(name) and not name.startswith(".") and "/" not in name
 
 
-# Repositories that come and go while the server runs.
-
-
 class RegisteredRepository(LocalRepository):
-    """A directory some of whose models are known by other names than those of their folders."""
+    """Directory registered while the server runs; its models may have other names than their directories."""
 
     def __init__(self, location: str, names: Mapping[str, str]) -> None:
-        """``names`` are by folder."""
+        """``names`` maps directories to model names."""
         super().__init__(location)
         self.names = names
 
     def models(self) -> list[str]:
-        """Return the names of the models; none if the directory is gone: nobody else has to suffer from that."""
+        """Return the names of the models; none if the directory is gone, so that other repositories are unaffected."""
         if not os.path.isdir(self.location):
             return []
         return sorted(self.names.get(folder, folder) for folder in super().models())
 
     def fetch(self, name: str) -> Path | None:
-        """Return a model's directory. A name that was given may have a slash in it, as SageMaker's have."""
+        """Return a model's directory. A mapped name may contain a slash, as SageMaker's do."""
         if not name or (name in self.names and not self.gives(name)):
             return None
         folders = {known: folder for folder, known in self.names.items()}
         return super().fetch(folders.get(name, name)) if os.path.isdir(self.location) else None
 
     def gives(self, name: str) -> bool:
-        """Return whether a model has this name here, and perhaps another one in its files."""
+        """Return whether this repository maps a model to this name, which may differ from the name in its files."""
         return name in self.names.values()
 
     def holds(self, directory: Path) -> bool:
-        """Return whether a directory of a model is in this repository."""
+        """Return whether a model's directory is in this repository."""
         return directory.parent == Path(self.location)
 
 
 class RepositoryRegister:
-    """The repositories that are registered, each once, and no two with a model of the same given name."""
+    """Registered repositories: each location once, and no mapped name twice."""
 
     def __init__(self) -> None:
         self._repositories: dict[str, RegisteredRepository] = {}
@@ -163,7 +161,7 @@ class RepositoryRegister:
         return iter(tuple(self._repositories.values()))
 
     def add(self, repository: RegisteredRepository) -> None:
-        """Take in a repository. Raises ``AlreadyExists`` with Triton's texts."""
+        """Add a repository. Raises ``AlreadyExists`` with Triton's texts."""
         if repository.location in self._repositories:
             raise AlreadyExists(f"model repository '{repository.location}' has already been registered")
         for name in repository.names.values():
@@ -172,49 +170,50 @@ class RepositoryRegister:
         self._repositories[repository.location] = repository
 
     def gives(self, name: str) -> bool:
-        """Return whether a repository gives a model this name."""
+        """Return whether a registered repository maps a model to this name."""
         return any(repository.gives(name) for repository in self)
 
     def remove(self, repository: RegisteredRepository) -> None:
-        """Forget a repository."""
+        """Remove a repository."""
         del self._repositories[repository.location]
 
 
-# Which directories are in use, and by whom: what nobody uses any more is given back.
-
 GiveBack: TypeAlias = Callable[[], None]
-"""What to do when a directory is not used any more. Blocks."""
+"""Releases a directory that is no longer used. Blocks."""
 
 
 class FoldersInUse:
-    """Knows the directories that models were fetched to, or unpacked in. For the loop's thread."""
+    """Tracks which loads and versions use the directories that models were fetched or unpacked to.
+
+    Each directory is released when its last user leaves. For the loop's thread only.
+    """
 
     def __init__(self) -> None:
         self._users: dict[Path, list[object]] = {}
         self._give_back: dict[Path, list[GiveBack]] = {}
 
     def take(self, folder: Path, user: object, give_back: GiveBack) -> None:
-        """Note that ``user`` got a directory, and what is to be done in return.
+        """Record that ``user`` uses a directory, and how to release it.
 
-        It is done when nobody uses the directory any more; sooner if it was taken more than once.
+        It is released when its last user leaves. If it was taken more than once, the surplus is released earlier.
         """
         self._give_back.setdefault(folder, []).append(give_back)
         self.use(folder, user)
 
     def use(self, folder: Path, user: object) -> None:
-        """Note one more user of a directory that somebody has."""
+        """Record one more user of a directory that has been taken."""
         self._users.setdefault(folder, []).append(user)
 
     def leave(self, user: object) -> list[GiveBack]:
-        """Note that a user is done; return what is to be done in return."""
+        """Remove a user; return the releases that are now due."""
         due: list[GiveBack] = []
         for folder in [folder for folder, users in self._users.items() if user in users]:
-            users, owed = self._users[folder], self._give_back[folder]
+            users, releases = self._users[folder], self._give_back[folder]
             users.remove(user)
-            # One is enough to keep a directory for all who use it.
+            # One reference keeps the directory for all remaining users.
             kept = 1 if users else 0
-            due += owed[kept:]
-            del owed[kept:]
+            due += releases[kept:]
+            del releases[kept:]
             if not users:
                 del self._users[folder], self._give_back[folder]
         return due
@@ -224,24 +223,24 @@ _T = TypeVar("_T")
 
 
 class Blocking(Protocol):
-    """Makes a call that blocks, elsewhere than on the loop."""
+    """Runs a blocking call in a thread, off the event loop."""
 
     def __call__(self, call: Callable[..., _T], *arguments: object) -> Coroutine[Any, Any, _T]:
-        """Return what ``call`` returns."""
+        """Return the result of ``call``."""
 
 
 class Repositories:
-    """The repositories of the flags, and those that are registered later. For the loop's thread."""
+    """Repositories given by flags, and those registered later. For the loop's thread only."""
 
     def __init__(self, fixed: Sequence[Repository], blocking: Blocking, *, namespacing: bool) -> None:
         self.register = RepositoryRegister()
         self.folders = FoldersInUse()
-        """What was fetched, and who uses it."""
+        """The fetched directories and their users."""
         self._fixed = fixed
         self._blocking = blocking
         self._namespacing = namespacing
         self._names: WeakKeyDictionary[Repository, list[str]] = WeakKeyDictionary()
-        """The models of each repository, as of the last time that it could be read."""
+        """The models of each repository as of the last successful read."""
 
     @property
     def _repositories(self) -> list[Repository]:
@@ -249,13 +248,13 @@ class Repositories:
 
     @property
     def unread(self) -> bool:
-        """There is a repository of the flags that could not be read yet."""
+        """True if a repository given by a flag has never been read successfully."""
         return any(repository not in self._names for repository in self._fixed)
 
     async def offered(self) -> dict[str, list[str]]:
-        """Return the names of the models in each namespace, one more time for each place that has one.
+        """Return the names of the models in each namespace; a name in several repositories appears once for each.
 
-        Raises ``Internal`` for a repository that cannot be read.
+        Raises ``Internal`` if a repository cannot be read.
         """
 
         def look() -> dict[str, list[str]]:
@@ -270,9 +269,9 @@ class Repositories:
     async def look(
         self, before: Callable[[str, str], catalogue.ModelFingerprint | None]
     ) -> dict[tuple[str, str], catalogue.ModelFingerprint]:
-        """Return how the files of every model look, by namespace and name.
+        """Return the fingerprint of every model by namespace and name.
 
-        A model whose files cannot be had now looks as it did ``before``; so do all of a repository that cannot be read.
+        Where a model or its whole repository cannot be read now, ``before`` supplies the previous fingerprint.
         """
         found: dict[tuple[str, str], catalogue.ModelFingerprint] = {}
 
@@ -293,16 +292,16 @@ class Repositories:
             except NeriteError as error:
                 _log.error("failed to poll the model repository: %s", error.message)
                 readable = False
-            # Side by side, because a distant store takes its time to answer.
+            # Concurrently, because a remote store has a high latency.
             names = self._names.get(repository, ())
             await asyncio.gather(*(look(repository, name, readable=readable) for name in names))
         return dict(sorted(found.items()))
 
     async def fetch(self, name: str, user: object) -> dict[str, Path]:
-        """Return where a model is in each namespace that has it, for ``user`` to use.
+        """Return the model's directory in each namespace that has it, and record ``user`` as their user.
 
-        Raises ``Internal`` where that is not clear. A repository that cannot be read stands in the way of the models
-        that it had when it could be, and of those that no other has.
+        Raises ``Internal`` if the location is ambiguous. An unreadable repository blocks the models that it had when
+        it was last read, and those that no other repository has.
         """
         found = []
         unread = ""
@@ -324,7 +323,7 @@ class Repositories:
         return {self._namespace(repository): folder for repository, folder in found}
 
     async def leave(self, user: object) -> None:
-        """Give back the directories that nobody but ``user`` used."""
+        """Release the directories whose last user was ``user``."""
         for give_back in self.folders.leave(user):
             await self._blocking(give_back)
 
@@ -333,7 +332,7 @@ class Repositories:
 
 
 def _look(repository: Repository, name: str) -> catalogue.ModelFingerprint | None:
-    """Return how the files of a model look; None if there is no such model. Blocks, and raises as ``fetch`` does."""
+    """Return a model's fingerprint, or None if the model does not exist. Blocks, and raises as ``fetch`` does."""
     folder = repository.fetch(name)
     if folder is None:
         return None
@@ -345,24 +344,24 @@ def _look(repository: Repository, name: str) -> catalogue.ModelFingerprint | Non
         repository.release(folder)
 
 
-# What a load request may bring along: a configuration, and files in place of the repository's.
+# Overrides in a load request: a configuration, and files that replace those of the repository.
 
 _FILE: Final = "file:"
 _MAX_FILE_NAME: Final = 255
-"""Bytes that file systems take."""
+"""Maximum length of a file name in bytes on common file systems."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadOverrides:
-    """A configuration in JSON, and files by their path in the model's directory."""
+    """Overrides of a load request: a configuration in JSON, and files by their path in the model's directory."""
 
     config: str
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """If there are any, they are all the files that the model has."""
+    """If not empty, these are all the files that the model has."""
 
     @classmethod
     def of(cls, parameters: Mapping[str, str | bytes]) -> LoadOverrides | None:
-        """Return what the parameters of a load bring, None for nothing. Raises Triton's refusals."""
+        """Parse the parameters of a load request; None if it has none. Raises Triton's errors."""
         if not parameters:
             return None
         files = {}
@@ -387,24 +386,24 @@ class LoadOverrides:
 
 
 def check_file_names(parameters: Iterable[str]) -> None:
-    """Raise ``InvalidArgument`` for a parameter whose path no file can have. One that is too long ends Triton."""
+    """Raise ``InvalidArgument`` for a path with a name longer than file systems allow. Such a name crashes Triton."""
     for key in parameters:
         if key.startswith(_FILE) and any(len(part.encode()) > _MAX_FILE_NAME for part in key[len(_FILE) :].split("/")):
             raise InvalidArgument(
-                f"Invalid file parameter '{key}': a name in its path is longer than {_MAX_FILE_NAME} bytes, which no "
-                "file system takes. Send the file under a shorter name."
+                f"Invalid file parameter '{key}': a name in its path is longer than {_MAX_FILE_NAME} bytes, which "
+                "file systems do not support. Send the file under a shorter name."
             )
 
 
 def new_override_folder() -> Path:
-    """Return the path of a directory for the files of a delivery. It does not exist, and nobody else has the path."""
+    """Return a unique path for a directory with the files of a load request. The directory does not exist yet."""
     return Path(tempfile.gettempdir(), f"nerite-model-{secrets.token_hex(8)}")
 
 
 def write_files(delivery: LoadOverrides, folder: Path) -> None:
-    """Make ``folder`` and write the files to it. Blocks.
+    """Create ``folder`` and write the files to it. Blocks.
 
-    Raises ``OSError``, and may leave the directory with a part of the files then.
+    Raises ``OSError``; the directory may then remain with some of the files.
     """
     folder.mkdir(mode=0o700)
     for path, data in delivery.files.items():
@@ -414,11 +413,8 @@ def write_files(delivery: LoadOverrides, folder: Path) -> None:
 
 
 def _path(key: str) -> str:
-    """Return the path that ``file:<path>`` names.
-
-    Raises ``InvalidArgument`` if it leads out of the directory.
-    """
-    # In the model's directory also where it begins with a slash, as Triton has it.
+    """Return the path that ``file:<path>`` names. Raises ``InvalidArgument`` if it leaves the model's directory."""
+    # A leading slash also means the model's directory, as in Triton.
     path = posixpath.normpath(key.removeprefix(_FILE).lstrip("/"))
     if path.startswith("../") or path in (".", "..") or "\0" in path:
         raise InvalidArgument(

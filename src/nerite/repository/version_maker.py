@@ -1,4 +1,7 @@
-"""From a model's directory to versions that run: read, complete, launch, and try again."""
+"""Turns a model's directory into running versions: reads and completes its configuration, launches, retries.
+
+Also GPU placement, the ``checksum`` repository agent and content hashes, which are parts of a load.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +42,16 @@ from nerite.repository.catalogue import EnsembleDefinition, FileEntry, LoadedVer
 from nerite.repository.repositories import LoadOverrides
 from nerite.scheduling.ensemble import StepModel
 
-# Which GPUs models may be on, and whether there is room for one more.
-
 
 class GpuPlacement:
-    """For any thread."""
+    """Decides which GPUs models may use, and whether a GPU has memory left for one more model. Thread-safe."""
 
     def __init__(
         self, library: GpuLibrary, gpus: Sequence[Gpu], minimum: float, limits: Mapping[int, float] | None = None
     ) -> None:
         """``gpus`` have at least the compute capability ``minimum``.
 
-        ``limits``: GPUs by their number, with the fraction of their memory beyond which no model is loaded.
+        ``limits`` maps GPU numbers to the fraction of memory in use above which no model is loaded.
         """
         self._library = library
         self._gpus = {gpu.number: gpu for gpu in gpus}
@@ -58,11 +59,11 @@ class GpuPlacement:
         self._limits = limits or {}
 
     def gpus(self, backend: str) -> Gpus:
-        """Return the GPUs that a backend's models may be on."""
+        """Return the GPUs that a backend's models may use."""
         return Gpus(tuple(self._gpus), self._minimum, can_use_gpus(backend) if self._gpus else True)
 
     def check_room(self, config: ModelConfig) -> None:
-        """Raise ``Unavailable`` if a GPU that a model is to be on has less memory left than it is to have."""
+        """Raise ``Unavailable`` if a GPU of the model exceeds its memory limit."""
         for number in sorted(_wanted(config) & self._limits.keys() & self._gpus.keys()):
             memory = self._library.memory(self._gpus[number])
             if memory is not None and memory.used > memory.total * self._limits[number]:
@@ -78,24 +79,25 @@ def _wanted(config: ModelConfig) -> set[int]:
     return {number for group in groups for number in group}
 
 
-# What repository agents that a model names have to say before it is loaded. There is one: ``checksum``.
+# Repository agents, which check a model before it is loaded. ``checksum`` is the only one supported:
 #
-#     model_repository_agents { agents [ { name: "checksum", parameters { key: "MD5:1/model.onnx", value: "d726…" } } ]
-# }
+#     model_repository_agents {
+#       agents [ { name: "checksum", parameters { key: "MD5:1/model.onnx", value: "d726…" } } ]
+#     }
 #
-# Triton's is a shared library with these texts; other libraries of that kind cannot be loaded here.
+# Triton's is a shared library with the same texts; other agent libraries cannot be loaded here.
 
 CHECKSUM = "checksum"
 
 
 def consult_agents(polled: PolledModel) -> PolledModel:
-    """Return the model with the mistakes that its agents find. Blocks while files are read."""
+    """Return the model with the mistakes that its agents found added. Blocks while files are read."""
     mistakes = agent_mistakes(polled)
     return dataclasses.replace(polled, mistakes=(*polled.mistakes, *mistakes)) if mistakes else polled
 
 
 def agent_mistakes(polled: PolledModel) -> list[Mistake]:
-    """Return what the agents of a model find wrong with it. Blocks while files are read. Never raises."""
+    """Return the mistakes that the agents of a model find. Blocks while files are read. Never raises."""
     chosen = polled.config.model_repository_agents
     found: list[Mistake] = []
     for index, agent in enumerate(chosen.agents if chosen is not None else ()):
@@ -109,12 +111,12 @@ def agent_mistakes(polled: PolledModel) -> list[Mistake]:
 
 def _unknown(name: str, place: FieldPath) -> Mistake:
     message = f"unable to find 'libtritonrepoagent_{name}.so' for repo agent '{name}'"
-    remedy = f"Remove it, or name the agent that there is: '{CHECKSUM}'. Agents that are libraries cannot be loaded."
+    remedy = f"Remove it, or use the only supported agent, '{CHECKSUM}'. Agent libraries cannot be loaded."
     return Mistake(message=message, path=(*place, "name"), remedy=remedy, error=Internal)
 
 
 def _check_sums(agent: RepositoryAgent, directory: Path, place: FieldPath) -> Iterator[Mistake]:
-    """Compare each file that the parameters name with its sum."""
+    """Compare each file that the parameters name with its checksum."""
     for key, expected in agent.parameters.items():
         path: FieldPath = (*place, "parameters", key)
         algorithm, colon, name = key.partition(":")
@@ -135,12 +137,12 @@ def _check_sums(agent: RepositoryAgent, directory: Path, place: FieldPath) -> It
             continue
         if got != expected.lower():
             message = f"Mismatched MD5 hash for file {name}, expect: {expected}, got: {got}"
-            remedy = "Bring back the file that was meant, or write the sum of the one that is there."
+            remedy = "Restore the original file, or set the checksum of the current one."
             yield Mistake(message=message, path=path, remedy=remedy)
 
 
 def _md5() -> hashlib._Hash:
-    # Against accidents, not against attackers: so it may also be used where MD5 is forbidden for signatures.
+    # It detects accidents, not attacks, so it may also be used where policy forbids MD5 for security.
     return hashlib.md5(usedforsecurity=False)
 
 
@@ -149,7 +151,7 @@ _LEVELS = {"note": _log.info, "warning": _log.warning, "error": _log.error}
 
 
 class VersionMaker:
-    """Makes model versions run, so many at a time as there are slots. Its coroutines are for the loop."""
+    """Creates running model versions, concurrency limited by slots. Its coroutines are for the loop."""
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class VersionMaker:
         cache: ResponseCache | None,
         placement: GpuPlacement,
     ) -> None:
-        """``settings_of`` has the ``--backend-config`` values of a backend. Each model that is loaded has a slot."""
+        """``settings_of`` returns a backend's ``--backend-config`` values. A load holds one of the ``slots``."""
         self._options = options
         self._settings_of = settings_of
         self._launcher = launcher
@@ -171,9 +173,9 @@ class VersionMaker:
         self._placement = placement
 
     async def read(self, name: str, directory: Path, delivery: LoadOverrides | None, *, renamed: bool) -> PolledModel:
-        """Return what is written about a model. What is wrong with it is in the result.
+        """Read a model's configuration and directory; mistakes are part of the result.
 
-        ``renamed``: that its configuration has another name is not.
+        ``renamed``: a different name in its configuration is not a mistake.
         """
 
         def read() -> PolledModel:
@@ -188,11 +190,11 @@ class VersionMaker:
             return consult_agents(polled)
 
         polled = await asyncio.get_running_loop().run_in_executor(self._loader, read)
-        _tell(polled.remarks)
+        _log_remarks(polled.remarks)
         return polled
 
     async def make(self, polled: PolledModel, version: int) -> RunningVersion:
-        """Complete the configuration of a version, and make it run. Raises ``NeriteError`` when no retry is left."""
+        """Complete the configuration of a version and launch it. Raises ``NeriteError`` when no retry is left."""
         tries = self._options.load_retries + 1
         async with AsyncExitStack() as slot:
             with stage("waiting"):
@@ -203,15 +205,13 @@ class VersionMaker:
                     return await self._make(polled, version)
                 except NeriteError as error:
                     if not tries:
-                        # Its frames have in hand what was loaded so far, weights and files. Nobody reads them any more.
+                        # The frames refer to what was loaded so far, weights and files: drop them to free that memory.
                         error.__context__ = None
                         raise error.with_traceback(None) from None
-                    _log.warning(
-                        "failed to load '%s' version %d, trying again: %s", polled.name, version, error.message
-                    )
+                    _log.warning("failed to load '%s' version %d, retrying: %s", polled.name, version, error.message)
 
     async def assembly(self, polled: PolledModel) -> EnsembleDefinition:
-        """Return what there is to an ensemble. Raises ``NeriteError`` for the first mistake in it."""
+        """Return the definition of an ensemble. Raises ``NeriteError`` for the first mistake in it."""
 
         def complete() -> EnsembleDefinition:
             finished = finish_config(polled, None)
@@ -225,26 +225,26 @@ class VersionMaker:
     def assemble(
         self, name: str, version: int, config: ModelConfig, signature: Signature, parts: Sequence[StepModel]
     ) -> RunningVersion:
-        """Make a version of an ensemble run, whose models run already."""
+        """Create a running version of an ensemble whose models already run."""
         _log.info("loading: %s:%d", name, version)
         return self._behind_cache(self._launcher.assemble(name, version, config, signature, parts))
 
     async def resize(self, polled: PolledModel, running: RunningVersion) -> None:
-        """Give a version that runs the instances that its configuration asks for now. Raises ``NeriteError``."""
+        """Adjust the instances of a running version to its new configuration. Raises ``NeriteError``."""
         finished = finish_config(polled, None, gpus=self._placement.gpus(polled.config.backend))
         if finished.mistakes:
             raise finished.mistakes[0].as_error()
         groups = finished.config.instance_group
         if groups != running.config.instance_group:
             await self._launcher.resize(running, replace(running.config, instance_group=groups))
-            _log.info("'%s' version %d has %d instances now", running.name, running.version, len(running.instances))
+            _log.info("'%s' version %d now has %d instances", running.name, running.version, len(running.instances))
 
     async def _make(self, polled: PolledModel, version: int) -> RunningVersion:
         memo: dict[str, Any] = {}
         with stage("configuration"):
             loop = asyncio.get_running_loop()
             finished = await loop.run_in_executor(self._loader, self._finish, polled, version, memo)
-        _tell(finished.remarks)
+        _log_remarks(finished.remarks)
         if finished.mistakes:
             for line in mistake_text(finished.mistakes):
                 _log.error("%s", line)
@@ -258,12 +258,12 @@ class VersionMaker:
             raise await loop.run_in_executor(self._loader, damage.explained, error, folder, filename) from None
 
     def _behind_cache(self, running: RunningVersion) -> RunningVersion:
-        """Return a version that is answered for by the cache where it wants that."""
+        """Put the response cache in front of a version that enables it; warn if the server has no cache."""
         if running.cached and self._cache is not None:
             running.put_before(self._cache)
         elif running.cached:
             _log.warning(
-                "model '%s' enables the response cache, and the server has none: its answers are computed each time. "
+                "model '%s' enables the response cache, but the server has none: every response is computed. "
                 "Start the server with --cache-config=local,size=<bytes>",
                 running.name,
             )
@@ -292,35 +292,35 @@ class VersionMaker:
         return ModelContext(polled.name, version, polled.directory, to_json(config), settings, memo)
 
 
-def _tell(remarks: Iterable[Remark]) -> None:
+def _log_remarks(remarks: Iterable[Remark]) -> None:
     for remark in remarks:
         _LEVELS[remark.level](remark.text)
 
 
-# What is serving, as a hash: the same wherever and whenever the same files and configuration are loaded.
-
 _BLOCK: Final = 1 << 20
-_MOST: Final = 10_000
-"""Files that are remembered: of those that requests bring, each is a new one."""
+_MAX_KNOWN: Final = 10_000
+"""Maximum number of file hashes kept; the bound matters because files in load requests always have new paths."""
 
 
 class ContentHashes:
-    """Reads files, each once as long as it looks the same. Blocks: for the loader's threads."""
+    """Content hashes of serving versions, equal wherever and whenever the same files and configuration are loaded.
+
+    A file is read once until its size or time changes. Blocks: call it on the loader's threads.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], bytes] = {}
-        """By path, size and time of modification."""
+        """Hashes of files by path, size and modification time."""
         self._stopped = False
 
     def stop(self) -> None:
-        """Give up what is being read: the server ends."""
+        """Stop reading files because the server shuts down."""
         self._stopped = True
 
     def of_version(self, loaded: LoadedVersion, version: int) -> str:
-        """Return the hash of all that a version was made from; empty if that is no longer what the files say.
+        """Return the hash of everything a version was made from; empty if its files have changed since.
 
-        How many instances there are, and which other versions, does not belong to it; how a configuration is written,
-        neither.
+        The hash covers neither the number of instances, nor other versions, nor the formatting of the configuration.
         """
         polled, seen = loaded.polled, loaded.seen
         config = dataclasses.replace(polled.config, version_policy=None, instance_group=())
@@ -339,7 +339,7 @@ class ContentHashes:
         for name, size, time_ns in entries:
             key = (str(folder / name), size, time_ns)
             if key not in self._known:
-                if len(self._known) >= _MOST:
+                if len(self._known) >= _MAX_KNOWN:
                     self._known.clear()
                 self._known[key] = self._of_file(folder / name)
             digest.update(os.fsencode(name) + b"\0" + self._known[key])

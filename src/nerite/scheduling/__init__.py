@@ -1,4 +1,5 @@
-"""Pure deciders: which requests run together, and when. They are told events and the time, and answer decisions.
+"""Pure deciders for batching, queues, sequences, rate limits and load shedding: events and times in, decisions out.
 
-No sockets, threads, clocks or models in here; times are nanoseconds on whatever clock the caller uses throughout.
+This package uses no sockets, threads, clocks or models. Times are nanoseconds of any monotonic clock that the caller
+uses consistently.
 """

@@ -1,4 +1,7 @@
-"""What every scheduler of a model answers to."""
+"""Interface of the deciders that schedule one model, the rules they follow, and the reasons for which batches start.
+
+The deciders themselves are ``DynamicBatcher``, ``DefaultScheduler`` and ``SequenceBatcher``.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,22 @@ from typing import Final, Protocol
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 
-# The rules a queue and a batcher work by, as plain data.
-
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How long a request may wait in a queue, how many may wait, and what happens when its time is over."""
+    """Limits of a queue: how long a request may wait, how many may wait, and what happens on timeout."""
 
     timeout_us: int = 0
-    """0: for ever."""
+    """Maximum wait; 0 for no limit."""
     allow_override: bool = False
-    """A request may ask for a shorter time than ``timeout_us``; never for a longer one, nor for one where that is 0."""
+    """A request may shorten ``timeout_us``, but never lengthen it, nor set a timeout where ``timeout_us`` is 0."""
     delay_on_timeout: bool = False
-    """When time is over: move behind everything that is in time, instead of refusing."""
+    """On timeout, move the request behind all requests that are in time instead of rejecting it."""
     max_size: int = 0
-    """0: any number."""
+    """Maximum number of waiting requests; 0 for no limit."""
 
     def timeout_for(self, requested_us: int) -> int:
-        """Return the microseconds a request may wait, 0 for ever."""
+        """Return how many microseconds a request may wait; 0 for no limit."""
         if self.allow_override and 0 < requested_us < self.timeout_us:
             return requested_us
         return self.timeout_us
@@ -35,22 +36,22 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchingRules:
-    """A model's ``dynamic_batching``, normalised. Sizes are in rows."""
+    """Normalised ``dynamic_batching`` of a model. Sizes are in rows."""
 
     max_batch_size: int
     preferred_sizes: tuple[int, ...] = ()
     max_delay_us: int = 0
     levels: int = 0
-    """Priority levels, 1 the highest; 0 means that there are no priorities."""
+    """Number of priority levels, 1 being the highest; 0 if the model has no priorities."""
     default_level: int = 0
     default_policy: QueuePolicy = QueuePolicy()
     policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
-    """Of single levels; the others have ``default_policy``."""
+    """Queue policies by level; other levels use ``default_policy``."""
     hold_until: int = 0
-    """Start nothing before this many requests wait. A hook for tests (``TRITONSERVER_DELAY_SCHEDULER``)."""
+    """Start no batch before this many requests wait. A hook for tests (``TRITONSERVER_DELAY_SCHEDULER``)."""
 
     def level_of(self, priority: int) -> int:
-        """Return the level a request's ``priority`` means: what is out of range means the default."""
+        """Return the level for a request's ``priority``; out-of-range values map to the default level."""
         return priority if 0 < priority <= self.levels else self.default_level
 
     def policy_of(self, level: int) -> QueuePolicy:
@@ -58,34 +59,31 @@ class BatchingRules:
         return self.policies.get(level, self.default_policy)
 
 
-# Why a batch begins when it does.
-
-
 class BatchReason(enum.Enum):
-    """The reasons of whoever gathers requests."""
+    """Why a batcher started a batch."""
 
     PREFERRED = "preferred_size"
     """A preferred size was reached."""
     FULL = "full"
-    """Nothing that waits fits any more: for the number of its rows, or for its shape."""
+    """No waiting request fits: too many rows, or a different shape."""
     SLOTS = "slot_utilization"
-    """As many sequences as the batch should have, had a request."""
+    """Enough sequences had a request to reach the minimum slot utilization."""
     DELAY = "delay"
-    """The oldest request has waited as long as it may for others."""
+    """The oldest request has reached the maximum queue delay."""
     FREE = "instance_free"
-    """An instance was free, and the model has no requests wait for others."""
+    """An instance was free, and the model has no queue delay."""
 
 
 DYNAMIC: Final = (BatchReason.PREFERRED, BatchReason.FULL, BatchReason.DELAY, BatchReason.FREE)
-"""Those of the dynamic batcher, and of sequences with the strategy ``oldest``."""
+"""Reasons of the dynamic batcher, and of sequences with the strategy ``oldest``."""
 DIRECT: Final = (BatchReason.SLOTS, BatchReason.DELAY, BatchReason.FREE)
-"""Those of sequences with the strategy ``direct``."""
+"""Reasons of sequences with the strategy ``direct``."""
 
 
 class Decider(Protocol):
-    """Holds the requests that wait for one model, and says which run next.
+    """Holds the requests that wait for one model and decides which run next.
 
-    Whoever owns it offers requests, asks ``take`` whenever an instance is free, and asks again at ``wake_at``.
+    The owner offers requests, calls ``take`` whenever an instance is free, and calls it again at ``wake_at``.
     """
 
     timed: bool
@@ -93,45 +91,45 @@ class Decider(Protocol):
 
     @property
     def size(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many requests wait, by priority."""
+        """Number of waiting requests by priority."""
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
-        """How many batches began for which reason; empty where no request waits for others."""
+        """Number of batches started for each reason; empty for deciders that never batch."""
 
     def renewed(self) -> Decider:
-        """Return an empty one with the same rules."""
+        """Return an empty decider with the same rules."""
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
-        """Let ``request`` wait, or return why it is refused."""
+        """Enqueue ``request``, or return the error with which it is rejected."""
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Drop and return the request that matters least, if it matters less than ``request``; else None."""
+        """Drop and return the least important request if it is less important than ``request``; else None."""
 
     def take(self, now: int) -> list[InferenceRequest] | None:
-        """Return the batch that a free instance should run now; None if it should wait."""
+        """Return the batch that a free instance should run now; None to wait."""
 
     def due(self, now: int) -> bool:
         """Return whether ``take`` would return a batch."""
 
     def take_full(self, now: int) -> list[InferenceRequest] | None:
-        """Return the batch that ``take`` would, if no request that is yet to come could join it; else None."""
+        """Return the batch of ``take`` if no later request could join it; else None."""
 
     def wake_at(self, free: bool) -> int | None:
-        """Return when to call ``expire`` and ``take`` again if nothing else happens before; None for never.
+        """Return the time at which to call ``expire`` and ``take`` unless another event comes first; None for never.
 
-        ``free``: an instance is, and ``take`` was asked last. If none is, only what expires matters.
+        ``free``: an instance is free and ``take`` was called last. Otherwise only expiry matters.
         """
 
     def expire(self, now: int) -> list[InferenceRequest]:
-        """Drop and return the requests that waited too long."""
+        """Drop and return the requests whose wait exceeded their timeout."""
 
     def withdraw(self, request: InferenceRequest) -> bool:
-        """Drop ``request``, whose caller gave up; False if it does not wait here any more."""
+        """Drop ``request``, whose caller cancelled it; return False if it no longer waits here."""
 
     def drain(self) -> list[InferenceRequest]:
-        """Drop and return everything that waits, because nobody will ever take it."""
+        """Drop and return all waiting requests, because no instance will ever take them."""

@@ -1,16 +1,16 @@
-"""The dynamic batcher: gathers requests into batches of preferred sizes, and never keeps one longer than agreed.
+"""Schedulers of models without sequences: the dynamic batcher, and the default scheduler that never batches.
 
-Theory of operation. ``take`` is asked when an instance is free. It pulls requests from the queue one by one into
-``_gathered``, as long as they fit the batch (rows, and shapes where those vary), and notes the longest beginning whose
-size is preferred. Then, in this order:
+The dynamic batcher gathers requests into batches of preferred sizes and delays none longer than ``max_delay``. ``take``
+is called when an instance is free. It pulls requests from the queue into ``_gathered`` while they fit the batch (rows,
+and shapes if those vary), and notes the longest prefix whose size is preferred. Then, in this order:
 
-1. A preferred size was met, and the oldest request has not waited ``max_delay``: that beginning runs.
-2. The batch cannot grow (the next request does not fit, or the largest preferred size is reached), or there is no
-   delay, or the oldest has waited it out: everything gathered runs, preferred or not.
-3. Otherwise the batch waits, gathered, for more requests or for ``wake_at``.
+1. If a preferred size was met and the oldest request has not waited ``max_delay``, that prefix runs.
+2. If the batch cannot grow (the next request does not fit, or the largest preferred size is reached), or no delay is
+   configured, or the oldest request has waited it out, all gathered requests run, preferred size or not.
+3. Otherwise the gathered batch waits for more requests or for ``wake_at``.
 
-What was gathered stays gathered between calls, so that a request is looked at once however long the batch waits. Any
-event that may change the front of the queue puts it back first: a request that overtakes, expires or is withdrawn.
+Gathered requests stay gathered between calls, so that each is examined once however long the batch waits. They are put
+back before any event that may change the front of the queue: a request that overtakes, expires or is withdrawn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nerite.scheduling.request_queue import RequestQueue
 
 
 class DynamicBatcher:
-    """A model with ``dynamic_batching``."""
+    """Scheduler of a model with ``dynamic_batching``."""
 
     __slots__ = (
         "_best",
@@ -46,7 +46,7 @@ class DynamicBatcher:
     )
 
     def __init__(self, rules: BatchingRules, releases: dict[BatchReason, int] | None = None) -> None:
-        """``releases``: where to count why batches begin, if others count there, too."""
+        """``releases`` counts the reasons of batches; pass one to share it between batchers."""
         self.timed = any(policy.timeout_us for policy in (rules.default_policy, *rules.policies.values()))
         self._rules = rules
         self._queue = RequestQueue(rules)
@@ -56,38 +56,38 @@ class DynamicBatcher:
         self._delay = rules.max_delay_us * 1000
         self._hold = rules.hold_until
         self.releases = dict.fromkeys(DYNAMIC, 0) if releases is None else releases
-        self._forget()
+        self._reset()
 
     @property
     def size(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return self._queue.size
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many requests wait, by priority."""
+        """Number of waiting requests by priority."""
         return self._queue.waiting
 
     def renewed(self) -> DynamicBatcher:
-        """Return an empty one with the same rules, which goes on counting."""
+        """Return an empty batcher with the same rules and the same counters."""
         return DynamicBatcher(self._rules, self.releases)
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
-        """Let ``request`` wait, or return why its queue refuses it."""
+        """Enqueue ``request``, or return the error with which the queue rejects it."""
         refusal = self._queue.offer(request, now)
         if refusal is None and self._gathered and request.queue.rank < self._gathered[-1].queue.rank:
             self._put_back()
         return refusal
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Drop and return the youngest request of the lowest priority, if that is below that of ``request``."""
+        """Drop and return the youngest request of the lowest priority if it ranks below ``request``; else None."""
         if not self._queue.has_priorities:
             return None
         self._put_back()
         return self._queue.give_way(request)
 
     def take(self, now: int) -> list[InferenceRequest] | None:
-        """Return the batch that a free instance should run now; None if it should wait."""
+        """Return the batch that a free instance should run now; None to wait."""
         if self._queue.size < self._hold:
             return None
         self._hold = 0
@@ -117,7 +117,7 @@ class DynamicBatcher:
         return bool(self._gathered) and (full or self._best > 0 or not self._delay or now - self._oldest >= self._delay)
 
     def take_full(self, now: int) -> list[InferenceRequest] | None:
-        """Return the batch that ``take`` would, if no request that is yet to come could join it; else None."""
+        """Return the batch of ``take`` if no later request could join it; else None."""
         if self._queue.size < self._hold:
             return None
         if not self._full:
@@ -125,7 +125,7 @@ class DynamicBatcher:
         return self.take(now) if self._full or self._rows >= self._largest else None
 
     def wake_at(self, free: bool) -> int | None:
-        """Return when the gathered batch has waited enough, or the next request expires."""
+        """Return when the gathered batch reaches its delay or the next request expires; None for never."""
         deadline = self._queue.next_deadline()
         if not free or not self._gathered or not self._delay:
             return deadline
@@ -133,7 +133,7 @@ class DynamicBatcher:
         return due if deadline is None or due < deadline else deadline
 
     def expire(self, now: int) -> list[InferenceRequest]:
-        """Drop and return the requests whose queue policy refuses them for their age."""
+        """Drop and return the requests that their queue policy rejects on timeout."""
         deadline = self._queue.next_deadline()
         if deadline is None or deadline > now:
             return []
@@ -141,16 +141,16 @@ class DynamicBatcher:
         return self._queue.expire(now)
 
     def withdraw(self, request: InferenceRequest) -> bool:
-        """Drop ``request``; False if it does not wait any more."""
+        """Drop ``request``; return False if it no longer waits."""
         self._put_back()
         return self._queue.withdraw(request)
 
     def drain(self) -> list[InferenceRequest]:
-        """Drop and return everything that waits."""
+        """Drop and return all waiting requests."""
         self._put_back()
         return self._queue.drain()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._gathered: list[InferenceRequest] = []
         self._key: object = None
         self._rows = 0
@@ -161,7 +161,7 @@ class DynamicBatcher:
     def _put_back(self) -> None:
         if self._gathered:
             self._queue.put_back(self._gathered)
-            self._forget()
+            self._reset()
 
     def _gather(self) -> None:
         queue = self._queue
@@ -189,22 +189,22 @@ class DynamicBatcher:
             rows = total
         self._rows = rows
 
-    def _release(self, count: int, why: BatchReason) -> list[InferenceRequest]:
-        self.releases[why] += 1
+    def _release(self, count: int, reason: BatchReason) -> list[InferenceRequest]:
+        self.releases[reason] += 1
         batch = self._gathered
         if count < len(batch):
             self._queue.put_back(batch[count:])
             batch = batch[:count]
-        self._forget()
+        self._reset()
         self._queue.leave(batch)
         return batch
 
 
-# The default scheduler: each request runs alone, in order of arrival.
-
-
 class DefaultScheduler:
-    """A model without batching. Has no timeouts and no priorities; ``hold_until`` is the tests' hook."""
+    """Scheduler of a model without batching: each request runs alone, in FIFO order.
+
+    It has no timeouts and no priorities. ``hold_until`` is a hook for tests.
+    """
 
     __slots__ = ("_hold", "_queue", "timed")
 
@@ -215,33 +215,33 @@ class DefaultScheduler:
 
     @property
     def size(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return self._queue.size
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many requests wait, by priority: all have the same."""
+        """Number of waiting requests by priority: all have the same one."""
         return self._queue.waiting
 
     @property
     def releases(self) -> Mapping[BatchReason, int]:
-        """Return nothing: no request waits for others."""
+        """Always empty: no request waits for others."""
         return {}
 
     def renewed(self) -> DefaultScheduler:
-        """Return an empty one."""
+        """Return an empty scheduler."""
         return DefaultScheduler()
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
-        """Let ``request`` wait. Never refuses."""
+        """Enqueue ``request``. Never rejects it."""
         return self._queue.offer(request, now)
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Return None: no request matters less than another."""
+        """Return None: all requests have the same priority."""
         return None
 
     def take(self, now: int) -> list[InferenceRequest] | None:
-        """Return the oldest request, as a batch of its own."""
+        """Return the oldest request as a batch of one."""
         if self._queue.size < self._hold:
             return None
         self._hold = 0
@@ -254,21 +254,21 @@ class DefaultScheduler:
         return self._queue.size >= max(self._hold, 1)
 
     def take_full(self, now: int) -> list[InferenceRequest] | None:
-        """Return what ``take`` does: one request is all that fits."""
+        """Return the batch of ``take``, which is always full."""
         return self.take(now)
 
     def wake_at(self, free: bool) -> int | None:
-        """Return None: time changes nothing here."""
+        """Return None: no decision depends on time."""
         return None
 
     def expire(self, now: int) -> list[InferenceRequest]:
-        """Return nothing: no request waits too long."""
+        """Return an empty list: requests never expire."""
         return []
 
     def withdraw(self, request: InferenceRequest) -> bool:
-        """Drop ``request``; False if it does not wait any more."""
+        """Drop ``request``; return False if it no longer waits."""
         return self._queue.withdraw(request)
 
     def drain(self) -> list[InferenceRequest]:
-        """Drop and return everything that waits."""
+        """Drop and return all waiting requests."""
         return self._queue.drain()

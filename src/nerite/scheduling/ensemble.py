@@ -1,4 +1,7 @@
-"""The steps of an ensemble, and the tensors that connect them: what the configuration says, ready to be followed."""
+"""Pure model of an ensemble: the graph of its steps, memoized progress of its requests, and in-flight limits.
+
+``nerite.ensembles`` executes it.
+"""
 
 from __future__ import annotations
 
@@ -16,85 +19,85 @@ from nerite.core.tensor import DataType, TensorSpec
 from nerite.scheduling.fused_steps import FusedLink, TensorSource, fitted_inputs, step_inputs
 
 _MOST_PLANS = 64
-"""Sets of wanted outputs whose steps are remembered."""
+"""Maximum number of memoized plans, one per set of requested outputs."""
 
 
 class StepModel(NamedTuple):
-    """The model of a step, as the ensemble was checked against it."""
+    """Model of a step, as the ensemble was validated against it."""
 
     signature: Signature
     decoupled: bool = False
     worker: str = ""
-    """The worker that it shares with other models, where a request can go on from one to the other; or nothing."""
+    """Name of the worker shared with other models, in which fused steps can run; empty if there is none."""
 
 
 class GraphStep(NamedTuple):
-    """A model to be asked."""
+    """Step of an ensemble: a request to one model."""
 
     number: int
-    """Its place among the steps; from 0."""
+    """Index of the step, from 0."""
     model: str
     version: str
-    """Empty for the latest."""
+    """Empty for the latest version."""
     namespace: str
-    """The repository that the model is of, where models of one name are told apart by it; else empty."""
+    """Repository of the model if names are unique only within a repository; else empty."""
     inputs: tuple[tuple[str, str], ...]
-    """Each input of the model with the tensor of the ensemble that it takes."""
+    """Pairs of an input of the model and the ensemble tensor it consumes."""
     outputs: tuple[tuple[str, str], ...]
-    """Each output of the model that is used, with the tensor that it gives."""
+    """Pairs of a used output of the model and the ensemble tensor it produces."""
     dims: Mapping[str, tuple[int, ...]]
-    """What the model declares of its inputs, without the batch dimension."""
+    """Declared shapes of the model's inputs without the batch dimension."""
     batched: bool
     """The model has a batch dimension."""
     decoupled: bool
-    """The model may have any number of responses."""
+    """The model may send any number of responses."""
     worker: str
-    """As ``StepModel`` has it."""
+    """See ``StepModel.worker``."""
     signature: Signature
-    """Of the model."""
+    """Signature of the model."""
 
 
 class FusedSegment:
-    """Steps that may follow a first one in its worker, each as soon as the one before has its answer.
+    """Chain of steps that can run one after the other in the worker of the first one.
 
-    Nobody else takes what they give each other, and they take nothing else but what the first was given. So it can end
-    after any of them, and go on from there as if it had never been one.
+    No other step consumes the tensors that they pass on, and they consume nothing else but inputs of the first step. So
+    the chain can be left after any step, and execution continues from there as without fusion.
     """
 
     __slots__ = ("links", "steps")
 
     def __init__(self, steps: Sequence[GraphStep], links: Sequence[FusedLink]) -> None:
-        """``steps`` begin with the first; there is a link for each of the others."""
+        """``steps`` are all steps of the chain; ``links`` has one element for each step after the first."""
         self.steps = tuple(steps)
         self.links = tuple(links)
 
 
 class StepPlan(NamedTuple):
-    """What a request needs that wants certain outputs."""
+    """Steps needed for a set of requested outputs."""
 
     steps: tuple[GraphStep, ...]
     outputs: tuple[str, ...]
-    """In the order in which they are answered: the last declared first, as with Triton."""
+    """In the order of the response: the last declared first, as in Triton."""
     shared: frozenset[str]
-    """Tensors that have several takers: steps, and the caller."""
+    """Tensors that have several consumers (steps, or the caller)."""
     fused_segments: Mapping[int, FusedSegment]
-    """By the number of the first step."""
+    """By number of the first step."""
 
 
 class EnsembleGraph:
-    """An ensemble. ``signature`` is its own."""
+    """Graph of the steps of an ensemble. ``signature`` is the ensemble's own."""
 
     def __init__(
         self, signature: Signature, version: str, steps: Sequence[EnsembleStep], parts: Sequence[StepModel]
     ) -> None:
-        """``parts`` are the models of ``steps``, which say their namespace; the ensemble was checked against them."""
+        """``parts`` are the models of ``steps``, against which the ensemble has been validated."""
         self.signature = signature
         self.version = version
         self.steps = tuple(_step(number, *each) for number, each in enumerate(zip(steps, parts, strict=True)))
         self._plans: dict[frozenset[str], StepPlan] = {}
 
     def plan(self, wanted: frozenset[str]) -> StepPlan:
-        """Return which steps a request needs that wants these outputs; none means all."""
+        """Return the steps needed for the requested outputs; an empty set means all outputs."""
         plan = self._plans.get(wanted)
         if plan is None:
             plan = self._planned(wanted or frozenset(self.signature.outputs))
@@ -104,7 +107,7 @@ class EnsembleGraph:
         return plan
 
     def _planned(self, wanted: frozenset[str]) -> StepPlan:
-        """Go from the outputs back to what they are made from."""
+        """Traverse the graph backwards from the requested outputs."""
         givers = {tensor: step for step in self.steps for _, tensor in step.outputs}
         needed: set[int] = set()
         todo = list(wanted)
@@ -123,18 +126,18 @@ class EnsembleGraph:
         )
 
     def _fused_segments(self, steps: Sequence[GraphStep], elsewhere: frozenset[str]) -> Iterator[FusedSegment]:
-        """Yield what the steps form where they live together. Tensors ``elsewhere`` are not just for the next step."""
+        """Yield the chains of steps in shared workers. Tensors ``elsewhere`` have other consumers, too."""
         after = {step.number: _next(step, steps, elsewhere) for step in steps}
         for first in steps:
-            way, links = [first], []
-            while (step := after[way[-1].number]) is not None:
-                sources = _sources(step, way[-1], first)
+            chain, links = [first], []
+            while (step := after[chain[-1].number]) is not None:
+                sources = _sources(step, chain[-1], first)
                 if sources is None:
                     break
-                links.append(self._link(step, sources, way[-1], first))
-                way.append(step)
+                links.append(self._link(step, sources, chain[-1], first))
+                chain.append(step)
             if links:
-                yield FusedSegment(way, links)
+                yield FusedSegment(chain, links)
 
     def _link(
         self, step: GraphStep, sources: tuple[TensorSource, ...], before: GraphStep, first: GraphStep
@@ -172,7 +175,7 @@ def _step(number: int, step: EnsembleStep, part: StepModel) -> GraphStep:
 
 
 def _next(step: GraphStep, steps: Sequence[GraphStep], elsewhere: frozenset[str]) -> GraphStep | None:
-    """Return the step that takes everything that is taken of what ``step`` gives, if one does, and lives with it."""
+    """Return the step that is the only consumer of ``step``'s outputs and shares its worker; None if there is none."""
     given = {tensor for _, tensor in step.outputs}
     takers = [each for each in steps if any(tensor in given for _, tensor in each.inputs)]
     if not step.worker or given & elsewhere or len(takers) != 1 or takers[0].worker != step.worker:
@@ -181,7 +184,7 @@ def _next(step: GraphStep, steps: Sequence[GraphStep], elsewhere: frozenset[str]
 
 
 def _sources(step: GraphStep, before: GraphStep, first: GraphStep) -> tuple[TensorSource, ...] | None:
-    """Return where a step takes its inputs from: the step before, and what the first was given. None if elsewhere."""
+    """Return the sources of a step's inputs: the previous step or the first one's inputs. None if there are others."""
     given = {tensor: name for name, tensor in before.outputs}
     had = {tensor: name for name, tensor in first.inputs}
     sources: list[TensorSource] = []
@@ -195,78 +198,75 @@ def _sources(step: GraphStep, before: GraphStep, first: GraphStep) -> tuple[Tens
     return tuple(sources)
 
 
-# How far a request to an ensemble is: which tensors it has, which steps begin now, and what the answer is.
-#
-# Requests with one header whose steps answer with the same headers go the same way, and a header is one object
-# however often it comes. So a situation is worked out once and shared by all requests that get there; a request
-# itself carries nothing but its situation and the bytes of its tensors. From a situation one gets to the next by the
-# answer of a step: a look-up.
+# Progress of requests. Requests with equal headers whose steps answer with equal headers take the same path, and equal
+# headers are one interned object. So each state is computed once and shared by all requests that reach it; a request
+# holds only its state and the bytes of its tensors. The response of a step leads to the next state by a lookup.
 
 _SITUATION: Final = 1280
 _TENSOR: Final = 320
 _START: Final = 384
-"""Bytes that a situation takes in memory, each tensor in it, and each step that begins, without its header."""
+"""Bytes of memory of a state, of each tensor in it, and of each step that starts, without its header."""
 
 Place: TypeAlias = tuple[int, int]
-"""Where the bytes of a tensor are: whose (a place in the list of what came, first the caller's), and which of them."""
+"""Location of a tensor's bytes: index of its message (0 is the caller's request), and index of the tensor in it."""
 
 
 class StepStart(NamedTuple):
-    """A step that begins: what its model is asked, and where the bytes are."""
+    """Step that starts: the header of its request, and the locations of its inputs."""
 
     step: GraphStep
     header: RequestHeader
     places: tuple[Place, ...]
     shared: tuple[int, ...]
-    """Which of the tensors others take, too: nobody may write there."""
+    """Indices of inputs that have other consumers, too, and must be read-only."""
     fused_segment: FusedSegment | None
-    """What may follow in the worker of the model, if anything."""
+    """Chain of steps that may continue in the worker of the model, if any."""
 
 
 class EnsembleAnswer(NamedTuple):
-    """What the caller gets."""
+    """Response to the caller: its header, and the locations of its tensors."""
 
     header: ResponseHeader
     places: tuple[Place, ...]
 
 
 class _Tensor(NamedTuple):
-    """A tensor that has come."""
+    """Available tensor."""
 
     datatype: DataType
     shape: tuple[int, ...]
     batched: bool
-    """It is from a model with a batch dimension."""
+    """Its producer has a batch dimension."""
     place: Place
 
 
 class EnsembleProgress:
-    """One point on the way. ``starts`` begin now; ``answer`` is complete now, if there is one."""
+    """State of a request: the steps that start now (``starts``), and the response if it is complete (``answer``)."""
 
-    __slots__ = ("_begun", "_came", "_course", "_next", "_tensors", "answer", "starts")
+    __slots__ = ("_begun", "_came", "_next", "_progress_cache", "_tensors", "answer", "starts")
 
     def __init__(
         self,
-        course: EnsembleProgressCache,
+        progress_cache: EnsembleProgressCache,
         tensors: Mapping[str, _Tensor | None],
         begun: frozenset[int],
         came: int,
         answered: bool,
     ) -> None:
-        """``came``: how many brought tensors so far. A tensor that is None will not come any more."""
-        self._course = course
+        """``came``: number of messages with tensors so far. A tensor that is None will never be available."""
+        self._progress_cache = progress_cache
         self._tensors = tensors
         self._came = came
         self._next: Memo[tuple[int, ResponseHeader], EnsembleProgress] = Memo()
-        steps = [step for step in course.plan.steps if step.number not in begun and _ready(step, tensors)]
-        self.starts = tuple(course.start(step, tensors) for step in steps)
+        steps = [step for step in progress_cache.plan.steps if step.number not in begun and _ready(step, tensors)]
+        self.starts = tuple(progress_cache.start(step, tensors) for step in steps)
         self._begun = begun.union(step.number for step in steps)
-        self.answer = None if answered else course.answer(tensors)
+        self.answer = None if answered else progress_cache.answer(tensors)
 
     @property
     def footprint(self) -> int:
-        """The bytes that it takes in memory, with the caller's header, which it keeps."""
-        size = _SITUATION + self._course.footprint
+        """Bytes of memory that it takes, including the caller's header."""
+        size = _SITUATION + self._progress_cache.footprint
         for tensor in self._tensors.values():
             size += _TENSOR if tensor is None else _TENSOR + headers.DIMENSION * len(tensor.shape)
         for start in self.starts:
@@ -274,25 +274,27 @@ class EnsembleProgress:
         return size if self.answer is None else size + 2 * headers.response_header_bytes(self.answer.header)
 
     def after(self, step: GraphStep, header: ResponseHeader) -> EnsembleProgress:
-        """Return where the answer of a step leads to: its tensors come last in the list of those who brought some.
+        """Return the state after the response of a step, whose tensors are appended to the list of messages.
 
-        Each response of a decoupled model is a beginning of its own, of which nothing else is part.
+        Each response of a decoupled model starts an independent state that contains no other tensors.
         """
         key = step.number, header
         found = self._next.get(key)
         if found is None:
             if step.decoupled:
-                found = EnsembleProgress(self._course, _given(step, header, 0), frozenset((step.number,)), 1, False)
+                found = EnsembleProgress(
+                    self._progress_cache, _given(step, header, 0), frozenset((step.number,)), 1, False
+                )
             else:
                 tensors = {**self._tensors, **_given(step, header, self._came)}
                 answered = self.answer is not None
-                found = EnsembleProgress(self._course, tensors, self._begun, self._came + 1, answered)
+                found = EnsembleProgress(self._progress_cache, tensors, self._begun, self._came + 1, answered)
             ENSEMBLES.put(self._next, key, found, found.footprint + headers.response_header_bytes(header))
         return found
 
 
 class EnsembleProgressCache:
-    """The way of all requests with one header."""
+    """Progress of all requests with one header."""
 
     def __init__(self, graph: EnsembleGraph, header: RequestHeader) -> None:
         self.plan: StepPlan = graph.plan(header.wanted)
@@ -301,7 +303,7 @@ class EnsembleProgressCache:
         self._header = header
 
     def begin(self) -> EnsembleProgress:
-        """Return the situation before any step has answered."""
+        """Return the state before any step has answered."""
         inputs = self._graph.signature.inputs
         batched = self._graph.signature.max_batch_size > 0
         tensors: dict[str, _Tensor | None] = dict.fromkeys(inputs)
@@ -313,7 +315,7 @@ class EnsembleProgressCache:
         return EnsembleProgress(self, tensors, frozenset(), 1, False)
 
     def start(self, step: GraphStep, tensors: Mapping[str, _Tensor | None]) -> StepStart:
-        """Return what the model of a step is asked: everything but the tensors is as the caller said it."""
+        """Return the request of a step: everything except the tensors is copied from the caller's header."""
         specs: list[TensorSpec] = []
         places: list[Place] = []
         shared: list[int] = []
@@ -331,7 +333,7 @@ class EnsembleProgressCache:
         return StepStart(step, header, tuple(places), tuple(shared), fused_segment)
 
     def answer(self, tensors: Mapping[str, _Tensor | None]) -> EnsembleAnswer | None:
-        """Return what the caller gets, once every output it wants has come or will not come."""
+        """Return the response once every requested output is available or known to be missing; else None."""
         if not all(name in tensors for name in self.plan.outputs):
             return None
         signature = self._graph.signature
@@ -356,7 +358,7 @@ class EnsembleProgressCache:
 
 
 def _answered(tensor: _Tensor, declared: SignatureOutput, batched: bool) -> tuple[int, ...]:
-    """Return the shape in which the caller gets a tensor."""
+    """Return the shape of a tensor in the response to the caller."""
     inside = declared.dims if declared.reshape is None else declared.reshape
     shape = fitted_inputs(tensor.shape, tensor.batched, inside, batched)
     if declared.reshape is None or len(shape) != len(inside) + batched:
@@ -369,7 +371,7 @@ def _ready(step: GraphStep, tensors: Mapping[str, _Tensor | None]) -> bool:
 
 
 def _given(step: GraphStep, header: ResponseHeader, whose: int) -> dict[str, _Tensor | None]:
-    """Return the tensors that the answer of a step brings; one that it leaves out will not come."""
+    """Return the tensors in the response of a step; None for those that it omits."""
     brought = {spec.name: (at, spec) for at, spec in enumerate(header.outputs)}
     tensors: dict[str, _Tensor | None] = {}
     for name, tensor in step.outputs:
@@ -381,16 +383,14 @@ def _given(step: GraphStep, header: ResponseHeader, whose: int) -> dict[str, _Te
     return tensors
 
 
-# How many requests of one step may be under way at once, over all requests to the ensemble.
-
 GIVES_WAY_NS: Final = 300 * 1_000_000_000
-"""Who waits longer than this begins all the same, as with Triton: a model that hangs must not hang the ensemble."""
+"""Maximum wait for the limit: after it a step starts anyway, as in Triton, so that a hung model does not block all."""
 
 _T = TypeVar("_T")
 
 
 class InflightLimit(Generic[_T]):
-    """Those who want to begin wait here, first come first served, while the step has as much to do as it may have."""
+    """Limits the concurrent requests of one step over all requests to the ensemble; the excess waits in FIFO order."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -399,11 +399,11 @@ class InflightLimit(Generic[_T]):
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting entries."""
         return len(self._waiting)
 
     def enter(self, who: _T, now: int) -> bool:
-        """Return whether ``who`` may begin now; if not, it waits."""
+        """Return True if ``who`` may start now; else enqueue it."""
         if self._under_way < self._most and not self._waiting:
             self._under_way += 1
             return True
@@ -411,25 +411,25 @@ class InflightLimit(Generic[_T]):
         return False
 
     def leave(self) -> _T | None:
-        """Note that one is done; return who begins in its place."""
+        """Record that a request is done; return the entry that starts in its place, if any."""
         self._under_way -= 1
         if self._waiting and self._under_way < self._most:
             return self._begin()
         return None
 
     def overdue(self, now: int) -> list[_T]:
-        """Return those who waited too long: they begin now."""
+        """Remove and return the entries that waited too long and start now."""
         late = []
         while self._waiting and self._waiting[0][1] + GIVES_WAY_NS <= now:
             late.append(self._begin())
         return late
 
     def wake_at(self) -> int | None:
-        """Return when to ask for ``overdue``; None while nobody waits."""
+        """Return when to call ``overdue``; None while none waits."""
         return self._waiting[0][1] + GIVES_WAY_NS if self._waiting else None
 
     def withdraw(self, gave_up: Callable[[_T], bool]) -> None:
-        """Let those wait no longer who gave up."""
+        """Remove the entries for which ``gave_up`` returns True."""
         self._waiting = deque(entry for entry in self._waiting if not gave_up(entry[0]))
 
     def _begin(self) -> _T:

@@ -1,4 +1,7 @@
-"""What one step of an ensemble asks of its model, given the answers of others. Workers know no more of ensembles."""
+"""Builds the request of an ensemble step from the responses of earlier steps, and the links of fused steps.
+
+Used by the server and by workers; workers know nothing else about ensembles.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from nerite.core.signature import Signature, SignatureInput, SignatureOutput, sh
 from nerite.core.tensor import TensorSpec
 
 _MOST = 128
-"""Requests that are remembered of a link."""
+"""Maximum number of memoized requests per link."""
 
 
 class StepHeader(RequestHeader):
-    """What a step asks: it says of which repository the model is."""
+    """Header of a step's request, which also names the repository of the model."""
 
     __slots__ = ("namespace",)
 
@@ -25,47 +28,47 @@ class StepHeader(RequestHeader):
 
 
 class TensorSource(NamedTuple):
-    """Where an input of a model comes from."""
+    """Source of a model's input in a fused step."""
 
     input: str
     name: str
-    """What it is called where it comes from."""
+    """Name of the tensor at its source."""
     before: bool
-    """An output of the step before; else an input of the first step."""
+    """The source is an output of the previous step; else an input of the first step."""
 
 
 class StepQuestion(NamedTuple):
-    """What a model is asked, and where the bytes are."""
+    """Request of a fused step: its header, and where the data of its inputs is."""
 
     header: RequestHeader
     places: tuple[tuple[bool, int], ...]
-    """Of each input: whether it is of the step before, and which of the tensors there."""
+    """For each input, whether it comes from the previous step, and the index of the tensor there."""
 
 
 class FusedLink(NamedTuple):
-    """A step that follows another one in the same worker."""
+    """Step that follows another one in the same worker."""
 
     ensemble: str
     number: int
-    """Of the step; from 0."""
+    """Number of the step, from 0."""
     version: str
-    """Empty for the latest."""
+    """Empty for the latest version."""
     namespace: str
-    """The repository that the model is of, where models of one name are told apart by it; else empty."""
+    """Repository of the model if names are unique only within a repository; else empty."""
     signature: Signature
-    """Of the model."""
+    """Signature of the step's model."""
     sources: tuple[TensorSource, ...]
     outputs: tuple[str, ...]
-    """Those that are used."""
+    """Names of the outputs that are used."""
     after_batched: bool
-    """The model of the step before has a batch dimension."""
+    """The model of the previous step has a batch dimension."""
     first_batched: bool
-    """The model of the first step has one."""
+    """The model of the first step has a batch dimension."""
 
     def question(self, first: RequestHeader, before: ResponseHeader) -> StepQuestion | None:
-        """Return what is asked, given what the first step was asked, and what the step before has answered.
+        """Return this step's request, given the first step's request and the previous step's response.
 
-        None if that does not fit the model.
+        Return None if they do not match the model's signature.
         """
         had = {spec.name: (at, spec) for at, spec in enumerate(first.inputs)}
         came = {spec.name: (at, spec) for at, spec in enumerate(before.outputs)}
@@ -91,14 +94,14 @@ class FusedLink(NamedTuple):
         return StepQuestion(header, tuple(places))
 
     def explained(self, error: NeriteError, header: RequestHeader, version: str) -> NeriteError:
-        """Return the error of the model as the caller of the ensemble is told."""
+        """Return the error of the model as reported to the caller of the ensemble."""
         return explain_step_failure(error, self.ensemble, self.number, self.signature.model_name, version, header)
 
 
 def explain_step_failure(
     error: NeriteError, ensemble: str, number: int, model: str, version: str, header: RequestHeader
 ) -> NeriteError:
-    """Return the error of a step as the caller is told: Triton's words, and then where it was."""
+    """Return the error of a step for the caller: Triton's text, followed by the location of the step."""
     tensors = ", ".join(f"{spec.name} {spec.datatype.name} {shape_text(spec.shape)}" for spec in header.inputs)
     given = tensors or "no tensors"
     return error.prefixed(
@@ -115,7 +118,7 @@ def step_inputs(
     outputs: Sequence[str],
     caller: RequestHeader,
 ) -> StepHeader:
-    """Return the header of what a model is asked: everything but the tensors is as the caller said it."""
+    """Return the header of a step's request: everything except the tensors is copied from the caller's header."""
     header = StepHeader(
         model,
         version,
@@ -134,9 +137,9 @@ def step_inputs(
 
 
 def fitted_inputs(shape: tuple[int, ...], batched: bool, dims: Sequence[int], wants_batch: bool) -> tuple[int, ...]:
-    """Return the shape of a tensor as its taker wants it, who may have a batch dimension where the giver has none.
+    """Return the shape of a tensor with the batch dimension added or removed as the consuming model requires.
 
-    As in Triton, what fits neither way stays as it is, and is judged by the taker.
+    As in Triton, a shape that fits neither way is left unchanged for the consumer to reject.
     """
     if batched == wants_batch:
         return shape
@@ -151,7 +154,7 @@ def _matches(shape: Sequence[int], dims: Sequence[int]) -> bool:
     return len(shape) == len(dims) and all(expected in (-1, size) for size, expected in zip(shape, dims, strict=True))
 
 
-# Links as JSON: how they cross to a worker.
+# Serialisation of links for the transfer to a worker.
 
 
 def link_to_json(link: FusedLink) -> dict[str, Any]:
@@ -169,7 +172,7 @@ def link_to_json(link: FusedLink) -> dict[str, Any]:
 
 
 def link_from_json(value: dict[str, Any]) -> FusedLink:
-    """Return the link that ``describe`` was given."""
+    """Return the link described by ``link_to_json``."""
     name, max_batch_size, inputs, outputs = value["signature"]
     signature = Signature(
         name,

@@ -1,22 +1,23 @@
-"""Whether one more request may wait for a model: load shedding.
+"""Load shedding: decides whether another request may wait for a model, and distinguishes bursts from overload.
 
-A queue that is longer than the model can shorten in a moment is no reason yet to refuse anybody. A client may have sent
-all it has at once, or ask again as soon as it has an answer: such a queue ends, or stays as long as it is. One that
-goes on growing does neither: what waits there is answered too late for everybody, and in the end the memory is full.
+A long queue alone is no reason to reject requests. A client may have sent everything at once, or may send a request as
+soon as it has an answer: such a queue drains or stays constant. A queue that keeps growing does neither: every answer
+comes too late, and memory runs out in the end.
 
-Theory of operation. A queue is *short* if its last request is expected to run within ``max_seconds`` at the pace that
-was measured, or if ``FEW`` wait. Whoever finds it short may wait. Once it is not:
+A queue is *short* if its last request is expected to start within ``max_seconds`` at the measured departure rate, or if
+fewer than ``FEW`` requests wait. A request that finds a short queue may wait. Once the queue is not short:
 
-1. For ``burst_seconds`` everybody may wait: that is a burst.
-2. From then on it may stay as long as it was, and an eighth longer. If it has become an eighth shorter in between, what
-   makes it longer again is another burst.
-3. If it grows for longer than a burst, or beyond ``max_requests`` at any time, more come than the model can do. It is
-   *overloaded*, and may only be short until somebody finds nobody waiting. Who was let in before stays.
+1. For ``burst_seconds``, all requests may wait: this is a burst.
+2. After that, the queue may stay as long as it was plus one eighth. If it has become an eighth shorter in between, new
+   growth counts as another burst.
+3. If it grows for longer than a burst, or exceeds ``max_requests`` at any time, the arrival rate exceeds the capacity.
+   The queue is then *overloaded* and limited to a short length until a request finds it empty (hysteresis). Requests
+   that already wait are not dropped.
 
-So nobody is refused before a burst is over; those who keep a constant number of requests under way never are; and in an
-overload that lasts, who is let in waits for ``max_seconds`` as soon as the burst is worked off.
+Hence no request is rejected before a burst is over, clients with a constant number of concurrent requests are never
+rejected, and in a lasting overload an accepted request waits ``max_seconds`` once the burst has been worked off.
 
-A queue becomes longer by one request at a time, so it need not be asked for each: it grants a number.
+A queue grows by one request at a time, so the shedder need not be called for each: it grants a number of requests.
 """
 
 from __future__ import annotations
@@ -28,14 +29,12 @@ from typing import Final
 from nerite.config.options import QueueOptions
 from nerite.core.errors import Unavailable
 
-# How many requests a second leave a queue in which there is always somebody.
-
 _LEAST_NS: Final = 50_000_000
 _SPAN_NS: Final = 1_000_000_000
 
 
 class DepartureRate:
-    """Measured over the last one to two seconds; over more, if nobody left in that time."""
+    """Rate at which requests leave a non-empty queue, over the last one to two seconds, or longer if none left."""
 
     __slots__ = ("_earlier", "_later", "per_second")
 
@@ -43,14 +42,14 @@ class DepartureRate:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: the queue was empty, and what left it says nothing about how many could have."""
+        """Reset the measurement: the queue was empty, so the departures do not show the capacity."""
         self._earlier: tuple[int, int] | None = None
         self._later = (0, 0)
         self.per_second: float | None = None
-        """None as long as nothing can be said."""
+        """Requests per second; None while unknown."""
 
     def note(self, begun: int, now: int) -> None:
-        """Note how many have left so far."""
+        """Record the total number of requests that have left so far."""
         if self._earlier is None:
             self._earlier = self._later = (begun, now)
         elif now - self._later[1] >= _SPAN_NS and begun > self._later[0]:
@@ -61,20 +60,19 @@ class DepartureRate:
 
 
 FEW: Final = 100
-"""As many may wait always. By chance alone, at nine tenths of what a model can do, one request in 40,000 finds more."""
+"""Requests that may always wait. At 90 % utilization, only one request in 40,000 finds a longer queue by chance."""
 _MEASURE_NS: Final = 50_000_000
-_MANY: Final = 16
-"""Are granted at once, at the most, where more than a few wait: it has to see how the queue grows."""
+_MAX_GRANT: Final = 16
+"""Maximum number granted at once when the queue is not short, so that its growth is observed."""
 LONGEST_PAUSE: Final = 60
-"""Seconds after which a client may try again, at the most. The pace may be another by then."""
+"""Maximum Retry-After in seconds: the departure rate may have changed by then."""
 
 
 class LoadShedder:
-    """For the queue of one model version. Counts requests, not rows."""
+    """Load shedding for the queue of one model version. Counts requests, not rows."""
 
     __slots__ = (
         "_burst",
-        "_calm",
         "_few",
         "_highest",
         "_long_since",
@@ -87,6 +85,7 @@ class LoadShedder:
         "_seconds",
         "_short",
         "_waiting",
+        "_was_short",
         "model",
     )
 
@@ -97,11 +96,11 @@ class LoadShedder:
         self._burst = int(bounds.burst_seconds * 1e9)
         self._few = min(FEW, self._most) if self._seconds else self._most
         self._pace = DepartureRate()
-        self._calm_down()
+        self._reset()
 
-    def _calm_down(self) -> None:
-        """Forget what was: nobody waits."""
-        self._calm = True
+    def _reset(self) -> None:
+        """Reset all state, because the queue is empty or short."""
+        self._was_short = True
         self._waiting = 0
         self._short = self._most
         self._long_since = self._highest = self._lowest = 0
@@ -111,14 +110,14 @@ class LoadShedder:
         self._pace.forget()
 
     def grant(self, waiting: int, begun: int, now: int) -> int:
-        """Return how many requests may be let in before this is asked again, if ``waiting`` others wait now.
+        """Return how many requests may be accepted before the next call, given that ``waiting`` requests wait now.
 
-        ``begun`` counts the requests that have left the queue so far, from wherever.
+        ``begun`` is the total number of requests that have left the queue so far.
         """
-        if waiting < self._few and (self._calm or not waiting):
-            self._calm_down()
+        if waiting < self._few and (self._was_short or not waiting):
+            self._reset()
             return self._few - waiting
-        self._calm = False
+        self._was_short = False
         if now >= self._measured_at + _MEASURE_NS:
             self._measure(begun, now)
         if self._overloaded:
@@ -127,18 +126,18 @@ class LoadShedder:
             limit = min(self._allowed(waiting, now), self._most)
             self._overloaded = self._seconds > 0 and waiting >= limit
         if waiting < limit:
-            return min(limit - waiting, _MANY)
+            return min(limit - waiting, _MAX_GRANT)
         self._waiting = waiting
         return 0
 
     def refusal(self) -> Unavailable:
-        """Return why nothing was granted."""
+        """Return the error for requests rejected by the last call of ``grant``."""
         if self._refusal is None:
             self._refusal = self._explain(self._waiting)
         return self._refusal
 
     def _measure(self, begun: int, now: int) -> None:
-        """Work out how long a queue is short."""
+        """Update the departure rate and the maximum length of a short queue."""
         self._measured_at = now
         self._refusal = None
         self._pace.note(begun, now)
@@ -146,7 +145,7 @@ class LoadShedder:
         self._short = self._most if pace is None else max(FEW, int(self._seconds * pace))
 
     def _allowed(self, waiting: int, now: int) -> int:
-        """Return how long the queue may be, as long as it is not overloaded."""
+        """Return the maximum queue length while not overloaded, and track bursts."""
         if not self._seconds:
             return self._most
         if waiting < self._short:
@@ -173,6 +172,6 @@ class LoadShedder:
         work = f", {wait:.1f} s of work" if pace else ""
         return Unavailable(
             f"Exceeds maximum queue size: {waiting} requests wait for model '{self.model}'{work}. "
-            f"Try again in {pause} s. How many may wait is up to --max-queue-seconds and --max-queued-requests.",
+            f"Try again in {pause} s. The limits are set by --max-queue-seconds and --max-queued-requests.",
             retry_after=pause,
         )

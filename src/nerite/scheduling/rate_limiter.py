@@ -1,12 +1,12 @@
-"""Which instances may execute now, where executions need resources that there is only so much of. Pure.
+"""Rate limiter: a pure decider that grants instances the limited resources that they need to execute.
 
-A resource is a name and a number, as an operator thought of it: one that is global is there once, any other once on
-each device. An instance asks for what it needs before it executes, and gives it back afterwards. Those that have to
-wait stand in an order: few executions first, weighed by their priority. Nobody is overtaken by others that need what it
-waits for, so that large needs are met, too; who needs nothing of that kind is not held up.
+A resource is a name and an amount defined by the operator; a global one exists once, any other once per device. An
+instance acquires its resources before an execution and releases them afterwards. Waiting instances are ordered by their
+number of executions weighted by priority, fewest first. An instance is not overtaken by others that need a resource it
+waits for, so that large claims do not starve; instances that need none of these resources are not blocked.
 
-A resource is global for all models or for none. While a model is reloaded whose configuration has changed in that,
-there are instances of both kinds: they do not execute at the same time.
+A resource is global for all models or for none. While a model whose configuration changes this is reloaded, instances
+of both kinds exist; they do not execute at the same time.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from nerite.config.options import RateLimitResource
 from nerite.core.errors import InvalidArgument
 
 EVERYWHERE: Final = -1
-"""As a device: all of them together, or each of them."""
+"""Pseudo device id: all devices together, or each of them."""
 _FIRST_EXECUTIONS: Final = 2
-"""Triton counts the making of an instance and its warm-up, so that a priority weighs from the beginning on."""
+"""Initial count. Like Triton, count the creation and the warm-up of an instance, so that priority matters at once."""
 
 
 class ResourcePool(NamedTuple):
-    """A resource, on one device or on all together."""
+    """A resource on one device, or a global one."""
 
     name: str
     device: int = EVERYWHERE
 
     @property
     def everywhere(self) -> bool:
-        """It is global."""
+        """Whether the resource is global."""
         return self.device == EVERYWHERE
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceClaim:
-    """What one instance needs to execute, and what weight each of its executions has."""
+    """Resources that one instance needs to execute, and the weight of each of its executions."""
 
     needs: tuple[tuple[ResourcePool, int], ...] = ()
     priority: int = 1
 
 
 class RateLimitedInstance:
-    """An instance that the limiter knows. For reading, but for ``granted``."""
+    """Instance registered with the limiter. Read-only except for ``granted``."""
 
     __slots__ = ("_executions", "claim", "granted", "holding", "model", "waiting")
 
@@ -55,44 +55,44 @@ class RateLimitedInstance:
         self.model = model
         self.claim = claim
         self.granted = granted
-        """Called when it had to wait and has what it needs now. Must not come back to the limiter at once."""
+        """Called when it had to wait and now holds its resources. Must not call the limiter synchronously."""
         self.holding = False
-        """It has its resources."""
+        """It holds its resources."""
         self.waiting: tuple[int, int] | None = None
-        """Its place among those that wait."""
+        """Its sort key in the queue; None while it does not wait."""
         self._executions = _FIRST_EXECUTIONS
 
     @property
     def score(self) -> int:
-        """Who has less comes first."""
+        """Executions weighted by priority; the lowest score is served first."""
         return self._executions * max(self.claim.priority, 1)
 
     def count(self) -> None:
-        """Note that it executes."""
+        """Count an execution."""
         self._executions += 1
 
 
 class RateLimiter:
-    """One for all models of a server."""
+    """Grants resources to the instances of all models of a server."""
 
     def __init__(self, limits: Iterable[RateLimitResource] = ()) -> None:
-        """``limits`` tell of all there is. Without any, there is as much of each as whoever needs most of it needs."""
+        """``limits`` define all resources. Without any, each resource has the largest amount that an instance needs."""
         self._limits: dict[str, dict[int, int]] = {}
         for name, amount, device in limits:
             self._limits.setdefault(name, {}).setdefault(device, amount)
         self._seats: dict[RateLimitedInstance, None] = {}
-        """In the order in which they came."""
+        """Registered instances in order of registration."""
         self._taken: dict[ResourcePool, int] = {}
         self._amounts: dict[ResourcePool, int] = {}
         self._rivals: dict[ResourcePool, tuple[ResourcePool, ...]] = {}
-        """What else has the name of a pool, and is global where it is not, or not where it is."""
+        """Pools with the same name that are global if the key is not, and vice versa."""
         self._queue: list[tuple[tuple[int, int], RateLimitedInstance]] = []
         self._arrivals = itertools.count()
 
     def enter(
         self, model: str, claims: Sequence[ResourceClaim], granted: Callable[[], None]
     ) -> list[RateLimitedInstance]:
-        """Have more instances of a model. Raises ``InvalidArgument`` if one of them could never execute."""
+        """Register instances of a model. Raises ``InvalidArgument`` if one of them could never execute."""
         self._check(model, claims)
         seats = [RateLimitedInstance(model, claim, granted) for claim in claims]
         self._seats.update(dict.fromkeys(seats))
@@ -100,25 +100,25 @@ class RateLimiter:
         return seats
 
     def leave(self, seat: RateLimitedInstance) -> None:
-        """Forget an instance, whatever it does."""
+        """Unregister an instance in any state, and release its resources."""
         self._seats.pop(seat, None)
         self.release(seat)
         self._measure()
 
     def acquire(self, seat: RateLimitedInstance) -> bool:
-        """Take what an instance needs; False if it has to wait until ``granted`` is called."""
+        """Acquire an instance's resources; return False if it has to wait until ``granted`` is called."""
         if seat.holding:
             return True
         if seat.waiting is None:
-            self._line_up(seat)
-            # Nothing came free: nobody else can have become able to go.
+            self._enqueue(seat)
+            # No resource was released, so no other instance can be admitted by this.
             self._admit()
         return seat.holding
 
     def release(self, seat: RateLimitedInstance, *, again: bool = False) -> None:
-        """Give back what an instance has; or have it wait no more.
+        """Release an instance's resources, or stop it from waiting.
 
-        ``again``: it wants it all once more, and gets it at once (``holding``) if it is first among those who wait.
+        ``again``: it needs them again, and gets them at once (``holding``) if it is first in the queue.
         """
         if seat.holding:
             seat.holding = False
@@ -130,17 +130,17 @@ class RateLimiter:
         else:
             return
         if again:
-            self._line_up(seat)
+            self._enqueue(seat)
         for admitted in self._admit():
             if admitted is not seat:
                 admitted.granted()
 
-    def _line_up(self, seat: RateLimitedInstance) -> None:
+    def _enqueue(self, seat: RateLimitedInstance) -> None:
         seat.waiting = (seat.score, next(self._arrivals))
         bisect.insort(self._queue, (seat.waiting, seat), key=lambda entry: entry[0])
 
     def _admit(self) -> list[RateLimitedInstance]:
-        """Give everyone in the queue what it needs, if that is there and nobody before it waits for some of it."""
+        """Grant resources in queue order to all instances that overtake none that waits for the same resource."""
         awaited: set[ResourcePool] = set()
         admitted, staying = [], []
         for entry in self._queue:
@@ -164,7 +164,7 @@ class RateLimiter:
         return self._amounts.get(pool, 0) - self._taken.get(pool, 0)
 
     def _measure(self) -> None:
-        """Work out how much there is of everything, and let those go whom more of it helps."""
+        """Recompute the amounts of all resources, and grant to instances that larger amounts unblock."""
         most: dict[ResourcePool, int] = {}
         for seat in self._seats:
             for pool, count in seat.claim.needs:
@@ -179,7 +179,7 @@ class RateLimiter:
             seat.granted()
 
     def _limit(self, pool: ResourcePool) -> int | None:
-        """Return how much of a resource there is by the operator's word; None if there is no such word."""
+        """Return the configured amount of a resource; None if no limits are configured."""
         if not self._limits:
             return None
         amounts = self._limits.get(pool.name, {})
@@ -188,19 +188,19 @@ class RateLimiter:
         return amounts.get(pool.device, amounts.get(EVERYWHERE, 0))
 
     def _check(self, model: str, claims: Iterable[ResourceClaim]) -> None:
-        # What a model said last counts: instances of before are on their way out.
-        said = {(seat.model, pool.name): pool.everywhere for seat in self._seats for pool, _ in seat.claim.needs}
-        there = {name: everywhere for (who, name), everywhere in said.items() if who != model}
+        # Only a model's latest configuration counts: its earlier instances are about to be removed.
+        declared = {(seat.model, pool.name): pool.everywhere for seat in self._seats for pool, _ in seat.claim.needs}
+        there = {name: everywhere for (who, name), everywhere in declared.items() if who != model}
         for pool, count in (need for claim in claims for need in claim.needs):
             if there.setdefault(pool.name, pool.everywhere) != pool.everywhere:
                 raise InvalidArgument(
                     f'Resource "{pool.name}" is present as both global and device-specific resource in the model '
-                    "configuration. Write global: true wherever it is named, in all models, or nowhere."
+                    "configuration. Set global: true in all instance groups of all models that name it, or in none."
                 )
             limit = self._limit(pool)
             if limit is not None and limit < count:
                 raise InvalidArgument(
                     f'Resource count for "{pool.name}" is limited to {limit} which will prevent scheduling of one or '
-                    f"more model instances, the minimum required count is {count}. Say so, as in "
-                    f"--rate-limit-resource={pool.name}:{count}, or have the instance group need less."
+                    f"more model instances, the minimum required count is {count}. Raise the limit "
+                    f"with --rate-limit-resource={pool.name}:{count}, or reduce the count in the instance group."
                 )

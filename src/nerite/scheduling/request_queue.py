@@ -1,17 +1,17 @@
-"""Where requests wait: by priority, in order of arrival, for a limited time.
+"""Priority queue of requests with timeouts and size limits, and the reorder buffer for ``preserve_ordering``.
 
-Theory of operation. A queue has a level for each priority in use, a level has two lanes: requests in time, and behind
-them those whose time ran out under a policy that delays instead of refusing. ``request.queue`` names the lane that the
-request waits in, and is None as soon as it waits no more. A request that leaves from the middle (expired, withdrawn) is
-not searched for: its entry stays behind as a husk, recognised by ``request.queue`` and dropped when the front reaches
-it, or with all others when half of a lane is husks. So every operation costs the same however long the queue is, and
-what left is not kept.
+A queue has a level for each priority in use. A level has two lanes: requests that are in time, and behind them those
+that timed out under a policy that delays instead of rejecting. ``request.queue`` is the lane in which a request waits,
+and None once it no longer waits. A request that leaves from the middle (expired or withdrawn) is not searched for: its
+entry becomes a tombstone, recognised by ``request.queue`` and dropped when it reaches the front, or with all
+others once half of a lane is tombstones. So every operation has amortised cost independent of the queue length, and
+requests that left are not kept alive.
 
-``pull`` lends the front of the queue to a batcher that gathers a batch: a request that was pulled still waits, and
-still counts, until ``leave`` says that it runs. ``put_back`` undoes ``pull``, and must be called before anything that
-drops requests from the middle (``withdraw``, ``expire``, ``drain``).
+``pull`` lends the front of the queue to a batcher that gathers a batch: a pulled request still counts as waiting until
+``leave`` removes it. ``put_back`` undoes ``pull``, and must be called before anything that drops requests from the
+middle (``withdraw``, ``expire``, ``drain``).
 
-Each request passes through ``offer``, ``pull`` and ``leave``, so these are written for speed.
+``offer``, ``pull`` and ``leave`` run for every request, so they are written for speed.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from nerite.scheduling.decider import BatchingRules, QueuePolicy
 
 
 class QueueLane:
-    """Requests of one rank, in order of arrival. Ranks compare: the smaller one goes first."""
+    """Requests of one rank in order of arrival. Lanes with smaller ranks are served first."""
 
-    __slots__ = ("entries", "husks", "level", "rank")
+    __slots__ = ("entries", "level", "rank", "tombstones")
 
     def __init__(self, level: PriorityLevel, rank: tuple[int, int]) -> None:
         self.level = level
         self.rank = rank
         self.entries: deque[InferenceRequest] = deque()
-        self.husks = 0
+        self.tombstones = 0
 
-    def add_husk(self) -> None:
-        """Note that a request in the middle is no more of this lane."""
-        self.husks += 1
-        if self.husks > len(self.entries) // 2 + 32:
+    def add_tombstone(self) -> None:
+        """Count an entry that became a tombstone, and compact the lane if half of it is tombstones."""
+        self.tombstones += 1
+        if self.tombstones > len(self.entries) // 2 + 32:
             self.entries = deque(request for request in self.entries if request.queue is self)
-            self.husks = 0
+            self.tombstones = 0
 
 
 class PriorityLevel:
-    """The requests of one priority."""
+    """Requests of one priority: a lane for those in time, and one for those that timed out and were delayed."""
 
     __slots__ = ("delayed", "in_time", "limited", "policy", "size")
 
@@ -59,9 +59,9 @@ class PriorityLevel:
 
 
 class RequestQueue:
-    """Requests by priority and arrival."""
+    """Queue of requests ordered by priority, then by arrival."""
 
-    __slots__ = ("_deadlines", "_lanes", "_levels", "_only", "_rules", "_sequence", "size")
+    __slots__ = ("_deadlines", "_lanes", "_levels", "_rules", "_sequence", "_single_level", "size")
 
     def __init__(self, rules: BatchingRules) -> None:
         self._rules = rules
@@ -69,19 +69,19 @@ class RequestQueue:
         self._lanes: list[QueueLane] = []
         self._deadlines: list[tuple[int, int, InferenceRequest]] = []
         self._sequence = 0
-        self._only = None if rules.levels else self._open(rules.default_level)
-        """The level of every request, where there are no priorities."""
+        self._single_level = None if rules.levels else self._open(rules.default_level)
+        """The single level of a queue without priorities; else None."""
         self.size = 0
-        """Requests that wait."""
+        """Number of waiting requests."""
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many requests wait, by priority: of those priorities that were asked for so far."""
+        """Number of waiting requests by priority, for the priorities used so far."""
         return {number: level.size for number, level in sorted(self._levels.items())}
 
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
-        """Let ``request`` wait, or return why it may not."""
-        level = self._only or self._level_of(request.header.priority)
+        """Enqueue ``request``, or return the error with which it is rejected."""
+        level = self._single_level or self._level_of(request.header.priority)
         if level.limited and (refusal := self._limit(request, level, now)) is not None:
             return refusal
         lane = level.in_time
@@ -102,7 +102,7 @@ class RequestQueue:
         return level
 
     def _limit(self, request: InferenceRequest, level: PriorityLevel, now: int) -> NeriteError | None:
-        """Apply the policy of a level to a request that comes in; return why it may not wait."""
+        """Apply a level's policy to an incoming request; return an error if it must be rejected."""
         policy = level.policy
         if policy.max_size and level.size >= policy.max_size:
             return with_request_id(Unavailable("Exceeds maximum queue size", retry_after=1), request.id)
@@ -110,7 +110,7 @@ class RequestQueue:
             self._sequence += 1
             deadline = now + policy.timeout_for(request.header.timeout_us) * 1000
             heapq.heappush(self._deadlines, (deadline, self._sequence, request))
-            # Requests that run leave their entry behind; it must not keep their tensors alive until the deadline.
+            # Requests that started leave a stale entry, which must not keep their tensors alive until the deadline.
             if len(self._deadlines) > 2 * self.size + 64:
                 live = [entry for entry in self._deadlines if entry[2].queue is not None or entry[2] is request]
                 heapq.heapify(live)
@@ -118,9 +118,9 @@ class RequestQueue:
         return None
 
     def pull(self) -> Iterator[InferenceRequest]:
-        """Take out requests, in the order in which they may run; each still waits, and still counts.
+        """Remove and yield requests in the order in which they may run; each still counts as waiting.
 
-        Nothing else may be done to the queue until the iteration is over, or left.
+        The queue must not be changed in any other way until the iteration ends or is abandoned.
         """
         for lane in self._lanes:
             entries = lane.entries
@@ -129,36 +129,36 @@ class RequestQueue:
                 if request.queue is lane:
                     yield request
                 else:
-                    lane.husks -= 1
+                    lane.tombstones -= 1
 
     def put_back(self, requests: Sequence[InferenceRequest]) -> None:
-        """Return what was pulled to where it stood. ``requests`` is in the order of the pulling."""
+        """Return pulled ``requests``, in the order in which they were pulled, to the front of their lanes."""
         for request in reversed(requests):
             request.queue.entries.appendleft(request)
 
     def leave(self, requests: Sequence[InferenceRequest]) -> None:
-        """Say that ``requests``, which were pulled, wait no more."""
+        """Stop counting the pulled ``requests`` as waiting."""
         for request in requests:
             request.queue.level.size -= 1
             request.queue = None
         self.size -= len(requests)
 
     def withdraw(self, request: InferenceRequest) -> bool:
-        """Drop a request from wherever it waits; False if it does not wait here any more."""
+        """Drop a request wherever it waits; return False if it no longer waits here."""
         lane = request.queue
         if lane is None:
             return False
         self.leave((request,))
-        lane.add_husk()
+        lane.add_tombstone()
         return True
 
     @property
     def has_priorities(self) -> bool:
-        """Requests may matter more or less than others."""
-        return self._only is None
+        """Whether requests can have different priorities."""
+        return self._single_level is None
 
     def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Drop and return the request that would run last, if its level is below that of ``request``."""
+        """Drop and return the request that would run last if its level is below that of ``request``; else None."""
         own = self._rules.level_of(request.header.priority)
         for lane in reversed(self._lanes):
             if lane.rank[0] <= own:
@@ -169,11 +169,11 @@ class RequestQueue:
                 if least.queue is lane:
                     self.leave((least,))
                     return least
-                lane.husks -= 1
+                lane.tombstones -= 1
         return None
 
     def expire(self, now: int) -> list[InferenceRequest]:
-        """Drop and return the requests whose time is over; those of a delaying level move back instead."""
+        """Drop and return the requests that timed out; those of a delaying level move to its second lane instead."""
         refused: list[InferenceRequest] = []
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
@@ -187,34 +187,32 @@ class RequestQueue:
             else:
                 self.leave((request,))
                 refused.append(request)
-            lane.add_husk()
+            lane.add_tombstone()
         return refused
 
     def next_deadline(self) -> int | None:
-        """Return when ``expire`` has something to do next."""
+        """Return the earliest deadline of a waiting request; None if there is none."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][2].queue is None:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
     def drain(self) -> list[InferenceRequest]:
-        """Drop and return everything that waits, in order."""
+        """Drop and return all waiting requests, in order."""
         waiting = [request for lane in self._lanes for request in lane.entries if request.queue is lane]
         self.leave(waiting)
         for lane in self._lanes:
             lane.entries.clear()
-            lane.husks = 0
+            lane.tombstones = 0
         self._deadlines.clear()
         return waiting
 
-
-# Answers in the order of the questions (``preserve_ordering``), however the instances finish.
 
 Answer = TypeVar("Answer")
 
 
 class ResponseOrder(Generic[Answer]):
-    """Keeps an answer back until everyone who began before has theirs."""
+    """Reorder buffer for ``preserve_ordering``: holds a response back until all earlier executions have theirs."""
 
     __slots__ = ("_first", "_waiting")
 
@@ -223,12 +221,12 @@ class ResponseOrder(Generic[Answer]):
         self._first = 0
 
     def begin(self) -> int:
-        """Take a place in the order; return its number."""
+        """Reserve the next place in the order and return its number."""
         self._waiting.append([])
         return self._first + len(self._waiting) - 1
 
     def finish(self, place: int, answer: Answer) -> list[Answer]:
-        """Note the answer of ``place``; return the answers that may leave now, in order."""
+        """Record the answer for ``place``; return the answers that can be sent now, in order."""
         self._waiting[place - self._first].append(answer)
         released: list[Answer] = []
         while self._waiting and self._waiting[0]:

@@ -1,4 +1,7 @@
-"""A sequence: requests that belong together, in their order, and what one leaves for the next."""
+"""Parts of the sequence batcher: sequences and their requests, rules, backlog, and the slots of an instance.
+
+``SequenceBatcher`` in ``sequence_batcher.py`` ties them together.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from nerite.scheduling.dynamic_batcher import DynamicBatcher
 
 
 class RequestSequence:
-    """One sequence, from its first request until its last was answered. Changed by ``SequenceBatcher`` only."""
+    """State of one sequence, from its first request until its last is answered. Changed by ``SequenceBatcher`` only."""
 
     __slots__ = (
         "closed",
@@ -35,27 +38,27 @@ class RequestSequence:
     def __init__(self, id: int | str) -> None:
         self.id = id
         self.state: Any = None
-        """What the last request left for the next; belongs to ``dispatch/sequence_inputs.py``."""
+        """Implicit state that the last request left for the next; owned by ``dispatch/sequence_inputs.py``."""
         self.waiting: deque[SequenceRequest] = deque()
         self.running = False
-        """A request of it runs. Two never do."""
+        """One of its requests runs. Two never run at once."""
         self.ready = False
-        """The first request that waits may run: ``slots`` know of it."""
+        """Its first waiting request may run, and ``slots`` has been notified."""
         self.closed = False
-        """No request joins it any more."""
+        """No further request may join it."""
         self.follower: RequestSequence | None = None
-        """The next sequence with the same id, which may not begin before this one is over."""
+        """The next sequence with the same id, which may not start before this one is over."""
         self.follows = False
-        """It waits for the one before."""
+        """It waits for its predecessor with the same id to end."""
         self.slots: Any = None
-        """The ``Slots`` of the instance that has it; None while it waits for one."""
+        """``SequenceSlots`` of the instance that runs it; None while it waits for a slot."""
         self.slot = 0
-        """Which of them."""
+        """Index of its slot in ``slots``."""
         self.touched_ns = 0
-        """When a request of it last came to its end."""
+        """When one of its requests last finished."""
 
     def drop(self) -> list[SequenceRequest]:
-        """Let go of the requests that wait, and return them."""
+        """Drop and return all waiting requests."""
         dropped = [*self.waiting]
         self.waiting.clear()
         for request in dropped:
@@ -63,7 +66,7 @@ class RequestSequence:
         return dropped
 
     def drop_before_start(self) -> list[SequenceRequest]:
-        """Let go of the waiting requests that need what ran before them, and return them."""
+        """Drop and return the waiting requests before the next START, which depend on earlier ones."""
         dropped = []
         while self.waiting and not self.waiting[0].starts:
             request = self.waiting.popleft()
@@ -73,9 +76,9 @@ class RequestSequence:
 
 
 class SequenceRequest(InferenceRequest):
-    """A request of a sequence, as schedulers and models see it. Its answers are the answers to the caller's.
+    """Request of a sequence as schedulers and models see it; its responses answer the caller's request.
 
-    It may get another header and other data than the caller wrote, and may run several times.
+    Its header and data may differ from the caller's, and it may run several times.
     """
 
     __slots__ = ("begun", "ends", "outer", "paused", "sequence", "sequence_id", "starts")
@@ -85,44 +88,44 @@ class SequenceRequest(InferenceRequest):
     def __init__(self, outer: InferenceRequest) -> None:
         super().__init__(outer.header, outer.data, outer.sink, outer.arrived_ns, outer.id)
         self.outer = outer
-        """The caller's."""
+        """The caller's request."""
         self.sequence_id = outer.header.sequence_id
-        """The caller's, or one that he was given."""
+        """The caller's correlation id, or one that was assigned to the request."""
         self.paused = False
-        """The caller wants no more responses for now."""
+        """The caller applies backpressure: it accepts no more responses for now."""
         self.begun = False
-        """It has run, and waits to run once more."""
+        """It has run and was rescheduled to run again."""
         self.starts = outer.header.sequence_start
-        """It is the first of its sequence."""
+        """It is the first request of its sequence."""
         self.ends = outer.header.sequence_end
-        """It is the last."""
+        """It is the last request of its sequence."""
         outer.on_cancel = self._outer_cancelled
         outer.on_pause = self._outer_paused
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Answer the caller."""
+        """Send ``response`` to the caller."""
         if final:
             self.finished = True
             self.on_cancel = self.on_pause = None
         self.outer.respond(response, final)
 
     @property
-    def caused(self) -> bool:  # type: ignore[override]  # what the caller's says
-        """Whether somebody inside the server waits for the answer."""
+    def caused(self) -> bool:  # type: ignore[override]  # delegates to the caller's request
+        """Whether another request inside the server waits for the answer."""
         return self.outer.caused
 
     @property
     def origin(self) -> InferenceRequest:
-        """The caller's."""
+        """The caller's request."""
         return self.outer
 
     def detach(self) -> None:
-        """Have the caller's header and data."""
+        """Restore the caller's header and data."""
         self.header, self.data = self.outer.header, self.outer.data
 
     @property
     def held(self) -> bool:
-        """Whether it is not to run again for now: it has had responses, and the caller wants no more yet."""
+        """Whether it must not run again yet, because its caller paused responses."""
         return self.paused and self.on_pause is not None
 
     def _outer_cancelled(self, _outer: InferenceRequest) -> None:
@@ -133,86 +136,85 @@ class SequenceRequest(InferenceRequest):
         self.pause(paused)
 
 
-# The rules a sequence batcher works by, as plain data.
-
-
 @dataclass(frozen=True, slots=True)
 class SequenceRules:
-    """A model's ``sequence_batching``, normalised."""
+    """Normalised ``sequence_batching`` of a model."""
 
     model: str
     slots: int
-    """Sequences that an instance works on side by side."""
+    """Number of sequences that an instance runs concurrently."""
     max_idle_us: int
     batching: BatchingRules | None = None
-    """How requests are gathered under the strategy ``oldest``; None for ``direct``."""
+    """Rules for gathering requests under the strategy ``oldest``; None for ``direct``."""
     max_delay_us: int = 0
     """``direct``: how long a batch waits for ``min_utilization``."""
     min_utilization: float = 0.0
-    """``direct``: the fraction of slots with a request that a batch need not wait with."""
+    """``direct``: fraction of slots that must have a request for a batch to start without delay."""
     hold_until: int = 0
-    """``direct``: start nothing before this many wait in slots (``TRITONSERVER_DELAY_SCHEDULER``, a hook for tests)."""
+    """``direct``: start no batch before this many requests wait in slots (``TRITONSERVER_DELAY_SCHEDULER``).
+
+    A hook for tests."""
     hold_until_backlog: int = 0
-    """Nor, then, before this many wait for a slot (``TRITONSERVER_BACKLOG_DELAY_SCHEDULER``)."""
-
-
-# Sequences that wait for a slot: in order of arrival, and only here for a limited time, if their requests say so.
+    """In addition, wait for this many requests in the backlog (``TRITONSERVER_BACKLOG_DELAY_SCHEDULER``)."""
 
 
 class SequenceBacklog:
-    """A line of sequences. One that leaves from the middle costs no more than the first."""
+    """FIFO of sequences that wait for a slot, with optional timeouts; removal from the middle takes constant time.
 
-    __slots__ = ("_deadlines", "_line", "_most", "_number")
+    Request timeouts apply only while the sequence is in the backlog.
+    """
+
+    __slots__ = ("_deadlines", "_most", "_number", "_sequences")
 
     def __init__(self) -> None:
-        self._line: dict[RequestSequence, None] = {}
+        self._sequences: dict[RequestSequence, None] = {}
         self._deadlines: list[tuple[int, int, SequenceRequest]] = []
         self._number = itertools.count()
         self._most = 64
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._sequences)
 
     def __iter__(self) -> Iterator[RequestSequence]:
-        return iter(self._line)
+        return iter(self._sequences)
 
     def __contains__(self, sequence: RequestSequence) -> bool:
-        return sequence in self._line
+        return sequence in self._sequences
 
     def add(self, sequence: RequestSequence) -> None:
-        """Let a sequence wait."""
-        self._line[sequence] = None
+        """Append a sequence."""
+        self._sequences[sequence] = None
 
     def pop(self) -> RequestSequence:
-        """Take out the sequence that has waited longest."""
-        sequence = next(iter(self._line))
-        del self._line[sequence]
+        """Remove and return the sequence that has waited longest."""
+        sequence = next(iter(self._sequences))
+        del self._sequences[sequence]
         return sequence
 
     def remove(self, sequence: RequestSequence) -> None:
-        """Take out a sequence, if it is here."""
-        self._line.pop(sequence, None)
+        """Remove a sequence if it is in the backlog."""
+        self._sequences.pop(sequence, None)
 
     def limit(self, request: SequenceRequest) -> None:
-        """Note how long a request of a sequence without a slot wants to wait at the most."""
+        """Register the timeout, if any, of a request whose sequence has no slot."""
         timeout_us = request.header.timeout_us
         if timeout_us:
             heapq.heappush(self._deadlines, (request.queued_ns + timeout_us * 1000, next(self._number), request))
-            # Requests that wait no more leave their entry behind; it must not keep their tensors alive for long.
+            # Requests that no longer wait leave a stale entry, which must not keep their tensors alive for long.
             if len(self._deadlines) > self._most:
                 self._deadlines = [entry for entry in self._deadlines if _waits(entry[2])]
                 heapq.heapify(self._deadlines)
                 self._most = 2 * len(self._deadlines) + 64
 
     def next_deadline(self) -> int | None:
-        """Return when ``expire`` has something to do next."""
+        """Return the earliest deadline of a waiting request; None if there is none."""
         deadlines = self._deadlines
         while deadlines and not _waits(deadlines[0][2]):
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
     def expire(self, now: int) -> list[RequestSequence]:
-        """Take out and return the sequences of which a request has waited too long."""
+        """Remove and return the sequences that have a request past its deadline."""
         expired: list[RequestSequence] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             sequence = heapq.heappop(self._deadlines)[2].sequence
@@ -226,41 +228,43 @@ def _waits(request: SequenceRequest) -> bool:
     return request.queue is not None and request.sequence.slots is None
 
 
-# The slots of one instance: which sequences it works on, and which of their requests make its next batch.
-
 SlotBatch: TypeAlias = list["SequenceRequest | None"]
-"""None stands for a slot that has no request for this batch, and is in it all the same."""
+"""Batch by slot. None stands for a slot without a request that is part of the batch nevertheless."""
 
 
 class SequenceSlots(Protocol):
-    """What both strategies answer to. The instance runs one batch at a time."""
+    """Slots of one instance: the sequences assigned to it, and the decision which of their requests run next.
+
+    Implemented by both batching strategies. The instance runs one batch at a time.
+    """
 
     order: int
-    """The number of the instance."""
+    """Number of the instance."""
     seats: list[RequestSequence | None]
     open: bool
-    """New sequences may come."""
+    """New sequences may be assigned."""
 
     def due(self, now: int) -> bool:
         """Return whether ``take`` would return a batch."""
 
     def ready(self, sequence: RequestSequence) -> None:
-        """Note that the first request that waits of a sequence, which has a slot here, may run."""
+        """Record that the first waiting request of a sequence with a slot here may run."""
 
     def withdraw(self, sequence: RequestSequence) -> None:
-        """Note that the first request that waits of a sequence may not run after all."""
+        """Record that the first waiting request of a sequence may not run after all."""
 
     def take(self, now: int) -> SlotBatch | None:
-        """Return the batch that the instance, which is idle, should run now; None if it should wait."""
+        """Return the batch that the idle instance should run now; None to wait."""
 
     def wake_at(self) -> int | None:
-        """Return when to ask ``take``, which was asked last, again if nothing else happens before."""
+        """Return when to repeat the last call of ``take`` unless another event comes first; None for never."""
 
 
 class DirectSlots:
-    """Strategy ``direct``: each sequence has a place of its own in every batch, from its first request to its last.
+    """Strategy ``direct``: each sequence occupies the same row of every batch, from its first request to its last.
 
-    A batch reaches to the highest slot that has a request. It waits, for a limited time, until enough slots have one.
+    A batch extends to the highest slot that has a request. It waits up to the maximum delay until enough slots have
+    one.
     """
 
     __slots__ = ("_delay", "_due", "_enough", "_releases", "open", "order", "seats")
@@ -268,7 +272,7 @@ class DirectSlots:
     def __init__(
         self, order: int, count: int, max_delay_us: int, min_utilization: float, releases: dict[BatchReason, int]
     ) -> None:
-        """``releases``: where to count why batches begin."""
+        """``releases`` counts the reasons of batches."""
         self.order = order
         self.seats: list[RequestSequence | None] = [None] * count
         self.open = True
@@ -278,7 +282,7 @@ class DirectSlots:
         self._releases = releases
 
     def due(self, now: int) -> bool:
-        """Return whether enough sequences have a request, or one has waited enough."""
+        """Return whether enough sequences have a request, or one has waited for the maximum delay."""
         ready = [sequence.waiting[0].queued_ns for sequence in has_slot(self) if sequence.ready]
         return bool(ready) and not self._waits(len(ready), min(ready), now)
 
@@ -286,86 +290,86 @@ class DirectSlots:
         """Do nothing: ``take`` looks at all slots."""
 
     def withdraw(self, sequence: RequestSequence) -> None:
-        """Wait for nothing until ``take`` is asked again."""
+        """Clear the wake-up time until the next call of ``take``."""
         self._due = None
 
     def take(self, now: int) -> SlotBatch | None:
-        """Return the first requests of all sequences, each in its slot, if they are enough or have waited enough."""
+        """Return the first requests of all sequences by slot, if there are enough or one reached the maximum delay."""
         self._due = None
         first = [sequence.waiting[0] if sequence is not None and sequence.ready else None for sequence in self.seats]
         ready = [request for request in first if request is not None]
         if not ready:
             return None
-        oldest = min(ready, key=_age)
+        oldest = min(ready, key=_queued_since)
         if self._waits(len(ready), oldest.queued_ns, now):
             self._due = oldest.queued_ns + self._delay
             return None
-        # Requests of other shapes have to stay behind. The oldest has its way, so that each gets its turn.
+        # Requests of other shapes have to wait. The oldest request decides the shape, so that none starves.
         key = oldest.header.batch_key
         batch = [None if request is None or request.header.batch_key != key else request for request in first]
         while batch[-1] is None:
             batch.pop()
-        self._releases[self._why(len(ready))] += 1
+        self._releases[self._reason(len(ready))] += 1
         return batch
 
     def wake_at(self) -> int | None:
-        """Return when the oldest request has waited enough."""
+        """Return when the oldest request reaches the maximum delay; None if no batch waits."""
         return self._due
 
     def _waits(self, count: int, since: int, now: int) -> bool:
         return count < self._enough and now - since < self._delay
 
-    def _why(self, count: int) -> BatchReason:
-        """Return why a batch begins that need not wait."""
+    def _reason(self, count: int) -> BatchReason:
+        """Return the reason why a batch of ``count`` requests starts."""
         if not self._delay or not self._enough:
             return BatchReason.FREE
         return BatchReason.SLOTS if count >= self._enough else BatchReason.DELAY
 
 
 class OldestSlots:
-    """Strategy ``oldest``: the first request of each sequence goes to a dynamic batcher, where the oldest go first."""
+    """Strategy ``oldest``: the first request of each sequence goes to a dynamic batcher, where the oldest run first."""
 
     __slots__ = ("_batcher", "open", "order", "seats")
 
     def __init__(self, order: int, count: int, rules: BatchingRules, releases: dict[BatchReason, int]) -> None:
-        """``releases``: where to count why batches begin."""
+        """``releases`` counts the reasons of batches."""
         self.order = order
         self.seats: list[RequestSequence | None] = [None] * count
         self.open = True
         self._batcher = DynamicBatcher(rules, releases)
 
     def due(self, now: int) -> bool:
-        """Return whether the rules of dynamic batching make a batch of the first requests of all sequences now."""
+        """Return whether the dynamic batcher would start a batch of the sequences' first requests now."""
         return self._batcher.due(now)
 
     def ready(self, sequence: RequestSequence) -> None:
-        """Let the first request of a sequence join the others."""
+        """Enqueue the first request of a sequence in the dynamic batcher."""
         request = sequence.waiting[0]
         self._batcher.offer(request, request.queued_ns)
 
     def withdraw(self, sequence: RequestSequence) -> None:
-        """Take it back."""
+        """Remove the first request of a sequence from the dynamic batcher."""
         self._batcher.withdraw(sequence.waiting[0])
 
     def take(self, now: int) -> SlotBatch | None:
-        """Return what the rules of dynamic batching make of the first requests of all sequences."""
-        # All that was offered is of sequences; the batcher does not know.
+        """Return the batch that the dynamic batcher forms of the sequences' first requests."""
+        # Only sequence requests were offered, but the batcher's type does not say so.
         return self._batcher.take(now) if self._batcher.size else None  # type: ignore[return-value]
 
     def wake_at(self) -> int | None:
-        """Return when the gathered batch has waited enough."""
+        """Return when the gathered batch reaches its delay; None for never."""
         return self._batcher.wake_at(True)
 
 
-def _age(request: SequenceRequest) -> int:
+def _queued_since(request: SequenceRequest) -> int:
     return request.queued_ns
 
 
 def frees_slot(slots: SequenceSlots) -> bool:
-    """Return whether a slot is free for a new sequence, or will be when all that is there has run."""
+    """Return whether a slot is free for a new sequence, or will be once all queued requests have run."""
     return slots.open and any(sequence is None or sequence.closed for sequence in slots.seats)
 
 
 def has_slot(slots: SequenceSlots) -> Iterator[RequestSequence]:
-    """Yield the sequences that have a slot."""
+    """Yield the sequences that occupy a slot."""
     return (sequence for sequence in slots.seats if sequence is not None)

@@ -1,16 +1,15 @@
-"""The sequence batcher: requests with one correlation id run in order, on one instance, one at a time.
+"""Sequence batcher: runs the requests of one correlation id in order, on one instance, one at a time.
 
-Theory of operation. A sequence begins with a request that says START, and gets a slot of an instance as soon as one is
-free; until then it stands in the backlog. It keeps the slot until a request with END has run, until nothing of it has
-waited or run for ``max_idle_us`` (at all, once no more requests come), or until it is lost: a request of it was
-cancelled before it ran, waited too long in the backlog, or its instance died. Whoever asks for it afterwards, without
-START, is told so. When the server stops, those in the backlog that no slot becomes free for have no future here.
+A sequence starts with a request flagged START and gets a slot of an instance as soon as one is free; until then it
+waits in the backlog. It keeps the slot until a request flagged END has run, until it has been idle for ``max_idle_us``
+(or at all, once no more requests can come), or until it is lost: one of its requests was cancelled before it ran or
+timed out in the backlog, or its instance died. A later request without START is rejected with that reason. On shutdown,
+sequences in the backlog for which no slot will become free are rejected.
 
-How the requests that are first in line in their sequences make a batch is the business of ``SequenceSlots``, one of
-which each instance has.
+Each instance has a ``SequenceSlots``, which decides how the first waiting requests of its sequences form a batch.
 
-A START on a live sequence begins it anew, in its place, after what was asked before. A START after END makes a new
-sequence that waits until the old one is over: a model that keeps state by correlation id never sees both.
+A START on a live sequence restarts it in its slot, after its earlier requests. A START after END creates a new sequence
+that waits until the old one is over, so that a model that keeps state by correlation id never sees both.
 """
 
 from __future__ import annotations
@@ -35,14 +34,12 @@ from nerite.scheduling.sequence import (
     has_slot,
 )
 
-# Why sequences are over that did not end by themselves: for the error that their next request gets.
-
 MOST: Final = 4096
-"""Sequences remembered: the last ones."""
+"""Maximum number of remembered sequences; the oldest are forgotten first."""
 
 
 class EndedSequences:
-    """Reasons by correlation id."""
+    """Reasons why sequences were ended early, by correlation id: for the error that their next request gets."""
 
     __slots__ = ("_reasons",)
 
@@ -50,41 +47,41 @@ class EndedSequences:
         self._reasons: dict[int | str, str] = {}
 
     def add(self, sequence_id: int | str, why: str) -> None:
-        """Remember why a sequence is over."""
+        """Remember why a sequence was ended."""
         self._reasons[sequence_id] = why
         if len(self._reasons) > MOST:
             del self._reasons[next(iter(self._reasons))]
 
     def forget(self, sequence_id: int | str) -> None:
-        """Forget a sequence, because another one with its id begins."""
+        """Forget a sequence, because a new one with its id starts."""
         self._reasons.pop(sequence_id, None)
 
     def why(self, sequence_id: int | str) -> str | None:
-        """Return why a sequence is over, if it is known."""
+        """Return why a sequence was ended; None if unknown."""
         return self._reasons.get(sequence_id)
 
 
 Instance = TypeVar("Instance")
 Lost: TypeAlias = list[tuple[SequenceRequest, NeriteError]]
-"""Requests that wait no more, and what they are to be told."""
+"""Requests that were dropped, each with the error to answer it with."""
 
 
 class SequenceBatcher(Generic[Instance]):
-    """The sequences of one model. Instances are whatever the owner calls them."""
+    """Assigns the sequences of one model to slots of instances. Instances are opaque keys chosen by the owner."""
 
     __slots__ = (
         "_backlog",
-        "_barred",
+        "_blocked",
         "_ended",
         "_failed",
         "_finishing",
         "_free",
         "_hold",
         "_idle_ns",
+        "_idle_sequences",
         "_live",
         "_number",
         "_prepare",
-        "_resting",
         "_rules",
         "_slots",
         "_stopping",
@@ -96,48 +93,48 @@ class SequenceBatcher(Generic[Instance]):
     def __init__(
         self, rules: SequenceRules, prepare: Callable[[SequenceRequest], NeriteError | None] = lambda _request: None
     ) -> None:
-        """``prepare`` is called with a request when what ran before it in its sequence is over, before it may run.
+        """``prepare`` is called with each request before it may run, after its predecessor in the sequence finished.
 
-        It returns an error if the request cannot run; then its sequence is over.
+        If it returns an error, the request is answered with it and its sequence ends.
         """
         self._rules = rules
         self._prepare = prepare
         self._idle_ns = rules.max_idle_us * 1000
         self._hold = rules.hold_until > 0
         self._live: dict[int | str, RequestSequence] = {}
-        """By id, the sequence that was begun last and is not over."""
+        """The most recently started sequence of each id that is not over."""
         self._slots: dict[Instance, SequenceSlots] = {}
         self._free: list[tuple[int, int, SequenceSlots]] = []
-        """SequenceSlots that nobody has, the lowest number first: sequences spread over the instances."""
+        """Heap of free slots, lowest slot number first, so that sequences spread over the instances."""
         self._number = itertools.count()
         self._backlog = SequenceBacklog()
-        self._resting: dict[RequestSequence, None] = {}
-        """Sequences with a slot of which nothing waits or runs, in the order in which that began."""
+        self._idle_sequences: dict[RequestSequence, None] = {}
+        """Idle sequences that hold a slot, in the order in which they became idle."""
         self._ended = EndedSequences()
         self._failed: Lost = []
-        """Requests that could not be prepared, and those that waited behind them: ``expire`` returns them."""
+        """Requests that could not be prepared, and those that waited behind them; returned by ``expire``."""
         self._finishing = False
         self._stopping = False
         self.idle: dict[Instance, SequenceSlots] = {}
-        """The instances that are up and run nothing."""
-        self._barred: set[Instance] = set()
-        """Idle instances that had to let their requests wait."""
+        """Instances that are up and idle."""
+        self._blocked: set[Instance] = set()
+        """Idle instances that had a batch but were not allowed to start it."""
         self.size = 0
-        """Requests that wait."""
+        """Number of waiting requests."""
         self.releases = dict.fromkeys(DIRECT if rules.batching is None else DYNAMIC, 0)
-        """Why batches began, on all instances."""
+        """Number of batches started for each reason, over all instances."""
 
     def lives(self, sequence_id: int | str) -> bool:
-        """Return whether there is a sequence with this id."""
+        """Return whether a sequence with this id is live."""
         return sequence_id in self._live
 
     def begun(self, sequence_id: int | str) -> bool:
-        """Return whether the next request of a sequence goes on with what is there."""
+        """Return whether the next request of a sequence would continue a live one."""
         sequence = self._live.get(sequence_id)
         return sequence is not None and not sequence.closed
 
     def offer(self, request: SequenceRequest, now: int) -> NeriteError | None:
-        """Let ``request``, which names a sequence, wait; or return why it is refused."""
+        """Enqueue ``request``, which belongs to a sequence, or return the error with which it is rejected."""
         sequence_id = request.sequence_id
         sequence = self._live.get(sequence_id)
         if sequence is None or sequence.closed:
@@ -149,11 +146,11 @@ class SequenceBatcher(Generic[Instance]):
             if before is not None:
                 before.follower = sequence
                 sequence.follows = True
-            self._join(sequence, request, now)
+            self._enqueue(sequence, request, now)
             if before is None:
                 self._find_slot(sequence)
         else:
-            self._join(sequence, request, now)
+            self._enqueue(sequence, request, now)
             if sequence.slots is not None and not sequence.running and len(sequence.waiting) == 1:
                 self._make_ready(sequence)
         if sequence.slots is None and request.queue is self:
@@ -161,16 +158,16 @@ class SequenceBatcher(Generic[Instance]):
         return None
 
     def choose(self, now: int, may: Callable[[Instance], bool] | None = None) -> tuple[Instance, SlotBatch] | None:
-        """Return an instance and the batch that it is given now; None if nothing should start.
+        """Return an idle instance and the batch that it should run now; None if nothing should start.
 
-        With ``may`` it is asked of idle instances that there is a batch for, in turn, until one may begin.
+        ``may`` decides whether an instance that has a batch is allowed to start it.
         """
         if not self.size or (self._hold and self._held()):
             return None
-        self._barred.clear()
+        self._blocked.clear()
         for instance, slots in self.idle.items():
             if may is not None and slots.due(now) and not may(instance):
-                self._barred.add(instance)
+                self._blocked.add(instance)
                 continue
             batch = slots.take(now)
             if batch is not None:
@@ -187,9 +184,9 @@ class SequenceBatcher(Generic[Instance]):
     def ended(
         self, instance: Instance, batch: Iterable[SequenceRequest], now: int, again: Iterable[SequenceRequest] = ()
     ) -> None:
-        """Note that ``instance`` has finished a batch. The requests in ``again`` run once more, and are not in it."""
+        """Record that ``instance`` finished ``batch``. The requests in ``again`` ran too, and are rescheduled."""
         slots = self._slots.get(instance)
-        if slots is None:  # it died, and what it had is lost already
+        if slots is None:  # it died, and ``gone`` has already ended its sequences
             return
         for request in again:
             request.starts, request.begun = False, True
@@ -199,10 +196,10 @@ class SequenceBatcher(Generic[Instance]):
             self.size += 1
         self.idle[instance] = slots
         for request in itertools.chain(batch, again):
-            self._rested(request.sequence, now)
+            self._request_ended(request.sequence, now)
 
     def came(self, instance: Instance) -> None:
-        """Note that ``instance`` is there, up and idle."""
+        """Add ``instance``, which is up and idle."""
         rules = self._rules
         order = next(self._number)
         slots: SequenceSlots = (
@@ -216,7 +213,7 @@ class SequenceBatcher(Generic[Instance]):
         self._serve_backlog()
 
     def gone(self, instance: Instance, why: str) -> Lost:
-        """Note that ``instance`` is no more, and with it its sequences; return what nobody else can run."""
+        """Remove ``instance`` and end its sequences; return the requests that no other instance can run."""
         slots = self._slots.pop(instance, None)
         self.idle.pop(instance, None)
         if slots is None:
@@ -224,15 +221,15 @@ class SequenceBatcher(Generic[Instance]):
         slots.open = False
         lost: Lost = []
         for sequence in has_slot(slots):
-            self._resting.pop(sequence, None)
+            self._idle_sequences.pop(sequence, None)
             sequence.slots = sequence.state = None
             sequence.running = sequence.ready = False
             before = sequence.drop_before_start()
             self.size -= len(before)
             if not sequence.waiting:
                 self._close(sequence, why)
-                self._let_go(sequence)
-            else:  # it had not begun, or is to begin anew: that can be done elsewhere
+                self._remove(sequence)
+            else:  # it has not started, or is about to restart: another instance can run it
                 for request in sequence.waiting:
                     self._backlog.limit(request)
                 self._find_slot(sequence)
@@ -243,95 +240,102 @@ class SequenceBatcher(Generic[Instance]):
         return lost
 
     def retire(self, instance: Instance) -> None:
-        """Begin no sequence on ``instance`` any more. Those that it has go on."""
+        """Start no new sequences on ``instance``; its current ones continue."""
         if instance in self._slots:
             self._slots[instance].open = False
 
     def holds(self, instance: Instance) -> bool:
-        """Return whether ``instance`` has sequences that are not over."""
+        """Return whether ``instance`` has live sequences."""
         slots = self._slots.get(instance)
         return slots is not None and any(has_slot(slots))
 
     def wake_at(self) -> int | None:
-        """Return when to call ``expire`` and ``choose`` again, if nothing else happens before."""
+        """Return when to call ``expire`` and ``choose`` unless another event comes first; None for never."""
         if self._failed:
             return 0
-        asked = (slots for instance, slots in self.idle.items() if instance not in self._barred)
+        asked = (slots for instance, slots in self.idle.items() if instance not in self._blocked)
         times = [at for slots in asked if (at := slots.wake_at()) is not None]
         if (deadline := self._backlog.next_deadline()) is not None:
             times.append(deadline)
-        for sequence in self._resting:
+        for sequence in self._idle_sequences:
             times.append(sequence.touched_ns + self._idle_ns)
             break
         return min(times, default=None)
 
     def expire(self, now: int) -> Lost:
-        """End the sequences that were idle, or in the backlog for too long or in vain; return the latter's requests."""
+        """End sequences that were idle too long, timed out in the backlog, or can no longer get a slot.
+
+        Return the dropped requests, and those that could not be prepared, each with its error.
+        """
         lost, self._failed = self._failed, []
         for sequence in self._backlog.expire(now):
             lost += [
                 (request, Unavailable("timeout of the corresponding sequence has been expired"))
-                for request in self._end(sequence, "a request of it waited longer for a slot than its timeout allows")
+                for request in self._end(sequence, "one of its requests timed out waiting for a slot")
             ]
-        for sequence in [*itertools.takewhile(lambda each: each.touched_ns + self._idle_ns <= now, self._resting)]:
-            self._end(sequence, f"it got no request for {self._rules.max_idle_us} µs (max_sequence_idle_microseconds)")
-        return lost + self._in_vain()
+        for sequence in [
+            *itertools.takewhile(lambda each: each.touched_ns + self._idle_ns <= now, self._idle_sequences)
+        ]:
+            self._end(
+                sequence, f"it received no request for {self._rules.max_idle_us} µs (max_sequence_idle_microseconds)"
+            )
+        return lost + self._reject_stranded()
 
     def resume(self, request: SequenceRequest) -> None:
-        """Note that the caller of ``request``, of which responses have left, wants more again."""
+        """Let ``request``, which was held back because its caller paused its responses, run again."""
         if request.queue is self and not request.sequence.ready:
             self._make_ready(request.sequence)
 
     def server_stops(self) -> None:
-        """Let nothing wait any more, from the next ``expire`` on, that what is there does not make room for."""
+        """Prepare for shutdown: from the next ``expire`` on, reject sequences that no slot will become free for."""
         self._stopping = True
 
     def finish(self) -> None:
-        """Let sequences be over, from now on, as soon as nothing of them waits or runs: no more requests come."""
+        """End each sequence as soon as it is idle, because no more requests will come."""
         self._finishing = True
-        for sequence in [*self._resting]:
+        for sequence in [*self._idle_sequences]:
             self._give_up_slot(sequence)
 
     def withdraw(self, request: SequenceRequest) -> list[SequenceRequest]:
-        """End the sequence of ``request``, whose caller gave up; return all of it that waited.
+        """End the sequence of ``request``, whose caller cancelled it; return the sequence's waiting requests.
 
-        Nothing happens if ``request`` does not wait: what is running runs on, and the sequence goes on after it.
+        Do nothing if ``request`` does not wait: a running request continues, and so does its sequence.
         """
         if request.queue is None:
             return []
-        return self._end(request.sequence, "a request of it was cancelled")
+        return self._end(request.sequence, "one of its requests was cancelled")
 
     def drain(self) -> list[SequenceRequest]:
-        """End all sequences of which requests wait, because nobody will ever take these; return them."""
+        """End all sequences that have waiting requests, because no instance will ever run them; return the requests."""
         held = [sequence for slots in self._slots.values() for sequence in has_slot(slots)]
         sequences = [*held, *self._backlog]
         for sequence in sequences:
             if sequence.follower is not None:
                 sequences.append(sequence.follower)
         drained: list[SequenceRequest] = []
-        # Those that wait for others first: none gets a place that became free just now.
+        # Followers first, so that none of them gets the slot that its predecessor gives up.
         for sequence in reversed(sequences):
             if sequence.waiting:
-                drained += self._end(sequence, "nobody was left to run it")
+                drained += self._end(sequence, "no instance was left to run it")
         return drained
 
-    def _join(self, sequence: RequestSequence, request: SequenceRequest, now: int) -> None:
+    def _enqueue(self, sequence: RequestSequence, request: SequenceRequest, now: int) -> None:
         request.sequence = sequence
         request.queue = self
         request.queued_ns = now
         sequence.waiting.append(request)
         sequence.closed = request.ends
-        self._resting.pop(sequence, None)
+        self._idle_sequences.pop(sequence, None)
         self.size += 1
 
     def _find_slot(self, sequence: RequestSequence) -> None:
-        """Give a sequence the best slot that is free, or let it wait for one."""
+        """Give a sequence the best free slot, or let it wait in the backlog."""
         sequence.follows = False
         self._backlog.add(sequence)
         self._serve_backlog()
 
     def _serve_backlog(self) -> None:
-        """Give the slots that are free to the sequences that have waited longest."""
+        """Assign free slots to the sequences that have waited longest."""
         while self._backlog and self._free:
             slot, _, slots = heapq.heappop(self._free)
             if slots.open:
@@ -341,19 +345,19 @@ class SequenceBatcher(Generic[Instance]):
                 self._make_ready(sequence)
 
     def _make_ready(self, sequence: RequestSequence) -> None:
-        """Let the first request that waits of a sequence run, unless its caller has enough for now."""
+        """Make the first waiting request of a sequence eligible to run, unless its caller paused responses."""
         request = sequence.waiting[0]
         if request.held:
             return
         error = self._prepare(request)
         if error is not None:
-            self._failed += [(each, error) for each in self._end(sequence, "a request of it could not be prepared")]
+            self._failed += [(each, error) for each in self._end(sequence, "one of its requests could not be prepared")]
             return
         sequence.ready = True
         sequence.slots.ready(sequence)
 
-    def _rested(self, sequence: RequestSequence, now: int) -> None:
-        """A request of a sequence has run: the next may, or it is over, or it rests."""
+    def _request_ended(self, sequence: RequestSequence, now: int) -> None:
+        """After a request of a sequence has run: run the next one, end the sequence, or leave it idle."""
         sequence.running = False
         sequence.touched_ns = now
         if sequence.waiting:
@@ -361,16 +365,16 @@ class SequenceBatcher(Generic[Instance]):
         elif sequence.closed or self._finishing:
             self._give_up_slot(sequence)
         else:
-            self._resting[sequence] = None
+            self._idle_sequences[sequence] = None
 
     def _close(self, sequence: RequestSequence, why: str) -> None:
-        """Let no more requests join a sequence, unless it was closed already."""
+        """Stop requests from joining a sequence, and remember why; do nothing if it is already closed."""
         if not sequence.closed:
             sequence.closed = True
             self._ended.add(sequence.id, why)
 
     def _end(self, sequence: RequestSequence, why: str) -> list[SequenceRequest]:
-        """Let go of what waits of a sequence, and of the sequence as soon as nothing of it runs."""
+        """Drop and return the waiting requests of a sequence, and end it as soon as none of its requests runs."""
         if sequence.ready:
             sequence.slots.withdraw(sequence)
             sequence.ready = False
@@ -382,7 +386,7 @@ class SequenceBatcher(Generic[Instance]):
                 self._give_up_slot(sequence)
         elif not sequence.follows:
             self._backlog.remove(sequence)
-            self._let_go(sequence)
+            self._remove(sequence)
         return dropped
 
     def _give_up_slot(self, sequence: RequestSequence) -> None:
@@ -391,12 +395,12 @@ class SequenceBatcher(Generic[Instance]):
         if slots.open:
             heapq.heappush(self._free, (sequence.slot, slots.order, slots))
         sequence.slots = sequence.state = None
-        self._resting.pop(sequence, None)
+        self._idle_sequences.pop(sequence, None)
         self._serve_backlog()
-        self._let_go(sequence)
+        self._remove(sequence)
 
-    def _let_go(self, sequence: RequestSequence) -> None:
-        """Forget a sequence that is over, and begin the next one with its id."""
+    def _remove(self, sequence: RequestSequence) -> None:
+        """Remove a sequence that is over, and start the next one with its id."""
         follower = sequence.follower
         while follower is not None and not follower.waiting:
             sequence, follower = follower, follower.follower
@@ -405,33 +409,32 @@ class SequenceBatcher(Generic[Instance]):
         else:
             del self._live[sequence.id]
 
-    def _in_vain(self) -> Lost:
-        """End what waits for a slot, if all of them have sequences of which the end is not in sight."""
+    def _reject_stranded(self) -> Lost:
+        """On shutdown, end the sequences in the backlog if no slot will become free."""
         lost: Lost = []
         if self._stopping and not self._finishing and self._slots and not any(map(frees_slot, self._slots.values())):
-            # One that ends may make room for the next with its id. What another request needs to go on may wait.
-            while vain := [each for each in self._backlog if not any(request.caused for request in each.waiting)]:
-                for sequence in vain:
+            # Ending a sequence may start the next one with its id, hence the loop. Sequences with a request that
+            # another request depends on may wait.
+            while stranded := [each for each in self._backlog if not any(request.caused for request in each.waiting)]:
+                for sequence in stranded:
                     refusal = self._no_room(sequence.id)
                     lost += [(request, refusal) for request in self._end(sequence, "the server stops")]
         return lost
 
     def _held(self) -> bool:
-        """Return whether too few requests wait to begin at all. Once they were enough, nobody counts them again."""
+        """Return whether too few requests wait to start at all. Never checked again once enough have waited."""
         in_slots = sum(len(sequence.waiting) for slots in self._slots.values() for sequence in has_slot(slots))
         rules = self._rules
         self._hold = in_slots < rules.hold_until or self.size - in_slots < rules.hold_until_backlog
         return self._hold
 
     def _interrupted(self, why: str) -> NeriteError:
-        return Unavailable(
-            f"inference request to model '{self._rules.model}' had begun and cannot go on: {why}; send it again"
-        )
+        return Unavailable(f"inference request to model '{self._rules.model}' was interrupted: {why}; send it again")
 
     def _no_room(self, sequence_id: int | str) -> NeriteError:
         return Unavailable(
             "Server is stopping, scheduler for model has stopped accepting new inference requests\n"
-            f"    Model '{self._rules.model}' gets no slot free for sequence {sequence_id}: send it to another server.",
+            f"    Model '{self._rules.model}' has no free slot for sequence {sequence_id}: send it to another server.",
             retry_after=1,
         )
 
@@ -441,4 +444,4 @@ class SequenceBatcher(Generic[Instance]):
             "on the first request of the sequence"
         )
         why = why or self._ended.why(sequence_id)
-        return InvalidArgument(text if why is None else f"{text} (what was sequence {sequence_id} is over: {why})")
+        return InvalidArgument(text if why is None else f"{text} (sequence {sequence_id} ended: {why})")

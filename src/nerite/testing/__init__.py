@@ -1,4 +1,4 @@
-"""Run a Python model in a test, without a server; and what every backend has to do (``BackendContract``).
+"""Runs Python models in tests without a server; ``BackendContract`` has the tests that every backend must pass.
 
     from nerite.testing import load_model
 
@@ -7,9 +7,9 @@
             answer = model.infer({"INPUT0": np.ones((1, 4), np.float32)})
         assert answer["OUTPUT0"].tolist() == [[2, 2, 2, 2]]
 
-The model runs in the test's own process, through the same code as in the server: its configuration is read and
-completed, requests are checked against it, outputs are passed on by the same rules. What the model raises arrives as
-the model raised it, so that the test runner shows the place.
+The model runs in the test's process, through the same code as in the server: its configuration is read and completed,
+requests are validated against it, and the same rules apply to outputs. Exceptions of the model reach the test
+unchanged, so that the test runner shows where they were raised.
 """
 
 from nerite.testing.contract import BackendContract

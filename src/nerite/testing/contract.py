@@ -1,4 +1,4 @@
-r"""What every backend has to do: tests to inherit.
+r"""Tests that every backend must pass, to be inherited.
 
     from nerite.testing import BackendContract
 
@@ -15,8 +15,8 @@ r"""What every backend has to do: tests to inherit.
         def answer(self, inputs):
             return {"size": np.where(inputs["name"] == b"ant", 1, 2).astype(np.float32)}
 
-pytest runs the inherited tests. They call the backend in the test's process, with one model; that the server can serve
-it is for a test that starts one.
+pytest runs the inherited tests. They call the backend in the test's process with one model; whether the server can
+serve it is left to a test that starts a server.
 """
 
 from __future__ import annotations
@@ -41,41 +41,42 @@ from nerite.core.tensor import BYTES
 from nerite.testing.model_under_test import OpenedModel, executed
 from nerite.testing.requests import Answer, Request, SentRequest, to_test
 
-# A backend, a model for it, and how its answers are judged: what the tests of ``contract.py`` have in common.
-
 
 class BackendUnderTest:
-    """What a test class says. The last two methods are for models that there is something to say of."""
+    """Definitions that a test class provides: a backend, a model for it, and its correct answers.
+
+    ``bad_request`` and ``break_model`` are optional.
+    """
 
     backend: Backend
     settings: ClassVar[Mapping[str, str]] = {"default-max-batch-size": "4"}
-    """What ``--backend-config`` would say."""
+    """The values of ``--backend-config``."""
     tolerance = 1e-5
-    """How far numbers may be off, relatively."""
+    """Tolerated relative and absolute error of numbers."""
 
     def write_model(self, directory: Path) -> None:
-        """Write a model into a directory that is not there yet: version 1, and config.pbtxt if it takes one."""
+        """Write a model to a directory that does not exist yet: version 1, and config.pbtxt if it needs one."""
         raise NotImplementedError
 
     def requests(self) -> Sequence[Mapping[str, ArrayLike]]:
-        """Return the inputs of two requests or more, all with different answers; two of them of the same shapes."""
+        """Return the inputs of at least two requests with different answers; two of them have the same shapes."""
         raise NotImplementedError
 
     def answer(self, inputs: Answer) -> Mapping[str, ArrayLike]:
-        """Return the outputs that are right for these inputs."""
+        """Return the correct outputs for these inputs."""
         raise NotImplementedError
 
     def bad_request(self) -> Mapping[str, ArrayLike]:
-        """Return inputs that fit the configuration, and that the model cannot answer."""
+        """Return inputs that match the configuration but that the model cannot answer."""
         raise SkipTest("no inputs are bad for this model")
 
     def break_model(self, directory: Path) -> None:
-        """Damage the model's files, so that they cannot be loaded."""
+        """Damage the model's files so that they cannot be loaded."""
         raise SkipTest("this model cannot be broken")
 
     @contextmanager
     def opened(self, folder: Path, name: str = "m", *, elsewhere: bool = False) -> Iterator[OpenedModel]:
-        """Write the model, and open it."""
+        """Write the model and open it."""
         self.write_model(folder / name)
         with OpenedModel(self.backend, folder / name, self.settings, elsewhere=elsewhere) as model:
             yield model
@@ -91,7 +92,7 @@ class BackendUnderTest:
         return executed(instance, [self.sent(model, inputs, outputs)])[0]
 
     def try_odd(self, model: OpenedModel, inputs: Answer) -> None:
-        """Ask something that may be too odd to be answered, and then something else."""
+        """Send an unusual request, which may fail, and then a usual one, which must succeed."""
         instance = model.instance()
         answer = self.ask(model, instance, inputs)
         if not isinstance(answer, NeriteError):
@@ -101,7 +102,7 @@ class BackendUnderTest:
         model.close_instance(instance)
 
     def batch(self, model: OpenedModel) -> list[tuple[Mapping[str, ArrayLike], SentRequest]]:
-        """Return requests that the server may give to the model at once."""
+        """Return requests that the server could put into one batch."""
         limit = model.signature.max_batch_size
         if limit <= 1:
             raise SkipTest("the model takes one request at a time")
@@ -111,16 +112,16 @@ class BackendUnderTest:
             rows += request.header.batch_size
             if request.header.batch_key == first[1].header.batch_key and rows <= limit:
                 batch.append((inputs, request))
-        assert len(batch) > 1, "requests() needs two of one shape that fit into a batch together"
+        assert len(batch) > 1, "requests() must contain two of the same shape that fit into one batch"
         return batch
 
     def check(self, inputs: Mapping[str, ArrayLike], answer: Answer | NeriteError, only: str = "") -> None:
-        """Raise ``AssertionError`` unless the answer is right: all outputs, or the only one that was wanted."""
+        """Raise ``AssertionError`` unless the answer is correct: all outputs, or ``only`` the requested one."""
         if isinstance(answer, NeriteError):
-            raise AssertionError(f"an error in place of an answer: {answer}") from answer
+            raise AssertionError(f"an error instead of an answer: {answer}") from answer
         expected = self.answer({name: _as_given(value) for name, value in inputs.items()})
         names = {only} if only else set(expected)
-        assert set(answer) == names, f"outputs {sorted(answer)} in place of {sorted(names)}"
+        assert set(answer) == names, f"outputs {sorted(answer)} instead of {sorted(names)}"
         for name in names:
             right = _as_given(expected[name])
             if right.dtype == object:
@@ -130,7 +131,7 @@ class BackendUnderTest:
 
 
 def _as_given(value: ArrayLike) -> Any:
-    """Return a test's value as an array; strings as objects of ``bytes``, as they arrive."""
+    """Return a test's value as an array; strings as ``bytes`` objects, the form in which they arrive."""
     array = np.asarray(value)
     if array.dtype.kind not in "OU":
         return array
@@ -141,7 +142,7 @@ def _as_given(value: ArrayLike) -> Any:
 
 
 def arrays_of(request: SentRequest) -> Answer:
-    """Return the inputs of a request as arrays of their own."""
+    """Return the inputs of a request as copies in arrays."""
     return {spec.name: to_test(spec, data) for spec, data in zip(request.header.inputs, request.data, strict=True)}
 
 
@@ -149,41 +150,41 @@ _ODD_STRINGS = (b"", "žluťoučký 🐚".encode(), b"\xff\xfe not UTF-8", b"wit
 
 
 class BackendContract(BackendUnderTest):
-    """What pytest finds in a class that inherits this."""
+    """Tests that pytest finds in a class that inherits this."""
 
     loads = 50
     most_growth = 16 << 20
-    """Bytes that these loads may leave behind: caches that fill, and what memory allocators keep."""
+    """Bytes that these loads may leave behind, in caches and memory allocators."""
 
     def test_it_says_what_it_is(self) -> None:
-        """Name and place are attributes."""
+        """The attributes ``name`` and ``isolated`` are valid."""
         name, isolated = self.backend.name, getattr(self.backend, "isolated", True)
-        assert isinstance(name, str) and name, "'name' is what configurations call it"
+        assert isinstance(name, str) and name, "'name' is the backend's name in configurations"
         assert isinstance(isolated, bool), "'isolated' is True for worker processes, False for threads"
 
     def test_completing_what_is_complete_changes_nothing(self, tmp_path: Path) -> None:
-        """A client may give back the configuration it was shown. ``complete`` leaves the one it is given as it is."""
+        """A client may send back the configuration it got. ``complete`` does not modify its argument."""
         with self.opened(tmp_path) as model:
             before = _copy(model.context.config)
             completed = self.backend.complete(model.context)
-            assert model.context.config == before, "complete() has changed the configuration it was given"
-            assert apply_completion(model.config, completed) == model.config, "complete() twice is not complete() once"
+            assert model.context.config == before, "complete() has modified the configuration it was given"
+            assert apply_completion(model.config, completed) == model.config, "complete() is not idempotent"
 
     def test_it_answers(self, tmp_path: Path) -> None:
-        """One request after the other."""
+        """Requests are answered one after the other."""
         with self.opened(tmp_path) as model:
             instance = model.instance()
             for inputs in self.requests():
                 self.check(inputs, self.ask(model, instance, inputs))
 
     def test_another_process_may_have_completed_the_configuration(self, tmp_path: Path) -> None:
-        """``open`` finds an empty memo then, and the configuration as it came out of JSON."""
+        """``open`` then gets an empty memo, and a configuration that was decoded from JSON."""
         with self.opened(tmp_path, elsewhere=True) as model:
             inputs = self.requests()[0]
             self.check(inputs, self.ask(model, model.instance(), inputs))
 
     def test_a_batch_is_answered_in_order(self, tmp_path: Path) -> None:
-        """Several requests at once have one answer each."""
+        """Each request of a batch gets its own answer."""
         with self.opened(tmp_path) as model:
             batch = self.batch(model)
             answers = executed(model.instance(), [request for _, request in batch])
@@ -191,7 +192,7 @@ class BackendContract(BackendUnderTest):
                 self.check(inputs, answer)
 
     def test_what_is_not_wanted_is_left_out(self, tmp_path: Path) -> None:
-        """A request may name the outputs that it wants: ``header.wanted``."""
+        """A request may name the outputs that it wants (``header.wanted``)."""
         with self.opened(tmp_path) as model:
             instance = model.instance()
             inputs = self.requests()[0]
@@ -200,7 +201,7 @@ class BackendContract(BackendUnderTest):
                 self.check(inputs, answer, only=name)
 
     def test_outputs_are_as_declared(self, tmp_path: Path) -> None:
-        """Types and shapes are those of the configuration."""
+        """Types and shapes match the configuration."""
         with self.opened(tmp_path) as model:
             request = self.sent(model, self.requests()[0])
             (response,) = model.instance().execute([request], ExecutionTimes())
@@ -215,7 +216,7 @@ class BackendContract(BackendUnderTest):
                 assert _fits(shape, declared.dims), f"'{spec.name}' has shape {list(spec.shape)}"
 
     def test_inputs_may_be_read_only(self, tmp_path: Path) -> None:
-        """They may be in memory that is a client's."""
+        """Inputs may be in a client's shared memory."""
         with self.opened(tmp_path) as model:
             inputs = self.requests()[0]
             request = self.sent(model, inputs)
@@ -224,7 +225,7 @@ class BackendContract(BackendUnderTest):
             self.check(inputs, executed(model.instance(), [request])[0])
 
     def test_answers_stay_what_they_are(self, tmp_path: Path) -> None:
-        """The server may still be sending them while the instance executes the next batch."""
+        """The server may still be sending responses while the instance executes the next batch."""
         with self.opened(tmp_path) as model:
             instance = model.instance()
             kept = []
@@ -240,7 +241,7 @@ class BackendContract(BackendUnderTest):
                 self.check(inputs, {spec.name: to_test(spec, data) for spec, data in outputs})
 
     def test_instances_work_side_by_side(self, tmp_path: Path) -> None:
-        """Each in a thread of its own; one goes on when the other is closed."""
+        """Instances run concurrently in threads; one continues after the other is closed."""
         with self.opened(tmp_path) as model:
             instances = [model.instance(), model.instance()]
             start = threading.Barrier(len(instances))
@@ -258,7 +259,7 @@ class BackendContract(BackendUnderTest):
             self.check(inputs, self.ask(model, instances[1], inputs))
 
     def test_models_are_loaded_side_by_side(self, tmp_path: Path) -> None:
-        """The server loads several at a time."""
+        """The server loads several models concurrently."""
         folders = [tmp_path / name for name in ("one", "other")]
         for folder in folders:
             self.write_model(folder)
@@ -273,7 +274,7 @@ class BackendContract(BackendUnderTest):
                 done.result()
 
     def test_an_instance_is_ready(self, tmp_path: Path) -> None:
-        """From the beginning."""
+        """An instance is ready from the beginning."""
         with self.opened(tmp_path) as model:
             instance = model.instance()
             assert instance.is_ready() is True
@@ -281,18 +282,18 @@ class BackendContract(BackendUnderTest):
             assert instance.is_ready() is True
 
     def test_it_goes_on_after_a_bad_request(self, tmp_path: Path) -> None:
-        """An error has words, and is over with its request."""
+        """An error has a text and does not affect later requests."""
         bad = self.bad_request()
         with self.opened(tmp_path) as model:
             instance = model.instance()
             answer = self.ask(model, instance, bad)
-            assert isinstance(answer, NeriteError), "an answer, where there can be none"
-            assert str(answer), "an error without words"
+            assert isinstance(answer, NeriteError), "an answer to a request that cannot be answered"
+            assert str(answer), "an error without a text"
             inputs = self.requests()[0]
             self.check(inputs, self.ask(model, instance, inputs))
 
     def test_tensors_without_elements(self, tmp_path: Path) -> None:
-        """Where a dimension is variable it may be 0. An error is an answer; the next request has a right one."""
+        """A variable dimension may be 0. An error is a valid answer; the next request must succeed."""
         with self.opened(tmp_path) as model:
             inputs, first = self.requests()[0], int(model.signature.max_batch_size > 0)
             empty = arrays_of(self.sent(model, inputs))
@@ -305,7 +306,7 @@ class BackendContract(BackendUnderTest):
             self.try_odd(model, empty)
 
     def test_strings_of_any_bytes(self, tmp_path: Path) -> None:
-        """A string is bytes. An error is an answer; the next request has a right one."""
+        """A string may contain any bytes. An error is a valid answer; the next request must succeed."""
         with self.opened(tmp_path) as model:
             if all(declared.datatype is not BYTES for declared in model.signature.inputs.values()):
                 raise SkipTest("no input is of strings")
@@ -317,19 +318,19 @@ class BackendContract(BackendUnderTest):
                 self.try_odd(model, inputs)
 
     def test_a_broken_model_is_refused(self, tmp_path: Path) -> None:
-        """By ``complete``, ``open`` or ``instance``: with a ``NeriteError``, not with what the framework raises."""
+        """``complete``, ``open`` or ``instance`` raises a ``NeriteError``, not an exception of the framework."""
         self.write_model(tmp_path / "m")
         self.break_model(tmp_path / "m")
         try:
             with OpenedModel(self.backend, tmp_path / "m", self.settings) as model:
                 model.instance()
         except NeriteError as error:
-            assert str(error), "an error without words"
+            assert str(error), "an error without a text"
         else:
-            raise AssertionError("it was loaded all the same")
+            raise AssertionError("a broken model was loaded")
 
     def test_nothing_is_left_of_models_that_came_and_went(self, tmp_path: Path) -> None:
-        """No descriptor and no thread; memory within ``most_growth``. Somebody may still know what was closed."""
+        """No descriptor or thread remains, and memory stays within ``most_growth``, even if closed objects are kept."""
         self.write_model(tmp_path / "m")
         known: list[object] = []
 
@@ -360,12 +361,12 @@ def _copy(value: Any) -> Any:
 
 
 def _footprint() -> dict[str, int]:
-    """Return what this process has now, as far as the system tells."""
+    """Return the descriptors, threads and memory of this process, as far as the system reports them."""
     try:
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
             "bytes": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
         }
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return {"threads": threading.active_count()}

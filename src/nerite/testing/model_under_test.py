@@ -1,4 +1,4 @@
-"""A Python model in the hands of a test."""
+"""Loads models for tests, from a directory or a class, without a server."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ from nerite.testing.requests import Answer, Request, SentRequest, SequencesUnder
 from nerite.testing.stand_in import OtherModel, StandIn
 from triton_python_backend_utils.model import closed, opened
 
-# A model version that a backend has open, as the server would open it, in the hands of a test.
-
 
 class OpenedModel:
-    """Version 1 of the model in a directory. A context manager that closes it, and the instances that are left."""
+    """Version 1 of a model, opened by a backend as the server would do it.
+
+    A context manager that closes the model and its remaining instances.
+    """
 
     def __init__(
         self, backend: Backend, directory: Path, settings: Mapping[str, str], *, elsewhere: bool = False
     ) -> None:
-        """``elsewhere``: what completes the configuration is in another process than what opens the model.
+        """``elsewhere`` simulates that another process than the one that opens the model completes the configuration.
 
-        Raises ``NeriteError`` with what the backend has to say about the model, or about its configuration.
+        Raises the ``NeriteError`` of the backend about the model or its configuration.
         """
         memo: dict[Any, Any] = {}
 
@@ -69,18 +70,18 @@ class OpenedModel:
         self._instances: list[Instance] = []
 
     def instance(self) -> Instance:
-        """Make one more instance."""
+        """Create an instance."""
         made = self._model.instance(InstanceContext(f"{self.context.name}_0_{len(self._instances)}"))
         self._instances.append(made)
         return made
 
     def close_instance(self, instance: Instance) -> None:
-        """Close one that ``instance`` has made."""
+        """Close an instance of this model."""
         self._instances.remove(instance)
         instance.close()
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all instances and the model."""
         while self._instances:
             self._instances.pop().close()
         self._model.close()
@@ -95,7 +96,7 @@ class OpenedModel:
 
 
 def executed(instance: Instance, batch: Sequence[SentRequest]) -> list[Answer | NeriteError]:
-    """Have an instance execute a batch, as the server does; return one answer for each request."""
+    """Execute a batch as the server does; return one answer for each request."""
     responses = run_model(instance, "under test", batch, ExecutionTimes())
     return [
         request.only() if response is None else answer_of(response)
@@ -103,14 +104,12 @@ def executed(instance: Instance, batch: Sequence[SentRequest]) -> list[Answer | 
     ]
 
 
-# Giving a test the exception of the model, instead of the text that a server would send.
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def own_error(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call ``call``; raise what the model raised in it, with the model's frames only."""
+    """Call ``call``; re-raise the model's own exception with only the model's frames, instead of the server's error."""
     __tracebackhide__ = True
     try:
         return call(*args, **kwargs)
@@ -123,7 +122,7 @@ def own_error(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 class ModelUnderTest:
-    """A model that is loaded. Made by ``load_model``; a context manager that closes it."""
+    """A loaded model. Created by ``load_model``; a context manager that closes it."""
 
     def __init__(
         self,
@@ -133,25 +132,25 @@ class ModelUnderTest:
         release: Callable[[], None],
         picker: SelectivePicker | None = None,
     ) -> None:
-        """``picker`` is that of a model with sequences."""
+        """``picker`` is the instance picker of a model with sequences."""
         self.config = config
-        """The complete configuration, as the server would show it."""
+        """The complete configuration, as the server would report it."""
         self._signature = signature
         self._instance = instance
         self._sequences = None if picker is None else SequencesUnderTest(picker, self._execute)
         self.on_close = [release]
-        """Called when the model is finalized."""
+        """Callbacks for when the model has been finalized."""
 
     @property
     def model(self) -> Any:
-        """The ``TritonPythonModel`` object itself."""
+        """The ``TritonPythonModel`` object."""
         return self._instance.model
 
     def infer(self, inputs: Mapping[str, ArrayLike], **request_fields: Any) -> Answer:
-        """Send one request; ``request_fields`` are those of ``Request``.
+        """Send one request; ``request_fields`` are fields of ``Request``.
 
-        Raises what the model raises, and ``NeriteError`` if the model answers with an error, if its answer is none, or
-        if a server would have refused the request.
+        Raises what the model raises, and ``NeriteError`` if the model answers with an error, if its answer is invalid,
+        or if a server would have rejected the request.
         """
         __tracebackhide__ = True
         (answer,) = self.execute([Request(inputs, **request_fields)])
@@ -160,13 +159,13 @@ class ModelUnderTest:
         return answer
 
     def execute(self, requests: Sequence[Request | Mapping[str, ArrayLike]]) -> list[Answer | NeriteError]:
-        """Send a batch; return one answer for each request, an error where the model answered with one.
+        """Send a batch; return one answer for each request, an error if the model answered with one.
 
         Raises as ``infer`` does if the batch fails as a whole.
         """
         __tracebackhide__ = True
-        asked = [one if isinstance(one, Request) else Request(one) for one in requests]
-        batch = [one.sent_to(self._signature) for one in asked]
+        given = [one if isinstance(one, Request) else Request(one) for one in requests]
+        batch = [one.sent_to(self._signature) for one in given]
         responses = self._run(batch)
         return [
             request.only() if response is None else answer_of(response)
@@ -174,9 +173,9 @@ class ModelUnderTest:
         ]
 
     def stream(self, inputs: Mapping[str, ArrayLike], **request_fields: Any) -> list[Answer | NeriteError]:
-        """Send one request; return all that the model sends by its response sender, once it has sent the last.
+        """Send one request; wait for the last response and return all that the model sends through its sender.
 
-        Raises as ``infer`` does if the request fails before that, ``TimeoutError`` if the model falls silent.
+        Raises as ``infer`` does if the request fails before, ``TimeoutError`` if the model stops sending.
         """
         __tracebackhide__ = True
         request = Request(inputs, **request_fields).sent_to(self._signature)
@@ -184,15 +183,15 @@ class ModelUnderTest:
         return request.all() if response is None else [answer_of(response)]
 
     def sequence(self, sequence_id: int | str = 1) -> SequenceUnderTest:
-        """Return what sends requests of one sequence; the first begins it."""
+        """Return an object that sends requests of one sequence; the first request starts it."""
         return SequenceUnderTest(self, sequence_id)
 
     def is_ready(self) -> bool:
-        """Return what the model says of its readiness."""
+        """Return whether the model is ready."""
         return self._instance.is_ready()
 
     def close(self) -> None:
-        """Finalize the model and forget its code."""
+        """Finalize the model and unload its code."""
         self._instance.close()
         for call in self.on_close:
             call()
@@ -206,7 +205,7 @@ class ModelUnderTest:
         self.close()
 
     def _run(self, batch: Sequence[SentRequest]) -> Sequence[InferenceResponse | None]:
-        """Return the answers to a batch; None where they are given to the request."""
+        """Return the responses to a batch; None for requests that are answered through their sinks."""
         __tracebackhide__ = True
         if self._sequences is None:
             return self._execute(batch)
@@ -219,7 +218,7 @@ class ModelUnderTest:
 
 
 class SequenceUnderTest:
-    """One sequence of requests. Made by ``ModelUnderTest.sequence``."""
+    """One sequence of requests. Created by ``ModelUnderTest.sequence``."""
 
     def __init__(self, model: ModelUnderTest, sequence_id: int | str) -> None:
         self._model = model
@@ -227,25 +226,23 @@ class SequenceUnderTest:
         self._begun = False
 
     def infer(self, inputs: Mapping[str, ArrayLike], *, end: bool = False, **request_fields: Any) -> Answer:
-        """Send the next request, as ``ModelUnderTest.infer`` does; ``end``: it is the last."""
+        """Send the next request, as ``ModelUnderTest.infer`` does; ``end`` marks the last one."""
         __tracebackhide__ = True
         return self._model.infer(inputs, **self._place(end), **request_fields)
 
     def stream(
         self, inputs: Mapping[str, ArrayLike], *, end: bool = False, **request_fields: Any
     ) -> list[Answer | NeriteError]:
-        """Send the next request, as ``ModelUnderTest.stream`` does; ``end``: it is the last."""
+        """Send the next request, as ``ModelUnderTest.stream`` does; ``end`` marks the last one."""
         __tracebackhide__ = True
         return self._model.stream(inputs, **self._place(end), **request_fields)
 
     def _place(self, end: bool) -> dict[str, Any]:
-        """Return what the next request says of its place; after the last one comes a first."""
+        """Return the sequence fields of the next request; the one after the last starts the sequence again."""
         place = {"sequence_id": self._id, "sequence_start": not self._begun, "sequence_end": end}
         self._begun = not end
         return place
 
-
-# Loading a model for a test: from its directory, or from a class.
 
 _BACKEND = PythonBackend()
 
@@ -258,11 +255,11 @@ def load_model(
 ) -> ModelUnderTest:
     """Load a model as the server does, and initialize it.
 
-    ``path_or_class`` is the model's directory, with ``1/model.py`` in it, or a class like ``TritonPythonModel``.
-    ``config`` stands for config.pbtxt, in JSON form: ``{"max_batch_size": 8, "input": [...]}``. The model's own
-    ``auto_complete_config`` has its say in any case. ``calls`` are the models that the model may call, by name:
-    functions that take inputs and return outputs. Raises what the model raises, and ``ValueError`` with everything that
-    is wrong with the configuration.
+    ``path_or_class`` is the model's directory, which contains ``1/model.py``, or a class like ``TritonPythonModel``.
+    ``config`` replaces config.pbtxt, in JSON form: ``{"max_batch_size": 8, "input": [...]}``. The model's own
+    ``auto_complete_config`` is applied in any case. ``calls`` are the models that the model may call, by name:
+    functions that take inputs and return outputs. Raises what the model raises, and ``ValueError`` with all mistakes in
+    the configuration.
     """
     __tracebackhide__ = True
     stand_in = StandIn(calls or {})
@@ -277,7 +274,7 @@ def load_model(
             model = _from_class(path_or_class, config or {}, version)
         else:
             model = _from_directory(Path(path_or_class).resolve(), config, version)
-    except BaseException:  # whatever it was: the next test begins as this one did
+    except BaseException:  # restore the state for the next test, whatever happened
         leave()
         raise
     stand_in.allowed = True
@@ -334,7 +331,7 @@ def _under_test(
 
 
 def _folder(model_class: type) -> Path:
-    """Return where the class is written; for one that is in no file (a notebook, a prompt), the working directory."""
+    """Return the directory of the class's file; the working directory if it has none (notebook, prompt)."""
     try:
         return Path(inspect.getfile(model_class)).resolve().parent
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""Requests of a test, and what comes back for them."""
+"""Requests and sequences of a test, and the conversion between its arrays and the buffers of requests."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from nerite.dispatch.interface import SelectivePicker
 from nerite.instances.instance import Batch, ModelInstance
 from nerite.scheduling.sequence import SequenceRequest
 
-# Requests of sequences in a test: batched, dressed and run as often as the model wants, by the server's own roster.
-
 Execute: TypeAlias = Callable[[Sequence[InferenceRequest]], Sequence[InferenceResponse | None]]
 
 _LATER: Final = 1 << 62
-"""Nanoseconds after which no batch waits for more."""
+"""Nanoseconds in the future at which no batch waits for further requests."""
 
 
 class SequencesUnderTest:
-    """The sequences of a model with one instance, which waits for nothing."""
+    """Runs the sequences of a model with one instance, without delays, with the server's own instance picker.
+
+    The picker batches requests, adds controls and states, and repeats a request as often as its model reschedules it.
+    """
 
     def __init__(self, picker: SelectivePicker, execute: Execute) -> None:
         self._picker = picker
         self._execute = execute
-        picker.came(cast(ModelInstance, self))  # an instance is whatever the owner of a roster calls so
+        picker.came(cast(ModelInstance, self))  # the picker accepts any object as an instance
 
     def run(self, requests: Sequence[InferenceRequest]) -> None:
-        """Have the model work until it has nothing more to do; answers go where ``requests`` say.
+        """Run the model until nothing is left to do; responses go to the sinks of ``requests``.
 
         Raises what the model raises.
         """
@@ -70,18 +71,18 @@ class SequencesUnderTest:
                 request.outer.respond(answer)
 
     def _give_up(self, requests: Sequence[_Streaming]) -> None:
-        """Refuse what still waits: nothing will change that before the test goes on."""
+        """Reject requests that still wait: nothing can release them before the test continues."""
         for request in requests:
             if self._picker.withdraw(request):
                 full = Unavailable(
-                    f"sequence {request.sequence_id} waits for a slot: an instance works on so many sequences at a "
-                    "time as max_batch_size or max_candidate_sequences says, and others have not ended"
+                    f"sequence {request.sequence_id} waits for a slot: max_batch_size or max_candidate_sequences "
+                    "limits the number of concurrent sequences of an instance, and others have not ended"
                 )
                 request.outer.respond(InferenceResponse.failed(full))
 
 
 class _Streaming(SequenceRequest):
-    """A request whose model may use the response sender, and leave states with it."""
+    """A request whose model may use the response sender, and send states with it."""
 
     __slots__ = ("_picker",)
 
@@ -92,14 +93,14 @@ class _Streaming(SequenceRequest):
         self._picker = picker
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Answer the test, with what is not for the next request of the sequence."""
+        """Pass a response to the test, without the states for the next request of the sequence."""
         rest = self._picker.settle(self, response)
         if rest is not None and (final or not rest.empty):
             super().respond(rest, final)
 
 
 class _Null(InferenceRequest):
-    """What stands in a batch for a slot without a request."""
+    """Placeholder in a batch for a slot without a request."""
 
     __slots__ = ()
 
@@ -110,17 +111,15 @@ def _streaming_null(null: InferenceRequest) -> _Null:
     return _Null(null.header, null.data, null.sink, null.arrived_ns)
 
 
-# Between the arrays of a test and the buffers of a request.
-
 Answer: TypeAlias = dict[str, NDArray[Any]]
 """Tensors by name: the outputs of one request, in the model's order."""
 
 
 def to_wire(name: str, value: ArrayLike, declared: DataType | None) -> tuple[TensorSpec, Buffer]:
-    """Return specification and bytes of a test's value; the bytes are a copy, which the model may write to.
+    """Convert a test's value to a tensor specification and bytes; the bytes are a copy, which the model may modify.
 
-    An array keeps its type. Anything else (lists, numbers, strings) becomes the declared type, as far as it is known.
-    BF16 is given as UINT16, the words of the numbers.
+    An array keeps its type. Anything else (lists, numbers, strings) is converted to the declared type, if known. BF16
+    is given as UINT16, the 16-bit words of the numbers.
     """
     if not isinstance(value, np.ndarray):
         value = np.asarray(value, None if declared is None else declared.numpy)
@@ -133,21 +132,22 @@ def to_wire(name: str, value: ArrayLike, declared: DataType | None) -> tuple[Ten
 
 
 def to_test(spec: TensorSpec, data: Buffer) -> NDArray[Any]:
-    """Return an output as an array of its own; BYTES as an object array of ``bytes``, BF16 as UINT16 words."""
+    """Copy an output into an array; BYTES as an object array of ``bytes``, BF16 as UINT16 words."""
     return to_array(spec, bytearray(data))
 
 
-_PATIENCE: Final = 30.0
+_RESPONSE_TIMEOUT: Final = 30.0
+"""Seconds to wait for the next response of a model."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request: inputs by name, and what else a client may say."""
+    """One request: inputs by name, and the other fields that a client can set."""
 
     inputs: Mapping[str, ArrayLike]
     id: str = ""
     outputs: Sequence[str] = ()
-    """The outputs that are wanted; empty means all."""
+    """The requested outputs; empty means all."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     priority: int = 0
     timeout_us: int = 0
@@ -156,7 +156,7 @@ class Request:
     sequence_end: bool = False
 
     def sent_to(self, signature: Signature) -> SentRequest:
-        """Return it as the server would give it to a model. Raises ``NeriteError`` where the server would refuse it."""
+        """Build the request that the server would pass to a model. Raises ``NeriteError`` if it would be rejected."""
         declared = signature.inputs
         tensors = [
             to_wire(name, value, declared[name].datatype if name in declared else None)
@@ -179,7 +179,7 @@ class Request:
 
 
 class _Sent:
-    """The sink of a test's request: keeps what the model sends, from whichever thread."""
+    """Thread-safe sink of a test's request: keeps the responses that the model sends."""
 
     def __init__(self) -> None:
         self.responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
@@ -196,32 +196,32 @@ class SentRequest(InferenceRequest):
     streams = True
 
     def all(self) -> list[Answer | NeriteError]:
-        """Wait for the last response, and return them all."""
+        """Wait for the last response and return all of them."""
         assert isinstance(self.sink, _Sent)
         answers: list[Answer | NeriteError] = []
         final = False
         while not final:
             try:
-                response, final = self.sink.responses.get(timeout=_PATIENCE)
+                response, final = self.sink.responses.get(timeout=_RESPONSE_TIMEOUT)
             except queue.Empty:
                 raise TimeoutError(
-                    f"the model has sent {len(answers)} responses and then nothing for {_PATIENCE:.0f} s; the last "
-                    "one needs flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+                    f"the model sent {len(answers)} responses and then nothing for {_RESPONSE_TIMEOUT:.0f} s; the "
+                    "last one needs flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL"
                 ) from None
             if not response.empty:
                 answers.append(answer_of(response))
         return answers
 
     def only(self) -> Answer | NeriteError:
-        """Return the one response that a request to a model that is not decoupled has."""
+        """Return the single response of a model that is not decoupled."""
         answers = self.all()
         if len(answers) != 1:
-            return Internal(f"the model sent {len(answers)} responses, where one is expected. See ``stream``")
+            return Internal(f"the model sent {len(answers)} responses, but one is expected. See ``stream``")
         return answers[0]
 
 
 def answer_of(response: InferenceResponse) -> Answer | NeriteError:
-    """Return the outputs of a response as arrays of their own, or its error."""
+    """Return the outputs of a response as copies in arrays, or its error."""
     if response.error is not None:
         return response.error
     assert response.header is not None

@@ -1,4 +1,4 @@
-"""The server as a model under test sees it: other models are functions of the test."""
+"""Stand-in for the server in tests of models that call other models: those are functions of the test."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from nerite.testing.requests import Answer, to_test, to_wire
 
 Outputs: TypeAlias = Mapping[str, ArrayLike] | NeriteError
 OtherModel: TypeAlias = Callable[[Answer], Outputs | Iterable[Outputs]]
-"""Takes inputs by name, and returns outputs by name or an error; a decoupled model, any number of them."""
+"""Takes inputs by name and returns outputs by name or an error; for a decoupled model, any number of them."""
 
 
 class StandIn:
-    """What ``host.current`` is while a model is under test."""
+    """Replaces ``model_calls.current`` while a model is under test."""
 
     def __init__(self, models: Mapping[str, OtherModel]) -> None:
         self.allowed = False
-        """The model is initialized and may call others."""
+        """True once the model is initialized and may call others."""
         self._models = models
         self._loaded = set(models)
 
@@ -38,7 +38,7 @@ class StandIn:
         *,
         decoupled: bool,
     ) -> _AnsweredCall:
-        """Have the function that stands for a model answer. What it raises, the model's ``exec`` raises."""
+        """Answer a call with the function for that model. Exceptions of the function are raised by ``exec``."""
         if not self.allowed:
             raise Unsupported("BLS is only supported during the 'execute' function.")
         model = header.model_name
@@ -53,22 +53,22 @@ class StandIn:
         return _AnsweredCall([*(_response(header, each) for each in answer), EMPTY])
 
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Have a model that was unloaded again. Raises ``Internal`` for one that nothing stands for."""
+        """Make a model ready again. Raises ``Internal`` if the test has no function for it."""
         if model not in self._models:
             raise Internal(f"failed to load '{model}', failed to poll from model repository")
         self._loaded.add(model)
 
     def unload(self, model: str, *, dependents: bool) -> None:
-        """Have a model no more."""
+        """Make a model unavailable."""
         self._loaded.discard(model)
 
     def is_ready(self, model: str, version: str) -> bool:
-        """Return whether something stands for a model, and is not unloaded."""
+        """Return whether the test has a function for a model that is not unloaded."""
         return model in self._loaded
 
 
 class _AnsweredCall:
-    """A call that has all its answers."""
+    """A call whose responses are all known in advance."""
 
     def __init__(self, answers: Sequence[InferenceResponse]) -> None:
         self.final = False
@@ -102,9 +102,9 @@ def _response(header: RequestHeader, outputs: Outputs) -> InferenceResponse:
 def _not_ready(model: str) -> NeriteError:
     return NotFound(
         f"Model {model} - Error when running inference: Failed for execute the inference request. "
-        f"Model '{model}' is not ready.\n    Say what it answers: load_model(…, calls={{'{model}': function}})."
+        f"Model '{model}' is not ready.\n    Provide a function for it: load_model(…, calls={{'{model}': function}})."
     )
 
 
 def _several(model: str) -> NeriteError:
-    return Unsupported(f"Model {model} gives any number of answers. Use 'decoupled=True' to call it.")
+    return Unsupported(f"Model {model} is decoupled. Use 'decoupled=True' to call it.")

@@ -1,1 +1,1 @@
-"""Commands beside the server: they look at repositories, machines and running servers, or put a load on them."""
+"""Commands that accompany the server: they edit repositories, diagnose machines, and query or load-test servers."""

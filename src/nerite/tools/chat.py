@@ -1,4 +1,4 @@
-"""The command line of ``nerite chat``: which model, how it is to write; at a terminal or from a pipe."""
+"""``nerite chat``: talks to a text model on a running server, interactively or with one message from a pipe."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from nerite.client.models import CompletionPart
 from nerite.tools.client import add_connection, connected
 from nerite.tools.client_infer import parameter
 
-# An answer while it comes, and what there is to say of it at its end.
-
 _VISIBLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""A model may write anything, and what steers a terminal is not for it to write."""
+"""Replaces control characters, because a model may generate anything and must not control the terminal."""
 
 
 class ChatAnswer:
-    """Listens to a model until it is done, or until Ctrl-C."""
+    """One streamed answer of a model: its text, timing and token counts."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,9 +33,9 @@ class ChatAnswer:
         self._tokens: int | None = None
 
     def listen(self, parts: Generator[CompletionPart], say: Callable[[str], None]) -> None:
-        """Give ``say`` the text as it comes. Ctrl-C ends the answer, here and at the server.
+        """Pass the text to ``say`` as it arrives. Ctrl-C cancels the answer, here and on the server.
 
-        Raises what ``parts`` and ``say`` raise; the server is told then, too.
+        Raises what ``parts`` and ``say`` raise; the request is cancelled on the server then, too.
         """
         try:
             for part in parts:
@@ -52,20 +50,20 @@ class ChatAnswer:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the model would have gone on."""
+        """True if the answer was truncated at the token limit."""
         return self.finish_reason == "length"
 
     def figures(self) -> str:
-        """Return how many tokens there were, and how fast they came, as far as that is known."""
+        """Return a summary of token counts, latency and token rate, as far as they are known."""
         seconds = self._last - self._began
-        told = [f"{self._tokens} tokens in {seconds:.2f} s" if self._tokens is not None else f"{seconds:.2f} s"]
+        summary = [f"{self._tokens} tokens in {seconds:.2f} s" if self._tokens is not None else f"{seconds:.2f} s"]
         if self.text:
-            told.append(f"the first after {self._first - self._began:.2f} s")
+            summary.append(f"the first after {self._first - self._began:.2f} s")
         if self._tokens is not None and self._tokens > 1 and self._last > self._first:
-            told.append(f"then {(self._tokens - 1) / (self._last - self._first):.1f} a second")
+            summary.append(f"then {(self._tokens - 1) / (self._last - self._first):.1f} per second")
         if self._prompt_tokens is not None:
-            told.append(f"prompt of {self._prompt_tokens}")
-        return ", ".join(told)
+            summary.append(f"{self._prompt_tokens} prompt tokens")
+        return ", ".join(summary)
 
     def _take(self, part: CompletionPart) -> None:
         if part.text and not self.text:
@@ -77,65 +75,61 @@ class ChatAnswer:
 
 
 def for_terminal(text: str) -> str:
-    """Return text as it may be shown at a terminal."""
+    """Return text that is safe to print on a terminal, with control characters replaced."""
     return text.translate(_VISIBLE)
 
-
-# What was said so far, and what of it goes to the model. Pure.
 
 Message = dict[str, str]
 
 
 class ChatHistory:
-    """Questions with their answers, in turn. A question that got none leaves no trace."""
+    """Conversation so far: pairs of question and answer. Questions without an answer are not kept."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system
-        """What the model is told before all else; empty for nothing."""
-        self._said: list[Message] = []
+        """System message, which precedes the conversation; "" for none."""
+        self._messages: list[Message] = []
 
     def with_question(self, question: str) -> list[Message]:
-        """Return the messages that have a question answered."""
+        """Return the messages to send for the next question."""
         first = [{"role": "system", "content": self.system}] if self.system else []
-        return [*first, *self._said, {"role": "user", "content": question}]
+        return [*first, *self._messages, {"role": "user", "content": question}]
 
     def remember(self, question: str, answer: str) -> None:
-        """Add a question that was answered."""
-        self._said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        """Append a question and its answer."""
+        self._messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def reset(self) -> None:
-        """Forget what was said. The system message stays."""
-        self._said.clear()
+        """Clear the conversation, except for the system message."""
+        self._messages.clear()
 
-
-# A chat at a terminal: lines that are for the model, and commands that are for us.
 
 PROMPT = "> "
 COMMANDS = {
     "/help": "list the commands",
-    "/reset": "forget what was said",
-    "/system": "tell the model something before all else: /system TEXT; without TEXT no more",
-    "/quit": "end; so does Ctrl-D",
+    "/reset": "clear the conversation",
+    "/system": "set the system message: /system TEXT; without TEXT, remove it",
+    "/quit": "quit; so does Ctrl-D",
 }
 """Name and purpose of each command."""
 
 
 class Terminal:
-    """Asks for a line, has it answered, and so on."""
+    """Interactive chat: reads lines that are messages to the model or commands for this program."""
 
     def __init__(
         self, ask: Callable[[list[Message]], Generator[CompletionPart]], conversation: ChatHistory, *, figures: bool
     ) -> None:
-        """``ask`` sends messages to the model. ``figures``: tokens and rate are shown after each answer."""
+        """``ask`` sends messages to the model. ``figures``: show token counts and rate after each answer."""
         self._ask = ask
         self._conversation = conversation
         self._figures = figures
         self._ended = False
 
     def run(self) -> None:
-        """Talk until whoever sits there wants no more."""
+        """Run the chat until the user quits."""
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # gives lines a history, and arrow keys
+            import readline  # noqa: F401  # enables line history and editing
         while not self._ended:
             try:
                 line = input(PROMPT)
@@ -143,7 +137,7 @@ class Terminal:
                 write("\n")
                 return
             except KeyboardInterrupt:
-                write("\n[Ctrl-D or /quit ends the chat]\n")
+                write("\n[Press Ctrl-D or type /quit to leave the chat]\n")
                 continue
             if line.startswith("/"):
                 self._obey(*line.strip().partition(" ")[::2])
@@ -159,12 +153,12 @@ class Terminal:
             complain("nerite chat", str(error))
             return
         write("\n")
-        # What was stopped has been read as well.
+        # A stopped answer is kept, because the user has read it.
         self._conversation.remember(question, answer.text)
         if answer.interrupted:
             write("[stopped]\n")
         if answer.cut_off:
-            write("[cut off: no more tokens were allowed]\n")
+            write("[truncated at the token limit]\n")
         if self._figures:
             write(f"[{answer.figures()}]\n")
 
@@ -173,28 +167,28 @@ class Terminal:
             case "/help":
                 width = max(map(len, COMMANDS)) + 2
                 write("".join(f"  {name:{width}}{purpose}\n" for name, purpose in COMMANDS.items()))
-                write("Ctrl-C stops an answer. Put a space before a message that begins with /.\n")
+                write("Ctrl-C stops an answer. Precede a message that begins with / by a space.\n")
             case "/reset":
                 self._conversation.reset()
-                write("[forgotten]\n")
+                write("[conversation cleared]\n")
             case "/system":
                 self._conversation.system = rest.strip()
-                write("[the model is told]\n" if rest.strip() else "[no system message]\n")
+                write("[system message set]\n" if rest.strip() else "[system message removed]\n")
             case "/quit":
                 self._ended = True
             case _:
-                near = did_you_mean(command, COMMANDS) or "/help lists what there is."
+                near = did_you_mean(command, COMMANDS) or "/help lists the commands."
                 write(f"[unknown command '{for_terminal(command)}'. {near}]\n")
 
 
 _PROGRAM = "nerite chat"
 _EPILOG = """\
-At a terminal it goes on until Ctrl-D; Ctrl-C stops an answer, and /help lists what else there is. From a pipe
-everything that comes is one message, and its answer is written as plain text.
+On a terminal the chat continues until Ctrl-D; Ctrl-C stops an answer, and /help lists the commands. From a pipe,
+all of standard input is sent as one message, and the answer is printed as plain text.
 
-Works with every server that has OpenAI's chat completions under /v1: Nerite, vLLM, and others.
-The exit status is 0 for success, 1 for a refusal or a server that cannot be reached, 2 for a wrong command line, 130
-after Ctrl-C in a pipe.
+Works with any server that offers OpenAI's chat completions under /v1, such as Nerite and vLLM.
+The exit status is 0 for success, 1 if the server rejects the request or cannot be reached, 2 for an invalid command
+line, 130 after Ctrl-C in a pipe.
 
 Examples:
   nerite chat
@@ -203,31 +197,31 @@ Examples:
   nerite chat --url gpu-3:8000 llama --header 'Authorization: Bearer TOKEN'
 """
 _SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
-"""The options that the model is told, by their names under ``/v1``."""
+"""Options that are sent to the server, by their names in the OpenAI API."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the command line says; return the exit status."""
+    """Run the chat; return the exit status."""
     return status_of(_PROGRAM, lambda: _talk(_parse(arguments)), ClientError)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = new_parser(_PROGRAM, "Talk with a text model of a running server.", _EPILOG)
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="may be left out where there is one only")
-    parser.add_argument("--system", metavar="TEXT", default="", help="what the model is told before all else")
-    parser.add_argument("--temperature", metavar="T", type=float, help="0: always the likeliest token")
-    parser.add_argument("--top-p", metavar="P", type=float, help="choose among the tokens that make up so much")
-    parser.add_argument("--max-tokens", metavar="N", type=int, help="the longest that an answer may be")
-    parser.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same answer")
+    parser = new_parser(_PROGRAM, "Chat with a text model on a running server.", _EPILOG)
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="optional if the server has only one")
+    parser.add_argument("--system", metavar="TEXT", default="", help="system message, sent before the conversation")
+    parser.add_argument("--temperature", metavar="T", type=float, help="sampling temperature; 0 is greedy decoding")
+    parser.add_argument("--top-p", metavar="P", type=float, help="nucleus sampling: cumulative probability to keep")
+    parser.add_argument("--max-tokens", metavar="N", type=int, help="maximum length of an answer in tokens")
+    parser.add_argument("--seed", metavar="N", type=int, help="random seed, to get the same answer again")
     parser.add_argument(
         "--parameter",
         metavar="NAME=VALUE",
         action="append",
         type=parameter,
         default=[],
-        help="anything else that /v1/chat/completions takes, such as min_p=0.05; may be given several times",
+        help="any other parameter of /v1/chat/completions, such as min_p=0.05; may be repeated",
     )
-    parser.add_argument("--stats", action="store_true", help="show tokens and rate after each answer")
+    parser.add_argument("--stats", action="store_true", help="show token counts and rate after each answer")
     add_connection(parser, url="localhost:8000")
     return parser.parse_args(arguments)
 
@@ -243,7 +237,7 @@ def _talk(options: argparse.Namespace) -> int:
             return client.chat(model, messages, settings, usage=options.stats)
 
         if somebody_is_there():
-            write(f"{model} at {options.url}. /help lists the commands, Ctrl-D ends.\n")
+            write(f"{model} at {options.url}. Type /help for commands, Ctrl-D to quit.\n")
             Terminal(ask, conversation, figures=options.stats).run()
             return 0
         return _answer_pipe(ask(conversation.with_question(_message())), figures=options.stats)
@@ -252,29 +246,32 @@ def _talk(options: argparse.Namespace) -> int:
 def _only_model(client: Client) -> str:
     models = client.text_models()
     if not models:
-        raise ClientError("the server has no text model that is ready.\n    What it has: nerite client ls")
+        raise ClientError("the server has no text model that is ready.\n    List its models: nerite client ls")
     if len(models) > 1:
-        raise UsageError(f"which model? One of: {', '.join(models)}", remedy=f"Such as: {_PROGRAM} {models[0]}")
+        raise UsageError(
+            f"the server has several text models: {', '.join(models)}",
+            remedy=f"Specify one of them: {_PROGRAM} {models[0]}",
+        )
     return models[0]
 
 
 def _message() -> str:
     text = sys.stdin.read().strip()
     if not text:
-        raise UsageError("there is no message on standard input.", remedy=f"echo 'How are you?' | {_PROGRAM}")
+        raise UsageError("no message on standard input.", remedy=f"For example: echo 'How are you?' | {_PROGRAM}")
     return text
 
 
 def _answer_pipe(parts: Generator[CompletionPart], *, figures: bool) -> int:
-    """Write one answer as plain text, and what there is to say of it to stderr; return the exit status."""
+    """Write one answer as plain text to stdout, and remarks about it to stderr; return the exit status."""
     answer = ChatAnswer(time.monotonic)
     try:
         answer.listen(parts, write)
         write("\n")
     except BrokenPipeError:
-        fall_silent()  # The reader has seen enough, and the server was told.
+        fall_silent()  # The reader closed the pipe; listen has cancelled the request.
     if answer.cut_off:
-        complain(_PROGRAM, "the answer is cut off: no more tokens were allowed.")
+        complain(_PROGRAM, "the answer was truncated at the token limit.")
     if figures:
         complain(_PROGRAM, answer.figures())
     return 130 if answer.interrupted else 0

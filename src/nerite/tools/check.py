@@ -1,4 +1,4 @@
-"""``nerite check``: everything that is wrong in model repositories, without serving them."""
+"""``nerite check``: reports everything that is wrong in model repositories, without serving them."""
 
 from __future__ import annotations
 
@@ -30,40 +30,38 @@ from nerite.repository.ensembles import DescribedModel, EnsembleSurvey
 from nerite.repository.version_maker import GpuPlacement
 from nerite.transports.http import infer_request
 
-# Has the backends of this machine look at a model, as a server would have it done.
-
 
 class ModelHere:
-    """A model in a directory, and what the backends of this machine say of it."""
+    """A model in a directory, completed and opened by the backends of this machine as a server would do it."""
 
     def __init__(self, directory: Path, backends: str) -> None:
         """``backends`` is the backend directory."""
         self._directory = directory
         self._backends = backends
         self._memos: dict[int, dict[Any, Any]] = {}
-        """What was left by ``complete`` for ``open``, by version."""
+        """Results that ``complete`` keeps for ``open``, by version."""
 
     def complete(self, config: ModelConfig, version: int) -> Mapping[str, Any]:
-        """Have the backend complete a configuration. Raises as ``Complete`` says."""
+        """Have the backend complete a configuration. Raises what ``Complete`` documents."""
         context = self._context(config, version)
         if context.environment:
-            raise CompletionUnavailable("not completed from the model: it has a Python environment of its own")
-        with self._asked("not completed from the model", config, context):
+            raise CompletionUnavailable("not completed from the model: it has its own Python environment")
+        with self._calling_backend("not completed from the model", config, context):
             return registry.backend_of(context).complete(context)
 
     def open(self, config: ModelConfig, version: int, *, completed: bool = True) -> None:
         """Open a model with a complete configuration as a load does, and close it again.
 
-        Code of a Python model is read, and not run; checkpoints of language models, and what could not be
-        ``completed`` here, are left as they are. Raises ``NeriteError`` as a load, ``CompletionUnavailable`` where it
-        cannot be told here.
+        The code of Python models is read but not run; checkpoints of language models, and models that could not be
+        ``completed`` here, are not opened. Raises ``NeriteError`` as a load does, and ``CompletionUnavailable`` if
+        this machine lacks what is needed.
         """
         from nerite.backends.python import PythonBackend
         from nerite.backends.python.environments import locate_environment
         from nerite.models.launcher import is_isolated
 
         context = self._context(config, version)
-        with self._asked("not opened", config, context):
+        with self._calling_backend("not opened", config, context):
             is_isolated(context)
             if context.environment:
                 locate_environment(context)
@@ -84,72 +82,75 @@ class ModelHere:
         return ModelContext(config.name, version, self._directory, to_json(config), settings, memo)
 
     @contextlib.contextmanager
-    def _asked(self, unknown: str, config: ModelConfig, context: ModelContext) -> Iterator[None]:
-        """Have a backend asked in a ``with`` block. ``unknown`` is what is not known if something is missing here."""
+    def _calling_backend(self, skipped: str, config: ModelConfig, context: ModelContext) -> Iterator[None]:
+        """Translate the errors of a backend called in the ``with`` block.
+
+        ``skipped`` says what was not done if the backend lacks something on this machine.
+        """
         try:
-            # What a model prints must not get between the mistakes.
+            # Output of a model must not be mixed with the mistakes on stdout.
             with (
                 contextlib.redirect_stdout(sys.stderr),
                 looked_at(context.version_directory, config.default_model_filename),
             ):
                 yield
         except NotHere as error:
-            raise CompletionUnavailable(f"{unknown}: {error.message}") from error
+            raise CompletionUnavailable(f"{skipped}: {error.message}") from error
         except Internal as error:
             if error.message.startswith("ModuleNotFoundError"):
-                raise CompletionUnavailable(f"{unknown}: {error.message.splitlines()[0]}") from error
+                raise CompletionUnavailable(f"{skipped}: {error.message.splitlines()[0]}") from error
             raise
         except CompletionUnavailable:
             raise
-        except Exception as error:  # a load would fail with it
+        except Exception as error:  # a load would fail with this error
             raise refusals.refusal(error) from error
 
 
 def gpus_here() -> Callable[[str], Gpus]:
-    """Return which GPUs of this machine the models of a backend may be on."""
+    """Return a function that returns the GPUs of this machine that models of a backend may use."""
     library, minimum = open_library(), DeviceOptions().min_compute_capability
     return GpuPlacement(library, of_this_machine(library, os.environ, minimum), minimum).gpus
 
 
 _EPILOG = """\
-Prints each mistake as FILE:LINE:COLUMN: what is wrong, and below it the edit that cures it.
-With --json the mistakes are a JSON list on standard output, and all else goes to standard error.
+Prints each mistake as FILE:LINE:COLUMN followed by a description, and below it how to fix it.
+With --json, the mistakes are printed as a JSON list to standard output and everything else to standard error.
 
-The exit status is 0 if nothing is wrong, 1 if something is, 2 for a wrong command line.
-Warnings and notes do not count.
+The exit status is 0 if there are no mistakes, 1 if there are, 2 for an invalid command line.
+Warnings and notes do not affect it.
 
 Examples:
   nerite check ./models
   nerite check ./models ./more-models --json
-  nerite check ./models --model-config-name gpu      read configs/gpu.pbtxt where there is one
+  nerite check ./models --model-config-name gpu      use configs/gpu.pbtxt where it exists
 
-Configurations are completed from the models as a server would do it, which runs the auto_complete_config of
-Python models; --disable-auto-complete-config leaves that out, and the files have to say everything themselves.
-Models are opened as a server would open them where their framework is installed, one at a time. Of Python models
-the code is read, and not initialized; language models are not loaded.
-Ensembles are checked against the models beside them, and those of the other repositories.
+Configurations are completed from the models as a server would do it, which runs auto_complete_config of Python
+models. With --disable-auto-complete-config nothing is completed, and every config.pbtxt must be complete.
+Models are opened one at a time, as a server would open them, if their framework is installed. Python models are
+parsed but not initialized, and language models are not loaded.
+Ensembles are checked against the models in their own and in the other repositories.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """What was found about one model."""
+    """Mistakes and remarks about one model."""
 
     model: str
     directory: Path
     mistakes: Sequence[Mistake]
     remarks: Sequence[Remark]
     loaded: LoadedModel | None = None
-    """The model itself; None where this is about something else."""
+    """The model itself; None if the finding is not about a particular model."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Check the repositories that ``arguments`` name and print what was found; return the exit status."""
+    """Check the repositories named in ``arguments`` and print the findings; return the exit status."""
     return status_of("nerite check", lambda: _check(_parser().parse_args(arguments)))
 
 
 def examine(repositories: Sequence[str]) -> list[CheckFinding]:
-    """Return what is found about the models of repositories, as they are served without flags."""
+    """Return the findings about the models in repositories, checked with default flags."""
     return _examined(_parser().parse_args(["--", *repositories]))
 
 
@@ -175,41 +176,43 @@ def _check(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser(
-        "nerite check", "Find everything that is wrong in model repositories, without serving them.", _EPILOG
+        "nerite check", "Validate model repositories without serving them, and report all mistakes at once.", _EPILOG
     )
-    parser.add_argument("repositories", metavar="REPOSITORY", nargs="+", help="a directory with one model a directory")
+    parser.add_argument(
+        "repositories", metavar="REPOSITORY", nargs="+", help="a directory that contains one directory per model"
+    )
     parser.add_argument("--json", action="store_true", help="print the mistakes as a JSON list")
     parser.add_argument(
         "--model-config-name",
         metavar="NAME",
         default="",
-        help="use configs/NAME.pbtxt of a model that has one, instead of its config.pbtxt",
+        help="use configs/NAME.pbtxt instead of config.pbtxt for models that have it",
     )
     parser.add_argument(
         "--backend-directory",
         metavar="PATH",
         default=ServerOptions().backend_directory,
-        help="the directory of backends written in Python; %(default)s unless given",
+        help="directory of backends written in Python (default: %(default)s)",
     )
     parser.add_argument(
         "--disable-auto-complete-config",
         action="store_true",
-        help="do not complete configurations from the models; config.pbtxt has to be there and complete",
+        help="do not complete configurations from the models; require a complete config.pbtxt",
     )
     return parser
 
 
 def _repository(root: Path, options: argparse.Namespace) -> Iterator[CheckFinding]:
-    """Find what is wrong with each model in a repository."""
+    """Yield the findings about each model in a repository."""
     try:
         directories = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
-        remedy = f"{error.strerror}: name a directory that has a directory for each model."
+        remedy = f"{error.strerror}: specify a directory that contains one directory per model."
         message = f"failed to open directory {root}"
         yield CheckFinding("", root, [Mistake(message=message, file=str(root), remedy=remedy, error=Internal)], ())
         return
     if not directories:
-        yield CheckFinding("", root, (), [Remark("warning", "the repository is empty: there is no model in it")])
+        yield CheckFinding("", root, (), [Remark("warning", "the repository is empty")])
     gpus = gpus_here()
     for directory in directories:
         model = ModelHere(directory, options.backend_directory)
@@ -226,7 +229,7 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[CheckFindin
             found, more = _opened(model, loaded)
             remarks += more
         mistakes = sorted(found, key=_place)
-        # A repository is often checked on another machine than the one that serves it.
+        # Repositories are often checked on a different machine from the one that serves them.
         local = [Remark("warning", f"on this machine: {mistake.message}") for mistake in mistakes if mistake.elsewhere]
         lasting = [mistake for mistake in mistakes if not mistake.elsewhere]
         yield CheckFinding(directory.name, directory, lasting, [*local, *remarks], loaded)
@@ -237,7 +240,7 @@ def _place(mistake: Mistake) -> tuple[str, int, int]:
 
 
 def _connected(findings: Sequence[CheckFinding]) -> Iterator[CheckFinding]:
-    """Add what is wrong between ensembles and their models."""
+    """Yield the findings, extended by the mismatches between ensembles and their models."""
     models = {
         (finding.directory.parent, finding.model): DescribedModel(finding.loaded, sound=not finding.mistakes)
         for finding in findings
@@ -254,7 +257,7 @@ def _connected(findings: Sequence[CheckFinding]) -> Iterator[CheckFinding]:
 
 
 def _samples(loaded: LoadedModel) -> list[Mistake]:
-    """Find what is wrong with what is to warm a model up, of one that is right so far."""
+    """Return the mistakes in the warm-up samples of a model that has no other mistakes so far."""
     polled = loaded.polled
     found: list[Mistake] = []
     for config in () if loaded.mistakes else loaded.configs.values():
@@ -265,7 +268,7 @@ def _samples(loaded: LoadedModel) -> list[Mistake]:
 
 
 def _opened(model: ModelHere, loaded: LoadedModel) -> tuple[list[Mistake], list[Remark]]:
-    """Find what a load finds in the files of each version, of a model that is right so far."""
+    """Return what a load would report about the files of each version of a model that has no mistakes so far."""
     mistakes: list[Mistake] = []
     remarks: list[Remark] = []
     for version, config in loaded.configs.items():
@@ -280,7 +283,7 @@ def _opened(model: ModelHere, loaded: LoadedModel) -> tuple[list[Mistake], list[
 
 
 def _duplicates(findings: Sequence[CheckFinding]) -> Iterator[CheckFinding]:
-    """Find the models that are in more than one repository."""
+    """Yield a finding for each model that is in more than one repository."""
     seen: dict[str, Path] = {}
     for finding in findings:
         if not finding.model:

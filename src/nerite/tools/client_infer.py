@@ -1,4 +1,4 @@
-"""``nerite client infer``: Run a model, and print what it answers."""
+"""``nerite client infer``: runs a model with inputs from the command line, and prints its outputs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from nerite.core import tensor as dtypes
 from nerite.core.tensor import Array, from_numpy
 from nerite.observability.log_records import render, terminal_width
 
-# Tensors to look at, and for machines.
-
-_MOST_ELEMENTS = 32
-"""Of an array with more only the beginning and the end are shown."""
+_MAX_ELEMENTS_SHOWN = 32
+"""Larger arrays are abbreviated to their beginning and end."""
 
 
 def as_table(model: ModelDescription, outputs: Mapping[str, Array], width: int) -> str:
-    """Return outputs as a table for people, no wider than ``width``."""
+    """Return outputs as a human-readable table, no wider than ``width``."""
     rows = [
         (name, _datatype(model, name, array), str(list(array.shape)), _shown(array)) for name, array in outputs.items()
     ]
@@ -37,19 +35,19 @@ def as_table(model: ModelDescription, outputs: Mapping[str, Array], width: int) 
 
 
 def as_json(model: ModelDescription, outputs: Mapping[str, Array]) -> dict[str, Any]:
-    """Return outputs as what can be written as JSON; bytes that are no text become ``{"base64": …}``."""
+    """Return outputs as a JSON-serialisable document; bytes that are not valid UTF-8 become ``{"base64": …}``."""
     return {
         name: {
             "datatype": _datatype(model, name, array),
             "shape": list(array.shape),
-            "data": (_texts(array, _for_machines) if array.dtype == object else array).tolist(),
+            "data": (_texts(array, _text_or_base64) if array.dtype == object else array).tolist(),
         }
         for name, array in outputs.items()
     }
 
 
 def _datatype(model: ModelDescription, name: str, array: Array) -> str:
-    # BF16 comes as float32, so that the array alone does not tell.
+    # BF16 outputs are returned as float32, so the array's dtype does not reveal them.
     described = {tensor.name: tensor.datatype for tensor in model.outputs}
     if name in described and described[name] == "BF16":
         return "BF16"
@@ -59,10 +57,10 @@ def _datatype(model: ModelDescription, name: str, array: Array) -> str:
 
 def _shown(array: Array) -> str:
     if array.dtype == object:
-        array = _texts(array, _for_people)
+        array = _texts(array, _escaped_text)
         if array.size == 1:
             return str(array.flat[0])
-    return np.array2string(array, threshold=_MOST_ELEMENTS, separator=", ", max_line_width=100)
+    return np.array2string(array, threshold=_MAX_ELEMENTS_SHOWN, separator=", ", max_line_width=100)
 
 
 def _texts(array: Array, text_of: Callable[[bytes], object]) -> Array:
@@ -71,33 +69,31 @@ def _texts(array: Array, text_of: Callable[[bytes], object]) -> Array:
     return texts.reshape(array.shape)
 
 
-def _for_people(element: bytes) -> str:
+def _escaped_text(element: bytes) -> str:
     return element.decode(errors="backslashreplace")
 
 
-def _for_machines(element: bytes) -> object:
+def _text_or_base64(element: bytes) -> object:
     try:
         return element.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(element).decode()}
 
 
-# What to say about inputs that are missing: an example to write after.
-
-_SAMPLES_MOST_ELEMENTS = 16
-"""An example with more elements than this would not be something to read."""
+_MAX_EXAMPLE_ELEMENTS = 16
+"""Examples with larger inputs would be unreadable, and are not printed."""
 
 
 def advice(
     model: ModelDescription, needed: Sequence[TensorDescription], missing: Sequence[TensorDescription], url: str
 ) -> str:
-    """Return what to say about inputs that are missing: what they are like, and a command that works."""
+    """Return a message about missing inputs: their names, types and shapes, and an example command that works."""
     lines = ["Missing inputs:", *(f"  {tensor}" for tensor in missing)]
     server = [] if url == "localhost:8000" else ["--url", url]
     command = ["nerite", "client", *server, "infer", model.name]
-    if all(math.prod(smallest(tensor)) <= _SAMPLES_MOST_ELEMENTS for tensor in needed):
+    if all(math.prod(smallest(tensor)) <= _MAX_EXAMPLE_ELEMENTS for tensor in needed):
         lines.append(f"Example:  {shlex.join([*command, *map(_example, needed)])}")
-    return "\n".join([*lines, f"Does it run at all?  {shlex.join([*command, '--random'])}"])
+    return "\n".join([*lines, f"Try random data:  {shlex.join([*command, '--random'])}"])
 
 
 def _example(tensor: TensorDescription) -> str:
@@ -109,17 +105,17 @@ def _example(tensor: TensorDescription) -> str:
     return f"{tensor.name}={json.dumps(np.zeros(shape, bool if kind == 'b' else int).tolist())}"
 
 
-# Values as people write them on a command line: JSON, plain text, or a file.
+# Values on the command line: JSON, plain text, or a file.
 
 
 def read_inputs(model: ModelDescription, words: Sequence[str]) -> dict[str, object]:
-    """Return the inputs that ``NAME=VALUE`` words give, as ``Client.infer`` takes them. Raises ``UsageError``."""
+    """Parse ``NAME=VALUE`` words into the inputs that ``Client.infer`` takes. Raises ``UsageError``."""
     described = {tensor.name: tensor for tensor in model.inputs}
     inputs: dict[str, object] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise UsageError(f"'{word}' is no input.", remedy="Write it as NAME=VALUE.")
+            raise UsageError(f"'{word}' is not an input.", remedy="Write it as NAME=VALUE.")
         if name not in described:
             known = f"Its inputs: {', '.join(described) or 'none'}."
             remedy = did_you_mean(name, described) or known
@@ -129,7 +125,7 @@ def read_inputs(model: ModelDescription, words: Sequence[str]) -> dict[str, obje
 
 
 def parameter(word: str) -> tuple[str, Any]:
-    """Return name and value of a parameter: JSON where it is, else text. Raises ``ValueError`` without a ``=``."""
+    """Parse ``NAME=VALUE`` into a parameter whose value is JSON or else text. Raises ``ValueError`` without a ``=``."""
     name, equals, text = word.partition("=")
     if not equals:
         raise ValueError(word)
@@ -137,7 +133,7 @@ def parameter(word: str) -> tuple[str, Any]:
 
 
 def content(path: str) -> bytes:
-    """Return what is in a file. Raises ``UsageError``."""
+    """Return the content of a file. Raises ``UsageError`` if it cannot be read."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -153,7 +149,7 @@ def _value(tensor: TensorDescription, text: str) -> object:
     value = _json(text, None)
     if value is None:
         remedy = f"Write numbers as JSON, such as {tensor.name}='[1, 2]', or a file as {tensor.name}=@FILE.npy."
-        raise UsageError(f"input {tensor}: '{text}' is no JSON.", remedy=remedy)
+        raise UsageError(f"input {tensor}: '{text}' is not JSON.", remedy=remedy)
     return value
 
 
@@ -163,13 +159,13 @@ def _file(tensor: TensorDescription, path: str) -> object:
         try:
             return np.load(io.BytesIO(raw), allow_pickle=False)
         except ValueError as error:
-            raise UsageError(f"'{path}' is no array that can be read: {error}") from error
+            raise UsageError(f"cannot read an array from '{path}': {error}") from error
     if tensor.datatype == "BYTES":
         return raw
     if tensor.datatype == "UINT8":
         return np.frombuffer(raw, np.uint8)
-    remedy = "Save the array with numpy.save, and give the .npy file."
-    raise UsageError(f"input {tensor}: the bytes of '{path}' are not of that type.", remedy=remedy)
+    remedy = "Save the array with numpy.save, and pass the .npy file."
+    raise UsageError(f"input {tensor}: raw bytes as in '{path}' do not fit this datatype.", remedy=remedy)
 
 
 def _json(text: str, otherwise: object) -> Any:
@@ -184,27 +180,27 @@ def _is_text(value: object) -> bool:
 
 
 EXAMPLES = """\
-A VALUE is
-  numbers='[1, 2, 3]'     JSON: a number, a text, or lists of them; a list that lacks dimensions gets them
-  prompt='How are you?'   for an input of texts (BYTES) simply the text
-  image=@cat.png          the content of a file, for BYTES or UINT8
-  pixels=@cat.npy         an array that numpy has saved
+A VALUE is one of
+  numbers='[1, 2, 3]'     JSON: a number, a string, or lists of them; missing dimensions are added
+  prompt='How are you?'   plain text, for inputs of type BYTES
+  image=@cat.png          the content of a file, for inputs of type BYTES or UINT8
+  pixels=@cat.npy         an array saved by numpy
 
 Examples:
   nerite client infer scaler numbers='[1, 2, 3]'
-  nerite client infer scaler                                what does it need?
-  nerite client infer resnet --random                       does it run?
+  nerite client infer scaler                                show which inputs it needs
+  nerite client infer resnet --random                       run it with random data
   nerite client infer chat prompt=Hello --parameter temperature=0.2 --stream
 """
 
 
 def add_infer(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("inputs", metavar="NAME=VALUE", nargs="*", help="an input of the model")
-    parser.add_argument("--version", default="", help="run this version, and not the one that the server chooses")
+    parser.add_argument("--version", default="", help="model version to run (default: chosen by the server)")
     parser.add_argument(
-        "--output", metavar="NAME", action="append", default=[], help="return this output; may be given several times"
+        "--output", metavar="NAME", action="append", default=[], help="return only this output; may be repeated"
     )
     parser.add_argument(
         "--parameter",
@@ -212,23 +208,23 @@ def add_infer(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=parameter,
         default=[],
-        help="a parameter of the request, such as priority=1; may be given several times",
+        help="a request parameter, such as priority=1; may be repeated",
     )
-    parser.add_argument("--random", action="store_true", help="fill the inputs that are not given with random data")
+    parser.add_argument("--random", action="store_true", help="fill missing inputs with random data")
     parser.add_argument(
-        "--stream", action="store_true", help="run a model of many responses; print each as a line of JSON as it comes"
+        "--stream", action="store_true", help="print each response of a decoupled model as a line of JSON as it arrives"
     )
     parser.add_argument(
         "--record",
         metavar="FILE",
         type=Path,
-        help="append the request to FILE once it was answered: the model's WARMUP_REQUESTS may be such a file",
+        help="append the request to FILE after it succeeds; WARMUP_REQUESTS of a model may name such a file",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: datatype, shape and data of each output")
+    parser.add_argument("--json", action="store_true", help="print datatype, shape and data of each output as JSON")
 
 
 def run_infer(client: Client, options: argparse.Namespace) -> int:
-    """Infer and print the outputs; return the exit status. Says what is missing where the server refuses."""
+    """Run the model and print its outputs; return the exit status. Errors list the inputs that are missing."""
     model = client.model(options.model, options.version)
     inputs = read_inputs(model, options.inputs)
     if options.random:
@@ -251,7 +247,7 @@ def _record(path: Path, line: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
     except OSError as error:
-        raise ClientError(f"the request cannot be recorded in {path}: {error.strerror}") from None
+        raise ClientError(f"cannot append the request to {path}: {error.strerror}") from None
 
 
 def _once(client: Client, options: argparse.Namespace, model: ModelDescription, inputs: dict[str, object]) -> None:
@@ -274,7 +270,7 @@ def _stream(client: Client, options: argparse.Namespace, inputs: dict[str, objec
 def _advice(
     client: Client, options: argparse.Namespace, model: ModelDescription, inputs: dict[str, object], error: ClientError
 ) -> str:
-    """Return what cures an error: the inputs that are missing, or the way to a model of many responses."""
+    """Return the remedy for an error: the missing inputs, or --stream for a decoupled model."""
     if error.status == 501 and "decoupled" in str(error):
         return "\n    Run it with --stream."
     if error.status != 400:
@@ -285,11 +281,11 @@ def _advice(
 
 
 def _needed(client: Client, model: ModelDescription, version: str) -> list[TensorDescription]:
-    """Return the inputs that a request has to have."""
+    """Return the required inputs of a model."""
     try:
         config = client.config(model.name, version)
     except ClientError:
-        # Not every server tells configurations, and without them nothing is known to be optional.
+        # Not every server reveals configurations; without one, all inputs count as required.
         config = {}
     optional = {entry["name"] for entry in config.get("input", ()) if entry.get("optional")}
     return [tensor for tensor in model.inputs if tensor.name not in optional]

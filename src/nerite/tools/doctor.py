@@ -1,4 +1,4 @@
-"""``nerite doctor``: the parts of the examination, and how the findings are told."""
+"""``nerite doctor``: checks limits, ports, access and repositories, and reports these and the machine's findings."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from nerite.tools import check, doctor_machine
 from nerite.tools.doctor_machine import MB, DoctorFinding, FindingLevel, size
 from nerite.transports.tcp import owner_of, port_in_use_text
 
-# Who may command the servers that run on the ports of a server, and one that is started here.
+# Access: who can control the servers that listen on these ports, and a server that is started here.
 
 _PROC: Final = Path("/proc")
 _SERVED: Final = "--model-repository=."
-"""Stands for the repositories that a command line has to name."""
+"""Placeholder for the repositories that a command line must name."""
 
 
 def access_findings(ports: Iterable[int], proc: Path = _PROC) -> Iterator[DoctorFinding]:
-    """Yield what is found about a server that has the environment's flags, and about each on one of the ports."""
+    """Yield a finding about a server started with the environment's flags, and about each server on the ports."""
     try:
-        yield of_options(NERITE.parse([_SERVED], os.environ).options, "a server that is started here by nerite serve")
+        yield of_options(NERITE.parse([_SERVED], os.environ).options, "a server started here by nerite serve")
     except UsageError as error:
-        remedy = "Correct the variables NERITE_…, or the file that NERITE_OPTIONS_FILE names."
+        remedy = "Correct the NERITE_* environment variables, or the file that NERITE_OPTIONS_FILE names."
         yield DoctorFinding(
             FindingLevel.PROBLEM, f"nerite serve cannot start here: {' '.join(error.text.split())}", remedy
         )
@@ -47,30 +47,30 @@ def access_findings(ports: Iterable[int], proc: Path = _PROC) -> Iterator[Doctor
 
 
 def of_options(options: ServerOptions, server: str) -> DoctorFinding:
-    """Return what there is to say of a server with these options."""
+    """Return the finding about access to a server with these options."""
     ports = exposure.open_ports(options)
     if not ports:
-        return DoctorFinding(FindingLevel.OK, f"{server}: no other machine can command it without a key")
+        return DoctorFinding(FindingLevel.OK, f"{server}: no other machine can control it without a key")
     return DoctorFinding(FindingLevel.WARNING, f"{server}: {exposure.rights(ports)}", exposure.remedy(ports))
 
 
 def options_of(process: Path) -> ServerOptions | None:
-    """Return the options that a process serves with; None if it is no server, or is not ours to look at."""
+    """Return the options of a server process; None if it is not a server or cannot be read."""
     try:
         words = [os.fsdecode(word) for word in (process / "cmdline").read_bytes().split(b"\0")[:-1]]
         pairs = (os.fsdecode(pair).partition("=") for pair in (process / "environ").read_bytes().split(b"\0"))
         environment = {name: value for name, _, value in pairs if name}
     except OSError:
         return None
-    started = _started(words)
+    started = _server_command(words)
     try:
         return None if started is None else started[0].parse(started[1], environment).options
-    except (UsageError, HelpRequested, OSError):  # its options file may be gone
+    except (UsageError, HelpRequested, OSError):  # its options file may have been removed
         return None
 
 
-def _started(words: Sequence[str]) -> tuple[Manner, Sequence[str]] | None:
-    """Return the name under which a server was started, and its arguments; None if the words start none."""
+def _server_command(words: Sequence[str]) -> tuple[Manner, Sequence[str]] | None:
+    """Return the program that a server was started as, and its arguments; None if the words do not start a server."""
     for at, word in enumerate(words):
         name = PurePath(word).name
         if name == "tritonserver":
@@ -80,25 +80,25 @@ def _started(words: Sequence[str]) -> tuple[Manner, Sequence[str]] | None:
     return None
 
 
-# The ports that a server would open, and who has them.
+# Ports that a server would open.
 
 
 def port_findings(ports: Iterable[tuple[str, int]]) -> Iterator[DoctorFinding]:
-    """Yield what is found about each port: the flag that says it, and its number."""
+    """Yield a finding about each port, given as its flag and its number."""
     for flag, port in ports:
         refused = _refusal(port)
         if refused == errno.EADDRINUSE:
-            remedy = f"Stop that, or have the server listen elsewhere: {flag}=PORT (0 takes a free one)."
+            remedy = f"Stop that process, or use another port: {flag}=PORT (0 picks a free one)."
             yield DoctorFinding(FindingLevel.WARNING, f"port {port} is in use{port_in_use_text(port)}", remedy)
         elif refused:
-            remedy = f"Ports below 1024 want privileges; or have the server listen elsewhere: {flag}=PORT."
+            remedy = f"Ports below 1024 require privileges. Use another port: {flag}=PORT."
             yield DoctorFinding(FindingLevel.PROBLEM, f"port {port} cannot be opened: {os.strerror(refused)}", remedy)
         else:
             yield DoctorFinding(FindingLevel.OK, f"port {port} is free ({flag})")
 
 
 def _refusal(port: int) -> int:
-    """Return the number of the error with which a port cannot be opened; 0 if it can be."""
+    """Return the errno of the error if a port cannot be opened, or 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -109,99 +109,101 @@ def _refusal(port: int) -> int:
     return 0
 
 
-# The model repositories, as ``nerite check`` sees them, in a few lines.
+# Model repositories: a summary of what ``nerite check`` finds.
 
-_MOST: Final = 5
-"""Mistakes that are told."""
+_MAX_MISTAKES: Final = 5
+"""Maximum number of mistakes that are reported individually."""
 
 
 def repository_findings(repositories: Sequence[str]) -> Iterator[DoctorFinding]:
-    """Yield what is wrong with them."""
+    """Yield findings about the mistakes in model repositories."""
     found = check.examine(repositories)
     mistakes = [mistake for each in found for mistake in each.mistakes]
-    for mistake in mistakes[:_MOST]:
+    for mistake in mistakes[:_MAX_MISTAKES]:
         where = ":".join(map(str, filter(None, (mistake.file, mistake.line, mistake.column))))
         yield DoctorFinding(FindingLevel.PROBLEM, f"{where}: {mistake.message}".partition("\n")[0], mistake.remedy)
-    if len(mistakes) > _MOST:
+    if len(mistakes) > _MAX_MISTAKES:
         remedy = f"nerite check {' '.join(repositories)}"
-        yield DoctorFinding(FindingLevel.PROBLEM, f"and {len(mistakes) - _MOST} mistakes more", remedy)
+        yield DoctorFinding(FindingLevel.PROBLEM, f"and {len(mistakes) - _MAX_MISTAKES} more mistakes", remedy)
     for each in found:
         for remark in each.remarks:
             if remark.level != "note":
                 yield DoctorFinding(FindingLevel.WARNING, f"{each.directory}: {remark.text}")
     models = len({each.directory for each in found if each.model})
     if models and not mistakes:
-        yield DoctorFinding(FindingLevel.OK, f"{models} model{'' if models == 1 else 's'} without a mistake")
+        yield DoctorFinding(FindingLevel.OK, f"{models} model{'' if models == 1 else 's'} without mistakes")
 
 
-# What the system lets a process have: open files, processes, shared memory.
+# Resource limits of a process: open files, processes, shared memory.
 
-_FEW_FILES: Final = 4096
-_FEW_PROCESSES: Final = 512
-_LITTLE_SHARED: Final = 256 * MB
-_SHARED: Final = Path("/dev/shm")
+_MIN_FILES: Final = 4096
+_MIN_PROCESSES: Final = 512
+_MIN_SHARED_MEMORY: Final = 256 * MB
+_SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 def limit_findings() -> Iterator[DoctorFinding]:
-    """Yield what is found here."""
+    """Yield findings about resource limits."""
     yield of_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if hasattr(resource, "RLIMIT_NPROC"):
         yield of_processes(resource.getrlimit(resource.RLIMIT_NPROC)[0])
     if hasattr(resource, "RLIMIT_MEMLOCK"):
         yield of_locked(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
-    if _SHARED.is_dir():
-        yield of_shared(shutil.disk_usage(_SHARED).total, shutil.disk_usage(_SHARED).free)
+    if _SHARED_MEMORY.is_dir():
+        yield of_shared(shutil.disk_usage(_SHARED_MEMORY).total, shutil.disk_usage(_SHARED_MEMORY).free)
     if not hasattr(os, "memfd_create"):
-        yield DoctorFinding(FindingLevel.NOTE, "there is no memfd_create: tensors cross to workers in temporary files")
+        yield DoctorFinding(FindingLevel.NOTE, "memfd_create is missing: tensors pass to workers in temporary files")
 
 
 def of_files(most: int) -> DoctorFinding:
-    """Say how many files may be open; the server raises its own limit as far as it may, which is ``most``."""
+    """Return the finding about open files. ``most`` is the hard limit, to which the server raises its own."""
     remedy = "ulimit -Hn 65536, or docker run --ulimit nofile=65536: each connection is an open file."
-    return _number("open files", most, _FEW_FILES, remedy)
+    return _limit("open files", most, _MIN_FILES, remedy)
 
 
 def of_processes(most: int) -> DoctorFinding:
-    """Say how many processes and threads there may be."""
+    """Return the finding about the number of processes and threads."""
     remedy = "ulimit -u unlimited: each worker is a process, and frameworks start threads in each."
-    return _number("processes and threads", most, _FEW_PROCESSES, remedy)
+    return _limit("processes and threads", most, _MIN_PROCESSES, remedy)
 
 
 def of_locked(most: int) -> DoctorFinding:
-    """Say how much memory may be locked; nothing of ours wants that."""
+    """Return the finding about locked memory, which Nerite itself does not use."""
     return DoctorFinding(FindingLevel.OK, f"locked memory: {'unlimited' if most < 0 else size(most)}")
 
 
 def of_shared(total: int, free: int) -> DoctorFinding:
-    """Say how much room there is in /dev/shm."""
+    """Return the finding about the free space in /dev/shm."""
     text = f"/dev/shm: {size(free)} free of {size(total)}"
-    if free < _LITTLE_SHARED:
+    if free < _MIN_SHARED_MEMORY:
         remedy = (
-            "docker run --shm-size=1g, if clients pass tensors in shared memory, or models run several processes: "
-            "the server itself keeps nothing there."
+            "docker run --shm-size=1g, if clients pass tensors in shared memory or models start processes of their "
+            "own. The server itself does not use it."
         )
         return DoctorFinding(FindingLevel.NOTE, text, remedy)
     return DoctorFinding(FindingLevel.OK, text)
 
 
-def _number(what: str, most: int, few: int, remedy: str) -> DoctorFinding:
-    """Say how many there may be of something, and that ``few`` are too few. Below 0: any number."""
+def _limit(what: str, most: int, minimum: int, remedy: str) -> DoctorFinding:
+    """Return the finding about a limit ``most``, where a negative number is unlimited; warn if below ``minimum``."""
     text = f"{what}: {'unlimited' if most < 0 else most}"
     return (
-        DoctorFinding(FindingLevel.WARNING, text, remedy) if 0 <= most < few else DoctorFinding(FindingLevel.OK, text)
+        DoctorFinding(FindingLevel.WARNING, text, remedy)
+        if 0 <= most < minimum
+        else DoctorFinding(FindingLevel.OK, text)
     )
 
 
 _EPILOG = """\
-Below each finding stands what is to be done. A warning will be in somebody's way; a problem keeps things from working.
-The exit status is 0 if there is no problem, 1 if there is one, 2 for a wrong command line.
+Each finding is followed by its remedy. A warning is likely to cause trouble; a problem prevents something from working.
+The exit status is 0 if there are no problems, 1 if there are, 2 for an invalid command line.
 
 Examples:
   nerite doctor
   nerite doctor ./models --http-port 9000
   nerite doctor ./models --json
 """
-_WIDEST: Final = 110
+_MAX_WIDTH: Final = 110
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -210,8 +212,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = new_parser("nerite doctor", "Find what is wrong on this machine, or soon will be.", _EPILOG)
-    parser.add_argument("repositories", metavar="REPOSITORY", nargs="*", help="model repositories to look at, too")
+    parser = new_parser("nerite doctor", "Diagnose present and likely problems on this machine.", _EPILOG)
+    parser.add_argument("repositories", metavar="REPOSITORY", nargs="*", help="model repositories to check as well")
     defaults = ServerOptions()
     for service, port in (("http", defaults.http), ("grpc", defaults.grpc), ("metrics", defaults.metrics)):
         parser.add_argument(
@@ -219,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="PORT",
             type=int,
             default=port.port,
-            help=f"the port that a server would have for {service}; %(default)s unless given",
+            help=f"port that a server would use for {service} (default: %(default)s)",
         )
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     return parser
@@ -240,13 +242,13 @@ def _examine(options: argparse.Namespace) -> int:
     if options.json:
         show_json([{"part": part, **each._asdict()} for part, found in parts.items() for each in found])
     else:
-        show("\n".join([*(_told(part, found) for part, found in parts.items()), _summary(parts)]))
+        show("\n".join([*(_report(part, found) for part, found in parts.items()), _summary(parts)]))
     return 1 if any(each.level is FindingLevel.PROBLEM for found in parts.values() for each in found) else 0
 
 
-def _told(part: str, found: Sequence[DoctorFinding]) -> str:
-    """Return a part for people."""
-    width = min(terminal_width(), _WIDEST)
+def _report(part: str, found: Sequence[DoctorFinding]) -> str:
+    """Return the findings of a part as text."""
+    width = min(terminal_width(), _MAX_WIDTH)
     lines = [part]
     for each in found:
         lines += _wrapped(each.text, f"  {each.level:9}", width)

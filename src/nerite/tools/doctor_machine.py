@@ -1,4 +1,4 @@
-"""What was found about the machine, and what cures it."""
+"""Findings of ``nerite doctor`` about the machine: hardware, GPUs and installed packages, each with its remedy."""
 
 from __future__ import annotations
 
@@ -32,93 +32,93 @@ MB: Final = 1 << 20
 
 
 class FindingLevel(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
-    """To be known, and no fault."""
+    """Worth knowing, but not a fault."""
     WARNING = "warning"
-    """It will be in somebody's way."""
+    """Likely to cause trouble."""
     PROBLEM = "problem"
-    """It does not work as it is."""
+    """Prevents something from working."""
 
 
 class DoctorFinding(NamedTuple):
-    """One thing."""
+    """One finding and its remedy."""
 
     level: FindingLevel
     text: str
     remedy: str = ""
-    """What is to be done; empty where nothing is."""
+    """What to do; empty if nothing needs to be done."""
 
 
 def size(amount: float) -> str:
-    """Return bytes for people."""
+    """Return a number of bytes in human-readable form, in MB or GB."""
     return f"{amount / GB:.1f} GB" if amount >= GB else f"{amount / MB:.0f} MB"
 
 
-# The machine, or the part of it that a container leaves us: processors, memory, disk.
+# Cores, memory and disk, as far as the container is allowed to use them.
 
-_LITTLE_MEMORY: Final = GB
-_LITTLE_DISK: Final = 5 * GB
+_MIN_MEMORY: Final = GB
+_MIN_DISK: Final = 5 * GB
 
 
 class MachineMemory(NamedTuple):
-    """In bytes; 0 where it is not known."""
+    """Memory in bytes; 0 where a value is unknown."""
 
     total: int
     available: int
     limit: int
-    """That of the container; 0 where there is none."""
+    """Memory limit of the container, or 0 if it has none."""
     used: int
-    """Of the limit."""
+    """Part of the limit that is in use."""
 
 
 def machine_findings() -> Iterator[DoctorFinding]:
-    """Yield what is found here."""
+    """Yield findings about the operating system, cores, memory and disk."""
     yield DoctorFinding(FindingLevel.OK, f"{platform.system()} {platform.release()}, {platform.machine()}")
     yield of_cores(machine.usable_cores(), os.cpu_count() or 1, machine.core_quota())
     yield of_memory(memory())
     yield of_disk(environments_folder(os.environ.get("NERITE_ENVIRONMENT_DIRECTORY", "")))
 
 
-def of_cores(usable: int, there: int, quota: int) -> DoctorFinding:
-    """Say how many cores there are for us."""
-    if usable < there:
-        why = f"a quota of processor time leaves {quota}" if quota == usable else "affinity leaves the others to others"
-        return DoctorFinding(FindingLevel.NOTE, f"{usable} of {there} cores: {why}")
+def of_cores(usable: int, total: int, quota: int) -> DoctorFinding:
+    """Return the finding about the number of usable cores."""
+    if usable < total:
+        why = f"the CPU quota allows {quota}" if quota == usable else "the CPU affinity excludes the others"
+        return DoctorFinding(FindingLevel.NOTE, f"{usable} of {total} cores: {why}")
     if usable == 1:
-        remedy = "Give it two: the server and a model's worker take turns on one."
+        remedy = "Provide at least two: on one core, the server and a model's worker compete for it."
         return DoctorFinding(FindingLevel.NOTE, "1 core", remedy)
     return DoctorFinding(FindingLevel.OK, f"{usable} cores")
 
 
 def of_memory(found: MachineMemory) -> DoctorFinding:
-    """Say how much memory there is for us."""
+    """Return the finding about available memory."""
     total, available = found.total, found.available
     if 0 < found.limit < total:
         total, available = found.limit, min(available, found.limit - found.used)
     if not total:
-        return DoctorFinding(FindingLevel.NOTE, "how much memory there is cannot be read here")
+        return DoctorFinding(FindingLevel.NOTE, "the amount of memory cannot be determined")
     where = " that the container may use" if total == found.limit else ""
     text = f"{size(available)} free of {size(total)} of memory{where}"
-    if available < _LITTLE_MEMORY:
+    if available < _MIN_MEMORY:
         return DoctorFinding(
-            FindingLevel.WARNING, text, "Free some, or give more: workers that find none are killed by the system."
+            FindingLevel.WARNING, text, "Free or add memory: the kernel kills workers when memory runs out."
         )
     return DoctorFinding(FindingLevel.OK, text)
 
 
 def of_disk(directory: Path) -> DoctorFinding:
-    """Say whether environments and converted models can be kept where they are kept."""
-    there = next(path for path in (directory, *directory.parents) if path.exists())
-    where = f"environments and converted models are kept in {directory}"
-    if not os.access(there, os.W_OK):
-        remedy = "Name another directory: NERITE_ENVIRONMENT_DIRECTORY, or --environment-directory."
-        return DoctorFinding(FindingLevel.WARNING, f"{where}, which cannot be written", remedy)
-    free = shutil.disk_usage(there).free
+    """Return the finding about the directory where environments and converted models are stored."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    where = f"environments and converted models are stored in {directory}"
+    if not os.access(existing, os.W_OK):
+        remedy = "Choose another directory with NERITE_ENVIRONMENT_DIRECTORY or --environment-directory."
+        return DoctorFinding(FindingLevel.WARNING, f"{where}, which is not writable", remedy)
+    free = shutil.disk_usage(existing).free
     text = f"{where}: {size(free)} free"
-    if free < _LITTLE_DISK:
+    if free < _MIN_DISK:
         return DoctorFinding(
             FindingLevel.WARNING, text, "Remove old ones: nerite environments --remove --unused-for 30"
         )
@@ -126,7 +126,7 @@ def of_disk(directory: Path) -> DoctorFinding:
 
 
 def memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> MachineMemory:
-    """Return what the system says."""
+    """Return the memory of this machine and container, as the kernel reports it."""
     try:
         sizes = memory_sizes(meminfo)
     except OSError:
@@ -135,29 +135,31 @@ def memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> MachineMemory:
     return MachineMemory(sizes["MemTotal"], sizes["MemAvailable"], cgroup_limit(cgroup), used)
 
 
-# The NVIDIA GPUs, their driver, and whether the frameworks that are installed can use them.
+# NVIDIA GPUs, their driver, and whether the installed frameworks can use them.
 
 _BUILDS: Final = {
     "onnxruntime": ("onnxruntime", "pip uninstall onnxruntime && pip install onnxruntime-gpu"),
     "pytorch": ("torch", "install torch from the index for your CUDA: https://pytorch.org/get-started/locally/"),
     "tensorflow": ("tensorflow", "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'"),
 }
-"""By backend: the package, and what brings its build for GPUs."""
+"""Package of each backend, and how to install its build for GPUs."""
 _NEARLY_FULL: Final = 0.9
 
 
 def gpu_findings() -> Iterator[DoctorFinding]:
-    """Yield what is found here."""
+    """Yield findings about GPUs."""
     library, why_not = gpus.find_library()
     if why_not:
-        yield DoctorFinding(FindingLevel.WARNING, "there is a driver for NVIDIA GPUs, and none is used", why_not)
+        yield DoctorFinding(
+            FindingLevel.WARNING, "an NVIDIA driver is installed, but Nerite cannot use the GPUs", why_not
+        )
         return
     found = library.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not found:
-        there = len(library.gpus(None))
-        hidden = f", {there} hidden by CUDA_VISIBLE_DEVICES" if there else ""
+        existing = len(library.gpus(None))
+        hidden = f", {existing} hidden by CUDA_VISIBLE_DEVICES" if existing else ""
         yield DoctorFinding(
-            FindingLevel.NOTE if there else FindingLevel.OK, f"no NVIDIA GPU{hidden}: models run on processors"
+            FindingLevel.NOTE if existing else FindingLevel.OK, f"no NVIDIA GPU{hidden}: models run on the CPU"
         )
         return
     yield DoctorFinding(FindingLevel.OK, f"driver {library.driver()}")
@@ -166,28 +168,30 @@ def gpu_findings() -> Iterator[DoctorFinding]:
     for backend, (package, remedy) in _BUILDS.items():
         if importlib.util.find_spec(package) is not None and not can_use_gpus(backend):
             yield DoctorFinding(
-                FindingLevel.WARNING, f"{package} is a build for processors: its models leave the GPUs alone", remedy
+                FindingLevel.WARNING, f"{package} is a CPU-only build: its models do not use the GPUs", remedy
             )
 
 
 def of_gpu(gpu: Gpu, library: GpuLibrary) -> DoctorFinding:
-    """Say what there is to say of one."""
+    """Return the finding about one GPU."""
     text = f"GPU {gpu.number}: {gpu.name}, compute capability {gpu.capability}"
     minimum = ServerOptions().device.min_compute_capability
     memory = library.memory(gpu)
     if memory is not None:
         text += f", {size(memory.total - memory.used)} free of {size(memory.total)}"
     if gpu.capability < minimum:
-        remedy = f"It is left alone unless --min-supported-compute-capability={gpu.capability} says otherwise."
+        remedy = f"It is not used. To use it, pass --min-supported-compute-capability={gpu.capability}."
         return DoctorFinding(FindingLevel.WARNING, text, remedy)
     if memory is not None and memory.used > _NEARLY_FULL * memory.total:
         return DoctorFinding(
-            FindingLevel.WARNING, text, "nvidia-smi says who uses it; --model-load-gpu-limit refuses loads in time."
+            FindingLevel.WARNING,
+            text,
+            "nvidia-smi shows which processes use it. --model-load-gpu-limit rejects loads before it is full.",
         )
     return DoctorFinding(FindingLevel.OK, text)
 
 
-# What is installed: Python, what Nerite needs, and the extras.
+# Installed packages: Python, the dependencies of Nerite, and its extras.
 
 _OURS: Final = "nerite"
 _NOT_FOR_SERVING: Final = frozenset({"dev", "examples", "pipelines"})
@@ -201,39 +205,41 @@ _MODULES: Final = {
     "scikit-learn": "sklearn",
     "tensorflow-cpu": "tensorflow",
 }
-"""Of packages whose module has another name."""
+"""Module of each package whose module has a different name."""
 _IMPORT_SECONDS: Final = 120
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;\s*(.*))?")
 _BOUND: Final = re.compile(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)")
 
 
 class Requirement(NamedTuple):
-    """A package that is asked for."""
+    """A package that Nerite or one of its extras requires."""
 
     package: str
     bounds: str
-    """Such as ``>=1.2,<2``."""
+    """Version bounds such as ``>=1.2,<2``."""
     extra: str
-    """The extra that asks for it; empty if there is none."""
+    """The extra that requires the package, or "" for Nerite itself."""
 
 
 class Lack(NamedTuple):
-    """A package that is not there as it is asked for."""
+    """A required package that is missing or installed in a wrong version."""
 
     text: str
     wrong: bool
-    """It is there, in another version."""
+    """True if it is installed in a version outside the bounds."""
 
 
 def findings() -> Iterator[DoctorFinding]:
-    """Yield what is found here."""
+    """Yield findings about Python, the dependencies of Nerite, and its extras."""
     yield DoctorFinding(
         FindingLevel.OK, f"nerite {nerite.__version__}, Python {platform.python_version()} in {sys.prefix}"
     )
     try:
         requirements = list(parsed(metadata.requires(_OURS) or ()))
     except metadata.PackageNotFoundError:
-        yield DoctorFinding(FindingLevel.NOTE, "nerite runs from its source, uninstalled: what it needs is not known")
+        yield DoctorFinding(
+            FindingLevel.NOTE, "nerite runs from source without being installed: its requirements are unknown"
+        )
         return
     versions = {each.package: _version(each.package) for each in requirements}
     core = [each for each in requirements if not each.extra]
@@ -246,48 +252,48 @@ def findings() -> Iterator[DoctorFinding]:
 
 
 def of_core(requirements: Iterable[Requirement], versions: Mapping[str, str]) -> Iterator[DoctorFinding]:
-    """Say what Nerite cannot be without, given the versions that are installed, empty for none."""
+    """Yield a finding for each missing dependency. ``versions`` has the installed version of each package, or ""."""
     for each in requirements:
         if (lack := lacking(each, versions)) is not None:
             yield DoctorFinding(
-                FindingLevel.PROBLEM, f"Nerite needs {lack.text}", f"pip install '{each.package}{each.bounds}'"
+                FindingLevel.PROBLEM, f"Nerite requires {lack.text}", f"pip install '{each.package}{each.bounds}'"
             )
 
 
 def of_extras(
     requirements: Iterable[Requirement], versions: Mapping[str, str], broken: Mapping[str, str]
 ) -> Iterator[DoctorFinding]:
-    """Say which extras are there, and what the others lack. ``broken``: why a package cannot be imported."""
+    """Yield findings about installed and missing extras. ``broken`` says why a package cannot be imported."""
     extras: dict[str, list[Requirement]] = {}
     for each in requirements:
         if each.extra not in _NOT_FOR_SERVING:
             extras.setdefault(each.extra, []).append(each)
-    there, not_there = [], []
+    installed, missing = [], []
     for name, wanted in sorted(extras.items()):
         lacks = [lack for each in wanted if (lack := lacking(each, versions)) is not None]
         wrong = [lack for lack in lacks if lack.wrong]
         failing = [each.package for each in wanted if each.package in broken]
         if failing:
-            why = "; ".join(f"{package} is installed, and cannot be imported: {broken[package]}" for package in failing)
+            why = "; ".join(f"{package} is installed but cannot be imported: {broken[package]}" for package in failing)
             remedy = f"pip install --force-reinstall {' '.join(failing)}"
             yield DoctorFinding(FindingLevel.WARNING, f"the extra '{name}' does not work: {why}", remedy)
         elif not lacks:
-            there.append(f"{name} ({', '.join(f'{each.package} {versions[each.package]}' for each in wanted)})")
+            installed.append(f"{name} ({', '.join(f'{each.package} {versions[each.package]}' for each in wanted)})")
         elif len(wrong) == len(lacks):
-            text = f"the extra '{name}' needs {' and '.join(lack.text for lack in wrong)}"
+            text = f"the extra '{name}' requires {' and '.join(lack.text for lack in wrong)}"
             yield DoctorFinding(FindingLevel.WARNING, text, f"pip install '{_OURS}[{name}]'")
         else:
-            not_there.append(f"{name} (lacks {', '.join(lack.text for lack in lacks)})")
-    yield DoctorFinding(FindingLevel.OK, f"extras: {', '.join(there) or 'none'}")
-    if not_there:
-        remedy = f"pip install '{_OURS}[NAME]', for what your models need (docs/frameworks.md)"
-        yield DoctorFinding(FindingLevel.NOTE, f"extras that are not installed: {', '.join(not_there)}", remedy)
+            missing.append(f"{name} (lacks {', '.join(lack.text for lack in lacks)})")
+    yield DoctorFinding(FindingLevel.OK, f"installed extras: {', '.join(installed) or 'none'}")
+    if missing:
+        remedy = f"pip install '{_OURS}[NAME]' for those that your models need (docs/frameworks.md)"
+        yield DoctorFinding(FindingLevel.NOTE, f"extras that are not installed: {', '.join(missing)}", remedy)
 
 
 def broken(packages: Collection[str]) -> dict[str, str]:
-    """Import packages, each in a process of its own: they are heavy, do not go together, and may end it. Blocks.
+    """Import each package in a separate process, and return the reason for each that cannot be imported. Blocks.
 
-    Return why for those that cannot be imported.
+    Separate processes, because packages are heavy, may conflict, and may crash the process.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         found = dict(zip(packages, threads.map(_failure, packages), strict=True))
@@ -295,16 +301,16 @@ def broken(packages: Collection[str]) -> dict[str, str]:
 
 
 def _failure(package: str) -> str:
-    """Return why a package cannot be imported; empty if it can."""
+    """Return the reason why a package cannot be imported, or "" if it can."""
     command = [sys.executable, "-c", f"import {_module(package)}"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_IMPORT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return f"it takes longer than {_IMPORT_SECONDS} s"
+        return f"the import takes longer than {_IMPORT_SECONDS} s"
     if done.returncode < 0:
-        return f"it ends its process with {signal.Signals(-done.returncode).name}"
-    said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
-    return said[-1] if done.returncode else ""
+        return f"the import crashes with {signal.Signals(-done.returncode).name}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
+    return lines[-1] if done.returncode else ""
 
 
 def _module(package: str) -> str:
@@ -312,17 +318,17 @@ def _module(package: str) -> str:
 
 
 def lacking(requirement: Requirement, versions: Mapping[str, str]) -> Lack | None:
-    """Return what is missing; None if nothing is."""
+    """Return what a requirement lacks, or None if it is met."""
     version = versions[requirement.package]
     if not version:
         return Lack(requirement.package, wrong=False)
     if not fits(version, requirement.bounds):
-        return Lack(f"{requirement.package}{requirement.bounds}, and {version} is installed", wrong=True)
+        return Lack(f"{requirement.package}{requirement.bounds}, but {version} is installed", wrong=True)
     return None
 
 
 def fits(version: str, bounds: str) -> bool:
-    """Return whether a version is within bounds. Only its numbers count."""
+    """Return whether a version is within bounds; suffixes such as ``+cpu`` are ignored."""
     for sign, bound in _BOUND.findall(bounds):
         one, other = _numbers(version), _numbers(bound)
         length = max(len(one), len(other))
@@ -333,7 +339,7 @@ def fits(version: str, bounds: str) -> bool:
 
 
 def parsed(requirements: Iterable[str]) -> Iterator[Requirement]:
-    """Yield the requirements of a package that hold here, as its metadata has them."""
+    """Parse the requirements in a package's metadata, and yield those that apply to this platform."""
     here = {"sys_platform": sys.platform, "platform_machine": platform.machine()}
     for text in requirements:
         found = _REQUIREMENT.match(text)
@@ -341,7 +347,7 @@ def parsed(requirements: Iterable[str]) -> Iterator[Requirement]:
         package, bounds, marker = found[1], found[2].strip(), found[3]
         extra = re.search(r"extra == ['\"]([^'\"]+)['\"]", marker or "")
         name = extra[1] if extra is not None else ""
-        # Markers are expressions of Python, and these are our own.
+        # Markers are Python expressions, and these come from our own metadata.
         if not marker or eval(marker, {"__builtins__": {}}, {**here, "extra": name}):
             yield Requirement(package, bounds, name)
 
@@ -359,9 +365,9 @@ def _version(package: str) -> str:
 
 
 def _imported(package: str) -> Iterator[DoctorFinding]:
-    """Import what is installed; yield why that fails, if it does."""
+    """Import a package in this process; yield a finding if that fails."""
     try:
         importlib.import_module(_module(package))
-    except Exception as error:  # whatever it is: a build for another processor, half an installation
-        text = f"{package} is installed, and cannot be imported: {type(error).__name__}: {error}"
+    except Exception as error:  # any error is possible: a build for another CPU, an incomplete installation
+        text = f"{package} is installed but cannot be imported: {type(error).__name__}: {error}"
         yield DoctorFinding(FindingLevel.PROBLEM, text, f"pip install --force-reinstall {package}")

@@ -1,4 +1,4 @@
-"""``nerite environments``: those that were made for models and are kept, and the removal of old ones."""
+"""``nerite environments`` lists and removes environments created for models; ``nerite engines`` installs engines."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from nerite.llm import installation
 from nerite.llm.selection import EXTRA, here
 
 _EPILOG = """\
-An environment is made when a model is loaded whose EXECUTION_ENV_PATH is an archive or a list of packages. It is used
-when a model with the same content is loaded, and removed by nobody but this command. Those that a running server uses
-are never removed. So it is with checkpoints of language models that were converted: they are listed, too.
+Loading a model whose EXECUTION_ENV_PATH is an archive or a list of packages creates an environment. It is reused for
+models with the same content and is removed only by this command, which never removes one that a running server uses.
+Converted checkpoints of language models are listed and removed in the same way.
 
 Examples:
   nerite environments
   nerite environments --remove --unused-for 30
 """
-_HEADINGS = ("Environment", "MB", "Unused for", "Made of")
+_HEADINGS = ("Environment", "MB", "Unused for", "Created from")
 _DAY = 24 * 3600.0
 
 
@@ -49,23 +49,27 @@ def _list_or_remove(options: argparse.Namespace) -> int:
     elif found:
         show_table(_HEADINGS, [_row(kept, now) for kept in found])
     else:
-        print(f"There are none in {place}.")
+        print(f"No environments in {place}.")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser(
-        "nerite environments", "List the environments that were made for models, and remove old ones.", _EPILOG
+        "nerite environments", "List the Python environments created for models, and remove old ones.", _EPILOG
     )
-    parser.add_argument("--remove", action="store_true", help="remove them, but for those in use")
+    parser.add_argument("--remove", action="store_true", help="remove the environments, except those in use")
     parser.add_argument(
-        "--unused-for", type=float, metavar="DAYS", default=0, help="only those that no model was loaded in for so long"
+        "--unused-for",
+        type=float,
+        metavar="DAYS",
+        default=0,
+        help="list or remove only those in which no model was loaded for this long",
     )
     parser.add_argument(
         "--environment-directory",
         metavar="PATH",
         default="",
-        help="where they are kept, if that is not in the user's directory of caches",
+        help="directory of the environments (default: a directory in the user's cache)",
     )
     return parser
 
@@ -75,18 +79,18 @@ def _row(kept: KeptEnvironment, now: float) -> tuple[str, ...]:
     return (kept.directory.name[:16], f"{kept.size / 1e6:.0f}", unused, kept.origin or "(not finished)")
 
 
-# ``nerite engines``: which engines for language models there are, and the installation of those apart.
+# ``nerite engines``.
 
 _ENGINES_EPILOG = """\
-An engine that cannot share the server's Python has an environment of its own, which is made once and used by all
-models. `nerite environments` lists and removes them.
+An engine that cannot share the server's Python is installed in its own environment, which all models share.
+`nerite environments` lists and removes these environments.
 
 Examples:
   nerite engines list
   nerite engines install vllm
   nerite engines install openvino-export
 """
-_ENGINES_HEADINGS = ("Name", "What it is", "Where")
+_ENGINES_HEADINGS = ("Name", "Description", "Location")
 
 
 def run_engines(arguments: Sequence[str]) -> int:
@@ -100,29 +104,29 @@ def _list_or_install(options: argparse.Namespace) -> int:
         show_table(_ENGINES_HEADINGS, _rows(place))
         return 0
     wanted = installation.named(options.name)
-    with _log_shown():
+    with _log_to_stderr():
         made = installation.made(wanted, place)
-    show(f"{wanted.name} is in {made.parents[1]}")
+    show(f"{wanted.name} is installed in {made.parents[1]}")
     return 0
 
 
 @contextmanager
-def _log_shown() -> Iterator[None]:
-    """Show what is logged meanwhile."""
-    log, shown = logging.getLogger("nerite"), logging.StreamHandler()
+def _log_to_stderr() -> Iterator[None]:
+    """Print log messages to stderr in the ``with`` block."""
+    log, handler = logging.getLogger("nerite"), logging.StreamHandler()
     level = log.level
-    log.addHandler(shown)
+    log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.removeHandler(shown)
+        log.removeHandler(handler)
         log.setLevel(level)
 
 
 def _rows(place: Path) -> list[tuple[str, str, str]]:
     own = f"{sys.prefix} (the server's)" if here("openvino_genai") else f"not installed: pip install '{EXTRA}'"
-    rows = [("openvino_genai", "the engine openvino_genai, for processors", own)]
+    rows = [("openvino_genai", "the engine openvino_genai, for CPUs", own)]
     for each in installation.installations():
         interpreter = installation.found(each, place)
         where = f"not installed: {each.command}" if interpreter is None else str(interpreter.parents[1])
@@ -131,16 +135,16 @@ def _rows(place: Path) -> list[tuple[str, str, str]]:
 
 
 def _engines_parser() -> argparse.ArgumentParser:
-    parser = new_parser("nerite engines", "List the engines for language models, and install them.", _ENGINES_EPILOG)
+    parser = new_parser("nerite engines", "List and install engines for language models.", _ENGINES_EPILOG)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="say which there are, and where they are installed")
-    install = actions.add_parser("install", help="make the environment of one")
+    listing = actions.add_parser("list", help="list the engines and where they are installed")
+    install = actions.add_parser("install", help="install an engine in its own environment")
     install.add_argument("name", metavar="NAME", help=", ".join(each.name for each in installation.installations()))
     for each in (listing, install):
         each.add_argument(
             "--environment-directory",
             metavar="PATH",
             default="",
-            help="where environments are kept, if that is not in the user's directory of caches",
+            help="directory of the environments (default: a directory in the user's cache)",
         )
     return parser

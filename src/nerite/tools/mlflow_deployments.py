@@ -1,4 +1,4 @@
-"""``NeriteDeployments``: what MLflow calls for a deployment's life."""
+"""Deployment plugin of MLflow: deploys models that MLflow has logged to a server by way of its model repository."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from nerite.tools.add.order import AddOrder, AddOutcome
 if TYPE_CHECKING:
     from nerite.repository.remote.repository import RemoteRepository
 
-# Where deployments are kept: a folder that the server can reach, too, or an object store.
+# Repositories of deployments: a folder that the server can also reach, or an object store.
 
 
 class Depot(Protocol):
-    """A model repository that deployments are put into. Every method raises ``NeriteError`` if it cannot."""
+    """A model repository that holds deployments. Every method raises ``NeriteError`` if it fails."""
 
     def note(self, name: str, file: str) -> bytes | None:
-        """Return the content of a file in a model's directory; None: there is no such."""
+        """Return the content of a file in a model's directory, or None if it does not exist."""
 
     def add(self, order: Callable[[Path], AddOrder], confirm: Callable[[], None]) -> AddOutcome:
-        """Add a model, in the repository that ``order`` is told. If ``confirm`` raises, all is as it was."""
+        """Add a model; ``order`` is called with the repository's directory. Undo the addition if ``confirm`` raises."""
 
     def remove(self, name: str) -> None:
-        """Remove a model, if it is there."""
+        """Remove a model if it exists."""
 
 
 class FolderDepot:
-    """A repository in a folder."""
+    """A repository in a local folder."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -61,14 +61,14 @@ class FolderDepot:
         return add_model(order(self._place), _Silent(), confirm)
 
     def remove(self, name: str) -> None:
-        """Remove a model, if it is there."""
+        """Remove a model if it exists."""
         directory = self._place / name
         if directory.is_dir():
             remove_model(self._place, directory)
 
 
 class BucketDepot:
-    """A repository in an object store: a model is laid out in a folder here, and goes there as a whole."""
+    """A repository in an object store: a model is assembled in a local folder, then uploaded as a whole."""
 
     def __init__(self, remote: RemoteRepository) -> None:
         self._remote = remote
@@ -82,7 +82,7 @@ class BucketDepot:
         with tempfile.TemporaryDirectory(prefix="nerite-") as aside:
             wanted = order(Path(aside))
             laid_out = wanted.repository / wanted.name
-            with self._as_it_is(wanted.name) as before:
+            with self._existing(wanted.name) as before:
                 if before is not None:
                     shutil.copytree(before, laid_out)
 
@@ -100,15 +100,16 @@ class BucketDepot:
                 try:
                     return add_model(wanted, _Silent(), publish)
                 except NeriteError as error:
-                    # Where it was laid out is nothing that anybody will find.
+                    # The temporary folder would mean nothing to the user.
                     raise type(error)(error.message.replace(aside, self._remote.location)) from None
 
     def remove(self, name: str) -> None:
-        """Remove a model, if it is there."""
+        """Remove a model if it exists."""
         self._remote.remove(name)
 
     @contextmanager
-    def _as_it_is(self, name: str) -> Iterator[Path | None]:
+    def _existing(self, name: str) -> Iterator[Path | None]:
+        """Yield a local copy of a model as it is in the object store, or None if it does not exist."""
         directory = self._remote.fetch(name)
         try:
             yield directory
@@ -118,27 +119,27 @@ class BucketDepot:
 
 
 class _Silent:
-    """Looks on, says nothing, and takes no settings but those of the model."""
+    """A ``Watcher`` that reports nothing and accepts no proposed settings."""
 
     def copied(self, done: int, total: int) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def doing(self, what: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def accepts(self, outcome: AddOutcome) -> bool:
-        """Leave the settings as they are."""
+        """Reject the proposed settings."""
         return False
 
 
-# Inputs as MLflow brings them, and outputs as it wants them.
+# Conversion of inputs from and outputs to the types that MLflow uses.
 
 
 class Predictions(PredictionsResponse):
     """The outputs of a model by name, under the key ``outputs``."""
 
     def get_predictions(self, predictions_format: str = "dataframe", dtype: Any = None) -> Any:
-        """Return the outputs as a pandas DataFrame, a column each; or the only output as an ``ndarray``."""
+        """Return the outputs as a pandas DataFrame with a column each, or the only output as an ``ndarray``."""
         outputs = self["outputs"]
         if predictions_format == "dataframe":
             import pandas
@@ -147,7 +148,7 @@ class Predictions(PredictionsResponse):
         if predictions_format == "ndarray" and len(outputs) == 1:
             return np.asarray(next(iter(outputs.values())), dtype)
         raise MlflowException(
-            f"The outputs {', '.join(outputs)} cannot be one '{predictions_format}'. Take them from ['outputs'].",
+            f"The outputs {', '.join(outputs)} cannot be returned as '{predictions_format}'. Use ['outputs'] instead.",
             error_code=INVALID_PARAMETER_VALUE,
         )
 
@@ -162,7 +163,7 @@ class Predictions(PredictionsResponse):
 
 
 def arrays_of(model: ModelDescription, inputs: Any) -> dict[str, Any]:
-    """Return what is given for each input of a model. Raises ``MlflowException`` for what cannot be told apart."""
+    """Return the value of each model input. Raises ``MlflowException`` if values cannot be assigned to inputs."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
     only = model.inputs[0].name if len(model.inputs) == 1 else ""
@@ -180,13 +181,13 @@ def arrays_of(model: ModelDescription, inputs: Any) -> dict[str, Any]:
         return {only: inputs}
     wanted = ", ".join(map(str, model.inputs))
     raise MlflowException(
-        f"The inputs have to be given by their names, for the model '{model.name}' has these: {wanted}",
+        f"The inputs must be passed by name, because the model '{model.name}' has these: {wanted}",
         error_code=INVALID_PARAMETER_VALUE,
     )
 
 
 def _rows(column: list[Any], rank: int) -> list[Any]:
-    """Return a column as the rows of a tensor: a number that stands alone is a row of one."""
+    """Return a column as the rows of a tensor; a scalar becomes a row with one element."""
     return [[value] for value in column] if rank > 1 and not np.ndim(column[0] if column else ()) else column
 
 
@@ -196,36 +197,36 @@ def _as_lists(array: Any) -> Any:
     return [_as_lists(row) if isinstance(row, np.ndarray) else row.decode(errors="replace") for row in array]
 
 
-# What MLflow asks of a target itself: help, and a way to run a model without a server that is there.
+# Functions that MLflow expects of a deployment plugin: help, and running a model locally, which is not supported.
 
 _HELP = """\
-Deploys models of MLflow to a running server (Nerite or Triton), by way of its model repository.
+Deploys MLflow models to a running server (Nerite or Triton) by way of its model repository.
 
-The server has to be in the control mode 'explicit':
+The server must be in explicit model control mode:
     nerite serve models --model-control-mode=explicit
-and is found by these variables, or by the target's name:
+It is configured by these variables, or by the target's name:
     NERITE_URL, or TRITON_URL                          HOST:PORT of its HTTP port (default: localhost:8000)
-    NERITE_MODEL_REPOSITORY, or TRITON_MODEL_REPO      the repository: a folder (default: models), or s3://…, gs://…, as://…
-    nerite:http://HOST:PORT                            as the target, for the server
+    NERITE_MODEL_REPOSITORY, or TRITON_MODEL_REPO      its repository: a folder (default: models), or s3://…, gs://…, as://…
+    nerite:http://HOST:PORT                            target that names the server
 
-Flavours: triton, onnx, xgboost, lightgbm, catboost, tensorflow, transformers, pytorch, sklearn; without --flavor the
-first of these that the model has.
+Flavours: triton, onnx, xgboost, lightgbm, catboost, tensorflow, transformers, pytorch, sklearn. Without --flavor, the
+first of these that the model has is used.
 
 Settings, as in --config version=2:
-    version=N     deploy it as this version, beside the others (default: it is the model's only one)
-    trust=true    run code that is in the model: to read a pickle of sklearn
+    version=N     deploy as this version, in addition to existing ones (default: as the only version)
+    trust=true    run code that the model contains, which is needed to read sklearn pickles
 """
 
 
 class RunPlace(NamedTuple):
-    """Where deployments go."""
+    """Server and repository that deployments go to."""
 
     url: str
     depot: Depot
 
     @classmethod
     def of(cls, target_uri: str, environment: Mapping[str, str]) -> RunPlace:
-        """Return the place that a target's URI and the environment name. Raises ``MlflowException``."""
+        """Return the place named by a target's URI and the environment. Raises ``MlflowException``."""
         _, _, suffix = target_uri.partition(":")
         url = suffix.strip("/") or environment.get("NERITE_URL") or environment.get("TRITON_URL") or "localhost:8000"
         repository = environment.get("NERITE_MODEL_REPOSITORY") or environment.get("TRITON_MODEL_REPO") or "models"
@@ -242,30 +243,30 @@ def _depot(repository: str, environment: Mapping[str, str]) -> Depot:
 
 
 def target_help() -> str:
-    """Return what ``mlflow deployments help`` prints."""
+    """Return the help that ``mlflow deployments help`` prints."""
     return _HELP
 
 
 def run_local(
     target: str, name: str, model_uri: str, flavor: str | None = None, config: dict[str, Any] | None = None
 ) -> NoReturn:
-    """Say how it is done instead."""
+    """Raise ``MlflowException`` with instructions, because running locally is not supported."""
     folder = os.environ.get("NERITE_MODEL_REPOSITORY", "models")
     raise MlflowException(
-        f"The target {target} has no server of its own. Start one, and deploy to it: "
+        f"The target {target} cannot run models locally. Start a server, and deploy to it: "
         f"nerite serve {folder} --model-control-mode=explicit"
     )
 
 
 _NOTE: Final = "mlflow-meta.json"
-"""What is noted of a deployment, in its model's directory; Triton's plugin has the same."""
-_GONE: Final = "unloaded"
-"""What servers say of a version that was there and is no more."""
-_EXPLICIT: Final = "The server has to be started with --model-control-mode=explicit."
+"""File in a model's directory with the metadata of its deployment; the same as that of Triton's plugin."""
+_UNLOADED: Final = "unloaded"
+"""Reason that servers report for versions that were unloaded."""
+_EXPLICIT: Final = "The server must be started with --model-control-mode=explicit."
 
 
 class NeriteDeployments(BaseDeploymentClient):
-    """Deployments on one server. Every method raises ``MlflowException`` if it cannot do what it is for."""
+    """MLflow's client for the deployments on one server. Every method raises ``MlflowException`` if it fails."""
 
     def __init__(self, target_uri: str) -> None:
         super().__init__(target_uri)  # type: ignore[no-untyped-call]  # it has no annotations
@@ -281,7 +282,7 @@ class NeriteDeployments(BaseDeploymentClient):
         config: dict[str, Any] | None = None,
         endpoint: str | None = None,
     ) -> dict[str, Any]:
-        """Deploy a model that is not there; return when it can be asked."""
+        """Deploy a new model; return when it is ready."""
         return self._deploy(name, model_uri, flavor, config or {}, replace=False)
 
     def update_deployment(
@@ -292,13 +293,13 @@ class NeriteDeployments(BaseDeploymentClient):
         config: dict[str, Any] | None = None,
         endpoint: str | None = None,
     ) -> dict[str, Any]:
-        """Put another model in the place of one that is there, without losing a request."""
+        """Replace a deployed model by another one without losing a request."""
         deployed = self.get_deployment(name)
         uri = model_uri or deployed["mlflow_model_uri"]
         return self._deploy(name, uri, flavor, config or {}, replace=True)
 
     def delete_deployment(self, name: str, config: dict[str, Any] | None = None, endpoint: str | None = None) -> None:
-        """Unload a model, and remove its files. One that is not there is no mistake."""
+        """Unload a model and remove its files. A model that does not exist is not an error."""
         with self._client() as client:
             try:
                 client.unload(name)
@@ -311,7 +312,7 @@ class NeriteDeployments(BaseDeploymentClient):
             raise MlflowException(error.message) from None
 
     def list_deployments(self, endpoint: str | None = None) -> list[dict[str, Any]]:
-        """Return every version of every model that MLflow has deployed, with its state in the server."""
+        """Return every version of every model that MLflow has deployed, with its state on the server."""
         with self._client() as client:
             try:
                 versions = client.models()
@@ -321,26 +322,26 @@ class NeriteDeployments(BaseDeploymentClient):
         return [
             {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason, **noted[each.name]}
             for each in versions
-            if noted[each.name] and each.state and each.reason != _GONE
+            if noted[each.name] and each.state and each.reason != _UNLOADED
         ]
 
     def get_deployment(self, name: str, endpoint: str | None = None) -> dict[str, Any]:
-        """Return what is known of one deployment."""
+        """Return the latest version of a deployment, with its state and metadata."""
         found = [each for each in self.list_deployments() if each["name"] == name]
         if not found:
-            raise MlflowException(f"There is no deployment '{name}'.", error_code=RESOURCE_DOES_NOT_EXIST)
+            raise MlflowException(f"Deployment '{name}' does not exist.", error_code=RESOURCE_DOES_NOT_EXIST)
         return found[-1]
 
     def predict(
         self, deployment_name: str | None = None, inputs: Any = None, endpoint: str | None = None
     ) -> Predictions:
-        """Ask a deployment; return its outputs by name.
+        """Run inference on a deployment; return its outputs by name.
 
-        ``inputs`` are arrays or lists by name; or a pandas DataFrame with a column for each input, or for each feature
-        of the only input; or an array, for the only input.
+        ``inputs`` are arrays or lists by name; a pandas DataFrame with a column for each input, or for each feature of
+        the only input; or an array for the only input.
         """
         if not deployment_name:
-            raise MlflowException("Which deployment is to predict?", error_code=INVALID_PARAMETER_VALUE)
+            raise MlflowException("A deployment name is required.", error_code=INVALID_PARAMETER_VALUE)
         with self._client() as client:
             try:
                 model = client.model(deployment_name)
@@ -353,7 +354,7 @@ class NeriteDeployments(BaseDeploymentClient):
     ) -> dict[str, Any]:
         version = int(config["version"]) if "version" in config else None
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
-        # A model of the flavour triton, or one that was logged without MLmodel, has none to choose from.
+        # Models of the flavour triton, and models logged without MLmodel, have no flavours to choose from.
         wanted = flavor if flavor and (folder / "MLmodel").is_file() else ""
 
         def order(repository: Path) -> AddOrder:
@@ -365,7 +366,7 @@ class NeriteDeployments(BaseDeploymentClient):
                 flavor=wanted or "",
                 trusted=str(config.get("trust", "")).lower() == "true",
                 force=replace,
-                # The server it is for tries it.
+                # The target server itself will try it.
                 load=False,
                 notes={_NOTE: json.dumps({"name": name, "mlflow_model_uri": model_uri, "flavor": flavor or ""})},
             )

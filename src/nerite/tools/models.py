@@ -1,4 +1,4 @@
-"""``nerite ls``: lists the models of a repository, and what a server makes of them."""
+"""``nerite ls``, ``nerite show`` and ``nerite rm``: list, describe and remove models in a repository."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from nerite.tools.client import add_connection, connected
 from nerite.transports.http.openapi import sample_of
 
 _EPILOG = """\
-This is what the files say; `nerite check` says whether they are right. With --url there is the state of each version
-in the server there, too. (What a server has, wherever its files are: nerite client ls.)
+The list shows what the files contain; `nerite check` validates them. With --url, it also shows the state of each
+version on that server. To list the models of a server, wherever its repository is, use: nerite client ls
 
 Examples:
   nerite ls
@@ -51,16 +51,16 @@ Examples:
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model of the repository."""
+    """A model in a repository, as its files describe it."""
 
     name: str
     versions: tuple[int, ...]
-    """All that there are."""
+    """All existing versions."""
     backend: str
-    """Or the platform; empty if the files do not tell."""
+    """Backend or else platform; empty if the files do not say."""
     size: int
     mistakes: int
-    """What is wrong with it at first sight."""
+    """Number of mistakes that are visible without completing the configuration."""
 
 
 def run_ls(arguments: Sequence[str]) -> int:
@@ -77,12 +77,12 @@ def _list(options: argparse.Namespace) -> int:
     elif entries:
         show_table(*_table(entries, states))
     else:
-        show(f"There is no model in {repository}. Add one: nerite add ARTIFACT")
+        show(f"No models in {repository}. Add one: nerite add ARTIFACT")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = new_parser("nerite ls", "List the models of a repository.", _EPILOG)
+    parser = new_parser("nerite ls", "List the models in a repository.", _EPILOG)
     add_repository(parser, "repository", metavar="REPOSITORY", nargs="?")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     add_connection(parser, url="")
@@ -96,7 +96,7 @@ def _entry(directory: Path) -> ListedModel:
 
 
 def _states(options: argparse.Namespace) -> Mapping[str, list[ModelVersion]] | None:
-    """Return what the server says of each model; None if none was named. Raises ``ClientError``."""
+    """Return the versions of each model on the server, or None if no server was named. Raises ``ClientError``."""
     if not options.url:
         return None
     states: dict[str, list[ModelVersion]] = {}
@@ -109,7 +109,7 @@ def _states(options: argparse.Namespace) -> Mapping[str, list[ModelVersion]] | N
 def _table(
     entries: Sequence[ListedModel], states: Mapping[str, list[ModelVersion]] | None
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the rows."""
+    """Return the headings and the rows of the table."""
     headings = ["Model", "Versions", "Backend", "Size"]
     rows = [
         [entry.name, ", ".join(map(str, entry.versions)) or "none", _backend(entry), megabytes(entry.size)]
@@ -132,8 +132,8 @@ def _backend(entry: ListedModel) -> str:
 
 
 def _state(version: ModelVersion) -> str:
-    said = f"{version.version}: {version.state}"
-    return f"{said}, {version.reason}" if version.reason else said
+    state = f"{version.version}: {version.state}"
+    return f"{state}, {version.reason}" if version.reason else state
 
 
 def _as_json(entry: ListedModel, states: Mapping[str, list[ModelVersion]] | None) -> dict[str, object]:
@@ -147,12 +147,12 @@ def _as_json(entry: ListedModel, states: Mapping[str, list[ModelVersion]] | None
     return document
 
 
-# ``nerite rm``: takes a model, or a version of it, out of a repository.
+# ``nerite rm``.
 
 _PROGRAM = "nerite rm"
 _RM_EPILOG = """\
-It is gone at once for a server that looks at the repository. A server in the control mode 'poll' unloads it then; one
-in the mode 'explicit' goes on with it until: nerite client unload NAME
+The removal is atomic for servers that read the repository. A server with --model-control-mode=poll then unloads the
+model; one with --model-control-mode=explicit keeps it loaded until: nerite client unload NAME
 
 Examples:
   nerite rm detector
@@ -161,14 +161,14 @@ Examples:
 
 
 def run_rm(arguments: Sequence[str]) -> int:
-    """Remove what is named; return the exit status."""
+    """Remove a model or a version; return the exit status."""
     return status_of(_PROGRAM, lambda: _remove(_rm_parser().parse_args(arguments)))
 
 
 def _remove(options: argparse.Namespace) -> int:
     repository = repository_of(options)
     directory = to_remove(repository, options.name, options.version)
-    if not options.yes and not _agreed(f"{directory}, {megabytes(size_of(directory))}"):
+    if not options.yes and not _confirmed(f"{directory} ({megabytes(size_of(directory))})"):
         return 1
     remove_model(repository, directory)
     show(f"Removed {directory}.")
@@ -176,26 +176,29 @@ def _remove(options: argparse.Namespace) -> int:
 
 
 def _rm_parser() -> argparse.ArgumentParser:
-    parser = new_parser(_PROGRAM, "Take a model, or a version of it, out of a repository.", _RM_EPILOG)
-    parser.add_argument("name", metavar="NAME", help="the model")
-    parser.add_argument("--version", metavar="N", type=int, help="this version alone")
+    parser = new_parser(_PROGRAM, "Remove a model, or a version of it, from a repository.", _RM_EPILOG)
+    parser.add_argument("name", metavar="NAME", help="name of the model")
+    parser.add_argument("--version", metavar="N", type=int, help="remove only this version")
     add_repository(parser)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     return parser
 
 
-def _agreed(what: str) -> bool:
+def _confirmed(what: str) -> bool:
     if not somebody_is_there():
-        complain(_PROGRAM, f"nobody can be asked whether to remove {what}.", "Say --yes.")
+        complain(_PROGRAM, f"cannot ask for confirmation to remove {what}: this is not a terminal.", "Pass --yes.")
         return False
     return agreed(f"Remove {what}?", otherwise=False)
 
 
-# Commands that ask a model, and work: by curl, in Python, by ``nerite client``.
+# ``nerite show``.
 
 
 class Snippets:
-    """What to paste for one model; ``version`` is empty where the server is to choose."""
+    """Example requests to a model, ready to paste, for curl, Python and ``nerite client``.
+
+    ``version`` is empty if the server should choose it.
+    """
 
     def __init__(self, signature: Signature, url: str, version: str, *, decoupled: bool) -> None:
         self._signature = signature
@@ -204,7 +207,7 @@ class Snippets:
         self._decoupled = decoupled
 
     def titled(self) -> Iterator[tuple[str, str]]:
-        """Yield each, with what it is for."""
+        """Yield each snippet with its title."""
         curl = self._curl()
         if curl:
             yield "curl", curl
@@ -224,15 +227,15 @@ class Snippets:
         inputs = ",\n".join(f'        "{each.name}": {_value(each, batch)}' for each in wanted)
         version = f', version="{self._version}"' if self._version else ""
         call = f'("{self._signature.model_name}", inputs{version})'
-        ask = f"    for response in client.stream{call}:\n        print(response)"
+        request = f"    for response in client.stream{call}:\n        print(response)"
         if not self._decoupled:
-            ask = f"    print(client.infer{call})"
+            request = f"    print(client.infer{call})"
         return (
             "import numpy as np\n"
             "from nerite.client import Client\n\n"
             f'with Client("{self._url}") as client:\n'
             f"    inputs = {{\n{inputs},\n    }}\n"
-            f"{ask}"
+            f"{request}"
         )
 
     def _command(self) -> str:
@@ -248,16 +251,14 @@ def _value(declared: SignatureInput, batch: tuple[int, ...]) -> str:
     shape = (*batch, *(1 if size == -1 else size for size in declared.dims))
     if declared.datatype is dtypes.BYTES:
         return f'np.full({shape}, "text", object)'
-    # BF16 is given as float32, for numpy has no such type.
+    # BF16 is passed as float32, because numpy has no such type.
     kind = "float32" if declared.datatype is dtypes.BF16 else declared.datatype.numpy.name
     return f"np.zeros({shape}, np.{kind if kind != 'bool' else 'bool_'})"
 
 
-# The command line of ``nerite show``.
-
-_COMMAND_EPILOG = """\
-What it takes and gives is found as a server would find it, which runs the auto_complete_config of a Python model.
-The content hash is the one that a server tells of the version: equal files and an equal configuration have the same.
+_SHOW_EPILOG = """\
+Inputs and outputs are determined as a server would do it, which runs the auto_complete_config of a Python model.
+The content hash is the one that a server reports: versions with equal files and configurations have equal hashes.
 
 Examples:
   nerite show detector
@@ -267,8 +268,8 @@ Examples:
 
 
 def run_show(arguments: Sequence[str]) -> int:
-    """Print what there is to know about a model; return the exit status."""
-    return status_of("nerite show", lambda: _show(_command_parser().parse_args(arguments)))
+    """Describe a model; return the exit status."""
+    return status_of("nerite show", lambda: _show(_show_parser().parse_args(arguments)))
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -281,36 +282,36 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _command_parser() -> argparse.ArgumentParser:
+def _show_parser() -> argparse.ArgumentParser:
     parser = new_parser(
-        "nerite show", "Show a model: what it takes and gives, its files, and commands that ask it.", _COMMAND_EPILOG
+        "nerite show", "Show a model: its inputs and outputs, its files, and example requests.", _SHOW_EPILOG
     )
-    parser.add_argument("name", metavar="NAME", help="the model")
-    parser.add_argument("--version", metavar="N", type=int, help="the version (default: the one that answers)")
+    parser.add_argument("name", metavar="NAME", help="name of the model")
+    parser.add_argument("--version", metavar="N", type=int, help="version to show (default: the latest served one)")
     add_repository(parser)
-    url = "the server to write into the commands (default: localhost:8000)"
+    url = "server address to use in the examples (default: localhost:8000)"
     parser.add_argument("--url", metavar="HOST:PORT", default="localhost:8000", help=url)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 class _Shown:
-    """A version of a model, looked at."""
+    """Description of a model version, as text and as JSON."""
 
     def __init__(self, directory: Path, version: int | None, url: str) -> None:
-        """Raise ``NeriteError`` for a model that cannot be served as it is."""
+        """Read a model. Raises ``NeriteError`` if it cannot be served."""
         loaded = load_model_directory(
             directory,
             complete=ModelHere(directory, ServerOptions().backend_directory).complete,
             gpus=gpus_here(),
         )
         if loaded.mistakes:
-            raise InvalidArgument(f"this model cannot be served.\n{loaded.mistakes[0]}")
+            raise InvalidArgument(f"the model cannot be served.\n{loaded.mistakes[0]}")
         served = loaded.polled.versions
         self.version = served[-1] if version is None else version
         if self.version not in loaded.configs:
             has = ", ".join(map(str, served))
-            raise NotFound(f"version {version} of the model is not served.\n    Those that are: {has}.")
+            raise NotFound(f"version {version} of the model is not served.\n    Served versions: {has}.")
         self.name = loaded.polled.name
         self.existing = loaded.polled.existing
         self.config: ModelConfig = loaded.configs[self.version]
@@ -329,7 +330,7 @@ class _Shown:
         self.snippets = Snippets(self.signature, url, "" if version is None else str(version), decoupled=decoupled)
 
     def as_text(self) -> str:
-        """Return it for people."""
+        """Return the description as text."""
         versions = ", ".join(map(str, self.existing))
         backend = self.config.backend or self.config.platform
         batches = f"batches of up to {self.config.max_batch_size}" if self.config.max_batch_size else "no batches"
@@ -347,7 +348,7 @@ class _Shown:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:
-        """Return it as JSON data."""
+        """Return the description as a JSON-serialisable document."""
         batch = [-1] if self.config.max_batch_size else []
 
         def tensors(side: str) -> list[dict[str, object]]:

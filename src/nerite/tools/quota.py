@@ -1,4 +1,4 @@
-"""``nerite quota``: shows what tenants have used of which model, and what they have left."""
+"""``nerite quota``: shows how much each tenant has used of each model, and its remaining quota."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nerite.client import Client, ClientError
 from nerite.tools.client import add_connection, connected
 
 _EPILOG = """\
-What is counted is said in docs/admission.md. The counts begin with the server; --csv has a line for each model, tenant
-and class, for whoever writes the bills.
+The counters are described in docs/admission.md and start at zero when the server starts. For billing, --csv prints one
+line per model, tenant and class.
 
 Examples:
   nerite quota
@@ -32,25 +32,25 @@ _ENDINGS: Final = {
     "failed": "failed",
     "refused": "refused_after_all",
 }
-"""How admitted requests ended, and the columns for it: together they are as many, but for those under way."""
+"""Endings of admitted requests and their CSV columns; they add up to all admitted requests except running ones."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print what was used; return the exit status."""
-    return status_of("nerite quota", lambda: _tell(_parser().parse_args(arguments)), ClientError)
+    """Print usage and quotas; return the exit status."""
+    return status_of("nerite quota", lambda: _report(_parser().parse_args(arguments)), ClientError)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = new_parser("nerite quota", "Show what tenants have used of which model, and what they have left.", _EPILOG)
-    parser.add_argument("tenant", metavar="TENANT", nargs="?", default="", help="this tenant alone")
+    parser = new_parser("nerite quota", "Show the usage and remaining quota of each tenant by model.", _EPILOG)
+    parser.add_argument("tenant", metavar="TENANT", nargs="?", default="", help="show only this tenant")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print all there is, as JSON")
-    form.add_argument("--csv", action="store_true", help="print what was used, as CSV")
+    form.add_argument("--json", action="store_true", help="print usage and quotas as JSON")
+    form.add_argument("--csv", action="store_true", help="print usage as CSV")
     add_connection(parser, url="localhost:8000")
     return parser
 
 
-def _tell(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> int:
     with connected(options) as client:
         found = _of_tenant(client, options.tenant)
     if options.json:
@@ -60,12 +60,12 @@ def _tell(options: argparse.Namespace) -> int:
     elif found["tenants"] or found["use"]:
         _show_tables(found)
     else:
-        show("Nobody has to be let in: the server has no --policy-file (docs/admission.md).")
+        show("The server has no tenants: it runs without --policy-file (docs/admission.md).")
     return 0
 
 
 def _of_tenant(client: Client, tenant: str) -> dict[str, Any]:
-    """Return the quota; of one tenant, if it is named. Raises ``ClientError`` if there is none of that name."""
+    """Return usage and quotas of all tenants, or of the named one. Raises ``ClientError`` if that does not exist."""
     found = client.quota()
     if not tenant:
         return found
@@ -75,7 +75,7 @@ def _of_tenant(client: Client, tenant: str) -> dict[str, Any]:
     }
     if not (named["tenants"] or named["use"]):
         known = ", ".join(each["tenant"] for each in found["tenants"])
-        raise ClientError(f"the server knows no tenant '{tenant}'. There are: {known or 'none'}")
+        raise ClientError(f"the server has no tenant '{tenant}'. Its tenants: {known or 'none'}")
     return named
 
 
@@ -103,7 +103,7 @@ def _use(use: Mapping[str, Any]) -> list[str]:
 
 
 def _csv(uses: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line for each model, tenant and class. What does not apply to a model is empty."""
+    """Return usage as CSV, with a line for each model, tenant and class; columns that do not apply are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("model", "tenant", "class", *_COUNTS, "refused", *_ENDINGS.values(), *_SIZES))

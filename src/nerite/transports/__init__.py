@@ -1,1 +1,1 @@
-"""Bytes to requests and responses to bytes, one folder a protocol. No model logic in here."""
+"""Network transports, one package per protocol: bytes to requests, responses to bytes. Contains no model logic."""

@@ -1,7 +1,7 @@
-"""From headers to callers: which of the tenants of the policy asks, how much it matters, and how long they wait.
+"""Access to the APIs: callers (tenant, class, deadline), forwarded headers, and keys of restricted categories.
 
-The same names over HTTP and as metadata over gRPC. They are ones that are sent already where there are any: by proxies
-(Envoy), by OpenAI's SDKs, and by gRPC clients that repeat a call.
+The header names are the same over HTTP and in gRPC metadata. Where possible they are ones that clients already send:
+Envoy's, those of OpenAI's SDKs, and those of gRPC clients that retry.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ CLASS: Final = "x-nerite-class"
 TIMEOUTS: Final = ("x-nerite-timeout-ms", "x-envoy-expected-rq-timeout-ms")
 KEYS: Final = ("authorization", "x-api-key")
 RETRIES: Final = {"x-stainless-retry-count": 0, "grpc-previous-rpc-attempts": 0, "x-envoy-attempt-count": 1}
-"""Each with the number that the first attempt has."""
+"""Retry count headers, each with its value on the first attempt."""
 _RESERVED: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
-"""Names under which nothing is forwarded, beside those that begin with ``triton_``: Triton's list."""
+"""Names that are never forwarded, besides those starting with ``triton_``: Triton's list."""
 _BEARER: Final = re.compile(r"bearer +", re.IGNORECASE)
-_FEW: Final = 2
-"""Digits of a time limit that count. What is worked out from headers is kept, and limits differ by microseconds."""
+_SIGNIFICANT_DIGITS: Final = 2
+"""Significant digits of a time limit. Callers are memoized, and exact limits would differ by microseconds."""
 
 Get = Callable[[str], str | None]
-"""Returns the value of a header by its name in lower case."""
+"""Returns the value of a header by its lower-case name."""
 
 
 class SenderHeaders(NamedTuple):
-    """All that the head of an inference says beside what is asked."""
+    """Everything in the head of an inference request apart from the inference itself."""
 
     forwarded: Mapping[str, Parameter]
-    """Headers that are passed on to the model as parameters."""
+    """Headers that are passed to the model as parameters."""
     caller: Caller | None = None
     idempotency_key: IdempotencyKey | None = None
 
 
 def header_text(name: str, value: str) -> str:
-    """Return the value of a header that is used. Raises ``InvalidArgument`` if it is not UTF-8, or its name too long.
+    """Validate a header that is used. Raises ``InvalidArgument`` if it is not UTF-8 or its name is too long.
 
-    How long a value may be is limited with the head that it is in.
+    The length of the value is limited together with the head that contains it.
     """
     checked(name, "the name of a header")
     return checked(value, f"header '{name}'", MAX_VALUE)
 
 
 def forwarded(fields: Iterable[tuple[str, str]], pattern: re.Pattern[str] | None) -> dict[str, Parameter]:
-    """Return the headers that ``pattern`` finds, which are passed on to the model as parameters.
+    """Return the headers that match ``pattern``, which are passed to the model as parameters.
 
-    Raises ``InvalidArgument`` for a reserved name, and as ``header_text``.
+    Raises ``InvalidArgument`` for a reserved name, and like ``header_text``.
     """
     if pattern is None:
         return {}
@@ -77,7 +77,7 @@ def forwarded(fields: Iterable[tuple[str, str]], pattern: re.Pattern[str] | None
 
 
 def texts(get: Get) -> Get:
-    """Return what reads headers as ``get`` does, and raises ``InvalidArgument`` for one that is not UTF-8."""
+    """Wrap ``get`` so that it raises ``InvalidArgument`` for a header that is not UTF-8."""
 
     def text(name: str) -> str | None:
         value = get(name)
@@ -87,20 +87,20 @@ def texts(get: Get) -> Get:
 
 
 def key_of(get: Get) -> IdempotencyKey | None:
-    """Return what a request is named by, if it is."""
+    """Return the idempotency key of a request, if it has one."""
     value = get(NAME)
     return None if value is None else IdempotencyKey(value)
 
 
 class Callers:
-    """Says who asks. One for the server, where a policy is in force."""
+    """Identifies the callers of requests. One per server, if an admission policy is in force."""
 
     def __init__(self, policy: Callable[[], AdmissionPolicy]) -> None:
-        """``policy`` is the one in force. When that changes, what was worked out from headers has to be forgotten."""
+        """``policy`` returns the current policy. When it changes, callers memoized on headers must be discarded."""
         self._policy = policy
 
     def of(self, get: Get, timeout: float | None = None) -> Caller:
-        """Return who sends these headers, and waits for ``timeout`` seconds. Raises ``InvalidArgument``."""
+        """Return the caller who sent these headers and waits ``timeout`` seconds. Raises ``InvalidArgument``."""
         policy = self._policy()
         tenant = policy.tenant_of(_key(get), get(policy.header) or "" if policy.header else "")
         limits = [1000 * timeout] if timeout is not None else []
@@ -110,7 +110,7 @@ class Callers:
 
 
 def _key(get: Get) -> str:
-    """Return the key that comes with a request; as a bearer's, or as it is."""
+    """Return the API key of a request, as a bearer token or as it is; empty if there is none."""
     for name in KEYS:
         if value := get(name):
             return _BEARER.sub("", value, count=1)
@@ -127,33 +127,33 @@ def _number(name: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise InvalidArgument(f"header '{name}' is '{value}'; it must be a number of milliseconds above 0")
+        raise InvalidArgument(f"header '{name}' must be a positive number of milliseconds, got: '{value}'")
     return number
 
 
 def _rounded(milliseconds: float) -> int:
-    """Return nanoseconds with few digits, never less than was said."""
+    """Round milliseconds up to nanoseconds with few significant digits."""
     nanoseconds = max(math.ceil(milliseconds * 1e6), 1)
-    step: int = 10 ** max(len(str(nanoseconds)) - _FEW, 0)
+    step: int = 10 ** max(len(str(nanoseconds)) - _SIGNIFICANT_DIGITS, 0)
     return -(-nanoseconds // step) * step
 
 
-# The keys that open restricted categories: given literally, or kept in a file, which may change.
+# Keys that unlock restricted categories: literal, or in a file that is reloaded when it changes.
 
-_MAX_SIZE: Final = 64 * 1024
-_FORM: Final = "It needs one key a line; empty lines and lines that begin with '#' do not count."
+_MAX_FILE_BYTES: Final = 64 * 1024
+_FORMAT: Final = "It must contain one key per line; empty lines and lines starting with '#' are ignored."
 
 
 class KeyFileChange(NamedTuple):
-    """What a look at a file found: keys, or a problem."""
+    """Result of reading a key file: keys, or a problem."""
 
     keys: tuple[bytes, ...]
     problem: str = ""
-    """What is wrong with the file, as the end of a sentence about it; empty where there are keys."""
+    """Problem with the file, as the rest of a sentence about it; empty if the file has keys."""
 
 
 class AccessKeys:
-    """Values of a header, each of which opens a lock."""
+    """Set of header values, any of which opens a lock."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self._values = tuple(values)
@@ -162,17 +162,17 @@ class AccessKeys:
         return len(self._values)
 
     def include(self, given: bytes) -> bool:
-        """Say whether ``given`` is one of the keys, in a time that does not tell how much of it is right."""
+        """Return whether ``given`` is one of the keys. Constant-time, so that timing reveals no partial match."""
         return sum(compare_digest(value, given) for value in self._values) > 0
 
 
 class KeyFile(AccessKeys, WatchedFile[KeyFileChange]):
-    """The keys in a file, as of the last time that it was in order."""
+    """Keys in a file, as of the last time it was valid."""
 
     def __init__(self, path: str, found: KeyFileChange) -> None:
-        """``found`` is what the first look brought. Raises ``InvalidArgument`` if those are no keys."""
+        """``found`` is the result of the first read. Raises ``InvalidArgument`` if it has no keys."""
         if found.problem:
-            raise InvalidArgument(f"cannot restrict access: the key file '{path}' {found.problem}. {_FORM}")
+            raise InvalidArgument(f"cannot restrict access: the key file '{path}' {found.problem}. {_FORMAT}")
         AccessKeys.__init__(self, found.keys)
         WatchedFile.__init__(self, path, found)
 
@@ -182,61 +182,63 @@ class KeyFile(AccessKeys, WatchedFile[KeyFileChange]):
             self._values = found.keys
 
     def look(self) -> KeyFileChange:
-        """Look at the file. Blocks as files do."""
+        """Read the file. Blocking."""
         return check_key_files(self.path)
 
     def news(self) -> str:
-        """Return what to say in the log after a change: how many keys, and never which."""
+        """Return the log text after a change: the number of keys, never the keys themselves."""
         count = f"{len(self)} key{'' if len(self) == 1 else 's'}"
         if self.problem:
-            return f"the key file '{self.path}' {self.problem}. {_FORM} Its last good content, {count}, stays in force"
+            return (
+                f"the key file '{self.path}' {self.problem}. {_FORMAT} Its last valid content ({count}) stays in force"
+            )
         return f"the key file '{self.path}' was read: {count} in force"
 
 
 class Lock(NamedTuple):
-    """What stands before a category: the header that must come with a request, and what it may say."""
+    """Restriction of a category: the required header, and the values it accepts."""
 
     header: str
-    """As the command line spells it."""
+    """Spelled as on the command line."""
     keys: AccessKeys
 
     def opens(self, given: bytes | None) -> bool:
-        """Say whether a request may pass whose header has the value ``given``, None if it has none."""
+        """Return whether a request with header value ``given`` may pass; None means that it lacks the header."""
         return given is not None and self.keys.include(given)
 
 
 def parse_key_file(text: bytes) -> KeyFileChange:
-    """Return the keys in the text of a file."""
+    """Parse the text of a key file."""
     lines = [line.strip() for line in text.splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith(b"#"))
-    return KeyFileChange(keys, "" if keys else "has no key in it")
+    return KeyFileChange(keys, "" if keys else "contains no keys")
 
 
 def check_key_files(path: str) -> KeyFileChange:
-    """Look at a file. Blocks as files do."""
-    content = read_content(path, _MAX_SIZE)
+    """Read a key file. Blocking."""
+    content = read_content(path, _MAX_FILE_BYTES)
     return KeyFileChange((), content.problem) if content.problem else parse_key_file(content.data)
 
 
 def open_files(restricted: Iterable[RestrictedKey]) -> dict[str, KeyFile]:
-    """Return the files that keys are in, by path. Raises ``InvalidArgument`` for one that cannot be used."""
+    """Open all key files, by path. Raises ``InvalidArgument`` if one is unusable."""
     paths = {key.file for key in restricted if key.file}
     return {path: KeyFile(path, check_key_files(path)) for path in sorted(paths)}
 
 
 def locks_of(restricted: Mapping[str, RestrictedKey], files: Mapping[str, KeyFile]) -> dict[str, Lock]:
-    """Return the lock of each restricted category; ``files`` has all that ``restricted`` names."""
+    """Return the lock of each restricted category; ``files`` contains all files that ``restricted`` names."""
     return {
         category: Lock(key.header, files[key.file] if key.file else AccessKeys((os.fsencode(key.value),)))
         for category, key in restricted.items()
     }
 
 
-# Who may ask what over HTTP: the key that a restricted category needs.
+# Enforcement over HTTP.
 
 
 def key_refusal(locks: Mapping[str, Lock], category: str, head: RequestHead) -> Reply | None:
-    """Return the answer to a request that lacks the key of its category, None if it may pass."""
+    """Return the error reply for a request that lacks the key of its category; None if it may pass."""
     lock = locks.get(category)
     if lock is None:
         return None

@@ -1,4 +1,4 @@
-"""The access log: a line for each HTTP request and gRPC call, when it is answered."""
+"""The access log: one line per HTTP request and gRPC call, written when it is answered."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """Return where a client is, as it stands in a URL."""
+    """Return the address of a client in URL form."""
     name = transport.get_extra_info("peername") or ("-", 0)
     host, port = name[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class AccessRecord:
-    """One exchange, from its first byte. What is known of it is filled in as it comes."""
+    """Access log data of one exchange, filled in from its first byte on."""
 
     __slots__ = ("_began_ns", "method", "model", "path", "peer", "received", "request_id", "version")
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.method = self.path = "-"
-        """Of HTTP; for a call ``gRPC`` and its method."""
+        """HTTP method; for gRPC, ``gRPC`` and the path of the method."""
         self.received = 0
-        """Bytes of the body, of messages with their lengths."""
+        """Bytes of the body; for gRPC, of the messages with their prefixes."""
         self.model = ""
         self.version = ""
         self.request_id = ""
         self._began_ns = time.monotonic_ns()
 
     def asks(self, request: HttpWork | None) -> None:
-        """Take note of the inference that this is."""
+        """Record the inference that the exchange runs, if any."""
         if request is None:
             return
         self.model, self.request_id = request.header.model_name, request.id
@@ -46,7 +46,7 @@ class AccessRecord:
             self.version = request.header.route[1].label
 
     def answered(self, status: int | str, sent: int = 0, **counts: int) -> None:
-        """Write the line. ``sent`` is bytes, like ``received``; ``counts`` is how often a stream had what."""
+        """Write the line. ``sent`` is in bytes, like ``received``; ``counts`` are the totals of a stream."""
         milliseconds = round((time.monotonic_ns() - self._began_ns) / 1_000_000, 3)
         model = f"{self.model}/{self.version}" if self.version else self.model
         words = [self.peer, self.method, self.path, status, self.received, sent, f"{milliseconds} ms", model]
@@ -67,10 +67,10 @@ class AccessRecord:
         )
 
 
-# What the log says of an inference that fails: its client is told anyhow, so it is a detail.
+# Failed inferences are logged only in verbose mode: their clients get the error anyway.
 
 
 def log_refusal(request_id: str, error: NeriteError) -> None:
-    """Note that a request gets an error for an answer, as Triton does at verbosity 1."""
+    """Log an error reply to a request, as Triton does at verbosity 1."""
     if log.verbose_level >= 1:
         log.verbose(1, f"Infer failed: {error.message}", **log_fields(request_id))

@@ -1,4 +1,7 @@
-"""The SageMaker port: a ping, invocations of one model, and models that come and go."""
+"""The SageMaker and Vertex AI ports: health checks, inference by their paths and content types, and model management.
+
+Both map their requests to the endpoints of the HTTP port.
+"""
 
 from __future__ import annotations
 
@@ -28,31 +31,31 @@ from nerite.transports.limits import TransportLimits
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-# A model archive as SageMaker unpacks it: which folder of it is the repository, and which the model.
+# Layout of a model archive unpacked by SageMaker: which directory is the repository, and which the model.
 #
-# There are two shapes: a folder that is the model, with its configuration in it; or a folder of models, one of which
-# is meant: the only one, or the ensemble that the others are parts of.
+# There are two layouts: a model directory with its configuration; or a directory of models, of which the only one, or
+# the ensemble that contains the others, is meant.
 
-_SHUT: Final = ("/dev/", "/proc/", "/sys/")
+_BLOCKED: Final = ("/dev/", "/proc/", "/sys/")
 _ENSEMBLE: Final = re.compile(r'platform\s*:\s*"ensemble"')
 
 
 class ModelArchive(NamedTuple):
-    """Where a model is."""
+    """Location of a model."""
 
     repository: Path
     directory: str
-    """The model's, in the repository; empty if there is none."""
+    """Directory of the model within the repository; empty if there is none."""
 
 
 def find_archive(url: str) -> ModelArchive:
-    """Return where the model of an unpacked archive is. Raises ``InvalidArgument``."""
+    """Locate the model in an unpacked archive. Raises ``InvalidArgument``."""
     root = Path(os.path.abspath(url)) if url else Path()
-    if f"{root}/".startswith(_SHUT):
+    if f"{root}/".startswith(_BLOCKED):
         raise InvalidArgument(
-            f'Invalid URL: {url}. "url" property value cannot start with {", ".join(_SHUT[:-1])}, or {_SHUT[-1]}.'
+            f'Invalid URL: {url}. "url" property value cannot start with {", ".join(_BLOCKED[:-1])}, or {_BLOCKED[-1]}.'
         )
-    # Not ``Path.is_dir``, which raises an error for a name that no file can have.
+    # Not ``Path.is_dir``, which raises an error for invalid file names.
     if not url or not os.path.isdir(root):
         raise InvalidArgument(f"failed to register '{url}', repository not found")
     if (root / "config.pbtxt").is_file():
@@ -62,8 +65,8 @@ def find_archive(url: str) -> ModelArchive:
     candidates = ensembles or models
     if len(candidates) > 1:
         raise InvalidArgument(
-            f"'{root}' has {len(candidates)} models, and nothing says which one is meant: {', '.join(candidates)}. "
-            "Put one model into an archive, or an ensemble and its parts."
+            f"'{root}' has {len(candidates)} models: {', '.join(candidates)}. "
+            "An archive must contain a single model, or an ensemble and its parts."
         )
     return ModelArchive(root, candidates[0] if candidates else "")
 
@@ -72,21 +75,21 @@ def _is_ensemble(config: Path) -> bool:
     return config.is_file() and _ENSEMBLE.search(config.read_text(errors="replace")) is not None
 
 
-# How SageMaker and Vertex AI write inferences: the size of the JSON part stands in the content type.
+# Encoding of inferences: the content type contains the size of the JSON part.
 
 _SAGEMAKER: Final = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 _VERTEX: Final = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
 _NUMBER: Final = re.compile(r"\s*([+-]?[0-9]+)")
-_NO_MEMORY: Final = re.compile(
+_OUT_OF_MEMORY: Final = re.compile(
     "(?i:out[ _]?of[ _]?memory)|MemoryError|OOM|CNMEM_STATUS_OUT_OF_MEMORY|CU(?:DNN|BLAS)_STATUS_NOT_INITIALIZED"
     "|CUBLAS_STATUS_ALLOC_FAILED|(?:Dst|Src) tensor is not initialized|[Ff]ailed to allocate memory"
     "|No space left on device"
 )
-"""What frameworks say when there is no memory left."""
+"""Out-of-memory messages of common frameworks."""
 
 
 def _json_size_in(binary: str) -> Callable[[RequestHead], int]:
-    """Return what reads the size from a content type that begins with ``binary``. Any other type is JSON alone."""
+    """Return a function that reads the size from a content type starting with ``binary``; -1 means JSON only."""
 
     def json_size(head: RequestHead) -> int:
         content_type = head.headers.get("content-type", "")
@@ -98,7 +101,7 @@ def _json_size_in(binary: str) -> Callable[[RequestHead], int]:
         number = _NUMBER.match(text)
         try:
             size = int(number[1]) if number else None
-        except ValueError:  # Python takes no number of so many digits
+        except ValueError:  # the number has too many digits for Python
             size = None
         if size is None:
             raise InvalidArgument(f"Unable to parse inference header size, got: {text}")
@@ -110,8 +113,8 @@ def _json_size_in(binary: str) -> Callable[[RequestHead], int]:
 
 
 def status_of(error: NeriteError) -> int:
-    """Return the status that SageMaker wants: 507 makes it unload other models, and try again."""
-    return 507 if _NO_MEMORY.search(error.message) else 400
+    """Return the HTTP status: 507 makes SageMaker unload other models and retry."""
+    return 507 if _OUT_OF_MEMORY.search(error.message) else 400
 
 
 SAGEMAKER: Final = HTTP._replace(
@@ -120,10 +123,10 @@ SAGEMAKER: Final = HTTP._replace(
     compresses=False,
 )
 SAGEMAKER_MODELS: Final = SAGEMAKER._replace(early_type="application/json", status_of=status_of)
-"""Where there are several models."""
+"""Dialect of multi-model endpoints."""
 VERTEX: Final[HttpDialect] = HTTP._replace(json_size=_json_size_in(_VERTEX), compresses=False)
 
-# The models that SageMaker loads and unloads while the server runs: each a repository of its own.
+# Models that SageMaker loads and unloads at run time, each from a repository of its own.
 
 NOT_FOUND: Final = Reply(404, b"", reply.PLAIN)
 
@@ -133,11 +136,11 @@ class SagemakerModel(NamedTuple):
 
     repository: RegisteredRepository
     model: str
-    """Its name in the server: that of the archive if SageMaker told it, else SageMaker's own."""
+    """Name of the model in the server: the archive's name if SageMaker sent it, otherwise SageMaker's own name."""
 
 
 class SagemakerModels:
-    """Knows the models by SageMaker's names, which are hashes, and answers for them."""
+    """Models by SageMaker's names, which are hashes, with the handlers of its model API."""
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
@@ -149,10 +152,10 @@ class SagemakerModels:
 
     def tell_all(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         """List the models that can be invoked."""
-        listed = [_told(name, loaded) for name, loaded in self._models.items() if self._runs(loaded)]
+        listed = [_described(name, loaded) for name, loaded in self._models.items() if self._is_ready(loaded)]
         connection.send([reply.json_reply({"models": listed})._replace(content_type=reply.PLAIN).encode()])
 
-    def _runs(self, loaded: SagemakerModel) -> bool:
+    def _is_ready(self, loaded: SagemakerModel) -> bool:
         try:
             self._server.find(loaded.model, "", "")
         except NeriteError:
@@ -160,17 +163,17 @@ class SagemakerModels:
         return True
 
     def tell(self, name: str) -> Call:
-        """Return what describes a model."""
+        """Return a handler that describes a model."""
 
         def answer(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             loaded = self._models.get(name)
-            told = NOT_FOUND if loaded is None else reply.json_reply(_told(name, loaded))
-            connection.send([told._replace(content_type=reply.PLAIN).encode()])
+            answered = NOT_FOUND if loaded is None else reply.json_reply(_described(name, loaded))
+            connection.send([answered._replace(content_type=reply.PLAIN).encode()])
 
         return answer
 
     def load(self, target_model: str | None) -> Call:
-        """Return what loads the model that a body names. ``target_model`` is what the caller of SageMaker calls it."""
+        """Return a handler that loads the model named in the body. ``target_model`` is the end user's name for it."""
 
         def answer(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             self._background_calls.start(connection, self._load(body, target_model))
@@ -189,7 +192,7 @@ class SagemakerModels:
         return reply.EMPTY
 
     def unload(self, name: str) -> Call:
-        """Return what unloads a model, and answers when its memory is free."""
+        """Return a handler that unloads a model, and replies once its memory is free."""
 
         def answer(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             loaded = self._models.pop(name, None)
@@ -205,7 +208,7 @@ class SagemakerModels:
         return reply.EMPTY
 
 
-def _told(name: str, loaded: SagemakerModel) -> dict[str, str]:
+def _described(name: str, loaded: SagemakerModel) -> dict[str, str]:
     return {"modelName": name, "modelUrl": loaded.repository.location}
 
 
@@ -226,7 +229,7 @@ _MODELS: Final = re.compile(r"/models(?:/(?P<name>[^/]*))?(?P<invoke>/invoke)?")
 
 
 class SagemakerRouter:
-    """Leads SageMaker's requests to what HTTP answers, and to the models that it has loaded."""
+    """Routes SageMaker's requests to HTTP endpoints and to its model API."""
 
     def __init__(self, router: Router, options: SagemakerOptions, models: SagemakerModels) -> None:
         self._router = router
@@ -234,7 +237,7 @@ class SagemakerRouter:
         self._models = models
 
     def target(self, head: RequestHead) -> HttpTarget:
-        """Return what a head asks for."""
+        """Return the target of a request."""
         options = self._options
         if head.path == "/ping":
             return self._router.at(f"/v2/health/{options.ping_mode}", head)
@@ -260,7 +263,7 @@ class SagemakerRouter:
 
 
 class SagemakerService(HttpService):
-    """The handler of the port: it knows that a model may be gone before it is asked."""
+    """Request handler of the SageMaker port, which also checks that an invoked model is still loaded."""
 
     def __init__(
         self,
@@ -275,11 +278,11 @@ class SagemakerService(HttpService):
         self._models = models
 
     def begin(self, head: RequestHead) -> Reply | None:
-        """Refuse also to invoke a model that SageMaker has not loaded, or no longer has."""
+        """Also refuse to invoke a model that SageMaker has not loaded or has unloaded."""
         return super().begin(head) or self._unknown(head)
 
     def handle_again(self, connection: HttpExchange, plan: HttpInferPlan, data: bytearray) -> None:
-        """Answer an inference as before, unless the model is gone."""
+        """Handle an inference with a known plan, unless its model was unloaded."""
         unknown = self._unknown(connection.head)
         if unknown is None:
             super().handle_again(connection, plan, data)
@@ -294,10 +297,10 @@ class SagemakerService(HttpService):
         return None if name in self._models else NOT_FOUND
 
 
-# The Vertex AI port: one path for health, one for predictions, and a header that leads to other endpoints.
+# The Vertex AI port: one path for health, one for predictions, and a header that redirects to other endpoints.
 
 REDIRECT: Final = "X-Vertex-Ai-Triton-Redirect"
-_OPEN: Final = {
+_ALLOWED_ENDPOINTS: Final = {
     "infer",
     "live",
     "ready",
@@ -311,25 +314,25 @@ _OPEN: Final = {
     "regions",
     "cuda_regions",
 }
-"""The endpoints that a header may lead to."""
-_VERTEX_SHUT: Final = {"load", "unload", "register", "unregister", "register_cuda", "unregister_cuda"}
-"""Those that change the server, which is not for whoever may ask for a prediction."""
+"""Endpoints that the header may redirect to."""
+_FORBIDDEN_ENDPOINTS: Final = {"load", "unload", "register", "unregister", "register_cuda", "unregister_cuda"}
+"""Endpoints that change the server, which clients with access to predictions only must not reach."""
 
 
 class VertexRouter:
-    """Leads Vertex AI's requests to what HTTP answers."""
+    """Routes Vertex AI's requests to HTTP endpoints."""
 
     def __init__(
         self, router: Router, options: VertexOptions, default_model: str, metrics: MetricsService | None
     ) -> None:
-        """``metrics`` is None where they are switched off."""
+        """``metrics`` is None if metrics are disabled."""
         self._router = router
         self._options = options
         self._default_model = default_model
         self._metrics = metrics
 
     def target(self, head: RequestHead) -> HttpTarget:
-        """Return what a head asks for."""
+        """Return the target of a request."""
         if head.path == self._options.health_route:
             return self._router.at("/v2/health/ready", head)
         if head.path != self._options.predict_route:
@@ -349,16 +352,16 @@ class VertexRouter:
                 call=lambda connection, head, _body: metrics.send_page(connection, head, reply.PLAIN),
             )
         route = routes.find_route(path)
-        if route is not None and route.endpoint.name in _OPEN:
+        if route is not None and route.endpoint.name in _ALLOWED_ENDPOINTS:
             return self._router.lead(route, head, VERTEX)
-        if route is not None and route.endpoint.name in _VERTEX_SHUT:
+        if route is not None and route.endpoint.name in _FORBIDDEN_ENDPOINTS:
             error = Restricted(f"{path} cannot be reached by '{REDIRECT}', only on the HTTP port (--allow-http=true)")
             return HttpTarget(refusal=reply.error_reply(error, reply.PLAIN))
         return HttpTarget(reply.BAD_REQUEST)
 
 
 async def default_model(server: InferenceServer, named: str) -> str:
-    """Return the model that predictions are asked of: the one that is named, or the only one there is.
+    """Return the model that serves predictions: the one that is named, or else the only one.
 
     Raises ``InvalidArgument`` with Triton's texts.
     """

@@ -1,6 +1,7 @@
-"""What clients may have of the server together, over all ports: connections, and bytes of requests.
+"""Limits on what all clients use together, on all ports: connections, and bytes of requests in flight.
 
-Small requests that arrive in one piece are not counted: those that wait are bounded by the queues of their models.
+Also times out requests that arrive too slowly. Small requests that arrive in one piece are not counted: waiting ones
+are bounded by the queues of their models.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from nerite.core.errors import Exhausted
 from nerite.observability.exposition import UNLABELLED, MetricFamily, label
 from nerite.transports.unpacking import BackgroundThreads, BackgroundWork
 
-# Which connections are open, and which of them are closed to make room or as unused: a decider without a clock.
+# Connection table: decides which connections are closed to make room or because they are idle. Has no clock.
 
-_LOOK_AGAIN: Final = 1.0
-"""Seconds after which a full table looks once more for connections that have become idle."""
+_RESCAN_SECONDS: Final = 1.0
+"""Minimum interval between scans of a full table for connections that have become idle, in seconds."""
 
 
 class ConnectionEntry(Protocol):
@@ -30,58 +31,58 @@ class ConnectionEntry(Protocol):
 
     @property
     def served(self) -> int:
-        """A number that changes with each request."""
+        """Number that changes with each request."""
 
     def retire(self) -> None:
-        """Close, as nothing is under way."""
+        """Close the connection, which is idle."""
 
 
 class ConnectionTable:
-    """Those of all ports. A connection costs nothing here while it is used: idle ones are found by looking."""
+    """Open connections of all ports. Idle ones are found by scanning, so that requests incur no cost here."""
 
     def __init__(self, limit: int, idle_seconds: float) -> None:
-        """0 is no limit."""
+        """0 means unlimited."""
         self.limit = limit
         self._idle_seconds = idle_seconds
-        self._noted: dict[ConnectionEntry, tuple[int, float]] = {}
-        """What each had served, and since when it has not served more."""
+        self._activity: dict[ConnectionEntry, tuple[int, float]] = {}
+        """For each connection, its ``served`` count and the time since which that has not changed."""
         self._idle: OrderedDict[ConnectionEntry, int] = OrderedDict()
-        """The longest idle first, with what they had served. Those that were used meanwhile are in it still."""
-        self._looked_at = float("-inf")
+        """Idle connections with their ``served`` count, longest idle first; includes those used since the last scan."""
+        self._scanned_at = float("-inf")
 
     def __len__(self) -> int:
-        return len(self._noted)
+        return len(self._activity)
 
     @property
     def full(self) -> bool:
-        """Whether one more would be too many."""
-        return 0 < self.limit <= len(self._noted)
+        """Whether the limit is reached."""
+        return 0 < self.limit <= len(self._activity)
 
     def add(self, connection: ConnectionEntry, now: float) -> None:
-        """Note that a connection was accepted."""
-        self._noted[connection] = (connection.served, now)
+        """Register an accepted connection."""
+        self._activity[connection] = (connection.served, now)
         self._idle[connection] = connection.served
 
     def remove(self, connection: ConnectionEntry) -> None:
-        """Note that a connection is closed. It may have been removed before."""
-        self._noted.pop(connection, None)
+        """Remove a closed connection. Idempotent."""
+        self._activity.pop(connection, None)
         self._idle.pop(connection, None)
 
     def make_room(self, now: float) -> ConnectionEntry | None:
-        """Remove the connection that has been idle longest, and return it to be closed; None if all are busy."""
+        """Remove and return the connection that has been idle longest, to be closed; None if all are busy."""
         found = self._longest_idle()
-        if found is None and now - self._looked_at >= _LOOK_AGAIN:
-            self._look(now)
+        if found is None and now - self._scanned_at >= _RESCAN_SECONDS:
+            self._scan(now)
             found = self._longest_idle()
         return found
 
     def idle(self, now: float) -> list[ConnectionEntry]:
-        """Remove the connections that have been idle for too long, and return them to be closed."""
-        self._look(now)
+        """Remove and return the connections whose idle time has expired, to be closed."""
+        self._scan(now)
         found = []
         if self._idle_seconds:
             for connection in self._idle:
-                if now - self._noted[connection][1] < self._idle_seconds:
+                if now - self._activity[connection][1] < self._idle_seconds:
                     break
                 found.append(connection)
             for connection in found:
@@ -96,13 +97,13 @@ class ConnectionTable:
                 return connection
         return None
 
-    def _look(self, now: float) -> None:
-        """Put those that are idle in order."""
-        self._looked_at = now
+    def _scan(self, now: float) -> None:
+        """Rebuild the list of idle connections in order of idle time."""
+        self._scanned_at = now
         idle: list[tuple[float, int, ConnectionEntry]] = []
-        for number, (connection, (served, since)) in enumerate(self._noted.items()):
+        for number, (connection, (served, since)) in enumerate(self._activity.items()):
             if connection.busy or connection.served != served:
-                self._noted[connection] = (connection.served, now)
+                self._activity[connection] = (connection.served, now)
             else:
                 idle.append((since, number, connection))
         idle.sort()
@@ -110,38 +111,38 @@ class ConnectionTable:
 
 
 COUNTED: Final = 16 * 1024
-"""Bytes from which on a request is counted that arrives in one piece. Those in several pieces are counted anyhow."""
+"""Size from which a request that arrives in one piece is counted. Requests in several pieces always are."""
 
 LOOKS: Final = 8
-"""How often requests that arrive are looked at within the time in which they have to come on."""
-_MOST_CONNECTIONS: Final = 16_384
-_FEWEST_BYTES: Final = 64 * 1024 * 1024
-_PRESSED: Final = 0.75
-"""ByteReservation of the bytes from which on requests have to come on eight times as fast."""
+"""Number of progress checks within the time limit for arriving requests."""
+_MAX_CONNECTIONS: Final = 16_384
+_MIN_BYTES: Final = 64 * 1024 * 1024
+_HIGH_USE: Final = 0.75
+"""Fraction of the bytes in flight from which requests must arrive eight times as fast."""
 
 Refusal: TypeAlias = Literal["message_size", "fields", "stalled"]
 Closing: TypeAlias = Literal["refused", "displaced", "idle", "stalled"]
 
 
 class BytesInFlight:
-    """The bytes of requests that arrive, wait or run. May be told from any thread."""
+    """Bytes of requests that arrive, wait or run. Thread-safe."""
 
     __slots__ = ("_lock", "limit", "refused", "used")
 
     def __init__(self, limit: int) -> None:
-        """0 is no limit."""
+        """0 means unlimited."""
         self.limit = limit
         self.used = 0
         self.refused = 0
-        """Requests that there was no room for."""
+        """Number of requests refused because the limit was reached."""
         self._lock = threading.Lock()
 
     def fits(self, size: int) -> bool:
-        """Return whether there is room for ``size`` bytes now."""
+        """Return whether ``size`` more bytes fit now."""
         return not self.limit or self.used + size <= self.limit
 
     def take(self, size: int) -> bool:
-        """Count ``size`` bytes; False, and nothing is counted, if there is no room for them."""
+        """Add ``size`` bytes; return False, without adding any, if they do not fit."""
         with self._lock:
             if self.limit and self.used + size > self.limit:
                 return False
@@ -149,65 +150,65 @@ class BytesInFlight:
             return True
 
     def give_back(self, size: int) -> None:
-        """Count no longer what was taken."""
+        """Release bytes that were taken."""
         with self._lock:
             self.used -= size
 
     def refusal(self, size: int) -> Exhausted:
-        """Count a request for whose ``size`` bytes there is no room, and return what it is told."""
+        """Count a request whose ``size`` bytes do not fit, and return the error."""
         with self._lock:
             self.refused += 1
-        # The same words each time: a server of which too much is asked refuses cheaply.
+        # The text is constant, so that the encoded reply can be memoized: an overloaded server must refuse cheaply.
         if size > self.limit:
             return Exhausted(f"the request is larger than the {self.limit} bytes that --max-bytes-in-flight allows")
         return Exhausted(
-            f"the requests under way take the {self.limit} bytes that --max-bytes-in-flight allows. Try again in 1 s", 1
+            f"requests in progress use the {self.limit} bytes of --max-bytes-in-flight. Try again in 1 s", 1
         )
 
 
 class ByteReservation:
-    """What one request, or one connection, has of the bytes in flight."""
+    """Share of one request or connection in the bytes in flight."""
 
-    __slots__ = ("_of", "size")
+    __slots__ = ("_budget", "size")
 
-    def __init__(self, of: BytesInFlight) -> None:
-        self._of = of
+    def __init__(self, budget: BytesInFlight) -> None:
+        self._budget = budget
         self.size = 0
 
     def take(self, size: int) -> bool:
-        """Count more bytes; False, and nothing is counted, if there is no room for them."""
-        if not self._of.take(size):
+        """Reserve more bytes; return False, without reserving any, if they do not fit."""
+        if not self._budget.take(size):
             return False
         self.size += size
         return True
 
     def cover(self, arrived: int, whole: int) -> bool:
-        """Count the ``arrived`` of the ``whole`` bytes of a message; False if there is no room for them.
+        """Reserve ``arrived`` of the ``whole`` bytes of a message; return False if they do not fit.
 
-        As many again are counted ahead where there is room, so that a message in many pieces is counted a few times.
+        If possible, up to twice as much is reserved, so that a message in many pieces needs few reservations.
         """
         missing = arrived - self.size
         return missing <= 0 or self.take(missing + min(arrived, whole - arrived)) or self.take(missing)
 
     def take_or_raise(self, size: int) -> None:
-        """Count more bytes. Raises ``Exhausted`` if there is no room for them."""
+        """Reserve more bytes. Raises ``Exhausted`` if they do not fit."""
         if not self.take(size):
-            raise self._of.refusal(size)
+            raise self._budget.refusal(size)
 
     def give_back(self, size: int | None = None) -> None:
-        """Count so many bytes no longer, or none of them."""
+        """Release ``size`` bytes, or all of them."""
         given = self.size if size is None else size
-        self._of.give_back(given)
+        self._budget.give_back(given)
         self.size -= given
 
     def absorb(self, other: ByteReservation) -> None:
-        """Take over what another has."""
+        """Take over the bytes of another reservation."""
         self.size += other.size
         other.size = 0
 
 
 class TransportLimits:
-    """Those of a server."""
+    """Limits of a server, with their counters and metrics."""
 
     def __init__(
         self,
@@ -217,34 +218,34 @@ class TransportLimits:
         idle_seconds: float = 0,
         aside: BackgroundWork | None = None,
     ) -> None:
-        """0 is no limit."""
+        """0 means unlimited."""
         self.bytes = BytesInFlight(max_bytes)
         self.connections = ConnectionTable(max_connections, idle_seconds)
         self.aside: BackgroundWork = BackgroundThreads() if aside is None else aside
-        # Zeros are there from the start, or an alert would miss the first increase.
+        # All labels start at zero, otherwise an alert would miss the first increase.
         self.refused: Counter[Refusal] = Counter(dict.fromkeys(get_args(Refusal), 0))
-        """Requests that were refused as they arrived, by reason, beside those that there was no room for."""
+        """Requests refused while they arrived, by reason, not including those over the limit of bytes in flight."""
         self.closed: Counter[Closing] = Counter(dict.fromkeys(get_args(Closing), 0))
-        """Connections that the server closed or did not take, by reason."""
+        """Connections that the server closed or did not accept, by reason."""
 
     def families(self, open_by_port: Mapping[str, int]) -> list[MetricFamily]:
-        """Return the metrics of all this."""
+        """Return the metrics of all limits."""
         return [
             MetricFamily(
                 "nerite_connections",
-                "Connections that are open, by port",
+                "Open connections, by port",
                 "gauge",
                 [(label("port", port), count) for port, count in open_by_port.items()],
             ),
             MetricFamily(
                 "nerite_connections_limit",
-                "Connections that may be open on all ports together, 0 for any number",
+                "Maximum number of open connections on all ports together, 0 for unlimited",
                 "gauge",
                 [(UNLABELLED, self.connections.limit)],
             ),
             MetricFamily(
                 "nerite_connections_closed_total",
-                "Connections that were closed, or not taken, because of a limit",
+                "Connections that were closed or refused because of a limit",
                 "counter",
                 [(label("reason", why), count) for why, count in self.closed.items()],
             ),
@@ -256,13 +257,13 @@ class TransportLimits:
             ),
             MetricFamily(
                 "nerite_bytes_in_flight_limit",
-                "Bytes that they may take, 0 for any number",
+                "Maximum bytes of requests in flight, 0 for unlimited",
                 "gauge",
                 [(UNLABELLED, self.bytes.limit)],
             ),
             MetricFamily(
                 "nerite_arrivals_refused_total",
-                "Requests that were refused while they arrived, by the limit that they met",
+                "Requests that were refused while they arrived, by limit",
                 "counter",
                 [
                     (label("reason", "bytes_in_flight"), self.bytes.refused),
@@ -272,36 +273,36 @@ class TransportLimits:
         ]
 
     def patience(self, seconds: float) -> float:
-        """Return for how long a request may stand still, of which it is ``seconds`` as long as there is much room."""
+        """Return how long a request may make no progress: ``seconds``, or less when the bytes in flight run out."""
         taken = self.bytes
-        return seconds / LOOKS if taken.limit and taken.used > taken.limit * _PRESSED else seconds
+        return seconds / LOOKS if taken.limit and taken.used > taken.limit * _HIGH_USE else seconds
 
 
 def connections_for(files: int) -> int:
-    """Return how many connections there may be where so many files may be open.
+    """Return the maximum number of connections for a limit of open file descriptors.
 
-    A quarter is left for models, their workers and their files, and half of what is very little.
+    A quarter is left for models, workers and their files; of a very small limit, half.
     """
     if files == resource.RLIM_INFINITY:
-        return _MOST_CONNECTIONS
-    return min(files - max(files // 4, min(files // 2, 256)), _MOST_CONNECTIONS)
+        return _MAX_CONNECTIONS
+    return min(files - max(files // 4, min(files // 2, 256)), _MAX_CONNECTIONS)
 
 
 def bytes_for(memory: int) -> int:
-    """Return how many bytes of requests there may be in so much memory: a quarter. 0, no limit, if it is not known."""
-    return max(memory // 4, _FEWEST_BYTES) if memory else 0
+    """Return the maximum bytes of requests for a memory size: a quarter. 0, unlimited, if the size is unknown."""
+    return max(memory // 4, _MIN_BYTES) if memory else 0
 
 
-# When to give up on a request that arrives too slowly, over HTTP and gRPC: a decider without a clock.
+# Timeout of requests that arrive too slowly, over HTTP and gRPC. Has no clock.
 
 PROGRESS: Final = 16 * 1024
-"""Bytes of a request that have to arrive within the time that is granted, unless it is complete before that."""
+"""Bytes of a request that must arrive within the time limit, unless the request completes earlier."""
 
 
 class ArrivalTimeout:
-    """One connection's record, or one call's. Told now and then what has arrived.
+    """Progress of the arriving request of one connection or call, updated periodically.
 
-    A slow client is not a mistake, a dead one is.
+    It tolerates slow clients, and detects dead ones.
     """
 
     __slots__ = ("_number", "_received", "_since")
@@ -312,9 +313,9 @@ class ArrivalTimeout:
         self._since = 0.0
 
     def exhausted(self, arriving: tuple[int, int] | None, now: float, seconds: float) -> bool:
-        """Return whether the request that arrives has not come on for so many seconds.
+        """Return whether the arriving request has made no progress for ``seconds``.
 
-        ``arriving`` is its number on the connection, from 1, and how much of it is here; None if none is on its way.
+        ``arriving`` is its number on the connection, from 1, and its bytes received; None if no request is arriving.
         """
         number, received = arriving or (0, 0)
         if number != self._number or received - self._received >= PROGRESS:

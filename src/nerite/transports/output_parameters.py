@@ -1,4 +1,4 @@
-"""The classification extension: the top classes of an output as strings, in place of the tensor."""
+"""Output options of a request: classification, which returns the top classes as strings, and shared memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def top_classes(
 ) -> tuple[TensorSpec, bytes]:
     """Return the ``count`` largest elements of each row as ``value:index[:label]``, largest first.
 
-    Raises ``InvalidArgument`` for a type that has no order here, or a tensor too large to sort.
+    Raises ``InvalidArgument`` for a datatype that cannot be sorted here, or a tensor that is too large.
     """
     if spec.datatype in _UNSUPPORTED:
         raise InvalidArgument(f"class result not available for output due to unsupported type '{spec.datatype.name}'")
@@ -32,7 +32,7 @@ def top_classes(
     values = np.frombuffer(data, spec.datatype.numpy).reshape(rows, columns)
     count = min(count, values.shape[1])
     exact = spec.datatype in (dtypes.FP32, dtypes.FP64)
-    # The complement turns the order of whole numbers around, and loses nothing of large ones.
+    # For integers, the complement reverses the order without overflow.
     order = np.argsort(-values if exact else ~values, axis=1, kind="stable")[:, :count]
     strings: list[str] = []
     for row, indices in zip(values, order, strict=True):
@@ -44,11 +44,11 @@ def top_classes(
     return TensorSpec(spec.name, dtypes.BYTES, shape), join_bytes(strings)
 
 
-# Outputs that their caller wants in shared memory.
+# Outputs requested in shared memory.
 
 
 def write_to_region(request: InferenceRequest, spec: TensorSpec, data: Buffer) -> None:
-    """Write an output where the caller wants it. Raises ``NeriteError`` where it does not fit."""
+    """Write an output to its shared memory region. Raises ``NeriteError`` if it does not fit."""
     assert isinstance(request, SharedMemoryRequest)
     place = request.places[spec.name]
     size = len(data)
@@ -63,7 +63,7 @@ def write_to_region(request: InferenceRequest, spec: TensorSpec, data: Buffer) -
 def write_all_to_regions(
     request: InferenceRequest, response: InferenceResponse, placed: Sequence[bool]
 ) -> list[Buffer]:
-    """Write the outputs that are ``placed`` where the caller wants them, and return the others. Raises as ``write``."""
+    """Write the outputs that are ``placed`` to shared memory, and return the others. Raises ``NeriteError``."""
     assert response.header is not None
     rest: list[Buffer] = []
     for spec, data, elsewhere in zip(response.header.outputs, response.data, placed, strict=True):

@@ -1,4 +1,4 @@
-"""The ports of a server: which the flags ask for, what answers at each, and closing them in good order."""
+"""The ports of a server: opens those that the flags enable, connects them to their services, and shuts them down."""
 
 from __future__ import annotations
 
@@ -33,40 +33,40 @@ from nerite.transports.tcp import tls_context
 
 TargetOf: TypeAlias = Callable[[RequestHead], HttpTarget]
 _MAX_METRICS_BODY: Final = 64 * 1024
-_LINGER: Final = 0.15
-"""Seconds that connections without a request stay open once their clients can know that the server stops, or since the
-last of them was made."""
-_TURNS: Final = 0.01
-"""Seconds in which the loop takes what has come: a timer is due before that."""
-_LONGEST_LOOK: Final = 15.0
-"""Seconds between two looks for idle connections, at most."""
+_LINGER_SECONDS: Final = 0.15
+"""Seconds that idle connections stay open after clients were notified of the shutdown, or after new connections
+stopped."""
+_LOOP_TURN: Final = 0.01
+"""Seconds for the loop to read pending input: a timer that is due fires before that."""
+_MAX_IDLE_INTERVAL: Final = 15.0
+"""Maximum interval between checks for idle connections, in seconds."""
 
 
 class TransportListener(Protocol):
-    """A port that is open."""
+    """An open port."""
 
     def forget(self) -> None:
-        """Look at every head anew, also on connections that are open: what is allowed has changed."""
+        """Re-evaluate all headers, also on open connections, because access rules have changed."""
 
     def drain(self) -> None:
-        """Have clients know that their connections end soon. They are answered as before."""
+        """Notify clients that their connections will end soon. Requests are still answered."""
 
     def admit_no_more(self) -> None:
-        """Have no more connections begin; those that have begun are accepted."""
+        """Let no more connections begin; those already begun are still accepted."""
 
     def stop_accepting(self) -> None:
-        """Close the port, and every connection as soon as it has nothing under way."""
+        """Close the port, and each connection as soon as it is idle."""
 
     def abort(self) -> None:
-        """Close what is left, at once."""
+        """Close all remaining connections immediately."""
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
 
 
 class ServerPorts:
-    """All of them. For the loop's thread only."""
+    """All ports of a server. Only for the event loop's thread."""
 
     def __init__(
         self,
@@ -76,23 +76,23 @@ class ServerPorts:
         callers: Callers | None,
         gauges: GpuGauges | None,
     ) -> None:
-        """``callers`` says who asks, where that matters; ``key_files`` are those that restrictions name."""
+        """``callers`` identifies callers if a policy is in force; ``key_files`` are those named by restrictions."""
         self.opened: dict[str, int] = {}
-        """The number of each port that is open."""
+        """Number of each open port by its name."""
         self._server = server
         self._options = options
         self._key_files = key_files
         self._locks = access.locks_of(options.http.restricted, key_files)
-        """Of what speaks HTTP."""
+        """Locks of all ports that speak HTTP."""
         self._callers = callers
         self._gauges = gauges
         self._bounds = _bounds(options)
         self._listeners: dict[str, TransportListener] = {}
-        """By the name of the port."""
+        """Listeners by name of the port."""
         self._look_timer: asyncio.TimerHandle | None = None
 
     async def check(self) -> None:
-        """Raise ``NeriteError`` for a port that cannot be had: what comes before ``open`` may take long."""
+        """Raise ``NeriteError`` for an unavailable port early: the steps before ``open`` may take long."""
         http, grpc, metrics = self._options.http, self._options.grpc, self._options.metrics
         sagemaker, vertex = self._options.sagemaker, self._options.vertex
         if grpc.enabled:
@@ -104,7 +104,7 @@ class ServerPorts:
                 await tcp.check(name, port.address, port.port, reuse_port=False)
 
     async def open(self) -> None:
-        """Open what the flags ask for. Raises ``NeriteError`` for a port that cannot be opened."""
+        """Open all enabled ports. Raises ``NeriteError`` for a port that cannot be opened."""
         options = self._options
         metrics = options.metrics
         guard = BrowserGuard.of(options.http, metrics.address)
@@ -125,49 +125,49 @@ class ServerPorts:
         self._look()
 
     def _limits(self) -> Sequence[MetricFamily]:
-        """Return the metrics of what clients have of the server together."""
+        """Return the metrics of the transport limits."""
         return self._bounds.families({name: each.open_connections for name, each in self._listeners.items()})
 
     def _look(self) -> None:
-        """Close connections that have been idle for too long, every now and then."""
+        """Periodically close connections whose idle time has expired."""
         for connection in self._bounds.connections.idle(time.monotonic()):
             self._bounds.closed["idle"] += 1
             connection.retire()
         seconds = self._options.connections.idle_seconds
-        every = min(seconds / LOOKS, _LONGEST_LOOK) if seconds else _LONGEST_LOOK
+        every = min(seconds / LOOKS, _MAX_IDLE_INTERVAL) if seconds else _MAX_IDLE_INTERVAL
         self._look_timer = asyncio.get_running_loop().call_later(every, self._look)
 
     def forget(self) -> None:
-        """Look at every head anew, also on connections that are open: what is allowed has changed."""
+        """Re-evaluate all headers, also on open connections, because access rules have changed."""
         for listener in self._listeners.values():
             listener.forget()
 
     async def drain(self, patience: float) -> None:
-        """Have clients know that their connections end soon, and answer what they send before they do.
+        """Notify clients that their connections will end soon, and answer what they send until then.
 
-        A client may be sending a request just now on a connection that looks idle, or on one that is being made.
+        A client may be sending a request at this moment on a seemingly idle connection, or on one that is being opened.
         """
         for listener in self._listeners.values():
             listener.drain()
         await self._linger(patience)
         for listener in self._listeners.values():
             listener.admit_no_more()
-        await asyncio.sleep(_TURNS)
+        await asyncio.sleep(_LOOP_TURN)
         await self._linger(patience)
 
     async def _linger(self, patience: float) -> None:
-        """Leave connections open for a while, and take what has come on them by then."""
+        """Keep connections open for a moment, and handle requests that have arrived by then."""
         if self.open_connections:
-            await asyncio.sleep(min(_LINGER, patience / 4))
-            await asyncio.sleep(_TURNS)
+            await asyncio.sleep(min(_LINGER_SECONDS, patience / 4))
+            await asyncio.sleep(_LOOP_TURN)
 
     def stop_accepting(self) -> None:
-        """Close the ports, and every connection as soon as it has nothing under way."""
+        """Close the ports, and each connection as soon as it is idle."""
         for listener in self._listeners.values():
             listener.stop_accepting()
 
     def abort(self) -> None:
-        """Close what is left, at once."""
+        """Close all remaining connections immediately."""
         if self._look_timer is not None:
             self._look_timer.cancel()
         for listener in self._listeners.values():
@@ -176,11 +176,11 @@ class ServerPorts:
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return sum(listener.open_connections for listener in self._listeners.values())
 
     async def _open_grpc(self) -> None:
-        # Here, because a server without gRPC need not load protobuf.
+        # Imported here, because a server without gRPC need not load protobuf.
         from nerite.transports.grpc.delays import Delays
         from nerite.transports.grpc.listener import GrpcListener
         from nerite.transports.grpc.service import GrpcService
@@ -238,7 +238,7 @@ class ServerPorts:
         self._note("Vertex AI", "Vertex AI HTTPService", options.address, port)
 
     def _guarded(self, target_of: TargetOf, address: str) -> TargetOf:
-        """Return what leads a port's requests to what it answers, and refuses those of pages of other sites."""
+        """Wrap the routing of a port so that requests from pages of other sites are refused."""
         return GuardedRouter(BrowserGuard.of(self._options.http, address), target_of).target
 
     def _router(self, forward_pattern: re.Pattern[str] | None = None) -> Router:
@@ -253,7 +253,7 @@ class ServerPorts:
         )
 
     def _listener(self, name: str, handler: HttpHandler, max_body: int) -> HttpListener:
-        # Scrapes come every few seconds, and tell nothing.
+        # Scrapes come every few seconds and are not worth logging.
         access_log = self._options.log.access and name != "Metrics"
         http = self._options.http
         forwards = name == "HTTP" and http.header_forward_pattern is not None
@@ -264,13 +264,13 @@ class ServerPorts:
         return listener
 
     def _note(self, name: str, called: str, address: str, port: int) -> None:
-        """Note that a port is open, under its own name and under the one that the log has for it."""
+        """Record and log an open port; ``called`` is Triton's name for it."""
         self.opened[name] = port
         log.info(f"Started {called} at {address}:{port}")
 
 
 def _bounds(options: ServerOptions) -> TransportLimits:
-    """Return what the flags say, or else the machine, of what clients may have together."""
+    """Return the limits set by flags, or otherwise derived from the machine."""
     connections = options.connections
     most, most_bytes = connections.max_connections, connections.max_bytes_in_flight
     if most < 0:

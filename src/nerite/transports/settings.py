@@ -1,4 +1,4 @@
-"""The logging extension: what both protocols make of a request to change what is logged."""
+"""The logging and trace extensions: applies changes of settings, for HTTP and gRPC alike."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ KINDS: Final[dict[str, type]] = {
     "log_verbose_level": int,
     "log_format": str,
 }
-"""The settings that can be changed, in the order in which they are looked at."""
-_LEVEL: Final = "log_verbose_level"
-_MOST_VERBOSE: Final = 2**32 - 1
-"""As much as both protocols can tell."""
+"""Settings that can be changed, in the order in which they are validated."""
+_VERBOSE_LEVEL: Final = "log_verbose_level"
+_MAX_VERBOSE: Final = 2**32 - 1
+"""Maximum value that both protocols can represent."""
 
 
 def change_log_settings(
@@ -30,23 +30,23 @@ def change_log_settings(
     read: Callable[[str, type, Any], Value],
     unknown_format: Callable[[str], NeriteError],
 ) -> None:
-    """Change what is logged: all of it, or nothing. Settings that there are not are left out, as Triton does.
+    """Change the log settings atomically. Unknown settings are ignored, as in Triton.
 
-    ``read`` returns a value of the kind that a setting has, or raises the protocol's error.
+    ``read`` returns a value of the type of the setting, or raises the protocol's error.
     """
-    asked = dict(given)
-    if "log_file" in asked:
+    requested = dict(given)
+    if "log_file" in requested:
         raise Unsupported("log file location can not be updated through network protocol")
-    settings = {name: read(name, kind, asked[name]) for name, kind in KINDS.items() if name in asked}
-    if int(settings.get(_LEVEL, 0)) > _MOST_VERBOSE:
-        raise InvalidArgument(f"'{_LEVEL}' must be from 0 to {_MOST_VERBOSE}")
+    settings = {name: read(name, kind, requested[name]) for name, kind in KINDS.items() if name in requested}
+    if int(settings.get(_VERBOSE_LEVEL, 0)) > _MAX_VERBOSE:
+        raise InvalidArgument(f"'{_VERBOSE_LEVEL}' must be from 0 to {_MAX_VERBOSE}")
     try:
         log.change(settings)
     except ValueError as error:
         raise unknown_format(str(error)) from None
 
 
-# The trace extension: what both protocols make of a request to change what is traced.
+# The trace extension.
 
 _NUMBER: Final = re.compile(r"\s*([+-]?[0-9]+)")
 _INT32: Final = 2**31
@@ -56,7 +56,7 @@ _FIELDS: Final = {
     "trace_count": "count",
     "log_frequency": "log_frequency",
 }
-"""The settings that can be changed, in the order in which they are looked at."""
+"""Settings that can be changed, in the order in which they are validated."""
 
 
 def change_trace_settings(
@@ -65,9 +65,9 @@ def change_trace_settings(
     given: Mapping[str, Any],
     read: Callable[[str, Any], Sequence[str] | None],
 ) -> None:
-    """Change what is traced: all of it, or nothing. Settings that there are not are left out, as Triton does.
+    """Change the trace settings atomically. Unknown settings are ignored, as in Triton.
 
-    ``read`` returns the texts that a setting is given, None where it is cleared, or raises the protocol's error.
+    ``read`` returns the texts of a setting, None if it is cleared, or raises the protocol's error.
     """
     if "trace_file" in given:
         raise Unsupported("trace file location can not be updated through network protocol")
@@ -89,7 +89,7 @@ def change_trace_settings(
 
 
 def _levels(texts: Sequence[str]) -> frozenset[str] | None:
-    """Return the levels of a list; None where it has none that there is, which changes nothing."""
+    """Return the valid levels of a list; None if it has none, in which case nothing changes."""
     if "OFF" in texts:
         if len(texts) > 1:
             raise InvalidArgument("Expect only one trace level 'OFF' is specified")
@@ -98,7 +98,7 @@ def _levels(texts: Sequence[str]) -> frozenset[str] | None:
 
 
 def _number(name: str, text: str) -> int:
-    """Return the number that a text begins with."""
+    """Return the number at the start of a text."""
     found = _NUMBER.match(text)
     if found is None:
         raise InvalidArgument(f"Unable to parse '{name}', got: {text}")

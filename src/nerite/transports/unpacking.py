@@ -1,6 +1,6 @@
-"""Decompression of what clients send: never more than a limit, and long ones in steps.
+"""Decompresses request bodies within a size limit, and runs large ones in background threads.
 
-Each step releases the interpreter's lock, so that a thread that unpacks does not hold up the event loop.
+Long data is decompressed in steps that release the GIL, so that a thread does not block the event loop.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import Where, report
 
 SMALL: Final = 64 * 1024
-"""What unpacks to no more than this is unpacked on the event loop: it takes less than 0.2 ms."""
-_STEP: Final = 1024 * 1024
-_PIECE: Final = 64 * 1024
-"""Bytes of packed data that the decoder is given at once: it copies what it has not used."""
+"""Unpacked size up to which data is unpacked on the event loop: it takes less than 0.2 ms."""
+_STEP_BYTES: Final = 1024 * 1024
+_INPUT_BYTES: Final = 64 * 1024
+"""Bytes passed to the decoder at once: it copies input that it has not consumed."""
 
 
 class UnpackedTooLarge(Exception):
-    """The data unpacks to more than the limit."""
+    """The unpacked data exceeds the limit."""
 
 
 class BrokenContent(Exception):
-    """The data is not what its coding says; the text says why."""
+    """The data does not match its encoding; the text says why."""
 
 
 def unpack(packed: memoryview, window: int, limit: int, take: Callable[[int], None] | None = None) -> memoryview:
-    """Return writable plain data of at most ``limit`` bytes. ``window`` is zlib's number for the coding.
+    """Return at most ``limit`` bytes of unpacked, writable data. ``window`` is zlib's ``wbits``.
 
-    ``take`` is told of bytes before there is memory for them; what it raises ends the work. Raises ``UnpackedTooLarge``
-    or ``BrokenContent``.
+    ``take`` reserves bytes before they are stored; an exception that it raises ends the work. Raises
+    ``UnpackedTooLarge`` or ``BrokenContent``.
     """
     decoder = zlib.decompressobj(window)
     plain = bytearray()
     try:
-        for at in range(0, len(packed), _PIECE):
-            rest: memoryview | bytes = packed[at : at + _PIECE]
+        for at in range(0, len(packed), _INPUT_BYTES):
+            rest: memoryview | bytes = packed[at : at + _INPUT_BYTES]
             more = True
             while more and not decoder.eof:
-                # One byte more than there is room for tells whether the data is too large.
-                wanted = min(_STEP, limit - len(plain) + 1)
+                # Requesting one byte over the limit shows whether the data is too large.
+                wanted = min(_STEP_BYTES, limit - len(plain) + 1)
                 step = decoder.decompress(rest, wanted)
                 if len(plain) + len(step) > limit:
                     raise UnpackedTooLarge
@@ -52,7 +52,7 @@ def unpack(packed: memoryview, window: int, limit: int, take: Callable[[int], No
                     take(len(step))
                 plain += step
                 rest = decoder.unconsumed_tail
-                more = len(step) == wanted  # the decoder itself may hold more, when nothing is left of its input
+                more = len(step) == wanted  # the decoder may hold more output after consuming its input
             if decoder.eof:
                 break
     except zlib.error as error:
@@ -63,7 +63,7 @@ def unpack(packed: memoryview, window: int, limit: int, take: Callable[[int], No
 
 
 def unpack_small(packed: memoryview, window: int, limit: int) -> memoryview | None:
-    """Return plain data as ``unpack`` does, or None if it is more than a little.
+    """Unpack like ``unpack``, or return None if the data is not small.
 
     Raises ``UnpackedTooLarge`` or ``BrokenContent``.
     """
@@ -77,52 +77,53 @@ def unpack_small(packed: memoryview, window: int, limit: int) -> memoryview | No
         return None
 
 
-# Work on large requests that would hold up the event loop: done in a few threads, continued on the loop.
+# Background work on large requests, which would block the event loop; its results return to the loop.
 
 T = TypeVar("T")
 _THREADS: Final = 2
-"""More would take the interpreter's lock from the loop more often."""
+"""More threads would compete with the event loop for the GIL."""
 
 
 class BackgroundWork(Protocol):
-    """Where such work is done."""
+    """Runs work off the event loop."""
 
     def run(self, where: Where, work: Callable[[], T], then: Callable[[T | NeriteError], None]) -> None:
-        """Do ``work``, and call ``then`` with its result, or what it raises, on the event loop that runs now.
+        """Run ``work``, and call ``then`` on the current event loop with its result or exception.
 
-        ``where`` it is reported in what was not foreseen.
+        Unforeseen exceptions are reported with ``where``.
         """
 
     def close(self) -> None:
-        """Begin no more work."""
+        """Start no more work."""
 
 
 class BackgroundThreads:
-    """The threads of a server."""
+    """Background threads of a server."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "aside")
 
     def run(self, where: Where, work: Callable[[], T], then: Callable[[T | NeriteError], None]) -> None:
-        """Do ``work`` in a thread, as soon as one is free."""
-        self._pool.submit(_work, asyncio.get_running_loop(), where, work, then)
+        """Run ``work`` as soon as a thread is free."""
+        self._pool.submit(_run_and_post, asyncio.get_running_loop(), where, work, then)
 
     def close(self) -> None:
-        """Begin no more work."""
+        """Start no more work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(
+def _run_and_post(
     loop: asyncio.AbstractEventLoop, where: Where, work: Callable[[], T], then: Callable[[T | NeriteError], None]
 ) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended
+    with contextlib.suppress(RuntimeError):  # the loop has been closed
         loop.call_soon_threadsafe(then, result_of(where, work))
 
 
 def result_of(where: Where, work: Callable[[], T]) -> T | NeriteError:
     """Return the result of ``work``, or the error that it raises.
 
-    An error is returned without its stack: the request would stay in the frames of that until the next collection.
+    The error is returned without its traceback, whose frames would keep the request alive until the next garbage
+    collection.
     """
     try:
         return work()

@@ -1,9 +1,8 @@
-"""The messages of the gRPC interface, kept apart from every other copy of them in the process.
+"""Messages of the gRPC interface, isolated from other copies of them in the same process.
 
-A model may import another package's stubs of the same messages. protobuf refuses a second definition of
-a name in its default pool, so ours are in a pool of their own, and no import order matters.
+A model may import another package's stubs of the same messages. protobuf rejects a second definition of a name in its
+default pool, so ours are in a private pool, and the import order does not matter.
 
-``grpc_service``, ``model_config`` and ``health`` are the modules to import: each has the messages and enums
-of the ``.proto`` file beside it, typed. ``schema`` has the list of remote calls. The descriptors are loaded
-on first use.
+Import ``grpc_service``, ``model_config`` or ``health``: each has the messages and enums of the ``.proto`` file of the
+same name, typed. ``schema`` lists the remote calls. The descriptors are loaded lazily.
 """

@@ -1,10 +1,10 @@
-"""Fields of protobuf messages as bytes, for code that writes them without the protobuf package."""
+"""Encodes fields of protobuf messages without the protobuf package."""
 
 from __future__ import annotations
 
 
 def varint(value: int) -> bytes:
-    """Return a number of no negative value, seven bits a byte."""
+    """Encode a non-negative number, seven bits per byte."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -16,10 +16,10 @@ def varint(value: int) -> bytes:
 
 
 def number_field(field: int, value: int) -> bytes:
-    """Return a field that is a number of no negative value."""
+    """Encode a field that is a non-negative number."""
     return varint(field << 3) + varint(value)
 
 
 def nested_field(field: int, data: bytes) -> bytes:
-    """Return a field that is a message, a text, or bytes."""
+    """Encode a field that is a message, a string, or bytes."""
     return b"%b%b%b" % (varint(field << 3 | 2), varint(len(data)), data)

@@ -1,4 +1,4 @@
-"""The inference service's messages: see grpc_service.proto."""
+"""Messages of the inference service (grpc_service.proto)."""
 
 from nerite.wire.schema import members_of
 

@@ -1,4 +1,4 @@
-"""The health service's messages: see health.proto."""
+"""Messages of the health service (health.proto)."""
 
 from nerite.wire.schema import members_of
 

@@ -1,4 +1,4 @@
-"""A model's configuration: see model_config.proto."""
+"""Messages of a model's configuration (model_config.proto)."""
 
 from nerite.wire.schema import members_of
 

@@ -1,4 +1,4 @@
-"""Loads the compiled schema into a private pool, and answers for what is in it."""
+"""Loads the compiled schema into a private descriptor pool, and looks up its messages, enums and methods."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 COMPILED = Path(__file__).with_name("descriptors.pb")
-"""A serialized FileDescriptorSet of all ``.proto`` files here; written by ``tools/build_wire.py``."""
+"""Serialized FileDescriptorSet of all ``.proto`` files in this directory; written by ``tools/build_wire.py``."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A remote call: its path, what goes in, what comes out."""
+    """A remote call: its path, and the types of its messages."""
 
     path: str
-    """As in HTTP/2's ``:path``, for example ``/inference.GRPCInferenceService/ModelInfer``."""
+    """The ``:path`` header of HTTP/2, for example ``/inference.GRPCInferenceService/ModelInfer``."""
     request: type[Message]
     response: type[Message]
     client_streaming: bool
@@ -32,7 +32,7 @@ class Method:
 
 @cache
 def pool() -> DescriptorPool:
-    """Return the private pool, filled. Costs a few milliseconds the first time."""
+    """Return the private pool. The first call fills it, which takes a few milliseconds."""
     private = DescriptorPool()
     for file in FileDescriptorSet.FromString(COMPILED.read_bytes()).file:
         private.AddSerializedFile(file.SerializeToString())
@@ -40,9 +40,9 @@ def pool() -> DescriptorPool:
 
 
 def members_of(file_name: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of the module that stands for one ``.proto`` file.
+    """Return ``__getattr__`` for the module of one ``.proto`` file.
 
-    It finds message classes, enums and the values of enums; for any other name it raises ``AttributeError``.
+    It returns message classes, enums and enum values, and raises ``AttributeError`` for any other name.
     """
 
     @cache

@@ -1,1 +1,1 @@
-"""Worker processes: models that run outside the server, and everything between the two sides."""
+"""Worker processes: models that run outside the server, and both sides of the communication with them."""

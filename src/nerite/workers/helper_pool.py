@@ -1,16 +1,16 @@
-"""Calls of functions in processes beside the server (``helper``): what may take long, or much memory.
+"""Pool of helper processes: runs functions that may take long or need much memory outside the server process.
 
-They hold up neither the event loop nor the interpreter, and one that takes too long ends alone.
+Calls block neither the event loop nor the interpreter, and one that exceeds its time limit ends alone.
 
     call = helpers.call("nerite.some.module:function", [body, {"any": "JSON"}], answered, "reading the body", seconds=5)
 
-The function gets the arguments, and returns a value or a tuple of values. Those that are bytes cross as they are; they
-arrive as memoryviews. All others cross as JSON. ``answered`` is called once on the loop, with the values and None, or
-with none and the error: what the function raised if that is a ``NeriteError`` that has its code, else
+The function gets the arguments, and returns a value or a tuple of values. Those that are bytes cross without encoding
+and arrive as memoryviews; all others cross as JSON. ``answered`` is called once on the loop, with the values and None,
+or with no values and the error: the exception of the function if that is a ``NeriteError`` with a code of its own, else
 ``HelperTimeout``, ``Overloaded`` or ``Internal``.
 
-There are no processes until the first call, and more only while all are busy. A process that ends, or is killed
-at its time limit or when its call is cancelled, fails only that call, and is replaced when the next one needs it.
+No process is started before the first call, and another one only while all are busy. A process that ends, or is killed
+at its time limit or when its call is cancelled, fails only that call, and is replaced when another call needs it.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ Answered: TypeAlias = Callable[[list[Any], NeriteError | None], None]
 
 NAME: Final = "helper"
 MOST_WAITING: Final = 256
-"""Calls that wait for a process. What comes then is refused."""
+"""Maximum number of calls that wait for a process; further calls are refused."""
 _MOST_PROCESSES: Final = 8
 _LONG: Final = 4 * 1024 * 1024
-"""Bytes of arguments from which on a call takes long. One process is left for the others."""
+"""Calls with more bytes of arguments count as long. One process is reserved for other calls."""
 _SEND_SIZE: Final = 256 * 1024
-"""Bytes that are passed to a process in one turn of the loop."""
+"""Bytes that are sent to a process in one turn of the loop."""
 _HOSTED_SIZE: Final = 1024 * 1024
-"""Bytes of an answer from which on workers map it: copying less takes less."""
+"""Answers of at least this many bytes are mapped by workers: mapping is cheaper than copying."""
 _EXIT_PATIENCE: Final = 1.0
-"""Seconds to wait for the news of how a process ended, after its channel closed."""
+"""Seconds to wait for the exit status of a process after its channel closed."""
 
 
 class HelperTimeout(TooLate):
-    """The function took more than the seconds that it was given."""
+    """The function exceeded its time limit."""
 
 
 class HelperError(Exception):
-    """A function raised what it was not meant to raise: the text is its traceback."""
+    """A function raised an unexpected exception: the text is its traceback."""
 
 
 class HelperCall:
@@ -73,10 +73,10 @@ class HelperCall:
         self.what = what
         self.seconds = seconds
         self.helper: _Helper | None = None
-        """The process that has it."""
+        """The process that executes it."""
 
     def cancel(self) -> None:
-        """Cancel the call: ``answered`` is not called, and a process that is at work on it is killed."""
+        """Cancel the call: ``answered`` is not called, and a process that executes it is killed."""
         if self.answered is None:
             return
         self.answered = None
@@ -87,7 +87,7 @@ class HelperCall:
             self._pool.forget(self)
 
     def answer(self, values: list[Any], error: NeriteError | None = None) -> None:
-        """Pass the answer on, if that has not been done."""
+        """Pass on the answer, once."""
         answered, self.answered = self.answered, None
         self.message.clear()
         if answered is None:
@@ -95,24 +95,24 @@ class HelperCall:
         try:
             answered(values, error)
         except Exception as failure:
-            report("helper", failure, f"in what came of {self.what}")
+            report("helper", failure, f"while handling the answer of {self.what}")
 
 
 class HelperPool:
-    """The processes, and the calls that wait for one. One for the server; for the loop's thread only."""
+    """The processes, and the calls that wait for one. One per server; for the loop's thread only."""
 
     def __init__(
         self, fork_server: ForkServer, loop: asyncio.AbstractEventLoop, foreign_segments: ForeignSegments, most: int = 0
     ) -> None:
-        """``most`` processes; by default two, or more where there are more than four processors.
+        """``most`` is the number of processes; by default two, or more with more than four processors.
 
-        Large answers are ``foreign_segments``, as parts of them may be tensors for workers.
+        Large answers become ``foreign_segments``, because parts of them may be tensors for workers.
         """
         self._fork_server = fork_server
         self._loop = loop
         self._foreign_segments = foreign_segments
         self._hosted: dict[int, weakref.ref[Any]] = {}
-        """The answers that are guests, by their number."""
+        """Answers that are foreign segments, by their number."""
         self._most = most or min(max((os.cpu_count() or 1) // 2, 2), _MOST_PROCESSES)
         self._waiting: deque[HelperCall] = deque()
         self._helpers: set[_Helper] = set()
@@ -123,30 +123,30 @@ class HelperPool:
     def call(
         self, function: str, arguments: Sequence[Any], answered: Answered, what: str, *, seconds: float
     ) -> HelperCall:
-        """Have ``function``, named as ``module:name``, called; it may run for so many ``seconds``.
+        """Call ``function``, named as ``module:name``, with a time limit of ``seconds``.
 
-        ``what`` it does is part of messages to clients, such as "reading the JSON". Bytes among the arguments must not
-        change until the answer.
+        ``what`` describes the work in messages to clients, such as "reading the JSON". Bytes among the arguments must
+        not change until the answer.
         """
         described, buffers = helper_process.describe_call(arguments)
         description = json.dumps({"function": function, "arguments": described}).encode()
         message = [helper_process.LENGTH.pack(len(description)) + description, *buffers]
         call = HelperCall(self, message, answered, what, seconds)
         if len(self._waiting) >= MOST_WAITING:
-            refusal = Overloaded(f"{what} has to wait for {MOST_WAITING} others: come again", 1)
+            refusal = Overloaded(f"{what} has to wait for {MOST_WAITING} others: retry later", 1)
             self._loop.call_soon(call.answer, [], refusal)
             return call
         self._waiting.append(call)
-        self._look()
+        self._assign()
         return call
 
     def forget(self, call: HelperCall) -> None:
-        """Take a call out that waits."""
+        """Remove a waiting call."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(call)
 
     def close(self) -> None:
-        """End the processes. Calls are not answered any more."""
+        """End the processes. No more calls are answered."""
         self._most = 0
         self._hosted.clear()
         self._waiting.clear()
@@ -156,8 +156,8 @@ class HelperPool:
         if self._starter is not None:
             self._starter.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self) -> None:
-        """Give calls that wait to processes that are idle; start another where there are too few."""
+    def _assign(self) -> None:
+        """Assign waiting calls to idle processes; start another process if there are too few."""
         while (call := self._next()) is not None and self._idle:
             self._waiting.remove(call)
             self._idle.pop().begin(call)
@@ -166,7 +166,7 @@ class HelperPool:
             self._start()
 
     def _next(self) -> HelperCall | None:
-        """Return the call whose turn it is, if that may begin which takes long."""
+        """Return the next call to begin: any, or one that is not long if the processes for long calls are busy."""
         if sum(each.is_long for each in self._helpers) < max(self._most - 1, 1):
             return self._waiting[0] if self._waiting else None
         return next((call for call in self._waiting if not call.long), None)
@@ -190,22 +190,22 @@ class HelperPool:
                 self.free(started)
             else:
                 started.close()
-        elif not self._helpers:  # nothing else would take what waits
+        elif not self._helpers:  # no process is left that could execute the waiting calls
             refusal = error if isinstance(error, NeriteError) else report("helper", error, "starting a process")
             waiting, self._waiting = self._waiting, deque()
             for call in waiting:
                 call.answer([], refusal)
 
     def memory_of(self, file: int, size: int) -> memoryview:
-        """Return what is in a file; it stays as long as a view on it."""
+        """Return the content of a file; it stays mapped while a view on it exists."""
         segment = Segment(file, size)
         array = segment.array(0, size)
         if size >= _HOSTED_SIZE:
             try:
                 number = self._foreign_segments.add(os.dup(file), size, segment.base)
-            except OSError:  # no descriptor is left: what lies there is copied for the workers
+            except OSError:  # no descriptor is left: the data is copied for the workers
                 return array.data
-            # The last view may end in any thread.
+            # The last view may be released on any thread.
             self._hosted[number] = weakref.ref(array, lambda _: self._loop.call_soon_threadsafe(self._unused, number))
         return array.data
 
@@ -214,20 +214,20 @@ class HelperPool:
         self._foreign_segments.remove(number)
 
     def free(self, free: _Helper) -> None:
-        """Take note that a process can take another call."""
+        """Return a process to the pool, which can take another call."""
         self._idle.append(free)
-        self._look()
+        self._assign()
 
     def gone(self, gone: _Helper) -> None:
-        """Take note that a process takes no more calls. It may be said twice."""
+        """Remove a process that takes no more calls. Idempotent."""
         self._helpers.discard(gone)
         if gone in self._idle:
             self._idle.remove(gone)
-        self._look()
+        self._assign()
 
 
 class _Helper:
-    """One process, and the call that it has."""
+    """One process, and its current call."""
 
     def __init__(self, process: ForkedProcess, loop: asyncio.AbstractEventLoop, pool: HelperPool) -> None:
         self.process = process
@@ -247,11 +247,11 @@ class _Helper:
 
     @property
     def is_long(self) -> bool:
-        """It has a call that takes long."""
+        """Its current call is long."""
         return self._call is not None and self._call.long
 
     def begin(self, call: HelperCall) -> None:
-        """Have a call answered, in the seconds that it has."""
+        """Execute a call within its time limit."""
         call.helper = self
         self._call = call
         self._unsent.extend(memoryview(each) for each in call.message if len(each))
@@ -264,7 +264,7 @@ class _Helper:
         self.process.kill()
 
     def _shut(self) -> None:
-        """Close the channel."""
+        """Close the channel. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -286,7 +286,7 @@ class _Helper:
             return
         except OSError:
             sent = 0
-            self._unsent.clear()  # the process is gone: the end of the channel is read, too
+            self._unsent.clear()  # the process is gone: reading reports the end of the channel
         if self._unsent:
             self._unsent[0] = self._unsent[0][sent:]
             if not self._unsent[0]:
@@ -334,13 +334,11 @@ class _Helper:
             call.answer(values)
 
     def _ended(self) -> None:
-        """Take note that the process is gone. Its call fails, unless it was ended on purpose."""
+        """Handle the end of the process. Its call fails, unless it was ended on purpose."""
         if self._timer is not None:
             self._timer.cancel()
         self._shut()
         self._pool.gone(self)
         call, self._call = self._call, None
         if call is not None:
-            call.answer(
-                [], Internal(f"{call.what} failed, because the process that did it is gone: {self.process.ending}")
-            )
+            call.answer([], Internal(f"{call.what} failed, because its helper process is gone: {self.process.ending}"))

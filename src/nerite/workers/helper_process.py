@@ -1,9 +1,9 @@
-"""The process that calls functions for the server (``helper_pool``): one after the other, each with its arguments.
+"""The process that calls functions for the server (``helper_pool``), one at a time.
 
 A call comes over the channel: the length of a description, the description as JSON, and the bytes of those arguments
-that are bytes. The answer is a file without a name, described by one short message. Nothing is unpickled.
+that are bytes. The answer is an anonymous file, described by one short message. Nothing is unpickled.
 
-The process has no state of its own, so it may be killed at any time.
+The process is stateless, so it may be killed at any time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from nerite.core.tensor import Buffer
 from nerite.workers.ipc.messages import error_json
 
 LENGTH: Final = struct.Struct("<I")
-"""Before the description of a call."""
+"""Length of the description of a call, which follows."""
 ANSWER: Final = struct.Struct("<QI?")
-"""The size of the file, the length of the description at its beginning, and whether the process ends now."""
+"""Size of the file, length of the description at its beginning, and whether the process ends now."""
 _ALIGNMENT: Final = 64
 _MOST_MEMORY: Final = 128 * 1024 * 1024
-"""Bytes that the process may keep after a call. With more it ends, and gives them back."""
+"""Bytes of memory that the process may keep after a call. With more it ends, to release them."""
 
 
 def describe_call(values: Sequence[Any]) -> tuple[list[Any], list[Buffer]]:
-    """Return values as JSON, and the bytes of those that are bytes."""
+    """Return values as JSON, and the buffers of those that are bytes."""
     described: list[Any] = []
     buffers: list[Buffer] = []
     for value in values:
@@ -48,9 +48,9 @@ def describe_call(values: Sequence[Any]) -> tuple[list[Any], list[Buffer]]:
 
 
 def main(channel: int, files: int) -> None:
-    """Answer calls as long as there is a server."""
+    """Answer calls until the server is gone."""
     os.close(files)
-    gc.disable()  # what a call makes has no cycles, and there may be millions of objects
+    gc.disable()  # the objects of a call form no cycles, and there may be millions of them
     with contextlib.suppress(OSError):  # if memory is short this is what should end, and not the server
         Path("/proc/self/oom_score_adj").write_text("1000")
     with socket.socket(fileno=channel) as connection:
@@ -65,7 +65,7 @@ def main(channel: int, files: int) -> None:
 
 
 def _received(connection: socket.socket) -> tuple[str, list[Any]] | None:
-    """Return the next call: which function, and the arguments; None if there is no server any more."""
+    """Return the function and the arguments of the next call; None if the server is gone."""
     try:
         length = LENGTH.unpack(_exactly(connection, LENGTH.size))[0]
         call = json.loads(_exactly(connection, length))
@@ -90,7 +90,7 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 
 def _answered(function: str, arguments: Sequence[Any]) -> tuple[int, int, int]:
-    """Call a function; return a file with what it returns or raises, its size, and that of the description in it."""
+    """Call a function; return a file with its result or exception, its size, and the length of the description."""
     buffers: list[Buffer] = []
     try:
         module, _, name = function.partition(":")
@@ -123,7 +123,7 @@ def _write(file: int, data: Buffer, at: int) -> None:
 
 
 def read_answer(memory: memoryview, described: int) -> tuple[dict[str, Any], list[Any]]:
-    """Return the description of an answer, and the values in it: bytes as views on ``memory``."""
+    """Return the description of an answer, and its values: bytes as views on ``memory``."""
     answer: dict[str, Any] = json.loads(bytes(memory[:described]))
     values: list[Any] = []
     at = described

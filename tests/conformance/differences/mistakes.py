@@ -376,7 +376,7 @@ DIFFERENCES = (
             ),
             "http_routes/a transfer coding beside chunked": (
                 "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input'",
-                "400 Bad Request: a transfer coding that is not taken",
+                "400 Bad Request: unsupported transfer coding: only 'chunked' is accepted",
             ),
         },
     ),

@@ -96,7 +96,7 @@ class House:
         return response.error
 
     def use(self, tenant: str, level: str = "low") -> Any:
-        return self.admission_queue.gate.usage.of(tenant, level)
+        return self.admission_queue.controller.usage.of(tenant, level)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_one_after_the_other(house: House) -> None:
     house.loop.settle()
     assert house.queue.answer() is third
     assert [house.error(each) for each in (first, second, third)] == [None] * 3
-    assert (house.admission_queue.pending, house.admission_queue.gate.running) == (0, 0)
+    assert (house.admission_queue.pending, house.admission_queue.controller.running) == (0, 0)
     assert house.use("a", "high").finished == {"complete": 3}
 
 
@@ -197,7 +197,7 @@ def test_a_deadline_passes_while_it_runs(house: House) -> None:
     assert not house.sink.of(late)
     house.loop.advance(2 * MS)
     assert isinstance(house.error(late), TooLate)
-    assert (house.use("a", "high").finished, house.admission_queue.gate.running) == ({"deadline": 1}, 0)
+    assert (house.use("a", "high").finished, house.admission_queue.controller.running) == ({"deadline": 1}, 0)
     house.queue.entered.clear()
     slow = house.ask(patience_ms=30)
     house.loop.advance(31 * MS)
@@ -223,9 +223,9 @@ def test_how_requests_end(house: House) -> None:
         assert house.use("a", "high").finished[reason] == before + 1
     house.ask()
     house.queue.answer(final=False)
-    assert house.admission_queue.gate.running == 1
+    assert house.admission_queue.controller.running == 1
     house.queue.answer(EMPTY)
-    assert house.admission_queue.gate.running == 0
+    assert house.admission_queue.controller.running == 0
 
 
 def test_a_client_that_goes_while_it_runs(house: House) -> None:
@@ -241,7 +241,7 @@ def test_what_another_request_needs_is_let_in(house: House) -> None:
         child = ChildRequest(parent, parent.header, [b"1234"], Sink(), 0)
         house.admission_queue.submit(child)
         assert house.queue.entered[-1] is child
-    assert house.admission_queue.gate.running == 1
+    assert house.admission_queue.controller.running == 1
 
 
 def test_news_of_how_a_request_runs_pass(house: House) -> None:
@@ -329,4 +329,4 @@ def test_what_was_used_stays_used_when_a_model_is_loaded_again(house: House) -> 
     house.queue.answer()
     again = house.tenant_admission.admission_queue("m", house.queue, house.queue.submit, house.statistics)
     assert again is not None
-    assert again.gate.usage.of("a", "high").admitted == 1
+    assert again.controller.usage.of("a", "high").admitted == 1

@@ -78,7 +78,7 @@ class House:
         self.admission_queue = self.tenant_admission.engine_admission_queue(
             "llm", self.engine, VersionStatistics(), admission
         )
-        self.gate = self.admission_queue.gate
+        self.gate = self.admission_queue.controller
         self.sink = Sink()
         self.step()
 

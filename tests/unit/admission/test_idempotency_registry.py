@@ -184,7 +184,7 @@ def test_the_key_of_another_request(bls_server: Desk, other: dict[str, Any]) -> 
     error = bls_server.error(bls_server.asked(**other))
     assert isinstance(error, KeyReused)
     assert (error.http_status, error.grpc_status) == (422, 9)
-    assert "the idempotency key 'k' is that of another request to model 'llm'" in error.message
+    assert "the idempotency key 'k' belongs to a different request to model 'llm'" in error.message
     assert len(bls_server.engine.has) == 1
 
 
@@ -243,7 +243,7 @@ def test_a_key_among_the_parameters(bls_server: Desk) -> None:
 def test_keys_that_are_none(bls_server: Desk, key: Any) -> None:
     error = bls_server.error(bls_server.asked(None, parameters={NAME: key}))
     assert isinstance(error, InvalidArgument)
-    assert "has to be a text of 1 to 255 characters" in error.message
+    assert "must be a string of 1 to 255 characters" in error.message
 
 
 def test_memory_that_may_go_with_its_client(bls_server: Desk) -> None:

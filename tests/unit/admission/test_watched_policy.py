@@ -21,7 +21,7 @@ def test_news(tmp_path: Path) -> None:
     assert standing.policy.everybody.concurrency == 1
     assert standing.see(PolicyChange(BETTER))
     assert standing.policy.everybody.concurrency == 2
-    assert standing.news() == "the policy file 'p.toml' was read: it is in force"
+    assert standing.news() == "the policy file 'p.toml' was read and is in force"
     assert not standing.see(PolicyChange(BETTER))
 
 
@@ -31,8 +31,8 @@ def test_a_mistake_keeps_what_was() -> None:
     assert standing.see(PolicyChange(BAD))
     assert standing.policy.everybody.concurrency == 1
     assert "p.toml:2: default.concurency: is not known. Did you mean concurrency?" in standing.news()
-    assert "stays as it was" in standing.news()
-    for problem in ("cannot be read: No such file or directory", "is no UTF-8"):
+    assert "stays in force" in standing.news()
+    for problem in ("cannot be read: No such file or directory", "is not UTF-8"):
         standing.see(PolicyChange("", problem))
         assert standing.see(PolicyChange("", problem))
         assert problem in standing.news()
@@ -57,7 +57,7 @@ def test_looks(tmp_path: Path) -> None:
         path.write_text(nothing)
         assert check_policy(str(path)).problem == "is empty"
     path.write_bytes(b"\xff")
-    assert check_policy(str(path)).problem.startswith("is no UTF-8")
+    assert check_policy(str(path)).problem.startswith("is not UTF-8")
     with path.open("wb") as file:
         file.truncate(5 * 1024 * 1024)
     assert "is larger than" in check_policy(str(path)).problem

@@ -37,7 +37,7 @@ def test_a_pointer_of_git_lfs_is_not_opened(tmp_path: Path, filename: str, file:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(POINTER)
     assert refusal(tmp_path, filename) == (
-        f"'{path}' is a pointer of Git LFS, not the file that it stands for. Fetch that, in its repository: git lfs "
+        f"'{path}' is a Git LFS pointer, not the file itself. Fetch the file, in its Git repository: git lfs "
         f"pull --include '{path.name}'"
     )
 
@@ -49,15 +49,15 @@ def test_a_pointer_that_may_not_matter_is_told_where_something_fails(tmp_path: P
     with looked_at(tmp_path, filename):
         pass
     told = refusal(tmp_path, filename, Internal("it fails"))
-    assert told.startswith(f"it fails. '{tmp_path / file}' is a pointer of Git LFS, not the file")
+    assert told.startswith(f"it fails. '{tmp_path / file}' is a Git LFS pointer, not the file")
 
 
 @pytest.mark.parametrize(
     ("content", "note"),
     [
         (b"", "the file is empty. Save the model again, or copy the file again."),
-        (b"<!DOCTYPE html><html>", "this is a web page, not a model. The link leads to a page that shows the file, or"),
-        (b"\x08\x08\x3a\xff\x01abc", "the file is cut off: 252 bytes are missing. Copy or download it again, and"),
+        (b"<!DOCTYPE html><html>", "this is a web page, not a model. The link leads to a page about the file, or"),
+        (b"\x08\x08\x3a\xff\x01abc", "the file is truncated: 252 bytes are missing. Copy or download it again and"),
     ],
 )
 def test_a_refusal_goes_on_with_what_is_wrong(tmp_path: Path, content: bytes, note: str) -> None:
@@ -70,7 +70,7 @@ def test_a_model_under_another_name(tmp_path: Path) -> None:
     (tmp_path / "resnet.onnx").touch()
     (tmp_path / "notes.txt").touch()
     assert refusal(tmp_path, "model.onnx", Unavailable("it is not there")) == (
-        "it is not there. There is 'resnet.onnx': rename it to model.onnx, or write default_model_filename: "
+        "it is not there. Found 'resnet.onnx' instead: rename it to model.onnx, or set default_model_filename: "
         '"resnet.onnx"'
     )
     assert refusal(tmp_path, "model.pt", Unavailable("it is not there")) == "it is not there"

@@ -35,7 +35,7 @@ def model_of(backend: str, directory: Path | str = "", runtime: str = "") -> Mod
 
 def there_are(*more: str) -> str:
     """Return the sentence that names our backends, and more."""
-    return f"The backends there are: {', '.join(sorted([*registry.ENTRIES, *more]))}."
+    return f"The available backends are: {', '.join(sorted([*registry.ENTRIES, *more]))}."
 
 
 def written_in_python(directory: Path, name: str) -> Path:
@@ -127,7 +127,7 @@ def test_a_framework_that_the_models_environment_lacks(monkeypatch: pytest.Monke
         registry.backend_of(ModelContext("m", 1, Path("/models/m"), config))
     assert refused.value.message == (
         "the environment of model 'm' (EXECUTION_ENV_PATH) lacks the Python package 'ai-edge-litert'. Add it to the "
-        f"list that the environment is made of, or install it there: {sys.executable} -m pip install ai-edge-litert"
+        f"environment's list of packages, or install it there: {sys.executable} -m pip install ai-edge-litert"
     )
 
 
@@ -172,7 +172,7 @@ def test_a_runtime_that_is_not_there(tmp_path: Path) -> None:
     )
     assert refusal(model_of("mine", tmp_path, "libtriton_else.so")).startswith(
         "unable to find backend library 'libtriton_else.so' for model 'm', searched: '/models/m/1' '/models/m' "
-        f"'{tmp_path}/mine' . Nerite runs no shared libraries: take 'runtime' out of the configuration. The backends "
+        f"'{tmp_path}/mine' . Nerite cannot run shared libraries: remove 'runtime' from the configuration. The "
     )
 
 
@@ -180,7 +180,7 @@ def test_a_shared_library(tmp_path: Path) -> None:
     (tmp_path / "dali").mkdir()
     (tmp_path / "dali" / "libtriton_dali.so").touch()
     library = f"{tmp_path}/dali/libtriton_dali.so"
-    assert f"'{library}' is no help: Nerite runs no shared libraries." in refusal(model_of("dali", tmp_path))
+    assert f"'{library}' cannot be used: Nerite cannot run shared libraries." in refusal(model_of("dali", tmp_path))
 
 
 def test_what_follows_for_the_configuration(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_the_directory_comes_before_packages(site: Path, tmp_path: Path) -> None
         (
             PACKAGED.format(interface=2),
             "lookup_module:LookupBackend",
-            "is written for version 2 of the interface of backends; this Nerite has version 1. "
-            "Install a version of the package for it",
+            "is written for version 2 of the backend interface; this Nerite has version 1. "
+            "Install a version of the package that supports it",
         ),
         ("class LookupBackend:\n    pass\n", "lookup_module:LookupBackend", "is written for version None of the"),
         (

@@ -36,7 +36,7 @@ sys.stdin.readline()
 def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "stopped", threading.Event())
     monkeypatch.setattr(store, "_used", {})
-    monkeypatch.setattr(store, "_LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(store, "_LOCK_RETRY", 0.01)
 
 
 def make(directory: Path, lock: int) -> None:
@@ -124,7 +124,7 @@ def test_two_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
         found: list[Path] = []
         thread = threading.Thread(target=lambda: found.append(store.kept_environments(tmp_path, "key", ORIGIN, never)))
         thread.start()
-        eventually(lambda: "waiting for an environment that somebody else is making" in caplog.text)
+        eventually(lambda: "waiting for an environment that another process is making" in caplog.text)
         (unfinished,) = store.list_environments(tmp_path)
         assert not store.remove_environments(unfinished)
         print(file=other.stdin, flush=True)
@@ -141,7 +141,7 @@ def test_who_stops_does_not_wait(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "making\n"
         store.stopped.set()
-        with pytest.raises(Unavailable, match="the server stops"):
+        with pytest.raises(Unavailable, match="the server is stopping"):
             store.kept_environments(tmp_path, "key", ORIGIN, never)
         other.communicate("\n\n")
 
@@ -171,8 +171,8 @@ def test_a_disk_that_refuses(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as refused:
         store.kept_environments(tmp_path / "file" / "place", "key", ORIGIN, make)
     assert refused.value.message == (
-        f"cannot keep an environment made of '{ORIGIN}' in '{tmp_path}/file/place': Not a directory. Name a directory "
-        "with enough room in --environment-directory."
+        f"cannot store an environment made from '{ORIGIN}' in '{tmp_path}/file/place': Not a directory. Set "
+        "--environment-directory to a directory with enough space."
     )
 
 

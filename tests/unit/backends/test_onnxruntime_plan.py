@@ -174,8 +174,8 @@ def test_arenas_that_there_are_not(tmp_path: Path, arenas: str, parameters: dict
     with pytest.raises(InvalidArgument) as refused:
         shrinking(tmp_path, arenas, **parameters)
     assert refused.value.message == (
-        f"'{arenas}' names an arena that there is not, in parameter 'memory.enable_memory_arena_shrinkage' of model "
-        "'m', which takes cpu:0 (with 'enable_mem_arena') and gpu:N of the model's GPUs, with ';' between them"
+        f"'{arenas}' names an arena that does not exist, in parameter 'memory.enable_memory_arena_shrinkage' of model "
+        "'m', which takes cpu:0 (with 'enable_mem_arena') and gpu:N of the model's GPUs, separated by ';'"
     )
 
 
@@ -257,13 +257,12 @@ def test_openvino_runs_on_the_cpu_with_its_parameters() -> None:
     [
         (
             {"gpu": [{"name": "openvino"}]},
-            "unknown Execution Accelerator 'openvino' is requested, as gpu_execution_accelerator of model 'm', which "
-            "may be cuda or tensorrt",
+            "unknown Execution Accelerator 'openvino' is requested as gpu_execution_accelerator of model 'm'; "
+            "use cuda or tensorrt",
         ),
         (
             {"cpu": [{"name": "cuda"}]},
-            "unknown Execution Accelerator 'cuda' is requested, as cpu_execution_accelerator of model 'm', which may "
-            "be openvino",
+            "unknown Execution Accelerator 'cuda' is requested as cpu_execution_accelerator of model 'm'; use openvino",
         ),
         (
             {"gpu": [{"name": "tensorrt", "parameters": {"precision_mode": "FP8"}}]},
@@ -272,9 +271,9 @@ def test_openvino_runs_on_the_cpu_with_its_parameters() -> None:
         ),
         (
             {"gpu": [{"name": "tensorrt", "parameters": {"speed": "max"}}]},
-            "unknown parameter 'speed' is provided for TensorRT Execution Accelerator of model 'm', which has "
+            "unknown parameter 'speed' is provided for TensorRT Execution Accelerator of model 'm', which accepts "
             "precision_mode, max_workspace_size_bytes, int8_calibration_table_name, int8_use_native_calibration_table, "
-            "and those that begin with trt_",
+            "and parameters that begin with trt_",
         ),
     ],
 )

@@ -199,7 +199,7 @@ def test_nothing_of_a_batch_is_kept(tmp_path: Path) -> None:
 
 def test_timings(tmp_path: Path) -> None:
     instance = instance_of(model_on_disk(tmp_path, executing("self.marks.append(2)", *ECHO)))
-    order = instance.model.timings = []
+    order = instance.model.marks = []
 
     class Recorder(ExecutionTimes):
         def inputs_ready(self) -> None:

@@ -76,9 +76,9 @@ def test_packages_of_a_list(
     caplog.set_level(logging.INFO)
     context = model_with(tmp_path, "requirements.txt", LIST.format(wheels=index, version="1.0"))
     assert greeting(context) == "hello 1.0"
-    assert f"making an environment of '{tmp_path}/m/requirements.txt' with {'uv' if uv else 'pip'}" in caplog.text
+    assert f"making an environment from '{tmp_path}/m/requirements.txt' with {'uv' if uv else 'pip'}" in caplog.text
     assert f"environment of '{tmp_path}/m/requirements.txt': Installed" in caplog.text or not uv
-    assert "made an environment of" in caplog.text
+    assert "made an environment from" in caplog.text
 
 
 def test_it_is_made_once_for_its_content(index: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_locked_project(index: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert greeting(context) == "hello 1.0"
     monkeypatch.setattr(installer, "_uv", lambda: None)
     (tmp_path / "m" / "uv.lock").write_text(lock + "\n")
-    with pytest.raises(InvalidArgument, match=r"can be read by uv only. Install it for the server: pip install uv"):
+    with pytest.raises(InvalidArgument, match=r"can only be read by uv. Install it for the server: pip install uv"):
         find_interpreter(context)
 
 
@@ -182,7 +182,7 @@ def test_a_server_that_stops_ends_what_is_being_made(tmp_path: Path, monkeypatch
     installer.stop_installer()
     thread.join(20)
     assert "exit status -15" in str(refused[0])
-    with pytest.raises(Unavailable, match="the server stops"):
+    with pytest.raises(Unavailable, match="the server is stopping"):
         find_interpreter(context)
     assert environments() == []
 

@@ -111,7 +111,7 @@ def test_without_iterative_sequences_it_is_refused(tmp_path: Path, decoupled: bo
     assert response.error is not None
     assert response.error.message == (
         "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
-        "such a flag. Write into its configuration: sequence_batching { iterative_sequence: true }"
+        "such a flag. Add to its configuration: sequence_batching { iterative_sequence: true }"
     )
 
 

@@ -52,5 +52,5 @@ def test_there_and_back(
 @pytest.mark.parametrize("shape", [(3, 5), (3, 4, 1), (3,), (4,)])
 def test_an_output_of_another_shape(shape: tuple[int, ...]) -> None:
     shown = re.escape(f"[{','.join(map(str, shape))}]")
-    with pytest.raises(Internal, match=f"output 'A' has the shape {shown}, .* says \\[-1,4\\]"):
+    with pytest.raises(Internal, match=f"output 'A' has the shape {shown}, .* is \\[-1,4\\]"):
         reshape_of(8, [2, 2], [4]).output(spec("A", *shape))

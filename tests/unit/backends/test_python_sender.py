@@ -269,6 +269,6 @@ def test_models_see_that_nobody_waits(tmp_path: Path) -> None:
 
 
 def test_in_process_there_is_no_sender(tmp_path: Path) -> None:
-    with pytest.raises(Internal, match="leave EXECUTION_MODE in_process out"):
+    with pytest.raises(Internal, match="remove EXECUTION_MODE in_process from"):
         execute(decoupled(tmp_path, "requests[0].get_response_sender()"))
     assert issubclass(TritonModelException, Exception)

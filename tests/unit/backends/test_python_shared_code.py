@@ -81,7 +81,7 @@ def test_several_in_one_process(backend: PythonBackend, tmp_path: Path) -> None:
     opened = [backend.open(model(tmp_path, name)) for name in ("a", "b")]
     instances = [each.instance(InstanceContext("i")) for each in opened]
     assert [said(each) for each in instances] == [[b"a!", b"model"], [b"b!", b"model_2"]]
-    with pytest.raises(TritonModelException, match="Several are in this process"):
+    with pytest.raises(TritonModelException, match="Several run in this process"):
         get_model_dir()
     opened[0].close()
     assert said(instances[1]) == [b"b!", b"model_2"]

@@ -384,7 +384,7 @@ def test_every_request_is_answered_once_and_with_its_own_answer(events: list[tup
     for each in asked:
         assert bench.told(each) in (each.data[0][0], "no", "")
     assert bench.gate.in_flight == 0
-    assert not bench.gate._open
+    assert not bench.gate._lookups
 
 
 def test_the_origin_may_become_known_later(remote: Bench, slow: SlowCache) -> None:

@@ -41,7 +41,11 @@ def test_a_local_one() -> None:
         ),
         ("local", {"size": "9k"}, "INTERNAL Failed to initialize LocalCache: stoull. '9k' is not a number of bytes"),
         ("local", {"size": "0"}, "INTERNAL Failed to initialize LocalCache: failed to allocate buffer. 0 bytes"),
-        ("local", {"size": "1", "siz": "2"}, "INVALID_ARG the cache 'local' has no setting 'siz'. It has 'size'. Did"),
+        (
+            "local",
+            {"size": "1", "siz": "2"},
+            "INVALID_ARG the cache 'local' has no setting 'siz'. Its settings are 'size'. Did",
+        ),
         ("rediss", {"host": "h"}, "INVALID_ARG unable to find 'libtritoncache_rediss.so' for cache. Searched: /opt/"),
         (
             "redis",
@@ -51,13 +55,17 @@ def test_a_local_one() -> None:
         (
             "redis",
             {**ADDRESS, "pasword": "x"},
-            "INVALID_ARG the cache 'redis' has no setting 'pasword'. It has 'host',",
+            "INVALID_ARG the cache 'redis' has no setting 'pasword'. Its settings are 'host',",
         ),
-        ("redis", {**ADDRESS, "port": "x"}, "INVALID_ARG the setting 'port' of the cache 'redis' is a number, not 'x'"),
+        (
+            "redis",
+            {**ADDRESS, "port": "x"},
+            "INVALID_ARG the setting 'port' of the cache 'redis' must be a number, not 'x'",
+        ),
         (
             "redis",
             {**ADDRESS, "tls_enabled": "1"},
-            "INVALID_ARG the setting 'tls_enabled' of the cache 'redis' is 'true'",
+            "INVALID_ARG the setting 'tls_enabled' of the cache 'redis' must be 'true'",
         ),
         (
             "redis",

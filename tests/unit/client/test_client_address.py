@@ -26,6 +26,6 @@ def test_read(url: str, address: Address, text: str) -> None:
 
 @pytest.mark.parametrize("url", ["", "grpc://gpu:8001", "gpu:http", "gpu:99999", "http://"])
 def test_refused(url: str) -> None:
-    with pytest.raises(ClientError, match="is no address") as refused:
+    with pytest.raises(ClientError, match="is not an address") as refused:
         Address.parse(url)
     assert refused.value.status is None

@@ -30,7 +30,7 @@ def test_parts() -> None:
 
 @pytest.mark.parametrize("event", [b"{", b"[]", b"7", b'{"choices": 7}', b'{"choices": [7]}'])
 def test_what_is_no_completion(event: bytes) -> None:
-    with pytest.raises(ClientError, match="no chat completion"):
+    with pytest.raises(ClientError, match="not a chat completion"):
         list(completion_parts([b"data: " + event]))
 
 

@@ -108,7 +108,7 @@ def test_an_answer_that_is_no_json() -> None:
     with (
         peer(answer(body)) as url,
         Client(url) as client,
-        pytest.raises(ClientError, match="the server's answer to /v2/models/m is no JSON"),
+        pytest.raises(ClientError, match="the server's answer to /v2/models/m is not JSON"),
     ):
         client.model("m")
 

@@ -73,7 +73,7 @@ def test_a_response() -> None:
 
 @pytest.mark.parametrize("document", ["text", {"no": "outputs"}, 3])
 def test_an_answer_that_is_no_response(document: object) -> None:
-    with pytest.raises(ClientError, match="is no inference response"):
+    with pytest.raises(ClientError, match="is not an inference response"):
         decode(answer(document, length=False))
 
 

@@ -77,5 +77,5 @@ def test_what_is_not_refused_can_be_encoded(document: Any) -> None:
 
 def test_among_too_many_members_a_wrong_one_is_not_looked_for() -> None:
     check_document({"numbers": [1] * 200_000, "texts": ["x"] * 90_000, "lists": [[]] * 90_000})
-    with pytest.raises(InvalidArgument, match="more than 20000 members beside data of inputs"):
+    with pytest.raises(InvalidArgument, match="more than 20000 members outside input data"):
         check_document({"texts": [[]] * 30_000 + ["\udcff"]})

@@ -179,7 +179,7 @@ def test_what_dies_with_an_instance(bench: Bench) -> None:
     waiting, elsewhere = bench.ask(1), bench.ask(3, start=True)
     bench.instances[0].die()
     assert bench.answer(running) == "died"
-    assert "(what was sequence 1 is over: the instance that had it, 'model_0', died)" in bench.answer(waiting)
+    assert "(sequence 1 ended: the instance that had it, 'model_0', died)" in bench.answer(waiting)
     bench.instances[0].come_back()
     assert (bench.running(0), bench.running(1)) == ([elsewhere], [other])
     assert bench.of.in_flight == 2
@@ -390,4 +390,4 @@ def test_a_turn_that_is_not_the_last_takes_nothing_out_of_the_queue(bench: Bench
     for _ in range(10):
         bench.instances[0].finish([AGAIN])
         bench.loop.settle()
-    assert of._through == 0
+    assert of._executed == 0

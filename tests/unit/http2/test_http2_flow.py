@@ -194,7 +194,7 @@ def test_sending_after_the_queued_end_is_the_owners_mistake():
     peer = Peer(None, (4, 0))
     request(peer, 1)
     peer.connection.send_data(1, [b"a"], end_stream=True)
-    with pytest.raises(RuntimeError, match="stream 1 was ended before"):
+    with pytest.raises(RuntimeError, match="stream 1 has already ended"):
         peer.connection.send_data(1, [b"b"])
 
 

@@ -65,7 +65,7 @@ def test_as_many_answers_as_requests_or_none(count: int) -> None:
     answers = run(Model(lambda requests, timings: [OK] * count))
     assert [type(answer.error) for answer in answers] == [Internal] * 3
     assert answers[0].error is not None
-    assert answers[0].error.message == f"instance 'model_0' gave {count} responses to 3 requests"
+    assert answers[0].error.message == f"instance 'model_0' returned {count} responses for 3 requests"
 
 
 def test_a_refusal_fails_the_batch_with_its_own_text(caplog: pytest.LogCaptureFixture) -> None:

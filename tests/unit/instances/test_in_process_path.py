@@ -27,6 +27,7 @@ from nerite.dispatch import dispatcher as module
 from nerite.dispatch.busy_poll import BusyPoll
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.instance_picker import AnyInstancePicker
+from nerite.instances.instance import run_model
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.decider import BatchingRules, QueuePolicy
 from nerite.scheduling.dynamic_batcher import DefaultScheduler, DynamicBatcher
@@ -139,7 +140,7 @@ def finish(instance: FakeInstance, mood: str) -> None:
     if instance.batch is not None:
         batch, instance.batch = instance.batch, None
         timings = ExecutionTimes()
-        answers = instance.run_model(Identity(mood), instance.name, batch, timings)
+        answers = run_model(Identity(mood), instance.name, batch, timings)
         instance.done(instance, batch, answers, timings)
 
 
@@ -152,12 +153,12 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 @settings(max_examples=300)
 @given(rules(), st.integers(1, 3), st.booleans(), st.sampled_from((0, 0, 4)), OPERATIONS)
 def test_everyone_gets_their_own_rows_or_one_error(
-    rules: BatchingRules | None, instances: int, ordered: bool, most: int, operations: list[tuple[str, Any]]
+    rules: BatchingRules | None, count: int, ordered: bool, most: int, operations: list[tuple[str, Any]]
 ) -> None:
     loop = FakeLoop()
     answered_at: dict[InferenceRequest, int] = {}
     caller = Caller(lambda each: answered_at.setdefault(each, loop.now_ns) and None)
-    instances = [FakeInstance(f"model_{number}") for number in range(instances)]
+    instances = [FakeInstance(f"model_{number}") for number in range(count)]
     statistics = VersionStatistics()
     asked: list[InferenceRequest] = []
     asked_at: dict[InferenceRequest, int] = {}
@@ -172,7 +173,7 @@ def test_everyone_gets_their_own_rows_or_one_error(
             preserve_ordering=ordered,
         )
         for operation, argument in operations:
-            instance = instances[argument % instances] if isinstance(argument, int) else instances[0]
+            instance = instances[argument % count] if isinstance(argument, int) else instances[0]
             if operation == "ask":
                 each = request(sink=caller, value=len(asked) + 1, **argument)
                 asked.append(each)
@@ -183,7 +184,7 @@ def test_everyone_gets_their_own_rows_or_one_error(
             elif operation == "pass":
                 loop.advance(argument * US)
             elif operation == "finish":
-                finish(instances[argument[0] % instances], argument[1])
+                finish(instances[argument[0] % count], argument[1])
             elif operation == "cancel" and asked:
                 asked[argument % len(asked)].cancel()
             elif operation == "die" and instance.usable:

@@ -138,5 +138,5 @@ def test_a_machine_without_nodes(tmp_path: Path) -> None:
 
 def test_a_system_that_has_no_say_in_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
-    with pytest.raises(Unsupported, match="this system does not let us choose cores"):
+    with pytest.raises(Unsupported, match="this system has no processor affinity"):
         place(Path(), cpu_cores="0-0")

@@ -50,7 +50,9 @@ def test_then_the_environment_s() -> None:
 
 @pytest.mark.parametrize("value", ["many", "-1", "1.5"])
 def test_a_number_that_is_none(value: str) -> None:
-    with pytest.raises(InvalidArgument, match=rf"^parameter 'INTRA_OP_THREAD_COUNT' of model 'm' is '{value}'; it may"):
+    with pytest.raises(
+        InvalidArgument, match=rf"^parameter 'INTRA_OP_THREAD_COUNT' of model 'm' is '{value}'; it must"
+    ):
         thread_variables(told(value), InstanceContext("m_0"), {})
 
 

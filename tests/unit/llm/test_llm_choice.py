@@ -47,9 +47,9 @@ def test_the_best_that_is_installed(
 
 def test_the_one_that_is_named() -> None:
     assert choose(CheckpointContent.CHECKPOINT, VLLM, {OPENVINO}, gpu=False).engine == VLLM
-    with pytest.raises(InvalidArgument, match=r"'vlm' is no engine\. Did you mean vllm\?"):
+    with pytest.raises(InvalidArgument, match=r"'vlm' is not an engine\. Did you mean vllm\?"):
         choose(CheckpointContent.CHECKPOINT, "vlm", ALL, gpu=False)
-    with pytest.raises(Unavailable, match="the engine vllm runs a checkpoint of Hugging Face or arguments of vLLM"):
+    with pytest.raises(Unavailable, match="the engine vllm runs a Hugging Face checkpoint or arguments of vLLM"):
         choose(CheckpointContent.OPENVINO, VLLM, ALL, gpu=False)
 
 
@@ -90,8 +90,8 @@ def test_models_that_read(task: str) -> None:
     every = frozenset(selection.ENGINES)
     assert choose(CheckpointContent.CHECKPOINT, "", every, gpu=True, task=task) == (
         "openvino_genai",
-        f"no other one can {task}",
+        f"no other engine can {task}",
     )
     assert choose(CheckpointContent.OPENVINO, "openvino_genai", every, gpu=False, task=task).engine == "openvino_genai"
-    with pytest.raises(Unsupported, match=f"the engine vllm generates text here, and the model is to {task}"):
+    with pytest.raises(Unsupported, match=f"the engine vllm only generates text, but the model is to {task}"):
         choose(CheckpointContent.CHECKPOINT, "vllm", every, gpu=True, task=task)

@@ -121,13 +121,15 @@ def test_what_fails_says_why_and_leaves_nothing(model: Callable[..., ModelContex
     assert refused.value.message == (
         f"the conversion of '{tmp_path}/m/1' cannot be made:\nexporting\nthis tokenizer is broken"
     )
-    with pytest.raises(InvalidArgument, match="made no tokenizer"):
+    with pytest.raises(InvalidArgument, match="produced no tokenizer"):
         installation.converted(model(tokenizer="strange"))
     assert environments.list_environments(tmp_path / "kept") == []
 
 
 def test_what_is_refused_before(model: Callable[..., ModelContext], tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"'WEIGHT_FORMAT' of model 'm' is 'int5'; it may be .* Did you mean int"):
+    with pytest.raises(
+        InvalidArgument, match=r"'WEIGHT_FORMAT' of model 'm' is 'int5'; it must be one of .* Did you mean int"
+    ):
         installation.converted(model(WEIGHT_FORMAT="int5"))
     context = model()
     (tmp_path / "m" / "1" / "config.json").write_text("{}")

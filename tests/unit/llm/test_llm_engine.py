@@ -128,7 +128,9 @@ def test_prompts_that_are_cut(engine: OpenVinoGenAiEngine) -> None:
 
 
 def test_a_prompt_that_is_too_long_whatever_its_tokens_are(engine: OpenVinoGenAiEngine) -> None:
-    with pytest.raises(InvalidArgument, match="the prompt has 5000000 characters, which no context of 4000 tokens"):
+    with pytest.raises(
+        InvalidArgument, match="the prompt has 5000000 characters, which do not fit into a context of 4000 tokens"
+    ):
         asked(engine, prompt="x" * 5_000_000)
     cut = asked(engine, replace(FEW, truncate_prompt_tokens=3), prompt="x" * 5_000_000 + "abc").over()
     assert cut.tokens() == asked(engine, prompt="abc").over().tokens()
@@ -261,7 +263,7 @@ def test_more_than_the_batch_holds_wait(directory: Path) -> None:
         eventually(lambda: (engine.stats().running, engine.stats().waiting) == (2, 1))
         engine.abort("a")
         assert waiting.over().reason is FinishReason.LENGTH
-        with pytest.raises(Unsupported, match="'n' is 3, and the engine runs 2 sequences at most"):
+        with pytest.raises(Unsupported, match="'n' is 3, but the engine runs at most 2 sequences"):
             asked(engine, replace(FEW, n=3))
     finally:
         engine.stop()
@@ -294,14 +296,22 @@ def test_the_cache_is_the_context_where_it_is_smaller(engine: OpenVinoGenAiEngin
 @pytest.mark.parametrize(
     ("said", "kind", "text"),
     [
-        ({"prompt": "x" * CONTEXT}, InvalidArgument, f"the prompt has {CONTEXT} tokens, and the model a context of"),
+        ({"prompt": "x" * CONTEXT}, InvalidArgument, f"the prompt has {CONTEXT} tokens, but the model's context is"),
         ({"prompt": ""}, InvalidArgument, "the prompt is empty"),
         ({"prompt": []}, InvalidArgument, "the prompt is empty"),
         ({"lora": "a"}, Unsupported, "LoRA feature is not enabled"),
         ({"sampling": replace(FEW, logprobs=1)}, Unsupported, "'logprobs' is 1"),
-        ({"sampling": replace(FEW, logit_bias=((5, 1.0),))}, Unsupported, "'logit_bias' is not offered by the engine"),
-        ({"sampling": replace(FEW, bad_words=("x",))}, Unsupported, "'bad_words' is not offered by the engine"),
-        ({"sampling": replace(FEW, allowed_token_ids=(5,))}, Unsupported, "'allowed_token_ids' is not offered by the"),
+        (
+            {"sampling": replace(FEW, logit_bias=((5, 1.0),))},
+            Unsupported,
+            "'logit_bias' is not supported by the engine",
+        ),
+        ({"sampling": replace(FEW, bad_words=("x",))}, Unsupported, "'bad_words' is not supported by the engine"),
+        (
+            {"sampling": replace(FEW, allowed_token_ids=(5,))},
+            Unsupported,
+            "'allowed_token_ids' is not supported by the",
+        ),
     ],
 )
 def test_what_is_refused(engine: OpenVinoGenAiEngine, said: dict[str, Any], kind: type, text: str) -> None:
@@ -366,7 +376,7 @@ def test_one_that_cannot_begin_anew_says_so(directory: Path, tmp_path: Path, mon
         for heard in (running, poison):
             with pytest.raises(Internal, match="The engine failed while it ran this request"):
                 heard.over()
-        assert "'m': the engine cannot begin anew: " in told.get(timeout=20)
+        assert "'m': the engine cannot restart: " in told.get(timeout=20)
         assert not engine.is_healthy()
         assert not engine.is_ready()
         with pytest.raises(Unavailable):
@@ -384,10 +394,10 @@ def context(directory: Path, **parameters: str) -> ModelContext:
     ("parameters", "text"),
     [
         ({"MAX_NUM_SEQ": "4"}, "Did you mean MAX_NUM_SEQS"),
-        ({"MAX_NUM_SEQS": "0"}, "'MAX_NUM_SEQS' of model 'm' is 0; it has to be above 0"),
+        ({"MAX_NUM_SEQS": "0"}, "'MAX_NUM_SEQS' of model 'm' is 0; it must be above 0"),
         ({"MAX_NUM_SEQS": "many"}, "failed to convert 'many' to integral number, in parameter 'MAX_NUM_SEQS'"),
         ({"INFERENCE_NUM_THREADS": "many"}, "failed to convert 'many' to integral number"),
-        ({"MAX_MODEL_LEN": "5000"}, "'MAX_MODEL_LEN' of model 'm' is 5000, and the model has 4000 positions"),
+        ({"MAX_MODEL_LEN": "5000"}, "'MAX_MODEL_LEN' of model 'm' is 5000, but the model has 4000 positions"),
     ],
 )
 def test_parameters_that_are_wrong(directory: Path, parameters: dict[str, str], text: str) -> None:
@@ -396,9 +406,9 @@ def test_parameters_that_are_wrong(directory: Path, parameters: dict[str, str], 
 
 
 def test_a_parameter_of_another_engine_is_refused_and_not_left_out(directory: Path) -> None:
-    with pytest.raises(Unsupported, match="'TENSOR_PARALLEL_SIZE', which the engine openvino_genai does not have"):
+    with pytest.raises(Unsupported, match="'TENSOR_PARALLEL_SIZE', which the engine openvino_genai does not support"):
         options.read(context(directory, TENSOR_PARALLEL_SIZE="2"), InstanceContext("m_0"))
-    with pytest.raises(Unsupported, match="'NORMALIZE', which the engine openvino_genai does not have"):
+    with pytest.raises(Unsupported, match="'NORMALIZE', which the engine openvino_genai does not support"):
         options.read(context(directory, NORMALIZE="true"), InstanceContext("m_0"))
 
 
@@ -411,7 +421,7 @@ def test_parameters(directory: Path) -> None:
 
 
 def test_not_in_the_server(directory: Path) -> None:
-    with pytest.raises(InvalidArgument, match="the server would stand still"):
+    with pytest.raises(InvalidArgument, match="which would block the server"):
         LlmBackend().open(context(directory, EXECUTION_MODE="in_process"))
 
 
@@ -426,7 +436,7 @@ def test_what_cannot_be_completed(directory: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="model 'm'"):
             backend.complete(replace(whole, config={**whole.config, field: value}))
     (tmp_path / "1").mkdir()
-    with pytest.raises(Unavailable, match=r"has no language model\. It is a checkpoint of Hugging Face"):
+    with pytest.raises(Unavailable, match=r"holds no language model\. Expected a Hugging Face checkpoint"):
         backend.complete(replace(whole, directory=tmp_path))
     (tmp_path / "1" / "openvino_model.xml").touch()
     with pytest.raises(Unavailable, match=r"has no openvino_tokenizer.xml, openvino_detokenizer.xml"):

@@ -110,9 +110,9 @@ def test_several_at_once(engine: OpenVinoGenAiEngine) -> None:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        (b"", "'image' 0 is none of"),
-        (b"no image", "'image' 0 is none of JPEG, PNG"),
-        (picture(1)[:60], "'image' 0 can not be read"),
+        (b"", "'image' 0 is not in one of the formats"),
+        (b"no image", "'image' 0 is not in one of the formats JPEG, PNG"),
+        (picture(1)[:60], "'image' 0 cannot be read"),
     ],
 )
 def test_what_is_no_image_fails_alone(engine: OpenVinoGenAiEngine, file: bytes, text: str) -> None:
@@ -137,7 +137,7 @@ def test_a_prompt_that_its_images_make_too_long(engine: OpenVinoGenAiEngine) -> 
 
 def test_more_pixels_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "_MOST_PIXELS", 100)
-    with pytest.raises(InvalidArgument, match="'image' 0 is 20 wide and 10 high, and may have 100 pixels"):
+    with pytest.raises(InvalidArgument, match="'image' 0 has 20 x 10 pixels; the maximum is 100 pixels"):
         request.pixels([picture(1)])
 
 
@@ -145,14 +145,14 @@ def test_models_that_take_none(tmp_path: Path) -> None:
     made = OpenVinoGenAiEngine(PipelineOptions("m", language_model(tmp_path / "1", CONTEXT), cache_blocks=64))
     made.start(ignored, ignored)
     try:
-        with pytest.raises(Unsupported, match="the model takes no images: leave 'image' out"):
+        with pytest.raises(Unsupported, match="the model takes no images: omit 'image'"):
             seen(made, picture(1))
     finally:
         made.stop()
 
 
 def test_what_a_model_with_images_cannot_be_told(engine: OpenVinoGenAiEngine) -> None:
-    with pytest.raises(Unsupported, match="takes its prompt as text, and the whole of it"):
+    with pytest.raises(Unsupported, match="needs its prompt as text, and cannot truncate it"):
         asked(engine, FEW, [1, 2, 3])
-    with pytest.raises(Unsupported, match="takes its prompt as text, and the whole of it"):
+    with pytest.raises(Unsupported, match="needs its prompt as text, and cannot truncate it"):
         asked(engine, replace(FEW, truncate_prompt_tokens=3), images=[picture(1)])

@@ -64,7 +64,7 @@ def test_what_cannot_be_installed_says_why_and_what_to_do(tmp_path: Path) -> Non
     lines = refused.value.message.splitlines()
     assert lines[0] == f"an environment of '{tmp_path}/engine.txt' cannot be made:"
     assert "engine" in refused.value.message
-    assert "say: nerite engines install vllm." in lines[-1]
+    assert "run: nerite engines install vllm." in lines[-1]
     assert installation.found(WANTED, tmp_path / "environments") is None
 
 
@@ -117,7 +117,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
         assert part in said
     assert run_engines(["install", "vllm", *there]) == 0
     said, progress = capfd.readouterr()
-    assert said.startswith(f"vllm is in {tmp_path}/kept/")
+    assert said.startswith(f"vllm is installed in {tmp_path}/kept/")
     assert "engine==1.0" in progress
     run_engines(["list", *there])
     assert f"{tmp_path}/kept/" in capfd.readouterr().out

@@ -34,11 +34,11 @@ def inside(schema: Any) -> dict[str, Any]:
         ({"type": "array", "minItems": 3, "maxItems": 1}, "'s' has minItems 3 and maxItems 1"),
         ({"type": "array", "minItems": 1, "items": NOTHING}, "'s.items.enum' has no value"),
         ({"type": "array", "minItems": 2, "prefixItems": [{}, False]}, "'s.prefixItems.1' is false"),
-        ({"type": "object", "minProperties": 1, "additionalProperties": False}, "'s' has minProperties 1, and there"),
-        ({"type": "object", "maxProperties": 0, "required": ["a"]}, "'s' requires 1 properties, and has maxProperties"),
+        ({"type": "object", "minProperties": 1, "additionalProperties": False}, "'s' has minProperties 1, but allows"),
+        ({"type": "object", "maxProperties": 0, "required": ["a"]}, "'s' requires 1 properties, but has maxProperties"),
         (
             {"type": "object", "required": ["b"], "properties": {"a": {}}, "additionalProperties": False},
-            "'s' requires 'b', which is none of its properties, and there may be no others",
+            "'s' requires 'b', which is not in its properties, and allows no others",
         ),
         ({"type": "object", "required": ["b"], "additionalProperties": NOTHING}, "'s.additionalProperties.enum' has"),
         (inside(inside(NOTHING)), "'s.properties.a.properties.a.enum' has no value"),
@@ -46,11 +46,11 @@ def inside(schema: Any) -> dict[str, Any]:
         # An engine may begin with what need not be there.
         ({"type": "object", "properties": {"a": NOTHING}}, "'s.properties.a.enum' has no value"),
         ({"anyOf": [{"type": "null"}, {"type": "string", "const": 3}]}, "'s.anyOf.1' has type and const, which"),
-        (ENDLESS, "what 's.properties.next.$ref' leads to has none, or leads to itself without end"),
-        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": NOTHING}}, "what 's.$ref' leads to has none, or leads"),
+        (ENDLESS, "'s.properties.next.$ref' refers to a schema without instances, or endlessly to itself"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": NOTHING}}, "'s.$ref' refers to a schema without instances"),
         (
             {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-            "what 's.$ref' leads to has none, or leads to itself",
+            "'s.$ref' refers to a schema without instances, or endlessly to itself",
         ),
     ],
 )

@@ -120,11 +120,11 @@ def test_files_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"the adapter 'poet' of multi_lora.json has no '.*nowhere/adapter_model"):
         read(directory)
     (directory / "multi_lora.json").write_text("[]")
-    with pytest.raises(InvalidArgument, match="has to be names of adapters and their directories"):
+    with pytest.raises(InvalidArgument, match="must map names of adapters to directories"):
         read(directory)
     (directory / "multi_lora.json").write_text('{"poet": "adapters/poet"}')
     (directory / "adapters" / "poet" / "adapter_model.safetensors").write_bytes(b"not what it should be")
-    with pytest.raises(InvalidArgument, match="is no file of the format safetensors"):
+    with pytest.raises(InvalidArgument, match="is not a safetensors file"):
         generated(directory)
 
 

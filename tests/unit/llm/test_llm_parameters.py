@@ -38,7 +38,7 @@ def test_the_table() -> None:
         if said == "yes":
             selection.check_parameters(model(**{name: "1"}), KNOWN[engine], "it")
         else:
-            with pytest.raises(Unsupported, match=f"'{name}', which it does not have: take it out"):
+            with pytest.raises(Unsupported, match=f"'{name}', which it does not support: remove it"):
                 selection.check_parameters(model(**{name: "1"}), KNOWN[engine], "it")
 
 

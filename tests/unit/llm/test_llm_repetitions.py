@@ -56,7 +56,7 @@ def test_what_is_not_too_much(kind: str, source: str) -> None:
     ],
 )
 def test_what_is_too_much(kind: str, source: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"with its repetitions written out it has more than 50000 parts"):
+    with pytest.raises(InvalidArgument, match=r"with its repetitions expanded it has more than 50000 parts"):
         structured_output.check_repetitions("vllm", Grammar(kind, source))
 
 

@@ -118,14 +118,14 @@ def test_what_is_refused(model: Model, machine: Machine) -> None:
     context = model(*CHECKPOINT, backend="vllm", ENGINE="openvino_genai")
     with pytest.raises(InvalidArgument, match="has backend 'vllm' and the parameter ENGINE 'openvino_genai'"):
         registry.prepared(context)
-    with pytest.raises(Unavailable, match="tensorrt_llm needs an NVIDIA GPU, and this machine has no driver"):
+    with pytest.raises(Unavailable, match="tensorrt_llm needs an NVIDIA GPU, but this machine has no NVIDIA driver"):
         selection.prepared(model_without_engine(context), "tensorrt_llm")
     machine.here.clear()
     context.config["parameters"]["ENGINE"] = {"string_value": "openvino_genai"}
     with pytest.raises(Unsupported, match=r"openvino_genai is not installed\. Install it with: pip install 'nerite"):
         selection.prepared(context, "llm")
     context.config["parameters"]["ENGINE"] = {"string_value": "vlm"}
-    with pytest.raises(InvalidArgument, match=r"model 'm': 'vlm' is no engine\. Did you mean vllm"):
+    with pytest.raises(InvalidArgument, match=r"model 'm': 'vlm' is not an engine\. Did you mean vllm"):
         selection.prepared(context, "llm")
 
 
@@ -134,5 +134,5 @@ def model_without_engine(context: ModelContext) -> ModelContext:
 
 
 def test_a_directory_without_a_model(model: Model) -> None:
-    with pytest.raises(Unavailable, match=r"has no language model\. It is a checkpoint of Hugging Face"):
+    with pytest.raises(Unavailable, match=r"holds no language model\. Expected a Hugging Face checkpoint"):
         registry.prepared(model("README.md"))

@@ -76,7 +76,7 @@ def test_prompt_lookup(plain: PipelineOptions, expected: list[int]) -> None:
         told = engine.stats()
         assert (told.drafted, told.accepted) == (None, 60 - steps(heard))
         several_at_once_and_cut(engine)
-        with pytest.raises(Unsupported, match=r"structured output \(regex\) is not offered by the engine"):
+        with pytest.raises(Unsupported, match=r"structured output \(regex\) is not supported by the engine"):
             asked(engine, FEW, grammar=Grammar("regex", "a"))
 
 
@@ -103,9 +103,9 @@ def test_parameters(directory: Path) -> None:
     assert read(SPECULATIVE_MODEL=str(directory), NUM_SPECULATIVE_TOKENS="3").guesses == 3
     assert read(SPECULATIVE_MODEL="../1").draft == directory / "../1"
     assert read(PROMPT_LOOKUP_MAX="3").lookup == 3
-    with pytest.raises(InvalidArgument, match="nothing that guesses tokens"):
+    with pytest.raises(InvalidArgument, match="nothing that proposes tokens"):
         read(NUM_SPECULATIVE_TOKENS="3")
     with pytest.raises(InvalidArgument, match="choose one"):
         read(SPECULATIVE_MODEL=str(directory), PROMPT_LOOKUP_MAX="3")
-    with pytest.raises(Unavailable, match=r"'SPECULATIVE_MODEL' of model 'm' is 'nowhere', and '.*' has no openvino_"):
+    with pytest.raises(Unavailable, match=r"'SPECULATIVE_MODEL' of model 'm' is 'nowhere', but '.*' has no openvino_"):
         read(SPECULATIVE_MODEL="nowhere")

@@ -42,21 +42,21 @@ def test_nothing_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ("{", "'guided_decoding' is no JSON"),
-        ("[" * 100_000, "'guided_decoding' is no JSON"),
-        ([], "'guided_decoding' has to be an object"),
-        ({"regx": "a"}, "'guided_decoding' has 'regx', which is no form of an answer. Did you mean regex?"),
-        ({"regex": "a", "choice": ["b"]}, "'guided_decoding' says regex and choice: an answer has one form"),
-        ({"regex": 3}, "'guided_decoding.regex' has to be text"),
+        ("{", "'guided_decoding' is not valid JSON"),
+        ("[" * 100_000, "'guided_decoding' is not valid JSON"),
+        ([], "'guided_decoding' must be an object"),
+        ({"regx": "a"}, "'guided_decoding' has 'regx', which is not a form of answer. Did you mean regex?"),
+        ({"regex": "a", "choice": ["b"]}, "'guided_decoding' has regex and choice: an answer has one form"),
+        ({"regex": 3}, "'guided_decoding.regex' must be text"),
         ({"regex": "a" * 300_000}, "'guided_decoding.regex' has 300000 characters"),
-        ({"choice": []}, "'guided_decoding.choice' has to be a list of texts"),
-        ({"choice": [""]}, "'guided_decoding.choice' has to be a list of texts"),
-        ({"json": "{"}, "'guided_decoding.json' is no JSON"),
-        ({"json": [1]}, "'guided_decoding.json' has to be a JSON schema"),
-        ({"json_object": 1}, "'guided_decoding.json_object' has to be true or false"),
+        ({"choice": []}, "'guided_decoding.choice' must be a list of non-empty strings"),
+        ({"choice": [""]}, "'guided_decoding.choice' must be a list of non-empty strings"),
+        ({"json": "{"}, "'guided_decoding.json' is not valid JSON"),
+        ({"json": [1]}, "'guided_decoding.json' must be a JSON schema"),
+        ({"json_object": 1}, "'guided_decoding.json_object' must be true or false"),
         (
             {"grammar": "root ::= root"},
-            "'guided_decoding.grammar' has the rule 'root', of which no text comes to an end",
+            "'guided_decoding.grammar' has the rule 'root', whose text never ends",
         ),
         (
             {"json": {"items": {"type": "string", "enum": []}, "type": "array", "minItems": 1}},
@@ -73,15 +73,15 @@ def test_what_is_wrong(said: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        ({"not": {}}, "'guided_decoding.json.not' cannot be made sure of"),
+        ({"not": {}}, "'guided_decoding.json.not' cannot be enforced"),
         (
             {"properties": {"a": {"items": {"anyOf": [{}, {"multipleOf": 3}]}}}},
-            "'guided_decoding.json.properties.a.items.anyOf.1.multipleOf' cannot be made sure of",
+            "'guided_decoding.json.properties.a.items.anyOf.1.multipleOf' cannot be enforced",
         ),
         ({"$defs": {"x": {"uniqueItems": True}}}, "'guided_decoding.json.$defs.x.uniqueItems' cannot"),
-        ({"$ref": "https://example.com/x"}, "'guided_decoding.json.$ref' has to be within the schema"),
-        ({"required": ["a"], "properties": {"b": {}}}, "'guided_decoding.json' requires 'a', which is none of its"),
-        ({"anyOf": [{"required": ["a"]}]}, "'guided_decoding.json.anyOf.0' requires 'a', which is none of its"),
+        ({"$ref": "https://example.com/x"}, "'guided_decoding.json.$ref' must point into the schema"),
+        ({"required": ["a"], "properties": {"b": {}}}, "'guided_decoding.json' requires 'a', which is not in its"),
+        ({"anyOf": [{"required": ["a"]}]}, "'guided_decoding.json.anyOf.0' requires 'a', which is not in its"),
         ({"allOf": [{}, {}]}, "'guided_decoding.json.allOf' has several schemas"),
         ({"pattern": "a", "maxLength": 3}, "'guided_decoding.json' has a pattern and maxLength"),
     ],
@@ -93,16 +93,16 @@ def test_what_no_grammar_says(schema: Any, text: str) -> None:
 
 
 def test_other_options_of_vllm() -> None:
-    with pytest.raises(Unsupported, match=r"'guided_decoding.whitespace_pattern' is not offered"):
+    with pytest.raises(Unsupported, match=r"'guided_decoding.whitespace_pattern' is not supported"):
         structured_output.read_structured("guided_decoding", {"json": {}, "whitespace_pattern": " "})
     deep: dict[str, Any] = {}
     for _ in range(100):
         deep = {"items": deep}
-    with pytest.raises(InvalidArgument, match="is 65 schemas deep, and may be 64"):
+    with pytest.raises(InvalidArgument, match="is nested 65 schemas deep; the maximum is 64"):
         structured_output.read_structured("guided_decoding", {"json": deep})
     for _ in range(100_000):
         deep = {"items": deep}
-    with pytest.raises(InvalidArgument, match="is too deep"):
+    with pytest.raises(InvalidArgument, match="is nested too deeply"):
         structured_output.read_structured("guided_decoding", {"json": deep})
-    with pytest.raises(InvalidArgument, match="are one thing"):
+    with pytest.raises(InvalidArgument, match="mean the same"):
         request.from_mapping({"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}})

@@ -50,9 +50,9 @@ def test_configurations(tmp_path: Path) -> None:
     embeds = backend.completed_config(context(tmp_path, {"max_batch_size": 8}), "embed")
     assert (embeds["max_batch_size"], embeds["dynamic_batching"]) == (8, {})
     assert "dynamic_batching" not in backend.completed_config(context(tmp_path, {"max_batch_size": 1}), "embed")
-    with pytest.raises(InvalidArgument, match="has several texts in each request"):
+    with pytest.raises(InvalidArgument, match="takes several texts in each request"):
         backend.completed_config(context(tmp_path, {"max_batch_size": 8}), "rerank")
-    with pytest.raises(InvalidArgument, match="which no model of its kind has: there are query, documents"):
+    with pytest.raises(InvalidArgument, match="which no model of its kind has: available are query, documents"):
         backend.completed_config(
             context(tmp_path, {"input": [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]}), "rerank"
         )
@@ -66,7 +66,7 @@ def test_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (tmp_path / "1" / file).write_text("")
     instance = InstanceContext("m_0")
     assert options.read_encoder(context(tmp_path), instance, "embed").pooling == "CLS"
-    assert "does not say how vectors of tokens become one" in caplog.text
+    assert "does not specify its pooling" in caplog.text
     last = options.read_encoder(context(tmp_path, POOLING_TYPE="last", NORMALIZE="false"), instance, "embed")
     assert (last.pooling, last.normalize) == ("LAST_TOKEN", False)
     with pytest.raises(InvalidArgument, match=r"parameter 'POOLING_TYPE' of model 'm' is 'MAX'. There are: CLS"):

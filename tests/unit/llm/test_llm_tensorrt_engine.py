@@ -33,8 +33,8 @@ def test_arguments(tmp_path: Path) -> None:
     ("said", "text"),
     [
         ({"MAX_NUM_SEQ": "8"}, "Did you mean MAX_NUM_SEQS"),
-        ({"MAX_NUM_SEQS": "-1"}, "it has to be above 0"),
-        ({"PROMPT_LOOKUP_MAX": "3"}, "'PROMPT_LOOKUP_MAX', which the engine tensorrt_llm does not have"),
+        ({"MAX_NUM_SEQS": "-1"}, "it must be above 0"),
+        ({"PROMPT_LOOKUP_MAX": "3"}, "'PROMPT_LOOKUP_MAX', which the engine tensorrt_llm does not support"),
     ],
 )
 def test_parameters_that_are_wrong(tmp_path: Path, said: dict[str, str], text: str) -> None:

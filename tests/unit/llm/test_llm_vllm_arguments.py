@@ -121,17 +121,17 @@ def test_what_an_instance_is_given(tmp_path: Path) -> None:
     ("files", "said", "kind", "text"),
     [
         ({"model.json": "{"}, {}, InvalidArgument, "model.json' cannot be read as JSON"),
-        ({"model.json": "[]"}, {}, InvalidArgument, "model.json' has to be a JSON object"),
+        ({"model.json": "[]"}, {}, InvalidArgument, "model.json' must hold a JSON object"),
         ({}, {}, Unavailable, "has no model.json"),
         (CHECKPOINT, {"MAX_NUM_SEQ": "4"}, InvalidArgument, "Did you mean MAX_NUM_SEQS"),
-        (CHECKPOINT, {"WEIGHT_FORMAT": "int8"}, Unsupported, "'WEIGHT_FORMAT', which the engine vllm does not have"),
-        (CHECKPOINT, {"NUM_SPECULATIVE_TOKENS": "2"}, InvalidArgument, "nothing that guesses tokens"),
-        (CHECKPOINT, {"MAX_NUM_SEQS": "0"}, InvalidArgument, "'MAX_NUM_SEQS' of model 'm' is 0; it has to be above 0"),
+        (CHECKPOINT, {"WEIGHT_FORMAT": "int8"}, Unsupported, "'WEIGHT_FORMAT', which the engine vllm does not support"),
+        (CHECKPOINT, {"NUM_SPECULATIVE_TOKENS": "2"}, InvalidArgument, "nothing that proposes tokens"),
+        (CHECKPOINT, {"MAX_NUM_SEQS": "0"}, InvalidArgument, "'MAX_NUM_SEQS' of model 'm' is 0; it must be above 0"),
         (
             {"model.json": {"enable_lora": True}, "multi_lora.json": {"a": 1}},
             {},
             InvalidArgument,
-            r"the adapter 'a' in multi_lora.json of model 'm' has to be a directory",
+            r"the adapter 'a' in multi_lora.json of model 'm' must be a directory",
         ),
     ],
 )

@@ -189,9 +189,9 @@ def test_images_count(started: Started) -> None:
     PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
     heard = asked(engine, images=[file.getvalue()] * 2).over()
     assert (heard.prompt_tokens, heard.text_tokens, heard.text()) == (5 + 4, 5, "abcd")
-    with pytest.raises(InvalidArgument, match="'image' 0 is none of JPEG"):
+    with pytest.raises(InvalidArgument, match="'image' 0 is not in one of the formats JPEG"):
         asked(engine, images=[b"hi"])
-    with pytest.raises(Unsupported, match="a prompt with images is taken as a whole"):
+    with pytest.raises(Unsupported, match="a prompt with images cannot be truncated"):
         asked(engine, replace(FEW, truncate_prompt_tokens=2), images=[file.getvalue()])
 
 
@@ -201,7 +201,7 @@ def test_images_count(started: Started) -> None:
         (
             {"prompt": "x" * 99},
             InvalidArgument,
-            "the prompt has 100 tokens, and the model a context of 100: leave out",
+            "the prompt has 100 tokens, but the model's context is 100: remove",
         ),
         ({"prompt": "", "special_tokens": False}, InvalidArgument, "the prompt is empty"),
         ({"lora": "C"}, Unsupported, "LoRA feature is not enabled"),
@@ -215,7 +215,7 @@ def test_images_count(started: Started) -> None:
         (
             {"prompt": [1, REFUSED]},
             InvalidArgument,
-            "vllm error in beginning a request: a token that is none",
+            "vllm error in starting a request: a token that is none",
         ),
     ],
 )
@@ -236,15 +236,15 @@ def test_its_death(started: Started, server: Server) -> None:
     assert "vLLM has failed" in server.given_up.get(timeout=20)
     assert not engine.is_healthy()
     assert server.stats[-1].running == 0
-    with pytest.raises(Unavailable, match="the engine does not run"):
+    with pytest.raises(Unavailable, match="the engine is not running"):
         asked(engine)
 
 
 @pytest.mark.parametrize(
     ("given", "adapters", "text"),
     [
-        ({"max_model_length": 5}, {}, r"'max_model_length' is no argument of vLLM\. Did you mean max_model_len\?"),
-        ({"tasks": ("embed",)}, {}, "the model generates no text: vLLM would do embed with it"),
+        ({"max_model_length": 5}, {}, r"'max_model_length' is not an argument of vLLM\. Did you mean max_model_len\?"),
+        ({"tasks": ("embed",)}, {}, "the model generates no text: vLLM supports embed for it"),
         ({}, {"A": "nowhere"}, "vllm error in loading model: no adapter there"),
     ],
 )
@@ -295,6 +295,6 @@ class MoreSampling(SamplingParameters):
 
 def test_what_it_was_not_taught_is_refused_and_not_left_out(started: Started) -> None:
     engine = started()
-    with pytest.raises(Unsupported, match="'curiosity' is not offered by the engine vllm: take it out"):
+    with pytest.raises(Unsupported, match="'curiosity' is not supported by the engine vllm: remove it"):
         asked(engine, MoreSampling(max_tokens=4, curiosity=1))
     assert asked(engine, MoreSampling(max_tokens=4)).over().text() == "abcd"

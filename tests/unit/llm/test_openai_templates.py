@@ -77,7 +77,7 @@ def test_what_is_refused(source: str, says: str) -> None:
 
 
 def test_no_template() -> None:
-    with pytest.raises(ApiError, match=r"The chat template \(here\) is wrong"):
+    with pytest.raises(ApiError, match=r"The chat template \(here\) is invalid"):
         rendered("{% if %}")
 
 

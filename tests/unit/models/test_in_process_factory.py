@@ -96,4 +96,4 @@ def test_others_run_anywhere() -> None:
 def test_the_loop_stays_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
     notes = executed((CORE,), 1, on_loop_only=True)
     assert notes.executed_on == ANY
-    assert "'m_0' runs on the server's loop: its host policy does not count there" in caplog.text
+    assert "'m_0' runs on the server's loop: its host policy is ignored" in caplog.text

@@ -63,13 +63,13 @@ def test_halves_are_taken_whatever_the_port_takes(tmp_path: Path) -> None:
         (line(1, 2, name="OTHER"), InvalidArgument, "OTHER"),
         (line(1, 2, datatype="FP32"), InvalidArgument, "data-type is 'FP32'"),
         (line(*range(20)), InvalidArgument, "batch-size must be <= 4"),
-        (line(1, 2, parameters={"binary_data_size": 8}).replace('"data": [1, 2], ', ""), InvalidArgument, "elsewhere"),
+        (line(1, 2, parameters={"binary_data_size": 8}).replace('"data": [1, 2], ', ""), InvalidArgument, "supported"),
     ],
 )
 def test_a_line_that_is_wrong_is_named(tmp_path: Path, text: str, kind: type[NeriteError], message: str) -> None:
     with pytest.raises(kind, match=message) as caught:
         made(tmp_path, f"{line(1, 2)}\n{text}\n")
-    remedy = "It is the request at warmup/requests.jsonl:2 that is wrong."
+    remedy = "The recorded request at warmup/requests.jsonl:2 is invalid."
     assert caught.value.message.endswith(f"\n    {remedy}")
     (mistake,) = warm_up.recorded_mistakes(NAMED, SIGNATURE, tmp_path, infer_request.read_recorded_request)
     assert (mistake.path, mistake.remedy, mistake.error) == (("parameters", "WARMUP_REQUESTS"), remedy, kind)

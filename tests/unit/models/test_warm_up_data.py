@@ -139,7 +139,7 @@ def test_what_cannot_be_made(tmp_path: Path, mistake: ModelWarmup, kind: type[Ne
     with pytest.raises(kind) as caught:
         made(tmp_path, mistake)
     assert caught.value.message.startswith(text.format(folder=tmp_path))
-    assert caught.value.message.endswith("\n    It is the sample 's' of 'model_warmup' that cannot be made.")
+    assert caught.value.message.endswith("\n    The sample 's' of 'model_warmup' is invalid.")
 
 
 def test_a_file_of_texts_that_is_broken(tmp_path: Path) -> None:

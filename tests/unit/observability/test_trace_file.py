@@ -104,7 +104,9 @@ def test_a_full_disk_loses_traces_and_no_file(
     add(6)
     assert files(tmp_path) == {"n.1": [2, 3], "n.2": [4, 5], "n.3": [6, 7], "t": [2, 3, 6, 7]}
     said = capfd.readouterr().err
-    assert f"cannot write 2 traces, which are lost: No space left on device: '{tmp_path}/t' (make room there)" in said
+    assert (
+        f"cannot write 2 traces, which are lost: No space left on device: '{tmp_path}/t' (free up space there)" in said
+    )
     (tmp_path / "t").unlink()
     add(8)
     assert ids(tmp_path / "t") == [8, 9]

@@ -42,7 +42,7 @@ def test_types(lab: ModelUnderTest, name: str) -> None:
 REASONS = {
     "asking(model_name=b'a\\xff')": "model_name is not valid UTF-8 at byte 1.",
     "asking(request_id='a\\ud800')": "request_id is not valid UTF-8 at character 1.",
-    "asking(flags=-1)": "flags has to be an integer from 0 to 4294967295.",
+    "asking(flags=-1)": "flags must be an integer from 0 to 4294967295.",
     "pb_utils.Tensor(b'\\xff', np.zeros(1))": "The name of a tensor is not valid UTF-8 at byte 0.",
 }
 

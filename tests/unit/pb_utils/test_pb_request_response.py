@@ -133,7 +133,7 @@ def test_release_flags_that_change_nothing() -> None:
 
 
 def test_only_requests_of_execute_have_a_sender() -> None:
-    with pytest.raises(pb_utils.TritonModelException, match="only for requests that execute"):
+    with pytest.raises(pb_utils.TritonModelException, match="only available for requests passed to execute"):
         request().get_response_sender()
 
 

@@ -216,7 +216,7 @@ def test_dlpack_needs_a_name_and_takes_a_capsule_once() -> None:
         pb_utils.Tensor.from_dlpack("", np.zeros(1))
     capsule = np.zeros(1).__dlpack__()
     pb_utils.Tensor.from_dlpack("T", capsule)
-    with pytest.raises(pb_utils.TritonModelException, match="A capsule can be taken only once"):
+    with pytest.raises(pb_utils.TritonModelException, match="A capsule can be used only once"):
         pb_utils.Tensor.from_dlpack("T", capsule)
 
 

@@ -91,7 +91,7 @@ def test_several_responses(models: Path) -> None:
         (only,) = model.execute([{"FROM": np.array([1], np.int32)}])
         assert isinstance(only, dict)
         (wrong,) = model.execute([{"FROM": np.array([2], np.int32)}])
-        assert "the model sent 2 responses, where one is expected" in str(wrong)
+        assert "the model sent 2 responses, but one is expected" in str(wrong)
 
 
 def test_coroutine(models: Path) -> None:

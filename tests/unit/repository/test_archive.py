@@ -56,7 +56,7 @@ def test_what_is_hidden_or_no_folder_is_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", ["", ENSEMBLE])
 def test_nothing_says_which_one(tmp_path: Path, config: str) -> None:
     said = refusal(folder(tmp_path, a=config, b=config))
-    assert said.startswith(f"'{tmp_path}' has 2 models, and nothing says which one is meant: a, b.")
+    assert said.startswith(f"'{tmp_path}' has 2 models: a, b.")
 
 
 @pytest.mark.parametrize("url", ["", "/no/such/folder"])

@@ -40,9 +40,9 @@ def test_gpus_for_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
     # As these are installed for the tests.
     for backend in ("onnxruntime", "pytorch", "tensorflow"):
         assert there.gpus(backend) == Gpus((0, 2), 7.5, preferred=False)
-    monkeypatch.setitem(machine._SIGNS, "onnxruntime", machine._Sign("onnxruntime", "__init__.py"))
+    monkeypatch.setitem(machine._GPU_MARKERS, "onnxruntime", machine._GpuMarker("onnxruntime", "__init__.py"))
     assert there.gpus("onnxruntime").preferred
-    monkeypatch.setitem(machine._SIGNS, "onnxruntime", machine._Sign("not_installed", "__init__.py"))
+    monkeypatch.setitem(machine._GPU_MARKERS, "onnxruntime", machine._GpuMarker("not_installed", "__init__.py"))
     assert not there.gpus("onnxruntime").preferred
 
 

@@ -180,9 +180,9 @@ def test_azure_in_tritons_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ([], "has to be an object with objects named 'gs', 's3' and 'as'"),
-        ({"s3": []}, "has to be an object with objects named"),
-        ({"s3": {"": "a path"}}, "has to be an object"),
+        ([], "must be an object that contains objects named 'gs', 's3' and 'as'"),
+        ({"s3": []}, "must be an object that contains objects named"),
+        ({"s3": {"": "a path"}}, "must be an object"),
     ],
 )
 def test_mistakes_in_tritons_file(tmp_path: Path, content: object, text: str) -> None:
@@ -205,7 +205,7 @@ def test_azure_by_the_environment(tmp_path: Path) -> None:
 
 def test_google_key_files(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
-    with pytest.raises(InvalidArgument, match=f"there is no file '{path}', which GOOGLE_APPLICATION_CREDENTIALS names"):
+    with pytest.raises(InvalidArgument, match=f"file not found: '{path}', which GOOGLE_APPLICATION_CREDENTIALS names"):
         opened("gs://b", tmp_path, GOOGLE_APPLICATION_CREDENTIALS=str(path))
     user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
     path.write_text(json.dumps(user))

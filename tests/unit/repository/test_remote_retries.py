@@ -60,5 +60,5 @@ def test_other_errors_are_final() -> None:
 def test_nothing_is_tried_once_the_server_stops() -> None:
     stopped = Clockless()
     stopped.set()
-    with pytest.raises(Unavailable, match="reading was given up: the server is stopping"):
+    with pytest.raises(Unavailable, match="reading was cancelled: the server is stopping"):
         retried("reading", failing(0), stopped)

@@ -162,7 +162,7 @@ class Owner:
         self.batcher.ended(instance, died, self.now)
         for each, error in lost:
             assert self.of[each].instance == instance
-            assert error.message.endswith(f"is over: {instance} died)")
+            assert error.message.endswith(f"ended: {instance} died)")
             self._dropped(each)
         for talk in [talk for talk in self.conversations if talk.instance == instance]:
             talk.instance = talk.place = talk.rested_at = None

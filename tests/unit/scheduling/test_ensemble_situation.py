@@ -325,7 +325,7 @@ def test_a_way_is_freed_without_the_collector() -> None:
     gc.disable()
     try:
         now = EnsembleProgressCache(graph_of(drawn), caller).begin()
-        course = weakref.ref(now._course)
+        course = weakref.ref(now._progress_cache)
         del now
         assert course() is None
     finally:

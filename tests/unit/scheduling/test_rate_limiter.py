@@ -198,7 +198,8 @@ def test_too_little() -> None:
         entered(limiter, claim((ResourcePool("R", 0), 4)))
     assert refusal.value.message == (
         'Resource count for "R" is limited to 2 which will prevent scheduling of one or more model instances, the '
-        "minimum required count is 4. Say so, as in --rate-limit-resource=R:4, or have the instance group need less."
+        "minimum required count is 4. Raise the limit with --rate-limit-resource=R:4, or reduce the count in the "
+        "instance group."
     )
 
 

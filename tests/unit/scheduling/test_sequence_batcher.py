@@ -97,9 +97,7 @@ def test_a_request_in_the_backlog_may_say_how_long(rules: SequenceRules) -> None
     assert of.batcher.size == 0
     refusal = of.offer(asked(3))
     assert refusal is not None
-    assert refusal.message.endswith(
-        " (what was sequence 3 is over: a request of it waited longer for a slot than its timeout allows)"
-    )
+    assert refusal.message.endswith(" (sequence 3 ended: one of its requests timed out waiting for a slot)")
     of.check_all_answered()
 
 
@@ -115,7 +113,7 @@ def test_a_sequence_that_rests_too_long_is_over(rules: SequenceRules) -> None:
     of.now = 6000 * US
     refusal = of.offer(asked(1))
     assert refusal is not None
-    assert "it got no request for 1000 µs (max_sequence_idle_microseconds)" in refusal.message
+    assert "it received no request for 1000 µs (max_sequence_idle_microseconds)" in refusal.message
     assert not of.batcher.holds("model_0")
 
 
@@ -192,7 +190,7 @@ def test_an_instance_that_dies_takes_its_sequences_with_it_and_no_others(rules: 
     of.die("model_0")
     assert [each.message for each in map(of.offer, [asked(1), asked(3)]) if each] == [
         f"inference request for sequence {number} to model 'model' must specify the START flag on the first request of "
-        f"the sequence (what was sequence {number} is over: model_0 died)"
+        f"the sequence (sequence {number} ended: model_0 died)"
         for number in (1, 3)
     ]
     of.finish("model_1")
@@ -275,9 +273,7 @@ def test_a_request_that_waits_to_run_again_is_told_that_its_instance_died(rules:
     ((told, error),) = of.batcher.gone("model_0", "model_0 died")
     assert told is each
     assert type(error) is Unavailable
-    assert error.message == (
-        "inference request to model 'model' had begun and cannot go on: model_0 died; send it again"
-    )
+    assert error.message == ("inference request to model 'model' was interrupted: model_0 died; send it again")
     assert of.batcher.size == 0
 
 
@@ -372,12 +368,12 @@ def test_at_a_stop_nobody_waits_for_sequences_that_may_never_end() -> None:
     assert {(type(error), error.retry_after) for _, error in refused} == {(Unavailable, 1)}
     assert refused[0][1].message == (
         "Server is stopping, scheduler for model has stopped accepting new inference requests\n"
-        "    Model 'model' gets no slot free for sequence 2: send it to another server."
+        "    Model 'model' has no free slot for sequence 2: send it to another server."
     )
     assert of.batcher.size == 0
     refusal = of.batcher.offer(asked(2), 0)
     assert refusal is not None
-    assert refusal.message.endswith("(what was sequence 2 is over: the server stops)")
+    assert refusal.message.endswith("(sequence 2 ended: the server stops)")
     assert of.batcher.offer(asked(1), 0) is None, "what has its slot goes on"
 
 

@@ -152,7 +152,7 @@ def test_a_sequence_without_a_slot() -> None:
     with load_model(Sum, config(slots=1)) as model:
         one = model.sequence(1)
         one.infer({"IN": [[1]]})
-        with pytest.raises(Unavailable, match="sequence 2 waits for a slot: an instance works on so many sequences"):
+        with pytest.raises(Unavailable, match="sequence 2 waits for a slot: max_batch_size or max_candidate_sequences"):
             model.sequence(2).infer({"IN": [[1]]})
         one.infer({"IN": [[1]]}, end=True)
         assert model.sequence(2).infer({"IN": [[4]]})["OUT"] == 4

@@ -219,9 +219,9 @@ def test_the_settings_of_several_models_are_one_space() -> None:
 @pytest.mark.parametrize(
     ("model", "name", "says"),
     [
-        ("", "threads", "'m' has no threads to vary"),
-        ("m", "max_batch", "'m' has no max_batch"),
-        ("x", "delay", "of 'x'"),
+        ("", "threads", "'m' has no setting 'threads' that can vary"),
+        ("m", "max_batch", "'m' has no setting 'max_batch'"),
+        ("x", "delay", "'x' is not one of the models"),
     ],
 )
 def test_what_a_model_does_not_have(model: str, name: str, says: str) -> None:

@@ -43,7 +43,7 @@ def test_figures() -> None:
         (0.5, CompletionPart("a")), (1.0, CompletionPart("b")), (1.5, CompletionPart("c", "length")), (1.5, tokens)
     )
     assert answer.cut_off
-    assert answer.figures() == "3 tokens in 1.50 s, the first after 0.50 s, then 2.0 a second, prompt of 7"
+    assert answer.figures() == "3 tokens in 1.50 s, the first after 0.50 s, then 2.0 per second, 7 prompt tokens"
 
 
 def test_figures_of_a_model_that_does_not_count() -> None:

@@ -66,14 +66,14 @@ def test_files(tmp_path: Path) -> None:
     assert "Save the array with numpy.save" in refused(f"numbers=@{tmp_path}/picture.png")
     assert "No such file or directory" in refused(f"numbers=@{tmp_path}/none")
     (tmp_path / "b.npy").write_bytes(b"no array")
-    assert "is no array that can be read" in refused(f"numbers=@{tmp_path}/b.npy")
+    assert "cannot read an array from" in refused(f"numbers=@{tmp_path}/b.npy")
 
 
 def test_mistakes() -> None:
-    assert refused("hello") == "'hello' is no input. Write it as NAME=VALUE."
+    assert refused("hello") == "'hello' is not an input. Write it as NAME=VALUE."
     assert refused("number=1") == "model 'm' has no input 'number'. Did you mean 'numbers'?"
     assert refused("zzz=1") == "model 'm' has no input 'zzz'. Its inputs: numbers, prompt, image."
-    assert refused("numbers=one").startswith("input numbers (FP32 [-1, 3]): 'one' is no JSON. Write numbers as JSON")
+    assert refused("numbers=one").startswith("input numbers (FP32 [-1, 3]): 'one' is not JSON. Write numbers as JSON")
 
 
 def test_parameters() -> None:

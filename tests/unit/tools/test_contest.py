@@ -25,8 +25,8 @@ def test_the_faster_one_wins_and_the_settings_are_its_own() -> None:
     found = contest_verdict(OWN, [contestant("slow", 20, 80), contestant("openvino", 5, 10)])
     assert found.winner.backend == "openvino"
     assert found.reason == (
-        "openvino has 800/s, and a single one in 5.00 ms, where onnxruntime has 200/s, and a single one in 10.00 ms; "
-        "answers differ by 0 of the largest"
+        "openvino reaches 800/s, and 5.00 ms for one request; onnxruntime reaches 200/s, and 10.00 ms for one request; "
+        "outputs differ by 0 of the largest value"
     )
     config = ModelConfig(backend="onnxruntime", platform="onnxruntime_onnx", max_batch_size=8)
     proposal = propose(config, found.winner.latencies, [], found)

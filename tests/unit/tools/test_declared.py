@@ -36,5 +36,5 @@ def test_random_data() -> None:
         "z": (2,),
     }
     for wrong in ((2, 128), (3,), (3, 1, 1)):
-        with pytest.raises(ClientError, match=r"'x' cannot have the shape .* it is \[3, -1\], -1 being any size"):
+        with pytest.raises(ClientError, match=r"'x' cannot have the shape .* is \[3, -1\], where -1 is any size"):
             inputs_of(model, ["x"], 4, {"x": wrong})

@@ -21,7 +21,7 @@ STAND_IN = Path(__file__).resolve().parents[2] / "stand_ins" / "nvml"
 
 def test_cores() -> None:
     assert doctor_machine.of_cores(8, 8, 0) == (FindingLevel.OK, "8 cores", "")
-    assert doctor_machine.of_cores(2, 64, 2).text == "2 of 64 cores: a quota of processor time leaves 2"
+    assert doctor_machine.of_cores(2, 64, 2).text == "2 of 64 cores: the CPU quota allows 2"
     assert "affinity" in doctor_machine.of_cores(4, 64, 0).text
     assert doctor_machine.of_cores(1, 1, 0).remedy
 
@@ -50,9 +50,9 @@ def test_memory(tmp_path: Path) -> None:
 
 def test_where_environments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "not" / "made" / "yet"
-    assert doctor_machine.of_disk(place).text.startswith(f"environments and converted models are kept in {place}: ")
+    assert doctor_machine.of_disk(place).text.startswith(f"environments and converted models are stored in {place}: ")
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    assert "cannot be written" in doctor_machine.of_disk(place).text
+    assert "not writable" in doctor_machine.of_disk(place).text
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_extras() -> None:
         Requirement("four", "", "dev"),
     ]
     old, there, missing = doctor_machine.of_extras(wanted, {"one": "1.0", "two": "2.0", "three": "", "four": ""}, {})
-    assert (old.level, old.text) == (FindingLevel.WARNING, "the extra 'old' needs two>=3, and 2.0 is installed")
+    assert (old.level, old.text) == (FindingLevel.WARNING, "the extra 'old' requires two>=3, but 2.0 is installed")
     assert old.remedy == "pip install 'nerite[old]'"
-    assert there == (FindingLevel.OK, "extras: all (one 1.0, two 2.0)", "")
+    assert there == (FindingLevel.OK, "installed extras: all (one 1.0, two 2.0)", "")
     assert (missing.level, missing.text) == (FindingLevel.NOTE, "extras that are not installed: part (lacks three)")
 
 
@@ -132,22 +132,24 @@ def test_an_extra_that_is_installed_and_broken(tmp_path: Path, monkeypatch: pyte
     found = doctor_machine.broken(["half-there", "wrong-processor", "hpack"])
     assert found == {
         "half-there": "ModuleNotFoundError: No module named 'something_missing'",
-        "wrong-processor": "it ends its process with SIGILL",
+        "wrong-processor": "the import crashes with SIGILL",
     }
     wanted = [Requirement("half-there", "", "framework"), Requirement("hpack", "", "good")]
     broken, there = doctor_machine.of_extras(wanted, {"half-there": "1.0", "hpack": "4.0"}, found)
     assert (broken.level, broken.remedy) == (FindingLevel.WARNING, "pip install --force-reinstall half-there")
-    assert broken.text.startswith(
-        "the extra 'framework' does not work: half-there is installed, and cannot be imported"
-    )
-    assert there == (FindingLevel.OK, "extras: good (hpack 4.0)", "")
+    assert broken.text.startswith("the extra 'framework' does not work: half-there is installed but cannot be imported")
+    assert there == (FindingLevel.OK, "installed extras: good (hpack 4.0)", "")
 
 
 def test_what_nerite_cannot_be_without() -> None:
     wanted = [Requirement("one", ">=1", ""), Requirement("two", ">=3", ""), Requirement("three", ">=1", "")]
     first, second = doctor_machine.of_core(wanted, {"one": "", "two": "2.0", "three": "1.0"})
-    assert (first.level, first.text, first.remedy) == (FindingLevel.PROBLEM, "Nerite needs one", "pip install 'one>=1'")
-    assert second.text == "Nerite needs two>=3, and 2.0 is installed"
+    assert (first.level, first.text, first.remedy) == (
+        FindingLevel.PROBLEM,
+        "Nerite requires one",
+        "pip install 'one>=1'",
+    )
+    assert second.text == "Nerite requires two>=3, but 2.0 is installed"
 
 
 def test_what_is_installed_here() -> None:
@@ -210,10 +212,10 @@ def test_gpus(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--min-supported-compute-capability=3.5" in old.remedy
     assert "nvidia-smi" in full.remedy
     (torch,) = builds
-    assert torch.text == "torch is a build for processors: its models leave the GPUs alone"
+    assert torch.text == "torch is a CPU-only build: its models do not use the GPUs"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (hidden,) = doctor_machine.gpu_findings()
-    assert hidden.text == "no NVIDIA GPU, 3 hidden by CUDA_VISIBLE_DEVICES: models run on processors"
+    assert hidden.text == "no NVIDIA GPU, 3 hidden by CUDA_VISIBLE_DEVICES: models run on the CPU"
 
 
 def test_a_driver_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def test_the_smallest_batch_that_is_nearly_the_best() -> None:
     proposal = propose(BATCHED, latencies(b1=10, b2=11, b4=13, b8=16, b16=31, b32=60), [])
     assert proposal.max_batch_size == 8
     assert settings(proposal) == {"max_batch_size": "8", "dynamic_batching": "{ }", "preferred_batch_size": ""}
-    assert proposal.advice[0].reason == "500/s in 16.0 ms, where 1 has 100/s in 10.0 ms; 32 would have 533/s in 60.0 ms"
+    assert proposal.advice[0].reason == "500/s in 16.0 ms; 1 reaches 100/s in 10.0 ms, 32 533/s in 60.0 ms"
     applied = proposal.applied(BATCHED)
     assert (applied.max_batch_size, applied.instance_group) == (8, ())
     assert applied.dynamic_batching == ModelDynamicBatching(max_queue_delay_microseconds=5)
@@ -29,7 +29,7 @@ def test_the_smallest_batch_that_is_nearly_the_best() -> None:
 def test_batches_that_gain_nothing() -> None:
     proposal = propose(BATCHED, latencies(b1=10, b2=20, b4=39), [])
     assert (proposal.max_batch_size, proposal.dynamic_batching) == (64, None)
-    assert proposal.advice[0].reason == "batches gain nothing, 103/s at best with 4, 100/s with 1"
+    assert proposal.advice[0].reason == "batching gains nothing: 103/s at best with 4, 100/s with 1"
     assert proposal.applied(BATCHED).dynamic_batching is None
 
 

@@ -45,10 +45,10 @@ def repository(tmp_path: Path) -> Path:
     ("arguments", "says"),
     [
         (["add"], "ARTIFACT"),
-        (["add", "x", "--version", "0"], "'0' is no number from 1 on"),
-        (["add", "x", "--shape", "y"], "'y' is no shape: write INPUT=N,N"),
-        (["add", "x", "--input", "y:FP33:1"], "'y:FP33:1' is no tensor: write NAME:TYPE:N,N"),
-        (["add", "x", "--output", "y:FP32:-2"], "is no tensor"),
+        (["add", "x", "--version", "0"], "'0' is not a positive integer"),
+        (["add", "x", "--shape", "y"], "'y' is not a shape: write INPUT=N,N"),
+        (["add", "x", "--input", "y:FP33:1"], "'y:FP33:1' is not a tensor: write NAME:TYPE:N,N"),
+        (["add", "x", "--output", "y:FP32:-2"], "is not a tensor"),
         (["rm"], "NAME"),
         (["show"], "NAME"),
         (["ls", "a", "b"], "unrecognized arguments"),
@@ -77,7 +77,7 @@ def test_what_is_there(run: Run, repository: Path) -> None:
     status, out, _ = run("ls", repository, "--json")
     bare, whole = json.loads(out)
     assert (bare["mistakes"], whole["versions"], whole["backend"]) == (1, [1, 2], "python")
-    assert run("ls", repository / "bare" / "1")[1].startswith("There is no model in ")
+    assert run("ls", repository / "bare" / "1")[1].startswith("No models in ")
     assert "no such directory" in run("ls", repository / "absent")[2]
 
 
@@ -115,13 +115,13 @@ def test_the_largest_batch_is_the_one_that_a_server_gives(run: Run, tmp_path: Pa
 def test_what_a_model_is_not(run: Run, repository: Path) -> None:
     assert "Could not determine backend" in run("show", "bare", "--repository", repository)[2]
     assert "Did you mean 'whole'?" in run("show", "whale", "--repository", repository)[2]
-    assert "Those that are: 2." in run("show", "whole", "--repository", repository, "--version", "3")[2]
+    assert "Served versions: 2." in run("show", "whole", "--repository", repository, "--version", "3")[2]
 
 
 def test_nobody_is_asked(run: Run, repository: Path) -> None:
     status, out, err = run("rm", "bare", "--repository", repository)
     assert (status, out) == (1, "")
-    assert "nobody can be asked" in err
+    assert "cannot ask for confirmation" in err
     assert (repository / "bare").exists()
     assert run("rm", "bare", "--repository", repository, "--yes")[:2] == (0, f"Removed {repository}/bare.\n")
     assert not (repository / "bare").exists()
@@ -130,4 +130,4 @@ def test_nobody_is_asked(run: Run, repository: Path) -> None:
 def test_a_refusal_as_json(run: Run, repository: Path) -> None:
     status, out, err = run("add", repository / "absent", "--repository", repository, "--json")
     assert (status, err) == (1, "")
-    assert "there is no such file or directory" in json.loads(out)["error"]
+    assert "no such file or directory" in json.loads(out)["error"]

@@ -36,7 +36,7 @@ def test_a_repository_that_cannot_be_written_is_not_made(tmp_path: Path) -> None
     repository = tmp_path / "a" / "b"
     while len(str(repository)) < 4080:
         repository /= "x" * min(200, 4080 - len(str(repository)))
-    with pytest.raises(Internal, match="cannot be written: File name too long"):
+    with pytest.raises(Internal, match="is not writable: File name too long"):
         place(repository, artifact(tmp_path / "source"))
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
@@ -79,7 +79,7 @@ def test_another_version_has_what_the_model_shares(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_replacing(tmp_path: Path, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not at_once:
-        monkeypatch.setattr(exchange, "_at_once", lambda one, other: False)
+        monkeypatch.setattr(exchange, "_exchanged_atomically", lambda one, other: False)
     place(tmp_path / "models", artifact(tmp_path / "source", "one"))
     (tmp_path / "models" / "net" / "labels.txt").write_text("a")
     place(tmp_path / "models", artifact(tmp_path / "source", "two"), 1, force=True)
@@ -114,7 +114,7 @@ def test_somebody_was_faster(tmp_path: Path) -> None:
     with Staging(destination(tmp_path / "models", "net", None, force=False)) as staging:
         staging.lay_out(artifact(tmp_path / "source"), lambda count: None)
         (tmp_path / "models" / "net" / "1").mkdir(parents=True)
-        with pytest.raises(AlreadyExists, match="has come to be there meanwhile"):
+        with pytest.raises(AlreadyExists, match="was created in the meantime"):
             staging.take_place()
 
 

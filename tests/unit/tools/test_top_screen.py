@@ -105,4 +105,4 @@ def test_a_frame_fits() -> None:
     assert lines[11].startswith("sorted by name   q quit")
     assert lines[1] == ""
     lost = frame("http://here:8000", told, table(many), (60, 12), "name", "nobody answers").split("\r\n")
-    assert (lost[1], len(lost), lost[2:]) == ("as it was: nobody answers\x1b[K", 12, drawn.split("\r\n")[2:])
+    assert (lost[1], len(lost), lost[2:]) == ("stale: nobody answers\x1b[K", 12, drawn.split("\r\n")[2:])

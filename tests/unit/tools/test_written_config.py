@@ -40,5 +40,5 @@ def test_each_part_is_explained() -> None:
 
 def test_no_batches_are_said_in_so_many_words() -> None:
     text = written_config(ModelConfig(backend="python", input=CONFIG.input), "A model.")
-    assert "# No batches: the dims below are all there are.\nmax_batch_size: 0\n" in text
+    assert "# No batching: the dims below are the complete shapes.\nmax_batch_size: 0\n" in text
     assert "max_batch_size" not in written_config(ModelConfig(backend="python"), "A model.")

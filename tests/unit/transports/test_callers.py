@@ -72,7 +72,7 @@ def test_patience(timeout: float | None, headers: dict[str, str], patience: int)
 
 @pytest.mark.parametrize("value", ["soon", "0", "-5", "nan", "inf", ""])
 def test_no_patience(value: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"x-nerite-timeout-ms.*milliseconds above 0"):
+    with pytest.raises(InvalidArgument, match=r"x-nerite-timeout-ms.*positive number of milliseconds"):
         caller(x_nerite_timeout_ms=value)
 
 

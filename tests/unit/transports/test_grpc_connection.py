@@ -713,7 +713,7 @@ def test_a_message_that_does_not_come_on() -> None:
     for call in calls:
         code, text = peer.status(call)
         assert code == messages.DEADLINE_EXCEEDED
-        assert text == b"the message did not come on for 60 s. Use --grpc-upload-timeout to wait longer."
+        assert text == b"the message made no progress for 60 s. Use --grpc-upload-timeout to wait longer."
     assert running not in peer.ended
     assert peer.bounds.refused["stalled"] == 3
     peer.service.waiting[0].respond(OK)

@@ -95,9 +95,9 @@ def test_what_is_set_is_logged_in_one_line(capfd: pytest.CaptureFixture[str]) ->
     Delays({delays.COMPLETE: "50ms", delays.ADMINISTRATION: "2", delays.WITHOUT_EFFECT[0]: "5"})
     (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith(
-        '"gRPC is delayed, as the environment asks for tests of clients: '
+        '"gRPC calls are delayed for tests of clients, as set in the environment: '
         "TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC=2, TRITONSERVER_DELAY_GRPC_COMPLETE=50, "
-        'TRITONSERVER_DELAY_GRPC_NOTIFICATION (without effect here)"'
+        'TRITONSERVER_DELAY_GRPC_NOTIFICATION (ignored)"'
     )
 
 

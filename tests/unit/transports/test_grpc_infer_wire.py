@@ -172,7 +172,7 @@ def test_more_bytes_than_a_header_has() -> None:
         for number in range(5)
     ]
     assert len(wire.split(memoryview(b"".join(values[:3]))).header) > 3 * 2**20
-    with pytest.raises(InvalidArgument, match="bytes beside its tensors, more than the 4194304 that are allowed"):
+    with pytest.raises(InvalidArgument, match="bytes besides its tensors, more than the 4194304 that are allowed"):
         wire.split(memoryview(b"".join(values)))
     tensor = nested_field(1, b"A") + nested_field(5, nested_field(6, bytes(8 * 2**20)))
     assert len(wire.split(memoryview(nested_field(5, tensor))).header) < 100

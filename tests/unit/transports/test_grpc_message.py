@@ -39,8 +39,8 @@ class Bench:
 
     def refused_aside(self, message: Any) -> tuple[type, str]:
         opened = self.read_aside(message)
-        assert isinstance(opened.said, NeriteError)
-        return type(opened.said), opened.said.message
+        assert isinstance(opened.content, NeriteError)
+        return type(opened.content), opened.content.message
 
 
 def framed(message: Any) -> memoryview:
@@ -73,8 +73,8 @@ def test_large_typed_contents_are_read_aside() -> None:
     bench = Bench()
     values = np.arange(100_000)
     opened = bench.read_aside(typed(values))
-    assert not isinstance(opened.said, NeriteError)
-    assert bytes(opened.said[2][0]) == values.tobytes()
+    assert not isinstance(opened.content, NeriteError)
+    assert bytes(opened.content[2][0]) == values.tobytes()
     assert bench.bounds.bytes.used == opened.share.size == 800_000
     opened.share.give_back()
     assert bench.bounds.bytes.used == 0
@@ -84,15 +84,15 @@ def test_what_unpacks_to_much_is_read_aside() -> None:
     bench = Bench("gzip")
     message = typed(np.zeros(500_000, np.int64))
     opened = bench.read_aside(packed(message))
-    assert not isinstance(opened.said, NeriteError)
-    assert len(opened.said[2][0]) == 4_000_000
+    assert not isinstance(opened.content, NeriteError)
+    assert len(opened.content[2][0]) == 4_000_000
     assert len(opened.message) == message.ByteSize()
     assert opened.share.size == message.ByteSize() + 4_000_000
 
 
 def test_a_bomb_is_refused_with_the_flag() -> None:
     bench = Bench("gzip", limit=MB)
-    text = "Received message larger than max (1048576) once it is unpacked. Use --grpc-max-message-size to increase "
+    text = "Received message larger than max (1048576) after decompression. Use --grpc-max-message-size to increase "
     assert bench.refused_aside(gzip.compress(bytes(100 * MB))) == (MessageTooLarge, text + "the limit.")
     assert bench.bounds.refused["message_size"] == 1
     assert bench.bounds.bytes.used <= MB
@@ -133,7 +133,7 @@ def test_broken_messages() -> None:
     assert (kind, text) == (Internal, "failed to decompress the message: it is incomplete")
     with pytest.raises(Internal, match=r"^Unable to parse request$"):
         Bench().read(b"\x0a\x05")
-    with pytest.raises(Internal, match=r"^a compressed message came without grpc-encoding$"):
+    with pytest.raises(Internal, match=r"^received a compressed message without grpc-encoding$"):
         Bench().read(packed(typed([1])))
     with pytest.raises(Internal, match=r"^failed to decompress the message: "):
         Bench("gzip").read(b"\x1f\x8bnothing")
@@ -145,7 +145,7 @@ def test_a_mistake_of_ours_in_a_thread_is_an_answer() -> None:
     reader: Any = None
     bench.messages.read_aside(framed(b""), reader, found.append)
     bench.aside.do()
-    said = found[0].said
+    said = found[0].content
     assert isinstance(said, Internal)
     assert said.message == Incident()
 
@@ -161,7 +161,7 @@ def test_questions_are_small() -> None:
     bench = Bench("gzip", limit=MAX_QUESTION)
     assert bench.messages.parsed(framed(b"abc"), bytes) == b"abc"
     assert bench.messages.parsed(framed(gzip.compress(bytes(MAX_QUESTION))), len) == MAX_QUESTION
-    with pytest.raises(Exhausted, match=r"^Received message larger than max \(65536\) once it is unpacked$"):
+    with pytest.raises(Exhausted, match=r"^Received message larger than max \(65536\) after decompression$"):
         bench.messages.parsed(framed(gzip.compress(bytes(MAX_QUESTION + 1))), len)
     assert bench.messages.too_large(10**6).message == "Received message larger than max (1000000 vs. 65536)"
 

@@ -600,9 +600,7 @@ def with_room(size: int) -> Peer:
     return Peer(bounds=TransportLimits(max_bytes=size))
 
 
-NO_ROOM = (
-    b'{"error":"the requests under way take the 100000 bytes that --max-bytes-in-flight allows. Try again in 1 s"}'
-)
+NO_ROOM = b'{"error":"requests in progress use the 100000 bytes of --max-bytes-in-flight. Try again in 1 s"}'
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -194,8 +194,8 @@ def test_the_page() -> None:
     text = docs_page("my <server>", [PLAIN, STREAM, unreachable, half], idle, {"inference": "X-Key"}, URL)
     assert "<title>my &lt;server&gt;: models" in text
     assert "&lt;b&gt;&amp;" in text and "<b>" not in text
-    assert "This name cannot stand in the path of a URL" in text
-    assert "No command is short enough" in text
+    assert "The name of this model is not valid in a URL path" in text
+    assert "No sample command" in text
     assert '<input name="X-Key">' in text
     assert "<td class=UNAVAILABLE>UNAVAILABLE" in text and "not loaded" in text
     assert 'action="/v2/models/m/infer"' in text

@@ -50,7 +50,7 @@ def test_base64_that_is_none(wrong: str) -> None:
     said, _, reason = caught.value.message.partition(": ")
     assert said == "element 1 of input 'IN' is not valid base64"
     assert reason.partition(". ")[2] == (
-        "What is taken is the standard alphabet (A-Z a-z 0-9 + /), padded with '=', without line breaks"
+        "Use the standard alphabet (A-Z a-z 0-9 + /), padded with '=', without line breaks"
     )
 
 

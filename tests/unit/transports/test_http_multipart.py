@@ -61,8 +61,8 @@ def test_data_are_any_bytes(data: list[bytes]) -> None:
     ("body", "content_type", "told"),
     [
         (b"", "multipart/form-data", "a body of type multipart/form-data needs a boundary in its Content-Type"),
-        (b"", TYPE, "the body is no complete form"),
-        (b"--xyz\r\nContent-Disposition: form-data; name=A\r\n\r\n1\r\n--xy", TYPE, "the body is no complete form"),
+        (b"", TYPE, "the body is not a complete form"),
+        (b"--xyz\r\nContent-Disposition: form-data; name=A\r\n\r\n1\r\n--xy", TYPE, "the body is not a complete form"),
         (form(("Content-Type: text/plain", b"1")), TYPE, "part 1 of the form has no name"),
         (b"--xyz\r\nnothing\r\n--xyz--", TYPE, "part 1 of the form has no name"),
         (b"--xyz\r\nA: \xff\r\n\r\n1\r\n--xyz--", TYPE, "the head of part 1 of the form is not valid UTF-8"),

@@ -120,7 +120,7 @@ def test_a_body_that_cannot_be_unpacked(bench: Bench) -> None:
 
 
 def test_nothing_and_not_this_way(bench: Bench) -> None:
-    told = "Not Found (what there is begins with /v2, and is described under /v2/docs)"
+    told = "Not Found (endpoints begin with /v2; /v2/docs lists them)"
     assert bench.ask("/v2/nothing", method="GET") == [(404, {"error": told})]
     assert bench.ask("/v2/models/m/infer", method="GET") == [(405, {"error": "Method Not Allowed"})]
 

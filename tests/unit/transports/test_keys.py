@@ -42,7 +42,7 @@ def test_keys_in_a_text(text: bytes, keys: tuple[bytes, ...]) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"\n \n", b"# nothing\n"])
 def test_a_text_without_keys(text: bytes) -> None:
-    assert parse_key_file(text) == KeyFileChange((), "has no key in it")
+    assert parse_key_file(text) == KeyFileChange((), "contains no keys")
 
 
 def test_what_opens_a_lock() -> None:
@@ -64,7 +64,7 @@ def test_a_change_counts_when_it_was_seen_twice() -> None:
 
 def test_half_a_key_never_counts() -> None:
     file = KeyFile("keys", ONE)
-    for found in (KeyFileChange((), "has no key in it"), KeyFileChange((b"tw",)), KeyFileChange((b"two",))):
+    for found in (KeyFileChange((), "contains no keys"), KeyFileChange((b"tw",)), KeyFileChange((b"two",))):
         assert not file.see(found)
         assert file.include(b"one")
     assert file.see(KeyFileChange((b"two",)))
@@ -78,8 +78,8 @@ def test_the_last_good_keys_stay_while_the_file_is_gone() -> None:
     assert file.see(GONE)
     assert file.include(b"two")
     assert file.news() == (
-        "the key file 'keys' is gone. It needs one key a line; empty lines and lines that begin with '#' do not "
-        "count. Its last good content, 2 keys, stays in force"
+        "the key file 'keys' is gone. It must contain one key per line; empty lines and lines starting with '#' "
+        "are ignored. Its last valid content (2 keys) stays in force"
     )
     assert not file.see(GONE)
     assert not file.see(ONE)
@@ -103,7 +103,7 @@ def test_looks_at_files(tmp_path: Path) -> None:
     assert check_key_files(str(path)) == ONE
 
 
-@pytest.mark.parametrize(("text", "problem"), [(None, "cannot be read: No such file"), ("# none", "has no key in it")])
+@pytest.mark.parametrize(("text", "problem"), [(None, "cannot be read: No such file"), ("# none", "contains no keys")])
 def test_at_the_start_there_must_be_keys(tmp_path: Path, text: str | None, problem: str) -> None:
     path = tmp_path / "keys"
     if text is not None:

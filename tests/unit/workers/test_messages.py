@@ -287,7 +287,9 @@ def test_a_tensor_has_the_size_that_its_header_says(size: int, name: str, known:
         assert models(unpacker, packed(packer, small("a"))) == ["a"]
     header = next(iter(packer._entries), small("a"))
     packer.begin()
-    with pytest.raises(errors.Internal, match=rf"^tensor 'IN' has {size} bytes, and FP32 \[4\] has 16: its array was "):
+    with pytest.raises(
+        errors.Internal, match=rf"^tensor 'IN' has {size} bytes, but FP32 \[4\] takes 16: its array was "
+    ):
         packer.record(header, name, [bytes(size)], [])
     packer.withdraw()
     assert models(unpacker, packed(packer, header)) == ["a"]
@@ -300,7 +302,7 @@ def test_a_response_of_the_wrong_size_is_an_error_and_no_incident(caplog: pytest
     body = b"".join(codec.sendable_response(packer, response))
     error, *_ = codec.response_unpacker(BufferLeases(), BufferBorrower()).record(memoryview(body), 0)
     assert isinstance(error, errors.Internal) and error.message.startswith(
-        "tensor 'LAST' has 2 bytes, and INT8 [1] has 1"
+        "tensor 'LAST' has 2 bytes, but INT8 [1] takes 1"
     )
     assert not caplog.records
 

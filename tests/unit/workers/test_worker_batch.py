@@ -46,7 +46,7 @@ class Bench:
         if kind not in messages.OF_REQUEST:
             return False
         assert messages.read_batch(body)[0] == 7
-        self.batch.hear(kind, count)
+        self.batch.receive(kind, count)
         return True
 
     def _send(self, batch: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes) -> None:
@@ -184,7 +184,7 @@ def test_what_is_said_before_the_batch_begins_takes_effect_when_it_does() -> Non
         batch = WorkerBatch(7, Inbox(channel, lambda *_: False, _fail), lambda *_: None, lambda _: None)
         paused: list[bool] = []
         for kind, index in ((messages.CANCEL, 1), (messages.PAUSE, 0), (messages.RESUME, 0)):
-            batch.hear(kind, index)
+            batch.receive(kind, index)
         first, second = (WorkerRequest(request().header, [], batch, 0) for _ in range(2))
         first.on_pause = lambda _, pause: paused.append(pause)
         batch.requests += [first, second]

@@ -19,7 +19,7 @@ class Bench:
     def tell(self, batch: int) -> None:
         data = messages.contexts_frame(batch, [None, CONTEXT])
         _, _, count = messages.FRAME.unpack_from(data)
-        self.contexts.hear(memoryview(data)[messages.FRAME.size :], count)
+        self.contexts.receive(memoryview(data)[messages.FRAME.size :], count)
 
     def _ask(self) -> None:
         self.asked += 1
@@ -28,7 +28,7 @@ class Bench:
 
 def test_the_batch_that_is_here_when_somebody_first_wants_to_know() -> None:
     bench = Bench()
-    assert bench.contexts.may_tell(7) and not bench.asked
+    assert bench.contexts.may_have(7) and not bench.asked
     assert bench.contexts.of(7) == {1: CONTEXT}
     assert bench.contexts.of(7) == {1: CONTEXT}
     assert bench.asked == 1
@@ -38,7 +38,7 @@ def test_each_batch_from_then_on() -> None:
     bench = Bench()
     bench.contexts.of(7)
     bench.tell(8)
-    assert bench.contexts.may_tell(8) and not bench.contexts.may_tell(9)
+    assert bench.contexts.may_have(8) and not bench.contexts.may_have(9)
     assert (bench.contexts.of(8), bench.contexts.of(9)) == ({1: CONTEXT}, {})
     assert bench.asked == 1
 
@@ -48,4 +48,4 @@ def test_what_is_over_is_forgotten() -> None:
     bench.contexts.of(7)
     bench.contexts.forget(7)
     bench.contexts.forget(7)
-    assert not bench.contexts.may_tell(7)
+    assert not bench.contexts.may_have(7)

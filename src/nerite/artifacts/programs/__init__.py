@@ -1,1 +1,1 @@
-"""Models in Python that are copied into repositories, beside what they serve. They import nothing of this server."""
+"""Python models that are copied into repositories beside the weights they serve. They import nothing from Nerite."""

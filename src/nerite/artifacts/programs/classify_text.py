@@ -1,4 +1,4 @@
-"""Classifies texts with a model of Hugging Face's transformers, which is in the folder ``weights`` beside this file."""
+"""Classifies texts with a Hugging Face transformers model from the directory ``weights`` beside this file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .pretrained import Batched
 
 
 class TritonPythonModel(Batched):
-    """Takes ``text``, and gives ``scores``: a probability for each class, or what a regression predicts."""
+    """Takes ``text``, and returns ``scores``: a probability per class, or the predictions of a regression."""
 
     def initialize(self, args: dict[str, Any]) -> None:
-        """Load tokenizer and model."""
+        """Load the tokenizer and the model."""
         self.load(AutoModelForSequenceClassification, args)
 
     def compute(self, encoded: Any) -> tuple[str, torch.Tensor]:

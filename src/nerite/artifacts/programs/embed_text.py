@@ -1,4 +1,4 @@
-"""Embeds texts with a model of Hugging Face's transformers, which is in the folder ``weights`` beside this file."""
+"""Embeds texts with a Hugging Face transformers model from the directory ``weights`` beside this file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .pretrained import WEIGHTS, Batched
 
 
 class TritonPythonModel(Batched):
-    """Takes ``text``, and gives ``embedding``: the mean of its tokens, unless 1_Pooling says that the first counts."""
+    """Takes ``text``, and returns ``embedding``: the mean of its tokens, or the first if 1_Pooling says so."""
 
     def initialize(self, args: dict[str, Any]) -> None:
-        """Load tokenizer and model."""
+        """Load the tokenizer and the model."""
         self.load(AutoModel, args)
-        # As sentence-transformers writes them.
+        # Files written by sentence-transformers.
         pooling = WEIGHTS / "1_Pooling" / "config.json"
         modules = WEIGHTS / "modules.json"
         self.first_token = pooling.is_file() and json.loads(pooling.read_text()).get("pooling_mode_cls_token", False)
@@ -30,6 +30,6 @@ class TritonPythonModel(Batched):
         return "embedding", torch.nn.functional.normalize(embedded) if self.normalised else embedded
 
     def mean(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the mean of each text's tokens, without the padding."""
+        """Return the mean of each text's tokens, excluding padding."""
         counted = mask.unsqueeze(2).to(tokens.dtype)
         return (tokens * counted).sum(1) / counted.sum(1).clamp(min=1)

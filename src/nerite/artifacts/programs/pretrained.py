@@ -1,4 +1,4 @@
-"""A model of Hugging Face's transformers and its tokenizer, which are in the folder ``weights`` beside this file."""
+"""Loads a Hugging Face transformers model and its tokenizer from the directory ``weights`` beside this file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WEIGHTS = Path(__file__).with_name("weights")
 
 
 class Pretrained:
-    """A model and its tokenizer."""
+    """A model with its tokenizer."""
 
     def load(self, kind: Any, args: dict[str, Any]) -> None:
-        """Load the tokenizer, and the model as a ``kind``, onto the device of the instance."""
+        """Load the tokenizer, and the model as class ``kind``, onto the device of the instance."""
         trusted = "TRUST_REMOTE_CODE" in json.loads(args["model_config"])["parameters"]
         self.device = f"cuda:{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "cpu"
         self.tokenizer: Any = AutoTokenizer.from_pretrained(WEIGHTS, trust_remote_code=trusted)
@@ -28,10 +28,10 @@ class Pretrained:
 
 
 class Batched(Pretrained):
-    """A model that computes the texts of all requests as one batch."""
+    """A model that processes the texts of all requests as one batch."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request with the rows of its texts."""
+        """Respond to each request with the rows of its texts."""
         tensors: Any = [pb_utils.get_input_tensor_by_name(request, "text") for request in requests]
         rows = [tensor.as_numpy()[:, 0] for tensor in tensors]
         texts = [text.decode() for row in rows for text in row]
@@ -42,5 +42,5 @@ class Batched(Pretrained):
         return [pb_utils.InferenceResponse([pb_utils.Tensor(name, part)]) for part in parts]
 
     def compute(self, encoded: Any) -> tuple[str, torch.Tensor]:
-        """Return the name of the output, and a row of it for each of the ``encoded`` texts."""
+        """Return the name of the output, and one row for each of the ``encoded`` texts."""
         raise NotImplementedError

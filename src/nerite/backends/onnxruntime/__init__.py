@@ -1,10 +1,9 @@
-"""Models for ONNX Runtime.
+"""Backend for ONNX Runtime.
 
-The way of a model: ``plan`` works out from the configuration how its session has to be (no framework needed for
-that), ``session`` opens it, ``graph`` is what the session says about itself, and ``runs`` are the ways to
-run it. The rest is in ``nerite.backends.arrays``.
+``session`` derives a session plan from the configuration (without the framework) and opens sessions; ``backend`` reads
+their graphs and runs them. The parts shared with other frameworks are in ``nerite.backends.arrays``.
 
-ONNX Runtime is imported when the first model needs it, and not by importing this package.
+ONNX Runtime is imported lazily when the first model needs it, not with this package.
 """
 
 from nerite.backends.onnxruntime.backend import OnnxRuntimeBackend

@@ -1,4 +1,4 @@
-"""The backend: completes configurations, opens models, makes their instances."""
+"""The ONNX Runtime backend: completes configurations, opens models, creates and runs their instances."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from nerite.backends.onnxruntime.session import OnnxSessionPlan, translated
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Unsupported
 from nerite.core.tensor import Array, DataType
-
-# Reading what an ONNX model says about itself.
 
 _DATATYPES: Final[dict[str, DataType]] = {
     "tensor(bool)": dtypes.BOOL,
@@ -49,7 +47,7 @@ _OTHER_KINDS: Final[dict[str, str]] = {
 
 
 def graph_of_session(session: Any) -> ModelGraph:
-    """Read the graph of an open session. Raises ``Unsupported`` for a tensor that the protocol cannot carry."""
+    """Read the graph of an open session. Raises ``Unsupported`` for a tensor type that the protocol does not have."""
     return ModelGraph(
         _tensors(session.get_inputs()),
         _tensors(session.get_outputs()),
@@ -75,7 +73,7 @@ def _datatype(name: str, onnx_type: str) -> DataType:
         return found
     kind = onnx_type.partition("(")[0]
     if kind == "tensor":
-        raise Unsupported(f"tensor '{name}' is a {onnx_type}, and the protocol has no data type for its elements")
+        raise Unsupported(f"tensor '{name}' is a {onnx_type}, but the protocol has no data type for its elements")
     shown = _OTHER_KINDS.get(kind, "ONNX_TYPE_UNKNOWN")
     text = f"Unsupported ONNX Type '{shown}' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'."
     if kind in ("seq", "map"):
@@ -86,9 +84,9 @@ def _datatype(name: str, onnx_type: str) -> DataType:
     raise Unsupported(text)
 
 
-# The two ways to run a session: with arrays, and with values where numpy lacks a type of the model.
+# Running a session: with numpy arrays, or with ``OrtValue`` objects if numpy lacks a type of the model.
 #
-# Arrays are the faster way by 3 to 10 microseconds a run, on a CPU; I/O binding is slower than both.
+# Arrays are faster by 3 to 10 microseconds per run on a CPU; I/O binding is slower than both.
 
 _Run: TypeAlias = Callable[[list[str], Mapping[str, Array], Any], Sequence[Array]]
 """Computes the named outputs, in that order, with ``RunOptions`` or None. Raises what ONNX Runtime raises."""
@@ -97,21 +95,21 @@ _ONNX_BFLOAT16: Final = 16
 
 
 def runner_of_session(session: Any, graph: ModelGraph, run_options: Any) -> Compute:
-    """Return the way to run a session that suits its graph, with these ``RunOptions`` or None."""
+    """Return a function that runs a session, as its graph requires, with these ``RunOptions`` or None."""
     run = _with_values(session, graph) if graph.uses_bfloat16 else _with_arrays(session)
 
     def compute(selection: OutputSelection, inputs: Mapping[str, Array]) -> Sequence[Array]:
         try:
             return run(selection.names, inputs, run_options)
-        except Exception as error:  # Whatever the framework raises says why it cannot compute this batch.
+        except Exception as error:  # the framework may raise anything
             raise translated(error) from error
 
     return compute
 
 
 def _with_arrays(session: Any) -> _Run:
-    # The method under ``InferenceSession.run``, which adds 4 to 7 microseconds of checks in Python of what is known to
-    # be right here. The attribute and the arguments are as old as the wrapper; without them its own ``run`` will do.
+    # The native method behind ``InferenceSession.run``, which adds 4 to 7 microseconds of checks in Python that are
+    # redundant here. Attribute and arguments are as old as the wrapper; without them, its own ``run`` is used.
     return getattr(session, "_sess", session).run  # type: ignore[no-any-return]  # The package has no types.
 
 
@@ -119,7 +117,7 @@ def _with_values(session: Any, graph: ModelGraph) -> _Run:
     from onnxruntime import OrtValue
 
     if not hasattr(OrtValue, "ortvalue_from_numpy_with_onnx_type"):
-        raise Unsupported("this version of onnxruntime cannot be fed BF16 from Python: pip install -U onnxruntime")
+        raise Unsupported("this version of onnxruntime does not accept BF16 from Python: pip install -U onnxruntime")
     narrow = {
         tensor.name
         for side in (graph.inputs, graph.defaulted)
@@ -148,7 +146,7 @@ def _array(value: Any) -> Array:
 
 
 class OnnxRuntimeBackend:
-    """ONNX models, on ONNX Runtime."""
+    """Backend for ONNX models on ONNX Runtime."""
 
     name = "onnxruntime"
     isolated = False
@@ -156,7 +154,7 @@ class OnnxRuntimeBackend:
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration with batch size, scheduler, inputs and outputs from the model.
 
-        The session that this takes is left in the context for ``open``. Raises ``NeriteError``.
+        The session opened for this is kept in the context for ``open``. Raises ``NeriteError``.
         """
         if not graph.needs_completion(context):
             return context.config
@@ -165,16 +163,16 @@ class OnnxRuntimeBackend:
         return graph.complete_from_graph(context, graph_of_session(opened))
 
     def open(self, context: ModelContext) -> OnnxModel:
-        """Open a model whose configuration is complete. Raises ``NeriteError`` where model and configuration differ."""
+        """Open a model with a complete configuration. Raises ``NeriteError`` if model and configuration differ."""
         return OnnxModel(context)
 
 
 class OnnxModel:
-    """An open model: its sessions, and what its instances have in common.
+    """Open model: its sessions, and the state that its instances share.
 
-    Instances on a CPU share one session. ONNX Runtime allows that, it answers as many requests as one session for each
-    (see ``benchmarks/onnx_backend.py``), and the weights are in memory once. Instances on accelerators get one each,
-    as some providers let only one thread in. ``share_session_between_instances`` decides otherwise.
+    Instances on a CPU share one session: ONNX Runtime allows that, the throughput is the same as with one session each
+    (see ``benchmarks/onnx_backend.py``), and the weights are in memory only once. Instances on accelerators get a
+    session each, because some providers allow only one thread. ``share_session_between_instances`` overrides this.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -191,16 +189,16 @@ class OnnxModel:
         self._spare: dict[OnnxSessionPlan, Any] = {wanted: opened}
 
     def instance(self, context: InstanceContext) -> ArrayInstance:
-        """Make an instance, with a session of its own or a shared one. Raises ``NeriteError``."""
+        """Create an instance, with its own session or a shared one. Raises ``NeriteError``."""
         run_options = session.run_options(self._run_entries)
         return self._face.instance(runner_of_session(self._session(context), self._graph, run_options))
 
     def close(self) -> None:
-        """Let go of the sessions; they end with the last response that holds an array of theirs."""
+        """Drop the sessions; each is freed with the last response that refers to one of its arrays."""
         self._spare.clear()
 
     def _session(self, context: InstanceContext) -> Any:
-        # Not a new plan: the file may be another one by now, and all instances are of one model.
+        # Not a new plan: the file may have changed meanwhile, and all instances must use the same model.
         wanted = session.instance_plan(self._plan, self._context, context)
         share = wanted.providers == (session.CPU,) if self._share is None else self._share
         with self._lock:

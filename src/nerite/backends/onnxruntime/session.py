@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: the making of one, the meaning of its errors."""
+"""ONNX Runtime sessions: planning them from the configuration, opening them, and translating their errors."""
 
 from __future__ import annotations
 
@@ -28,38 +28,36 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import core_share, usable_cores
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere, Unavailable
 
-# The import of ONNX Runtime, for all backends that compute with it.
-
-_SILENCE: Final = "ORT_DISABLE_TELEMETRY"
+_TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 
 
 @cache
 def onnxruntime() -> ModuleType:
-    """Return the package. Raises ``Unsupported`` where it cannot be imported.
+    """Import ONNX Runtime lazily and return it. Raises ``Unsupported`` if it cannot be imported.
 
-    Importing it opens a file in the user's home, in which some builds collect what they report to their makers. It is
-    imported without that, unless the environment says otherwise.
+    On import, some builds open a file in the user's home directory to collect telemetry. Telemetry is disabled during
+    the import unless the environment sets the variable.
     """
-    unsaid = _SILENCE not in os.environ
-    if unsaid:
-        os.environ[_SILENCE] = "1"
+    unset = _TELEMETRY_SWITCH not in os.environ
+    if unset:
+        os.environ[_TELEMETRY_SWITCH] = "1"
     try:
         import onnxruntime
     except ImportError as error:
         raise NotHere(f"unable to import onnxruntime ({error}): pip install 'nerite[onnx]'") from error
     finally:
-        if unsaid:
-            del os.environ[_SILENCE]
+        if unset:
+            del os.environ[_TELEMETRY_SWITCH]
     return onnxruntime  # type: ignore[no-any-return]  # The package has no types.
 
 
-# Execution providers: what a configuration calls accelerators, in ONNX Runtime's names and options. Pure.
+# Execution providers: the accelerators of a configuration, translated to ONNX Runtime's names and options. Pure.
 
 Options: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Provider(NamedTuple):
-    """One execution provider and its options."""
+    """Execution provider with its options."""
 
     name: str
     options: Options = ()
@@ -72,14 +70,14 @@ PACKAGES: Final[dict[str, str]] = {
     "TensorrtExecutionProvider": "onnxruntime-gpu (and TensorRT)",
     "OpenVINOExecutionProvider": "onnxruntime-openvino",
 }
-"""What to install, in place of ``onnxruntime``, for each provider that its usual package lacks."""
+"""Packages to install instead of ``onnxruntime`` for providers that it lacks."""
 
 ONE_AT_A_TIME: Final = frozenset({"OpenVINOExecutionProvider"})
-"""Providers that do not stand two sessions being made at once."""
+"""Providers for which sessions must not be opened concurrently."""
 
 
 def wanted_providers(context: ModelContext, instance: InstanceContext) -> tuple[Provider, ...]:
-    """Return the providers for an instance, most wanted first. Raises ``InvalidArgument`` for what we do not know."""
+    """Return the providers for an instance, preferred first. Raises ``InvalidArgument`` for unknown accelerators."""
     accelerators = context.config.get("optimization", {}).get("execution_accelerators", {})
     providers: list[Provider] = []
     if instance.kind == "GPU":
@@ -103,8 +101,8 @@ def wanted_providers(context: ModelContext, instance: InstanceContext) -> tuple[
 
 def _unknown(context: ModelContext, accelerator: Mapping[str, Any], kind: str, known: str) -> InvalidArgument:
     return InvalidArgument(
-        f"unknown Execution Accelerator '{accelerator['name']}' is requested, as {kind}_execution_accelerator of model "
-        f"'{context.name}', which may be {known}"
+        f"unknown Execution Accelerator '{accelerator['name']}' is requested as {kind}_execution_accelerator of model "
+        f"'{context.name}'; use {known}"
     )
 
 
@@ -124,7 +122,7 @@ _TENSORRT_NAMES: Final[dict[str, str]] = {
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
-"""The parameters whose names differ. The others start with ``trt_`` and are checked by the provider itself."""
+"""Parameters whose names differ. The others start with ``trt_`` and are checked by the provider itself."""
 
 
 def _tensorrt(context: ModelContext, parameters: Mapping[str, str], device: int) -> Provider:
@@ -140,7 +138,7 @@ def _tensorrt(context: ModelContext, parameters: Mapping[str, str], device: int)
         else:
             raise InvalidArgument(
                 f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator of model '{context.name}', "
-                f"which has precision_mode, {', '.join(_TENSORRT_NAMES)}, and those that begin with trt_"
+                f"which accepts precision_mode, {', '.join(_TENSORRT_NAMES)}, and parameters that begin with trt_"
             )
     return Provider("TensorrtExecutionProvider", _frozen(options))
 
@@ -172,7 +170,7 @@ _CUDA_PARAMETERS: Final[dict[str, _CudaParameter]] = {
     "arena_extend_strategy": _choice("arena_extend_strategy", "kNextPowerOfTwo", "kSameAsRequested"),
     "do_copy_in_default_stream": _CudaParameter(lambda text: str(int(boolean_parameter(text))), "true or false"),
 }
-"""The old way to configure CUDA: as parameters of the model."""
+"""Deprecated way to configure CUDA: parameters of the model."""
 
 
 def _cuda(context: ModelContext, options: Mapping[str, str], device: int) -> Provider:
@@ -184,23 +182,23 @@ def _cuda(context: ModelContext, options: Mapping[str, str], device: int) -> Pro
     return Provider("CUDAExecutionProvider", _frozen(merged))
 
 
-# How a session has to be made, worked out from the configuration. Pure, but for a look at the model file.
+# Session plans, derived from the configuration. Pure, except for the status of the model file.
 #
-# Threads. ONNX Runtime gives every session as many threads as the machine has cores, and they spin while they wait.
-# That suits a program that does nothing else. A server has several instances, an event loop and worker processes on
-# the same cores. Measured on two cores: a small convolutional network with two instances answered 1.5 to 2.3 times as
-# many requests once each instance had one thread; and with other work on the machine a batch of 32 took three times
-# as long where threads span as where they slept. So the cores that we may use are divided among the instances of a
-# model, and nobody spins, unless the configuration says otherwise.
+# Threads: by default ONNX Runtime gives every session as many threads as the machine has cores, and they spin while
+# idle. That suits a program that does nothing else, but a server has several instances, an event loop and worker
+# processes on the same cores. Measured on two cores: a small convolutional network with two instances answered 1.5 to
+# 2.3 times as many requests with one thread per instance; and with other load on the machine a batch of 32 took three
+# times as long with spinning threads as with sleeping ones. So the usable cores are divided among the instances of a
+# model, and threads do not spin, unless the configuration says otherwise.
 
 _DEFAULT_CPU_INSTANCES: Final = 2
-"""What a configuration without instance groups gets, on a CPU."""
+"""Number of CPU instances of a configuration without instance groups."""
 
 _DEFAULT_ENTRIES: Final[dict[str, str]] = {
     "session.inter_op.allow_spinning": "0",
     "session.intra_op.allow_spinning": "0",
 }
-"""Session configuration entries that the parameters of a model may overrule."""
+"""Default session configuration entries, which a model's parameters may override."""
 
 _SHRINKAGE: Final = "memory.enable_memory_arena_shrinkage"
 _ARENA: Final = re.compile(r"(cpu|gpu):\d+")
@@ -215,31 +213,31 @@ _GRAPH_LEVELS: Final[dict[int, str]] = {
 
 @dataclass(frozen=True)
 class OnnxSessionPlan:
-    """All that a session depends on. Equal plans make sessions that can stand in for each other."""
+    """Everything that determines a session. Sessions with equal plans are interchangeable."""
 
     path: Path
     modified_ns: int
-    """Of the model file, so that a session of an older file is not taken for this one."""
+    """Modification time of the model file, so that plans for an older file differ."""
     providers: tuple[Provider, ...]
     graph_level: str
     parallel: bool
     intra_op_threads: int
     inter_op_threads: int
     global_threads: bool
-    """Share one pool, of the sizes above, with every other session."""
+    """True if all sessions share one thread pool of the sizes above."""
     memory_arena: bool
     memory_pattern: bool
     entries: tuple[tuple[str, str], ...]
-    """Session configuration entries, passed on as they are."""
+    """Session configuration entries, passed on unchanged."""
     op_libraries: tuple[str, ...]
     cores: tuple[int, ...] = ()
-    """Those that its threads run on; empty for any."""
+    """The cores that its threads run on; empty for any."""
 
 
 def make_plan(context: ModelContext, instance: InstanceContext) -> OnnxSessionPlan:
     """Return the plan for an instance of a model.
 
-    Raises ``Unavailable`` if the model file is missing and ``InvalidArgument`` for a value that makes no sense.
+    Raises ``Unavailable`` if the model file is missing and ``InvalidArgument`` for an invalid value.
     """
     path = model_path(context)
     config = context.config
@@ -263,7 +261,7 @@ def make_plan(context: ModelContext, instance: InstanceContext) -> OnnxSessionPl
 
 
 def instance_plan(plan: OnnxSessionPlan, context: ModelContext, instance: InstanceContext) -> OnnxSessionPlan:
-    """Return the plan of a model for one of its instances: where that runs, on what and how wide."""
+    """Adapt the plan of a model to one of its instances: providers, cores and thread counts."""
     plan = replace(plan, providers=wanted_providers(context, instance))
     if not instance.cores:
         return plan
@@ -277,32 +275,32 @@ def instance_plan(plan: OnnxSessionPlan, context: ModelContext, instance: Instan
 
 
 def run_entries(context: ModelContext, plan: OnnxSessionPlan) -> Mapping[str, str]:
-    """Return the configuration entries of each run. Raises ``InvalidArgument`` for what would fail every run."""
+    """Return the configuration entries for each run. Raises ``InvalidArgument`` if they would fail every run."""
     if not context.parameter(_SHRINKAGE):
         return {}
     groups = context.config.get("instance_group", ())
-    there = {f"gpu:{gpu}" for group in groups for gpu in group.get("gpus", ())}
+    arenas = {f"gpu:{gpu}" for group in groups for gpu in group.get("gpus", ())}
     if plan.memory_arena:
-        there.add("cpu:0")
+        arenas.add("cpu:0")
 
     def checked(text: str) -> str:
         names = [name if ":" in name else f"{name}:0" for name in text.removesuffix(";").split(";")]
-        # ONNX Runtime looks for the first one alone.
-        if names[0] not in there or not all(map(_ARENA.fullmatch, names)):
-            raise InvalidArgument(f"'{text}' names an arena that there is not")
+        # ONNX Runtime itself validates only the first one.
+        if names[0] not in arenas or not all(map(_ARENA.fullmatch, names)):
+            raise InvalidArgument(f"'{text}' names an arena that does not exist")
         return text
 
-    expected = "cpu:0 (with 'enable_mem_arena') and gpu:N of the model's GPUs, with ';' between them"
+    expected = "cpu:0 (with 'enable_mem_arena') and gpu:N of the model's GPUs, separated by ';'"
     return {_SHRINKAGE: parameter(context, _SHRINKAGE, "", checked, expected)}
 
 
 def own_entries(plan: OnnxSessionPlan) -> dict[str, str]:
-    """Return the session configuration entries that the model itself has set."""
+    """Return the session configuration entries that the model itself sets."""
     return {key: value for key, value in plan.entries if _DEFAULT_ENTRIES.get(key) != value}
 
 
 def model_path(context: ModelContext) -> Path:
-    """Return the model file: the named one, or ``model.onnx`` in a directory of that name."""
+    """Return the path of the model file: the configured one, or ``model.onnx`` in a directory of that name."""
     path = context.version_directory / (context.config.get("default_model_filename") or "model.onnx")
     if path.is_dir():
         path /= "model.onnx"
@@ -312,7 +310,7 @@ def model_path(context: ModelContext) -> Path:
 
 
 def first_instance(context: ModelContext) -> InstanceContext:
-    """Return what the first instance of a model will be like, before there is one."""
+    """Return the context that the first instance of a model will have."""
     groups: Sequence[Mapping[str, Any]] = context.config.get("instance_group") or ({},)
     group = next((group for group in groups if group.get("kind") == "KIND_GPU"), groups[0])
     kind = str(group.get("kind", "KIND_CPU")).removeprefix("KIND_")
@@ -333,7 +331,7 @@ def _is_parallel(text: str) -> bool:
 
 
 def _threads(context: ModelContext, key: str, own: int) -> int:
-    """Return the size of a pool: the model's own, the backend's, or the instance's own share of the cores."""
+    """Return a pool's size: the model's setting, the backend's setting, or the instance's share of the cores."""
     count = 0 if _global_threads(context) else thread_count(context, key)
     count = count or setting(context, key, "0", integer_parameter, "a number of threads, or 0")
     if count > 0:
@@ -346,22 +344,22 @@ def _global_threads(context: ModelContext) -> bool:
 
 
 def _entries(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters that are session configuration entries of ONNX Runtime, by their own names."""
+    """Return the parameters that are session configuration entries of ONNX Runtime."""
     parameters = config.get("parameters", {})
     return {key: str(value["string_value"]) for key, value in parameters.items() if key.startswith("session.")}
 
 
 _one_at_a_time = threading.Lock()
 
-_OF_OPTIONS: Final = frozenset({2, 6})
-"""INVALID_ARGUMENT and RUNTIME_EXCEPTION: not about the file."""
+_OPTION_ERRORS: Final = frozenset({2, 6})
+"""INVALID_ARGUMENT and RUNTIME_EXCEPTION, which may be caused by options rather than by the file."""
 _MESSAGE: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
 def open_session(plan: OnnxSessionPlan) -> Any:
-    """Return an ``InferenceSession``. Slow: reads the model and optimises its graph; other threads run meanwhile.
+    """Open an ``InferenceSession``. Slow: reads the model and optimises its graph, with the GIL released.
 
-    Raises ``NeriteError`` with what ONNX Runtime says of the model, or with what has to be installed.
+    Raises ``NeriteError`` with ONNX Runtime's message, or with the package to install.
     """
     framework = onnxruntime()
     _check_providers(plan, framework.get_available_providers())
@@ -374,11 +372,11 @@ def open_session(plan: OnnxSessionPlan) -> Any:
                 str(plan.path),
                 _options(plan, framework),
                 providers=[(provider.name, dict(provider.options)) for provider in plan.providers],
-                # Else an accelerator that does not start is replaced by the CPU, with a note on standard output.
+                # Otherwise an accelerator that fails to start is replaced by the CPU, with a note on standard output.
                 enable_fallback=0,
             )
-    except Exception as error:  # Whatever the framework raises says why the model cannot be opened.
-        raise _of_session(error, plan) from error
+    except Exception as error:  # the framework may raise anything
+        raise _session_error(error, plan) from error
     _check_providers(plan, session.get_providers())
     return session
 
@@ -394,17 +392,17 @@ def run_options(entries: Mapping[str, str]) -> Any:
 
 
 def translated(error: Exception) -> NeriteError:
-    """Return what a client and the log are told of an exception from ONNX Runtime."""
+    """Translate an exception from ONNX Runtime into the error for clients and the log."""
     if isinstance(error, NeriteError):
         return error
     found = _MESSAGE.match(str(error))
     return Internal(f"onnx runtime error {found[1]}: {found[2]}" if found else f"onnx runtime error: {error}")
 
 
-def _of_session(error: Exception, plan: OnnxSessionPlan) -> NeriteError:
-    """Return what is wrong with a session, with the entries that may be meant: ONNX Runtime says ``stoi`` of some."""
+def _session_error(error: Exception, plan: OnnxSessionPlan) -> NeriteError:
+    """Translate an error of opening a session, adding entries that may be the cause: some errors just say ``stoi``."""
     found, entries = _MESSAGE.match(str(error)), own_entries(plan)
-    if not entries or (found is not None and int(found[1]) not in _OF_OPTIONS):
+    if not entries or (found is not None and int(found[1]) not in _OPTION_ERRORS):
         return translated(error)
     given = ", ".join(f"'{key}' is '{value}'" for key, value in entries.items())
     return translated(error).prefixed("", f" (ONNX Runtime's own parameters, for {plan.path}: {given})")
@@ -412,7 +410,7 @@ def _of_session(error: Exception, plan: OnnxSessionPlan) -> NeriteError:
 
 @cache
 def _make_global_pool(intra_op_threads: int, inter_op_threads: int) -> None:
-    # Must come before the first session of the process; the plans of one server agree on the sizes.
+    # Must precede the first session of the process; all plans of a server have the same sizes.
     onnxruntime().set_global_thread_pool_sizes(intra_op_threads, inter_op_threads)
 
 
@@ -436,11 +434,11 @@ def _options(plan: OnnxSessionPlan, framework: ModuleType) -> Any:
 
 
 def _check_providers(plan: OnnxSessionPlan, available: Sequence[str]) -> None:
-    """Raise if a provider is missing: before, for want of a package; after, because it did not start."""
+    """Raise if a provider is missing: before opening, because of a package; after, because it failed to start."""
     for provider in plan.providers:
         if provider.name not in available:
             package = PACKAGES[provider.name]
             raise NotHere(
-                f"execution provider {provider.name} is not available, there are: {', '.join(available)}. It needs "
-                f"another build of ONNX Runtime, and the libraries that this asks for: pip install {package}"
+                f"execution provider {provider.name} is not available; available are: {', '.join(available)}. It needs "
+                f"another build of ONNX Runtime and the libraries which that requires: pip install {package}"
             )

@@ -1,4 +1,4 @@
-"""The Python backend, and a Python model that is open."""
+"""The Python backend and its open models."""
 
 from __future__ import annotations
 
@@ -13,52 +13,51 @@ from nerite.backends.python.module import CAUSES, ModelModule, failure_refusal
 from nerite.core.errors import Internal
 from triton_python_backend_utils import ModelConfig
 
-# What a model's ``auto_complete_config`` says, put into its configuration.
-
 _SCHEDULERS = frozenset({"dynamic_batching", "sequence_batching", "ensemble_scheduling"})
-_FREE = frozenset({"max_batch_size", "input", "output", "model_transaction_policy"})
+_COMPLETABLE = frozenset({"max_batch_size", "input", "output", "model_transaction_policy"})
+"""Fields that a model's ``auto_complete_config`` may always change."""
 
 
 def completed(name: str, config: Mapping[str, Any], model_class: type) -> Mapping[str, Any]:
-    """Return ``config`` as the model completes it, or as it is if the model has nothing to say.
+    """Return ``config`` as completed by the model's ``auto_complete_config``; unchanged if the model has none.
 
-    Only what a model may change is taken over: max_batch_size, inputs, outputs, decoupled, and the scheduler where none
-    was configured. Raises ``Internal`` with the model's error.
+    Only the fields that a model may change are used: max_batch_size, inputs, outputs, decoupled, and the scheduler if
+    none was configured. Raises ``Internal`` with the model's error.
     """
     hook = getattr(model_class, "auto_complete_config", None)
     if hook is None:
         return config
     try:
         answer = hook(ModelConfig(json.dumps(config)))
-        said = json.loads(json.dumps(answer.as_dict())) if isinstance(answer, ModelConfig) else None
+        result = json.loads(json.dumps(answer.as_dict())) if isinstance(answer, ModelConfig) else None
     except CAUSES as error:
         raise failure_refusal(error) from error
-    if said is None:
+    if result is None:
         raise Internal(f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object.")
-    changeable = _FREE if _SCHEDULERS & config.keys() else _FREE | _SCHEDULERS
+    changeable = _COMPLETABLE if _SCHEDULERS & config.keys() else _COMPLETABLE | _SCHEDULERS
     kept = {key: value for key, value in config.items() if key not in changeable}
-    return kept | {key: value for key, value in said.items() if key in changeable}
+    return kept | {key: value for key, value in result.items() if key in changeable}
 
 
 _CLASS: Final = "TritonPythonModel"
 _BINDING: Final = frozenset({_CLASS, "*", "__getattr__", "globals", "setattr", "exec"})
-"""Names of which one is in any program that has the class."""
+"""Names of which at least one occurs in any program that defines the class."""
 
 
 class PythonBackend:
-    """Serves models that are written in Python."""
+    """Backend for models written in Python."""
 
     isolated = True
 
     def __init__(self, name: str = "python", code: Path | None = None) -> None:
-        """``code`` is the file that serves every model, where it is a backend; else each model has its own."""
+        """``code``: the file of a Python-based backend, which serves all its models; else each model has its own."""
         self.name = name
         self._code = code
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
-        """Return the configuration as the model's ``auto_complete_config`` fills it in.
+        """Return the configuration as completed by the model's ``auto_complete_config``.
 
-        Imports the model's code and lets go of it again. Raises ``Internal`` with what the code raises.
+        Imports the model's code and unloads it again. Raises ``Internal`` with what the code raises.
         """
         module = self._import(context)
         try:
@@ -76,8 +75,8 @@ class PythonBackend:
             raise
 
     def look(self, context: ModelContext) -> None:
-        """Read the model's code without running any of it. Raises ``Internal`` as ``open``, for what can be seen so."""
-        import ast  # models are served without it
+        """Check the model's code statically, without running it. Raises ``Internal`` as ``open`` does."""
+        import ast  # not needed to serve models
 
         file = self._file(context)
         try:
@@ -108,7 +107,7 @@ class PythonBackend:
 
 
 class PythonModel:
-    """The code of a model version, imported."""
+    """Model version whose code is imported."""
 
     def __init__(self, context: ModelContext, module: ModelModule, model_class: type) -> None:
         self._context = context
@@ -116,11 +115,11 @@ class PythonModel:
         self._class = model_class
 
     def instance(self, context: InstanceContext) -> PythonInstance:
-        """Make and initialize one object of the model's class. Raises ``Internal`` with what that raises."""
+        """Create and initialize an object of the model's class. Raises ``Internal`` with what the model raises."""
         return PythonInstance(self._context, self._class, context, self._module.file)
 
     def close(self) -> None:
-        """Take the model's code out of the process."""
+        """Unload the model's code from the process."""
         self._module.close()
 
 
@@ -133,6 +132,6 @@ def _model_class(module: ModelModule) -> type:
 
 
 def _may_bind(node: Any) -> bool:
-    """Return whether a part of a program, as ``ast`` has it, may give the module a class of the name that is needed."""
+    """Return whether a node of the syntax tree may define ``TritonPythonModel`` in the module."""
     names = {getattr(node, key, None) for key in ("id", "name", "asname")}
     return not names.isdisjoint(_BINDING)

@@ -1,8 +1,8 @@
-"""The Python environment that a model brings: ``EXECUTION_ENV_PATH``.
+"""Python environments of models, configured with ``EXECUTION_ENV_PATH``.
 
-It is a directory, an archive made by conda-pack, or a list of packages. An archive is unpacked once, and of a list an
-environment is made once (``environment_store.py``), for every model and every start of the server that has the same.
-Any Python that we support will do, as long as it has numpy.
+An environment is given as a directory, an archive made by conda-pack, or a list of packages. An archive is unpacked
+once, and a list is installed once, for all models and server starts that use the same one. Any supported Python will
+do, provided that it has numpy.
 """
 
 from __future__ import annotations
@@ -32,110 +32,109 @@ from typing import Final
 from nerite.backends.interface import ModelContext
 from nerite.core.errors import InvalidArgument, Unavailable
 
-# Where environments are kept that were made here: each once, for all that want the same, across restarts.
+# Store of environments made by the server: each is made once, shared, and kept across restarts. Other artifacts that
+# take minutes to make for a model, such as converted files, are stored in the same way.
 #
-# What else takes minutes to make for a model, such as converted files, is kept here, too.
+#     <folder>/<key>/        an environment; the file ``nerite-origin`` in it is written last and names its source
+#     <folder>/<key>.lock    locked exclusively while it is made, and shared by processes that use it until they end
 #
-#     <folder>/<key>/             an environment; the file ``nerite-origin`` in it is written last, and names its source
-#     <folder>/<key>.lock         held by who makes it, alone; and by the processes that use it, until they end
-#
-# What has no origin was left by somebody who did not come to an end, and is made anew. An environment is made in the
-# place where it stays, because environments know where they are.
+# A directory without ``nerite-origin`` was left by an interrupted process and is made again. Environments contain their
+# own path, so they are made in their final place.
 
 _log = logging.getLogger("nerite.python")
 
 SETTING: Final = "environment-directory"
-"""The one of ``ModelContext.settings`` that says where the folder is."""
+"""Key of the folder in ``ModelContext.settings``."""
 _ORIGIN: Final = "nerite-origin"
-_LOOK_AGAIN: Final = 0.2
-"""Seconds between two tries to lock what somebody else has locked."""
+_LOCK_RETRY: Final = 0.2
+"""Seconds between two attempts to take a lock that another process holds."""
 
 Make = Callable[[Path, int], None]
-"""Fills a directory. The number is the descriptor of the lock: a process that inherits it goes on holding that."""
+"""Fills a directory. The integer is the descriptor of the lock, which a child process that inherits it also holds."""
 
 
 @dataclass(frozen=True)
 class KeptEnvironment:
-    """An environment in the folder."""
+    """An environment in the store."""
 
     directory: Path
     origin: str
-    """Of what it was made; empty if it was not finished."""
+    """The source that it was made from; empty if it is incomplete."""
     used: float
-    """When a model that wants it was loaded for the last time, in seconds since 1970."""
+    """When a model that uses it was last loaded, in seconds since the epoch."""
 
     @property
     def size(self) -> int:
-        """The bytes of its files. Walks through all of them."""
+        """Total size of its files in bytes. Slow: walks the whole directory."""
         files = (Path(root, name) for root, _, names in os.walk(self.directory) for name in names)
         return sum(file.lstat().st_size for file in files)
 
 
 def environments_folder(setting: str = "") -> Path:
-    """Return the folder: the one of the flag, or that in the user's directory of caches."""
+    """Return the folder of the store: the flag's, or the default one in the user's cache directory."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nerite" / "environments"
     return Path(setting).absolute() if setting else usual
 
 
 stopped = threading.Event()
-"""Set when nothing more is to be made in this process, nor waited for."""
+"""Set when the server stops: nothing more is made in this process, and waits end."""
 _used: dict[Path, int] = {}
-"""Environments that this process uses, and the descriptors of their locks."""
+"""Environments that this process uses, with the descriptors of their locks."""
 
 
 def kept_environments(place: Path, key: str, origin: Path, make: Make, what: str = "an environment") -> Path:
-    """Return the directory of the environment ``key``; have ``make`` make it of ``origin`` if it is not there.
+    """Return the directory of the environment ``key``; let ``make`` create it from ``origin`` if it does not exist.
 
-    Nobody removes it while this process lives. Waits for whoever else is making it. Raises what ``make`` raises, and
-    ``InvalidArgument`` if the disk refuses.
+    It is protected from removal until this process ends. Waits if another process is making it. Raises what ``make``
+    raises, and ``InvalidArgument`` for errors of the disk.
     """
     directory = place / key
-    told = False
+    logged = False
     try:
         place.mkdir(parents=True, exist_ok=True)
         while not _is_used(directory):
-            descriptor = _tried(directory, fcntl.LOCK_EX)
+            descriptor = _try_lock(directory, fcntl.LOCK_EX)
             if descriptor is not None:
                 try:
                     if not _origin(directory):
-                        _made(directory, origin, make, descriptor, what)
+                        _create(directory, origin, make, descriptor, what)
                 finally:
                     os.close(descriptor)
                 continue
-            if not told:
-                _log.info("waiting for %s that somebody else is making: %s", what, directory)
-                told = True
-            if stopped.wait(_LOOK_AGAIN):
-                raise Unavailable(f"nobody waits for {what} in {directory}: the server stops")
+            if not logged:
+                _log.info("waiting for %s that another process is making: %s", what, directory)
+                logged = True
+            if stopped.wait(_LOCK_RETRY):
+                raise Unavailable(f"waiting for {what} in {directory} was cancelled: the server is stopping")
         os.utime(directory)
     except OSError as error:
         raise InvalidArgument(
-            f"cannot keep {what} made of '{origin}' in '{place}': {error.strerror or error}. Name a directory "
-            "with enough room in --environment-directory."
+            f"cannot store {what} made from '{origin}' in '{place}': {error.strerror or error}. Set "
+            "--environment-directory to a directory with enough space."
         ) from None
     return directory
 
 
 def find_environment(place: Path, key: str) -> Path | None:
-    """Return the directory of the environment ``key``, if it is there."""
+    """Return the directory of the environment ``key``, or None if it does not exist or is incomplete."""
     return place / key if _origin(place / key) else None
 
 
 def list_environments(place: Path) -> list[KeptEnvironment]:
-    """Return the environments of a folder, the one that was not used for the longest time first."""
+    """Return the environments in a folder, least recently used first."""
     entries = [entry for entry in place.glob("*") if entry.is_dir()]
     found = [KeptEnvironment(entry, _origin(entry), entry.stat().st_mtime) for entry in entries]
     return sorted(found, key=lambda each: each.used)
 
 
 def remove_environments(environment: KeptEnvironment) -> bool:
-    """Remove an environment; return False if somebody makes or uses it."""
+    """Remove an environment; return False if a process is making or using it."""
     directory = environment.directory
-    descriptor = _tried(directory, fcntl.LOCK_EX)
+    descriptor = _try_lock(directory, fcntl.LOCK_EX)
     if descriptor is None:
         return False
     try:
-        # First of all: half an environment must not look like a whole one.
+        # First, so that a partially removed environment does not look complete.
         (directory / _ORIGIN).unlink(missing_ok=True)
         shutil.rmtree(directory)
         _lock_file(directory).unlink()
@@ -144,7 +143,7 @@ def remove_environments(environment: KeptEnvironment) -> bool:
     return True
 
 
-def _made(directory: Path, origin: Path, make: Make, descriptor: int, what: str) -> None:
+def _create(directory: Path, origin: Path, make: Make, descriptor: int, what: str) -> None:
     began = time.monotonic()
     shutil.rmtree(directory, ignore_errors=True)
     try:
@@ -154,7 +153,7 @@ def _made(directory: Path, origin: Path, make: Make, descriptor: int, what: str)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    _log.info("made %s of '%s' in %.1f s: %s", what, origin, time.monotonic() - began, directory)
+    _log.info("made %s from '%s' in %.1f s: %s", what, origin, time.monotonic() - began, directory)
 
 
 def _origin(directory: Path) -> str:
@@ -169,28 +168,28 @@ def _lock_file(directory: Path) -> Path:
 
 
 def _is_used(directory: Path) -> bool:
-    """Use an environment from now on, if it is there; return whether it is."""
+    """Take a shared lock on an environment if it is complete; return whether this process uses it."""
     if not _origin(directory):
-        # If we have used it, somebody has removed it by hand. It can be made anew when we let go of it.
+        # If this process has used it, it was removed by hand. Releasing the lock lets it be made again.
         if (descriptor := _used.pop(directory, None)) is not None:
             os.close(descriptor)
         return False
     if directory in _used:
         return True
-    descriptor = _tried(directory, fcntl.LOCK_SH)
+    descriptor = _try_lock(directory, fcntl.LOCK_SH)
     if descriptor is not None and not (_origin(directory) and _used.setdefault(directory, descriptor) == descriptor):
         os.close(descriptor)
     return directory in _used
 
 
-def _tried(directory: Path, how: int) -> int | None:
-    """Return the descriptor of the environment's lock, or None if somebody else has it."""
+def _try_lock(directory: Path, how: int) -> int | None:
+    """Lock the environment's lock file without waiting; return its descriptor, or None if another process holds it."""
     path = _lock_file(directory)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            # Whoever had it may have removed the file, and a lock on what is gone keeps nobody out.
+            # The previous holder may have removed the file, and a lock on a removed file excludes no one.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except BlockingIOError:
@@ -202,13 +201,13 @@ def _tried(directory: Path, how: int) -> int | None:
         os.close(descriptor)
 
 
-# Environments that come in an archive, as conda-pack makes it.
+# Environments in archives made by conda-pack.
 
 
 def unpacked_archive(archive: Path, place: Path) -> Path:
-    """Return the directory with the content of ``archive``; unpack it into ``place`` if that has not been done.
+    """Return the directory with the content of ``archive``, unpacking it into the store ``place`` if necessary.
 
-    Raises ``InvalidArgument`` for what is not a tar archive, and for one that would write outside its directory.
+    Raises ``InvalidArgument`` if it is not a tar archive, or would write outside its directory.
     """
     state = archive.stat()
     key = _digest(archive, state.st_size, state.st_mtime_ns)
@@ -222,7 +221,7 @@ def unpacked_archive(archive: Path, place: Path) -> Path:
 
 @functools.lru_cache(maxsize=64)
 def _digest(archive: Path, size: int, modified_ns: int) -> str:
-    """Return the digest of the content; size and time are there for the cache to see that the file has changed."""
+    """Return the digest of the content; size and time are part of the cache key, to notice that the file changed."""
     with archive.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -239,24 +238,24 @@ def _extract(archive: Path, target: Path) -> None:
 
 
 def _unpack_prefixes(environment: Path) -> None:
-    """Let the environment take note of its new place, as conda-pack wants it; without its script there is no need."""
+    """Run conda-pack's script that adjusts the environment to its new path, if there is one."""
     script = environment / "bin" / "conda-unpack"
     if script.exists():
         subprocess.run([environment / "bin" / "python", script], capture_output=True, check=False)
 
 
-# Makes environments and installs packages into them: with uv where it is installed, else with venv and pip.
+# Creating environments and installing packages into them: with uv if it is installed, else with venv and pip.
 
 
 _TAIL: Final = 15
-"""Lines of a tool that has failed that go into the error."""
+"""Number of last output lines of a failed tool that go into the error."""
 
 _lock = threading.Lock()
 _running: set[subprocess.Popen[str]] = set()
 
 
 def stop_installer() -> None:
-    """End what is being made; nothing more is made in this process. For any thread."""
+    """Terminate running installers and prevent new ones in this process. Thread-safe."""
     with _lock:
         stopped.set()
         for process in _running:
@@ -264,10 +263,10 @@ def stop_installer() -> None:
 
 
 class Installer:
-    """Fills one directory. Its methods block, and raise ``InvalidArgument`` with what a tool that failed said last."""
+    """Creates one environment. Its methods block, and raise ``InvalidArgument`` with the output of a failed tool."""
 
     def __init__(self, directory: Path, origin: Path, lock: int) -> None:
-        """``origin`` is the list that the environment is made of, ``lock`` as ``environment_store.Make`` has it."""
+        """``origin`` is the environment's list of packages, ``lock`` the descriptor that ``Make`` gets."""
         self.directory = directory
         self.python = directory / "bin" / "python"
         self.uv = _uv()
@@ -275,8 +274,8 @@ class Installer:
         self._lock = lock
 
     def begin(self) -> None:
-        """Make the environment, for the Python that the server runs on."""
-        _log.info("making an environment of '%s' with %s", self._origin, "uv" if self.uv else "pip")
+        """Create the empty environment, with the Python that the server runs on."""
+        _log.info("making an environment from '%s' with %s", self._origin, "uv" if self.uv else "pip")
         if self.uv:
             options = ["--quiet", "--no-project", "--allow-existing", "--python", sys.executable]
             self.run([self.uv, "venv", *options, self.directory])
@@ -284,20 +283,20 @@ class Installer:
             self.run([sys.executable, "-m", "venv", self.directory])
 
     def install(self, packages: Sequence[str | Path]) -> None:
-        """Install what pip would be told to."""
+        """Install packages, given as arguments of ``pip install``."""
         if self.uv:
             self.run([self.uv, "pip", "install", "--python", self.python, *packages])
         else:
             self.install_with_pip(packages)
 
     def install_with_pip(self, packages: Sequence[str | Path]) -> None:
-        """Install with pip even where there is uv, which does not read how pip is set up."""
+        """Install with pip even if uv is available, because uv does not read pip's configuration."""
         if self.uv:
             self.run([self.python, "-m", "ensurepip"])
         self.run([self.python, "-m", "pip", "--disable-pip-version-check", "install", "--no-input", *packages])
 
     def run(self, command: Sequence[str | Path], variables: Mapping[str, str] | None = None) -> None:
-        """Run a step; ``variables`` are added to its environment."""
+        """Run a tool; ``variables`` are added to its environment variables."""
         run_installer(command, f"an environment of '{self._origin}'", self._origin.parent, self._lock, variables)
 
 
@@ -308,20 +307,20 @@ def run_installer(
     lock: int,
     variables: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a step of what makes ``product``, in ``directory``, with what it says in the log.
+    """Run a tool that makes ``product``, in ``directory``, and log its output.
 
-    It holds the lock as well, so that it may outlive the server. Raises ``InvalidArgument`` if it fails.
+    The process inherits the lock, so that it may outlive the server. Raises ``InvalidArgument`` if it fails.
     """
-    # The server's own packages are none of the environment's.
+    # Keep the server's own packages out of the environment.
     ours = ("PYTHON", "VIRTUAL_ENV")
-    surroundings = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     with _lock:
         if stopped.is_set():
-            raise Unavailable(f"{product} is not made: the server stops")
+            raise Unavailable(f"{product} is not made: the server is stopping")
         process = subprocess.Popen(
             command,
             cwd=directory,
-            env={**surroundings, **(variables or {})},
+            env={**inherited, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -340,8 +339,8 @@ def run_installer(
         with _lock:
             _running.discard(process)
     if process.returncode:
-        said = "\n".join(last) or f"exit status {process.returncode}"
-        raise InvalidArgument(f"{product} cannot be made:\n{said}")
+        output = "\n".join(last) or f"exit status {process.returncode}"
+        raise InvalidArgument(f"{product} cannot be made:\n{output}")
 
 
 def _uv() -> str | None:
@@ -349,10 +348,9 @@ def _uv() -> str | None:
     return str(beside) if beside.exists() else shutil.which("uv")
 
 
-# Environments that are made from a list of packages: requirements.txt, pyproject.toml or uv.lock.
+# Environments from a list of packages: requirements.txt, pyproject.toml or uv.lock.
 #
-# They are made (``installer.py``) for the Python that the server runs on. numpy, which every model needs, is
-# installed with the rest.
+# They use the Python that the server runs on. numpy, which every model needs, is installed in addition.
 
 _PROJECT: Final = "pyproject.toml"
 _LOCK: Final = "uv.lock"
@@ -363,16 +361,16 @@ _HASHES: Final = "--hash="
 
 
 def is_requirements(file: Path) -> bool:
-    """Return whether a file is a list of packages, by its name."""
+    """Return whether a file is a list of packages, judging by its name."""
     return file.name in (_PROJECT, _LOCK) or file.suffix == ".txt"
 
 
 def made_environment(file: Path, place: Path) -> Path:
-    """Return the directory of the environment with what ``file`` lists; make it in ``place`` if it is not there.
+    """Return the directory of the environment with the packages in ``file``, creating it in ``place`` if necessary.
 
-    May take minutes. Raises ``InvalidArgument`` with the last words of the tool that could not do it.
+    May take minutes. Raises ``InvalidArgument`` with the last output of the tool that failed.
     """
-    file = file.absolute()  # the installer runs beside it
+    file = file.absolute()  # the installer runs in its directory
     return kept_environments(place, _key(file), file, lambda directory, lock: _make(file, directory, lock))
 
 
@@ -384,14 +382,14 @@ def _make(file: Path, directory: Path, lock: int) -> None:
 
 
 def _packages(file: Path, directory: Path, installer: Installer) -> list[str | Path]:
-    """Return what is said to the installer."""
+    """Return the packages and options for the installer."""
     if file.name == _LOCK:
         if installer.uv is None:
-            raise InvalidArgument(f"'{file}' can be read by uv only. Install it for the server: pip install uv")
+            raise InvalidArgument(f"'{file}' can only be read by uv. Install it for the server: pip install uv")
         listed = directory / "requirements.txt"
         options = ["--quiet", "--frozen", "--no-dev", "--no-emit-project", "--project", str(file.parent)]
         installer.run([installer.uv, "export", *options, "--output-file", listed])
-        # uv does not want hashes of all packages where there are some.
+        # Unlike pip, uv accepts hashes for only some of the packages.
         return ["-r", listed, _NUMPY]
     if file.name == _PROJECT:
         try:
@@ -399,13 +397,13 @@ def _packages(file: Path, directory: Path, installer: Installer) -> list[str | P
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidArgument(f"'{file}' has no list of packages at 'dependencies' of [project]: {error}") from None
         return [*dependencies, _NUMPY]
-    # With hashes for some packages pip wants them for all.
+    # If one package has a hash, pip requires hashes for all.
     hashes = any(_HASHES in text for _, text in _texts(file))
     return ["-r", file, *([] if hashes else [_NUMPY])]
 
 
 def _key(file: Path) -> str:
-    """Return a name for the environment: it changes with the lists, with the wheels that they name, and with Python."""
+    """Return the key of the environment, derived from the lists, the local wheels that they name, and the Python."""
     digest = hashlib.sha256(this_python())
     names = (_LOCK, _PROJECT) if file.name == _LOCK else (file.name,)
     for name in names:
@@ -418,12 +416,12 @@ def _key(file: Path) -> str:
 
 
 def this_python() -> bytes:
-    """Return what is another for each Python that environments are made for."""
+    """Return an identifier of the server's Python, for which environments are made."""
     return repr([sys.version, os.path.realpath(sys.executable), sysconfig.get_platform()]).encode()
 
 
 def _texts(file: Path, seen: frozenset[Path] = frozenset()) -> Iterator[tuple[Path, str]]:
-    """Yield a list and the lists that it includes. One that is not there is for the installer to complain of."""
+    """Yield a list and the lists that it includes. Missing files are left to the installer to report."""
     if file in seen or not file.is_file():
         return
     text = file.read_text(errors="replace")
@@ -449,10 +447,10 @@ print(json.dumps({"python": sys.version_info[:3], "numpy": found}))
 
 
 def find_interpreter(context: ModelContext) -> Path | None:
-    """Return the Python that a model asks for with ``EXECUTION_ENV_PATH``, or None if it does not ask.
+    """Return the Python interpreter of a model's ``EXECUTION_ENV_PATH``, or None if it has none.
 
-    May have to make the environment, and starts that Python to ask what it is, so it blocks for a while. Raises
-    ``InvalidArgument`` for an environment that is not there or cannot run a model: what was found, and what to do.
+    Blocks: may have to create the environment, and starts the interpreter to check it. Raises ``InvalidArgument``,
+    with the remedy, if the environment does not exist or cannot run a model.
     """
     if not context.environment:
         return None
@@ -471,7 +469,7 @@ def find_interpreter(context: ModelContext) -> Path | None:
 
 
 def locate_environment(context: ModelContext) -> Path:
-    """Return where the environment is that a model brings. Raises ``InvalidArgument`` if it is not there."""
+    """Return the path in a model's ``EXECUTION_ENV_PATH``. Raises ``InvalidArgument`` if it does not exist."""
     environment = Path(context.environment.replace(_MODEL_DIRECTORY, str(context.directory)))
     if not environment.exists():
         raise InvalidArgument(
@@ -482,7 +480,7 @@ def locate_environment(context: ModelContext) -> Path:
 
 
 def _place(environment: Path, folder: Path) -> Path:
-    """Return the directory of an environment, which may be in ``folder`` then."""
+    """Return the directory of an environment, in the store ``folder`` unless it is a directory itself."""
     if environment.is_dir():
         return environment
     if is_requirements(environment):
@@ -494,12 +492,12 @@ def _place(environment: Path, folder: Path) -> Path:
 def _check(interpreter: Path, where: str) -> None:
     """Raise ``InvalidArgument`` if ``interpreter`` does not start, is too old or has no numpy.
 
-    Starting it takes a while, and every instance of a model asks, so it is remembered that one is good.
+    Memoized, because starting it is slow and every instance of a model calls this.
     """
-    surroundings = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     try:
         answer = subprocess.run(
-            [interpreter, "-c", _REPORT], env=surroundings, capture_output=True, text=True, timeout=60, check=True
+            [interpreter, "-c", _REPORT], env=inherited, capture_output=True, text=True, timeout=60, check=True
         )
         report = json.loads(answer.stdout)
     except subprocess.CalledProcessError as error:

@@ -1,4 +1,7 @@
-"""One object of a model's class, and the calls of its methods."""
+"""Instance of a Python model: the object of its class, calls of its methods, and the responses it returns.
+
+Also the event loop for ``async`` methods, rescheduled requests, and ``reshape``.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,13 @@ from triton_python_backend_utils.request import ServedRequest
 from triton_python_backend_utils.response import InferenceResponse as ModelResponse
 from triton_python_backend_utils.tensor import wire_form
 
-# The event loop of one instance, for models whose methods are ``async``.
-#
-# One loop for the life of the instance, running in a thread of its own all the time: what a model starts there and
-# does not wait for (a task, a connection pool) goes on between two batches. Both are made when the first coroutine
-# comes.
-
 
 class EventLoop:
-    """Runs coroutines, from whichever thread asks."""
+    """Event loop of one instance, for models with ``async`` methods. Thread-safe.
+
+    The loop runs in its own thread for the lifetime of the instance, so tasks and connection pools that a model starts
+    continue between batches. Loop and thread are created lazily with the first coroutine.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,9 +49,9 @@ class EventLoop:
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
-        """Return what ``coroutine`` returns; raise what it raises, with no frames but its own.
+        """Run ``coroutine`` and return its result, or raise its exception with only the coroutine's frames.
 
-        Raises ``TimeoutError`` when it takes longer than ``timeout`` seconds; it is cancelled then.
+        Cancels it and raises ``TimeoutError`` if it takes longer than ``timeout`` seconds.
         """
         future = asyncio.run_coroutine_threadsafe(_settled(coroutine), self._started())
         try:
@@ -63,7 +64,7 @@ class EventLoop:
         return value
 
     def start(self, coroutine: Coroutine[Any, Any, Any], ended: Callable[[Any, BaseException | None], None]) -> None:
-        """Run ``coroutine`` beside others; pass what it returns or raises to ``ended``, in the loop's thread."""
+        """Run ``coroutine`` concurrently; pass its result or exception to ``ended`` on the loop's thread."""
 
         async def run() -> None:
             ended(*await _settled(coroutine))
@@ -78,7 +79,7 @@ class EventLoop:
         return self._loop
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread. Does nothing if no coroutine ever came."""
+        """Cancel running tasks and end the thread. Does nothing if the loop was never started."""
         if self._loop is None or self._thread is None:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -104,34 +105,32 @@ async def _settled(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcept
         return None, error
 
 
-# Requests that a model wants once more: what it may say of them, and what becomes of that.
-#
-# A model says so with ``set_release_flags(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)``. Its sequences have to be
-# iterative. In the place of such a request in the list that ``execute`` returns stands None, or a response with
-# nothing but states: these are kept for the next time. (Triton allows None only; a Python model cannot leave states
-# there.)
-
 NOT_ITERATIVE: Final = InferenceResponse.failed(
     Internal(
         "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
-        "handle such a flag. Write into its configuration: sequence_batching { iterative_sequence: true }"
+        "handle such a flag. Add to its configuration: sequence_batching { iterative_sequence: true }"
     )
 )
-"""The answer to a request that a model wants once more, and may not have."""
+"""The response to a request that a model reschedules without being allowed to."""
 
 
 class Rescheduling:
-    """What one model may do with requests that it wants once more."""
+    """Requests that a model reschedules with ``set_release_flags(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)``.
+
+    The model's sequences must be iterative. For such a request ``execute`` returns None, or a response that contains
+    only states, which are kept for the next execution. (Triton allows only None: there a Python model cannot return
+    states in this case.)
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """``config`` is in JSON form."""
         batching: Mapping[str, Any] = config.get("sequence_batching") or {}
         self.iterative = bool(batching.get("iterative_sequence"))
-        """Whether it may have any of them."""
+        """True if the model may reschedule requests."""
         self._states = frozenset(state["output_name"] for state in batching.get("state", ()))
 
     def wrong(self, response: object) -> str:
-        """Return what is wrong with a response to such a request; nothing if it is what is expected."""
+        """Return what is wrong with a response to a rescheduled request; empty if it is valid."""
         if response is None or self._only_states(response):
             return ""
         # The spelling is Triton's.
@@ -146,7 +145,7 @@ class Rescheduling:
         response: ModelResponse | None,
         reply: Callable[[InferenceRequest, ModelResponse], InferenceResponse],
     ) -> InferenceResponse | None:
-        """Return what the server is told of such a request; None if the model has ended it by its sender."""
+        """Return the result for a rescheduled request; None if the model has finished it through its sender."""
         if not self.iterative:
             return NOT_ITERATIVE
         if request.finished:
@@ -164,11 +163,8 @@ class Rescheduling:
         return all(tensor.name() in self._states for tensor in response.output_tensors())
 
 
-# ``reshape`` for models in Python: they have the shapes that it says, and callers those of ``dims``.
-
-
 class ModelReshape:
-    """The inputs and outputs of a model that have a ``reshape``."""
+    """Inputs and outputs with a ``reshape``: the model sees the shapes of ``reshape``, callers those of ``dims``."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """``config`` is in JSON form."""
@@ -179,7 +175,7 @@ class ModelReshape:
         return bool(self._inputs or self._outputs)
 
     def inputs(self, header: RequestHeader) -> Sequence[TensorSpec]:
-        """Return the inputs of a request as the model has them."""
+        """Return the inputs of a request in the model's shapes, memoized in the header."""
         if header.call is None:
             header.call = tuple(self._input(spec) for spec in header.inputs)
         specs: Sequence[TensorSpec] = header.call
@@ -190,7 +186,7 @@ class ModelReshape:
         return spec if port is None else TensorSpec(spec.name, spec.datatype, port.to_model(spec.shape))
 
     def output(self, spec: TensorSpec) -> TensorSpec:
-        """Return an output of the model as its caller gets it. Raises ``Internal`` if it is not as ``reshape`` says."""
+        """Return an output in the caller's shape. Raises ``Internal`` if its shape does not match ``reshape``."""
         port = self._outputs.get(spec.name)
         if port is None:
             return spec
@@ -199,9 +195,8 @@ class ModelReshape:
             declared not in (-1, size) for size, declared in zip(shape, port.model_dims, strict=True)
         ):
             raise Internal(
-                f"output '{spec.name}' has the shape {shape_text(spec.shape)}, and its 'reshape' in the configuration "
-                f"says "
-                f"{shape_text(_with_batch(port.model_dims, port))}"
+                f"output '{spec.name}' has the shape {shape_text(spec.shape)}, but its 'reshape' in the configuration "
+                f"is {shape_text(_with_batch(port.model_dims, port))}"
             )
         return TensorSpec(spec.name, spec.datatype, port.to_client(spec.shape))
 
@@ -218,17 +213,16 @@ def _with_batch(dims: Shape, port: TensorPort) -> Shape:
     return (-1, *dims) if port.batching else dims
 
 
-# From what a model returned for a request to the response that the server sends.
-#
-# Response headers are shared: as long as a model answers with the same names, types and shapes, all its responses
-# have the same header object, and a transport encodes it once.
-
 _INTEGERS = (INT64[0], UINT64[1])
-"""What HTTP and gRPC can carry in a parameter of a response."""
+"""Range of integers that HTTP and gRPC can transmit in a parameter of a response."""
 
 
 class PythonReplies:
-    """Makes the responses of one instance."""
+    """Builds the server's responses from those that one instance returns.
+
+    Response headers are interned: responses with the same names, types and shapes have the same header object, so a
+    transport encodes it once.
+    """
 
     def __init__(
         self,
@@ -240,7 +234,7 @@ class PythonReplies:
         decoupled: bool = False,
         reshape: ModelReshape | None = None,
     ) -> None:
-        """``failed`` makes the error of a response that cannot be sent, given the reason."""
+        """``failed`` creates the error for a response that cannot be sent, given the reason."""
         self._failed = failed
         self.reshape = reshape
         self._model_name = model_name
@@ -253,10 +247,10 @@ class PythonReplies:
         self._last_header: ResponseHeader
 
     def reply(self, request: InferenceRequest, returned: ModelResponse) -> InferenceResponse:
-        """Return the response: the model's error, or the outputs that were asked for, in the model's order.
+        """Return the response: the model's error, or the requested outputs in the model's order.
 
-        An output that the configuration does not declare is left out; type and shape are what the model made them.
-        A response that cannot be sent becomes an error.
+        Outputs that the configuration does not declare are omitted; type and shape are those of the model's tensor. A
+        response that cannot be sent becomes an error.
         """
         try:
             if returned._error is not None:
@@ -274,25 +268,25 @@ class PythonReplies:
                 mistake = mistake_in_parameters(returned._parameters, _INTEGERS)
                 if mistake is not None:
                     return InferenceResponse.failed(self._failed(f"The response cannot be sent. {mistake}"))
-                return InferenceResponse(self._made(form, returned._parameters), data)
-            # Mostly it is the one of the last reply, and comparing is cheaper than looking up.
+                return InferenceResponse(self._new_header(form, returned._parameters), data)
+            # Usually equal to that of the last reply, and comparing is cheaper than a lookup.
             if form != self._last_form:
                 self._last_header = self._header(tuple(form))
                 self._last_form = form
             return InferenceResponse(self._last_header, data)
-        except Exception as error:  # a class of the model's own may be anything inside
+        except Exception as error:  # a subclass defined by the model may raise anything
             return InferenceResponse.failed(self._failed(f"The response cannot be sent. {describe_failure(error)}"))
 
     def _header(self, form: tuple[object, ...]) -> ResponseHeader:
-        """Return the header of replies with outputs of this form."""
+        """Return the interned header for outputs of this form."""
         header = self._headers.get(form)
         if header is None:
-            header = self._made(form, {})
+            header = self._new_header(form, {})
             RESPONSE_HEADERS.put(self._headers, form, header, 2 * headers.response_header_bytes(header))
         return header
 
-    def _made(self, form: Sequence[Any], parameters: dict[str, Parameter]) -> ResponseHeader:
-        """Return a new header; ``form`` is name, type and shape of one output after the other."""
+    def _new_header(self, form: Sequence[Any], parameters: dict[str, Parameter]) -> ResponseHeader:
+        """Create a header; ``form`` is a flat sequence of name, type and shape of each output."""
         outputs = [TensorSpec(*output) for output in zip(*[iter(form)] * 3, strict=True)]
         if self.reshape is not None:
             outputs = list(map(self.reshape.output, outputs))
@@ -306,12 +300,12 @@ _READY_LIMIT = 5.0
 
 
 class PythonInstance:
-    """A ``TritonPythonModel`` at work. Used by one thread at a time."""
+    """Instance of a ``TritonPythonModel``. Used by one thread at a time."""
 
     def __init__(
         self, model: ModelContext, model_class: type, context: InstanceContext, file: Path | None = None
     ) -> None:
-        """Make an object of the class, which is in ``file``, and initialize it.
+        """Create an object of the class, which is defined in ``file``, and initialize it.
 
         Raises ``Internal`` with what the model raises.
         """
@@ -319,7 +313,7 @@ class PythonInstance:
         self._file = file or model_file(model)
         outputs = [output["name"] for output in all_outputs(model.config)]
         self._decoupled = bool(model.config.get("model_transaction_policy", {}).get("decoupled"))
-        # Not a method: a model that fails to initialize is collected at once only if nothing refers back to it.
+        # Not a method: without a reference cycle, a model that fails to initialize is freed at once.
         self._failed = functools.partial(_failed, context.name)
         self._replies = PythonReplies(
             model.name,
@@ -342,12 +336,12 @@ class PythonInstance:
     def execute(
         self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
-        """Call the model with the whole batch, a list of requests of whatever shapes; nothing is stacked.
+        """Call the model with the whole batch, a list of requests of any shapes; nothing is stacked.
 
-        The answer is None for a request whose responses the model sends by its sender, and an ``Again`` for one that
-        it wants once more. A response that cannot be sent fails its own request, and no other of the batch.
+        The result is None for a request that the model answers through its sender, and a ``Reschedule`` for one that it
+        reschedules. A response that cannot be sent fails only its own request.
 
-        Raises ``Internal`` with what the model raises, or with what is wrong with what it returned as a whole.
+        Raises ``Internal`` with what the model raises, or if the returned value as a whole is invalid.
         """
         replies = self._replies
         served = [ServedRequest(request, replies) for request in requests]
@@ -385,11 +379,11 @@ class PythonInstance:
 
     @property
     def checks_readiness(self) -> bool:
-        """Whether the model has an ``is_ready`` of its own."""
+        """True if the model defines ``is_ready``."""
         return hasattr(self.model, "is_ready")
 
     def is_ready(self) -> bool:
-        """Return what the model's ``is_ready`` says, True if it has none, False if it fails."""
+        """Return the result of the model's ``is_ready``, True if it has none, False if it fails."""
         if not self.checks_readiness:
             return True
         try:
@@ -402,7 +396,7 @@ class PythonInstance:
         return ready
 
     def close(self) -> None:
-        """Finalize the model. What it raises is logged."""
+        """Finalize the model. Exceptions of the model are logged."""
         try:
             if hasattr(self.model, "finalize"):
                 self._finished(self.model.finalize())
@@ -415,13 +409,13 @@ class PythonInstance:
     def _without_reply(
         self, request: ServedRequest, returned: Any, again: Set[ServedRequest]
     ) -> InferenceResponse | None:
-        """Return the answer to a request that is in ``again``, or that the model returned no response for."""
+        """Return the result for a request that is in ``again``, or for which the model returned no response."""
         if request in again:
             try:
                 wrong = self._rescheduling.wrong(returned)
                 if not wrong:
                     return self._rescheduling.outcome(request.core, returned, self._replies.reply)
-            except Exception as error:  # a class of the model's own may be anything inside
+            except Exception as error:  # a subclass defined by the model may raise anything
                 wrong = describe_failure(error)
         elif returned is None and (self._decoupled or request.has_sender):
             return None
@@ -433,7 +427,7 @@ class PythonInstance:
         return InferenceResponse.failed(self._failed(wrong))
 
     def _ended(self, served: Sequence[ServedRequest], returned: Any, error: BaseException | None) -> None:
-        """Answer what is still open of a batch whose ``async execute`` has ended badly."""
+        """Fail the unanswered requests of a batch after its ``async execute`` has ended with an error."""
         if error is not None and not isinstance(error, CAUSES):
             raise error
         wrong = self._reason(error) if error is not None else self._wrong(returned, 0)
@@ -447,7 +441,7 @@ class PythonInstance:
             request.core.respond(NOT_ITERATIVE)
 
     def _finished(self, returned: Any, timeout: float | None = None) -> Any:
-        """Return what a method of the model returned; run it on the loop if it is a coroutine."""
+        """Return the result of a model's method; run it on the loop first if it is a coroutine."""
         return self._loop.run(returned, timeout) if inspect.iscoroutine(returned) else returned
 
     def _reason(self, error: BaseException) -> str:
@@ -456,9 +450,9 @@ class PythonInstance:
         return describe_failure(error)
 
     def _wrong(self, returned: Any, count: int) -> str:
-        """Return what is wrong with what ``execute`` returned for ``count`` requests, in Triton's words.
+        """Return Triton's text for an invalid result of ``execute`` for ``count`` requests.
 
-        Nothing if it is a list of as many elements, whatever they are, or None from a decoupled model.
+        Empty if it is a list of ``count`` elements of any kind, or None from a decoupled model.
         """
         if self._decoupled:
             if returned is None:
@@ -475,19 +469,19 @@ class PythonInstance:
 
 
 def _failed(name: str, reason: str) -> Internal:
-    """Log why instance ``name`` cannot answer, and return it as the error of its requests."""
+    """Log why instance ``name`` failed, and return the error for its requests."""
     message = f"Failed to process the request(s) for model '{name}', message: {reason}"
     _log.error("%s", message)
     return Internal(message)
 
 
 def model_file(model: ModelContext) -> Path:
-    """Return where the code of a model is: ``default_model_filename``, or model.py."""
+    """Return the path of a model's code: ``default_model_filename``, or model.py."""
     return model.version_directory / (model.config.get("default_model_filename") or "model.py")
 
 
 def _arguments(model: ModelContext, context: InstanceContext) -> dict[str, str]:
-    """Return what ``initialize`` is told. All values are strings, numbers too."""
+    """Return the argument of ``initialize``. All values are strings, including numbers."""
     return {
         "model_config": json.dumps(dict(model.config), separators=(",", ":")),
         "model_instance_kind": context.kind,

@@ -1,17 +1,18 @@
-"""Importing a model's code, so that several models, versions and reloads live in one process.
+"""Imports the code of models so that several models, versions and reloads coexist in one process.
 
-Theory of operation. ``1/model.py`` is imported as module ``model`` of a package called ``1``. Triton does the same, so
-relative imports between the files of a version work and ``__name__`` is ``1.model``. Where that package exists already
-(another model, or the same one before a reload) it gets a number behind its name. Version directory and model directory
-are on ``sys.path``, those of the latest model first. Helper modules of different models have the same names;
-so one that was found in a model's directory makes room when another model that has its own is imported, and leaves
-with its model.
+``1/model.py`` is imported as module ``model`` of a package called ``1``. Triton does the same, so relative imports
+between the files of a version work and ``__name__`` is ``1.model``. If a package of that name exists already (from
+another model, or from before a reload), a number is appended to the name. The version directory and the model directory
+are on ``sys.path``, those of the most recently opened model first. Different models may have helper modules of the same
+name, so a module from one model's directory is dropped from ``sys.modules`` when a model with its own copy is imported,
+and when its model is closed.
 
-A ``model.py`` that is a backend, and serves models which have none, is a module ``model`` beside the others, with its
-own directory on the path and not those of its models, as in Triton.
+The ``model.py`` of a Python-based backend, which serves models without code, is imported as a top-level module
+``model``, with its own directory on the path but not those of its models, as in Triton.
 
-Files in these two directories are always compiled from source. Python trusts compiled code whose source has the same
-second and size, which is not enough for a file that is edited and reloaded; and nothing is written into a repository.
+Files in these directories are always compiled from source. Python trusts cached bytecode if time (in seconds) and size
+of the source match, which is not enough for a file that is edited and reloaded. It also keeps the server from writing
+to a repository.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ _open: list[ModelModule] = []
 
 
 class ModelModule:
-    """The code of one model version, importable and imported until ``close``."""
+    """Imported code of one model version; its modules stay importable until ``close``."""
 
     def __init__(self, directory: Path, file: Path, serves: Path | None = None) -> None:
-        """Import ``file`` for the model in ``directory``. Raises what the code raises while it is imported.
+        """Import ``file`` for the model in ``directory``. Raises what the code raises on import.
 
-        ``serves``: it is a backend, and this the directory of the version that it serves.
+        ``serves``: the directory of the version to serve, if ``file`` is a Python-based backend.
         """
         self.file = file
         near = str(file.parent)
@@ -75,7 +76,7 @@ class ModelModule:
                 raise
 
     def close(self) -> None:
-        """Take the modules of the model out of the process. Objects of theirs that somebody holds live on."""
+        """Remove the model's modules from ``sys.modules``. Objects that are still referenced stay alive."""
         with _lock:
             _open.remove(self)
             closed(*self._of)
@@ -95,7 +96,7 @@ class ModelModule:
         spec = ModuleSpec(self._package, None, is_package=True)
         spec.submodule_search_locations = [directory]
         sys.modules[self._package] = module_from_spec(spec)
-        # Not ``importlib.import_module``, which would show up in the model's tracebacks.
+        # Not ``importlib.import_module``, which would appear in the model's tracebacks.
         __import__(f"{self._package}.{stem}")
         return sys.modules[f"{self._package}.{stem}"]
 
@@ -109,7 +110,7 @@ class ModelModule:
 
 
 class _AlwaysCompiled(SourceFileLoader):
-    """Loads a source file without reading or writing compiled code."""
+    """Source file loader that neither reads nor writes cached bytecode."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -118,7 +119,7 @@ class _AlwaysCompiled(SourceFileLoader):
 
 
 def _finder(directory: str) -> FileFinder:
-    """Serve ``sys.path_hooks`` for the directories of the models that are open."""
+    """Path hook (``sys.path_hooks``) for the directories of open models."""
     if not any(directory in model._directories for model in _open):
         raise ImportError("not the directory of a model")
     return FileFinder(
@@ -140,11 +141,11 @@ def _free_package_name(wanted: str) -> str:
 
 
 _on_path: list[str] = []
-"""The directories that ``_arrange_path`` has put on the path; others may have been there before."""
+"""The directories that ``_arrange_path`` has added to the path, without those that were on it before."""
 
 
 def _arrange_path() -> None:
-    """Put the models' directories at the end of ``sys.path``, those of the latest model first."""
+    """Put the models' directories at the end of ``sys.path``, those of the most recently opened model first."""
     others = [path for path in sys.path if path not in _on_path]
     ours = dict.fromkeys(directory for model in reversed(_open) for directory in model._directories)
     _on_path[:] = [directory for directory in ours if directory not in others]
@@ -152,47 +153,47 @@ def _arrange_path() -> None:
 
 
 def _found_in(directories: set[str]) -> list[str]:
-    """Return the names of the modules that a model imported from one of these directories, not from below it."""
+    """Return the names of top-level modules that models imported directly from these directories."""
     packages = {model._package for model in _open}
     return [
         name
         for name, module in list(sys.modules.items())
-        if "." not in name and name not in packages and _is_of_a_model(module) and _home(module) in directories
+        if "." not in name and name not in packages and _is_model_code(module) and _parent(module) in directories
     ]
 
 
-def _is_of_a_model(module: ModuleType) -> bool:
-    """Return True for a file that we loaded, and for a directory without ``__init__.py``."""
+def _is_model_code(module: ModuleType) -> bool:
+    """Return True for a file loaded by ``_AlwaysCompiled``, and for a namespace package."""
     is_directory = getattr(module, "__file__", None) is None and hasattr(module, "__path__")
     return is_directory or isinstance(getattr(module, "__loader__", None), _AlwaysCompiled)
 
 
-def _home(module: ModuleType) -> str:
+def _parent(module: ModuleType) -> str:
     place = next(iter(getattr(module, "__path__", ())), None) or module.__file__
     return os.path.dirname(str(place))
 
 
 def _forget(names: Iterable[str]) -> None:
     tops = set(names)
-    # A list first: other threads import meanwhile.
+    # Copied to a list because other threads may import at the same time.
     for name in [name for name in list(sys.modules) if name.partition(".")[0] in tops]:
         del sys.modules[name]
 
 
-# What a model raised, as the text that callers and operators read.
+# Texts of exceptions raised by models, for callers and operators.
 #
-# The form is that of Triton, which clients and runbooks know: type and message, then the frames of the model,
-# innermost first. Frames of this server and of the import system are left out; they say nothing about the model.
+# The format is Triton's, which clients and runbooks rely on: type and message, then the frames of the model, innermost
+# first. Frames of the server and of the import system are left out.
 
 CAUSES: Final = (Exception, SystemExit, asyncio.CancelledError)
-"""What a model's code may raise to fail a call. The rest (Ctrl-C) is no business of the model."""
+"""Exceptions from a model's code that fail the call. Others, such as ``KeyboardInterrupt``, propagate."""
 
-_MOST_FRAMES: Final = 100
+_MAX_FRAMES: Final = 100
 _OURS = (f"{nerite.__path__[0]}/", f"{triton_python_backend_utils.__path__[0]}/", "<frozen importlib")
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return type, message and the innermost frames of ``error``."""
+    """Return type and message of ``error``, with the innermost frames of the model."""
     text = f"{type(error).__name__}: {message_of(error) or '<EMPTY MESSAGE>'}"
     frames = _frames(error.__traceback__)
     if frames:
@@ -201,10 +202,10 @@ def describe_failure(error: BaseException) -> str:
 
 
 def failure_refusal(error: BaseException) -> Internal:
-    """Return what is told of a model whose code raised ``error``, with the place in that code."""
-    told = Internal(describe_failure(error))
-    told.place = _place(error)
-    return told
+    """Return the error for a model whose code raised ``error``, with the place in that code."""
+    refusal = Internal(describe_failure(error))
+    refusal.place = _place(error)
+    return refusal
 
 
 def _place(error: BaseException) -> tuple[str, int, int] | None:
@@ -215,7 +216,7 @@ def _place(error: BaseException) -> tuple[str, int, int] | None:
 
 
 def model_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback of ``error`` from the model's first frame on, or None if the model has none in it."""
+    """Return the traceback of ``error`` from the model's first frame on, or None if it has no frame of the model."""
     traceback = error.__traceback__
     while traceback is not None and _is_ours(traceback):
         traceback = traceback.tb_next
@@ -223,12 +224,12 @@ def model_traceback(error: BaseException) -> TracebackType | None:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with what cannot be encoded as UTF-8 (lone surrogates) escaped."""
+    """Return ``text`` with characters that UTF-8 cannot encode (lone surrogates) escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _frames(traceback: TracebackType | None) -> deque[str]:
-    frames: deque[str] = deque(maxlen=_MOST_FRAMES)
+    frames: deque[str] = deque(maxlen=_MAX_FRAMES)
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not _is_ours(traceback):

@@ -1,1 +1,1 @@
-"""The OpenAI API under ``/v1``, over every text model that the server has: pure parts, and what joins them to HTTP."""
+"""The OpenAI API under ``/v1`` for all text models of the server: parsing, formatting and the HTTP endpoints."""

@@ -1,4 +1,4 @@
-"""The endpoints under ``/v1``: bodies to requests of models, and what goes wrong to replies in OpenAI's shape."""
+"""The endpoints under ``/v1``: turn bodies into requests to models, and errors into replies in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from nerite.transports.http.head import RequestHead
     from nerite.transports.http.reply import Reply
 
-# The text models of the server, under the names that clients have for them.
 
 _OWNER: Final = "nerite"
 
@@ -48,28 +47,28 @@ TEXT: Final = "text"
 EMBEDDING: Final = "embedding"
 RERANKING: Final = "reranking"
 _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
-    TEXT: (text_model.is_text, f"is no text model: {text_model.NEEDS}"),
+    TEXT: (text_model.is_text, f"is not a text model: {text_model.NEEDS}"),
     EMBEDDING: (
         text_model.is_embedding,
-        f"has no embeddings: it needs an output '{text_model.EMBEDDING}' (FP32)",
+        f"is not an embedding model: it needs an output '{text_model.EMBEDDING}' (FP32)",
     ),
-    RERANKING: (embeddings.is_reranker, f"rates no texts: {embeddings.NEEDS}"),
+    RERANKING: (embeddings.is_reranker, f"is not a reranking model: {embeddings.NEEDS}"),
 }
-"""What a model can be asked for: what tells whether it can, and what is said of one that cannot."""
+"""Purposes of models: how a signature is recognized, and the error text for models that do not match."""
 
 
 class TextModels:
-    """Looks models up, and lists them."""
+    """Finds and lists the models that this API serves."""
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
         self.began = int(time.time())
-        """What is said of when models were made: nobody knows, and clients expect a time."""
+        """Creation time reported for all models. The real one is unknown, but clients expect a time."""
 
     def find(self, name: str, purpose: str = TEXT) -> RunningVersion:
-        """Return where requests for a model go. Raises ``ApiError`` if it is not there, or for something else.
+        """Return the version that serves a model. Raises ``ApiError`` if it is unknown or has another purpose.
 
-        Raises also what the server says of a model that cannot be asked now.
+        Also raises the server's error for a model that is not ready.
         """
         try:
             running = self._server.find(name, "", "")
@@ -82,17 +81,17 @@ class TextModels:
         return running
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return what is told of each model that this API can ask."""
+        """Return the descriptions of all models that this API serves."""
         found = []
         for name in sorted({record.name for record in self._server.manager.records if record.running}):
             try:
-                found.append(self.told(name))
-            except NeriteError:  # another kind of model, or two of one name
+                found.append(self.describe(name))
+            except NeriteError:  # another kind of model, or an ambiguous name
                 continue
         return found
 
-    def told(self, name: str) -> dict[str, Any]:
-        """Return what is told of a model. Raises ``ApiError`` if this API cannot ask it."""
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return the description of a model. Raises ``ApiError`` if this API does not serve it."""
         try:
             signature = self._server.signature(name, "")
         except NotFound:
@@ -111,14 +110,14 @@ class TextModels:
 
 
 def unknown_model(name: str, names: Collection[str], status: int = 404) -> ApiError:
-    """Return the refusal of a model that is none of ``names``."""
+    """Return the error for a model that is not one of ``names``."""
     meant = nearest(name, names)
     hint = f". Did you mean '{meant}'?" if meant and meant != name else ""
     return ApiError(f"Unknown model: {name}{hint}", "model", "model_not_found", status)
 
 
 def describe_model(name: str, made: int) -> dict[str, Any]:
-    """Return what is told of a model. ``made``: when, in seconds."""
+    """Return the description of a model. ``made`` is its creation time in seconds."""
     return {"id": name, "object": "model", "created": made, "owned_by": _OWNER}
 
 
@@ -126,11 +125,8 @@ def _answers(signature: Signature) -> bool:
     return any(serves(signature) for serves, _ in _PURPOSES.values())
 
 
-# Models that come and go under ``/v1``, as in Triton's frontend for OpenAI's API.
-
-
 class ModelControl:
-    """Loads and unloads models for who asks."""
+    """Loads and unloads models on request, as in Triton's OpenAI frontend."""
 
     def __init__(self, server: InferenceServer, models: TextModels) -> None:
         self._server = server
@@ -138,7 +134,7 @@ class ModelControl:
         self._background_calls = BackgroundCalls(reply_of)
 
     def load(self, connection: HttpExchange, model: str) -> None:
-        """Load a model that is not, and answer once it is."""
+        """Load a model that is not loaded, and reply when it is."""
         self._background_calls.start(connection, self._load(model))
 
     def unload(self, connection: HttpExchange, model: str) -> None:
@@ -149,9 +145,9 @@ class ModelControl:
         self._check()
         if self._runs(model):
             raise ApiError(f"Model '{model}' is already loaded", "model", "model_already_loaded")
-        there = await self._server.repository_index(ready_only=False)
-        if all(each["name"] != model for each in there):
-            raise unknown_model(model, {each["name"] for each in there}, status=400)
+        index = await self._server.repository_index(ready_only=False)
+        if all(each["name"] != model for each in index):
+            raise unknown_model(model, {each["name"] for each in index}, status=400)
         try:
             await self._server.load(model, {})
         except NeriteError as error:
@@ -181,7 +177,7 @@ PREFIX: Final = "/v1/"
 
 
 class OpenAi:
-    """Each method but ``target`` is named for its endpoint (``http/routes.py``), and sees to one reply."""
+    """Handlers of the endpoints. Each method but ``target`` is named for its endpoint (``http/routes.py``)."""
 
     def __init__(
         self,
@@ -191,7 +187,7 @@ class OpenAi:
         max_input_size: int,
         sender_of: Callable[[RequestHead], SenderHeaders],
     ) -> None:
-        """``sender_of`` has what a head says beside what is asked."""
+        """``sender_of`` reads the headers about the sender from a head."""
         self._server = server
         self._locks = locks
         self._max_input_size = max_input_size
@@ -201,22 +197,21 @@ class OpenAi:
         self._chats = ChatModels(server)
 
     def target(self, head: RequestHead) -> HttpTarget:
-        """Return what a head under ``/v1`` asks for."""
+        """Return the target of a request under ``/v1``."""
         try:
             return HttpTarget(call=self._call(head))
         except NeriteError as error:
             return HttpTarget(refusal=reply_of(error))
 
     def _call(self, head: RequestHead) -> Call:
-        """Return what answers. Raises ``NeriteError`` for what can be refused without looking at the body."""
+        """Return the call that answers. Raises ``NeriteError`` if the head alone is reason to reject the request."""
         route = routes.find_route(head.path.partition("?")[0])
         if route is None:
-            asked = f"{head.method} {head.path}"
-            raise ApiError(f"Unknown request URL: {asked}", None, "unknown_url", 404)
+            raise ApiError(f"Unknown request URL: {head.method} {head.path}", None, "unknown_url", 404)
         endpoint = route.endpoint
         if head.method not in endpoint.methods:
             allowed = ", ".join(endpoint.methods)
-            raise ApiError(f"Not allowed method for {head.path}: it takes {allowed}", None, "method_not_allowed", 405)
+            raise ApiError(f"Method not allowed for {head.path}: it takes {allowed}", None, "method_not_allowed", 405)
         if access.key_refusal(self._locks, endpoint.category, head) is not None:
             header = self._locks[endpoint.category].header
             raise Restricted(f"This API is restricted, expecting header '{header}' with valid value")
@@ -249,8 +244,8 @@ class OpenAi:
         connection.send([reply.json_reply({"object": "list", "data": self._models.listed()}).encode()])
 
     def openai_model(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
-        """Tell of a model."""
-        connection.send([reply.json_reply(self._models.told(model)).encode()])
+        """Describe a model."""
+        connection.send([reply.json_reply(self._models.describe(model)).encode()])
 
     def openai_load(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
         """Load a model."""
@@ -261,7 +256,7 @@ class OpenAi:
         self._control.unload(connection, model)
 
     def completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
-        """Go on with a text."""
+        """Complete a prompt."""
         self._read(connection, body, large_bodies.COMPLETION, partial(self._complete, connection, sender))
 
     def _complete(self, connection: HttpExchange, sender: SenderHeaders, asked: CompletionRequest) -> None:
@@ -269,7 +264,7 @@ class OpenAi:
         running = self._models.find(wanted.model)
         model = TextModel(wanted.model, running.signature)
         _check(model, wanted)
-        if not running.generates:  # engines have as many by themselves, and a policy may allow fewer
+        if not running.generates:  # engines have the same default, and a policy may allow fewer
             wanted.sampling.setdefault("max_tokens", DEFAULT_TOKENS)
         requests = self._asked(model, wanted, asked.prompts, sender, special=wanted.special is not False)
         made = f"cmpl-{secrets.token_hex(16)}"
@@ -285,7 +280,7 @@ class OpenAi:
         self._begin(exchange, made, requests, sender, wanted.n)
 
     def chat_completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
-        """Go on with a conversation."""
+        """Complete a chat."""
         self._read(connection, body, large_bodies.CHAT, partial(self._chat, connection, sender))
 
     def _chat(self, connection: HttpExchange, sender: SenderHeaders, asked: ChatRequest) -> None:
@@ -297,7 +292,7 @@ class OpenAi:
         chat = self._chats.of(running)
         template = chat.template(asked)
         prompt = template.render_briefly(asked.given) if isinstance(asked.given, dict) else None
-        then = partial(self._converse, connection, sender, asked, model, chat)
+        then = partial(self._complete_chat, connection, sender, asked, model, chat)
         if prompt is not None:
             then(prompt.encode("utf-8", "surrogatepass"))
             return
@@ -306,7 +301,7 @@ class OpenAi:
             self._server.helpers, connection, large_bodies.render, arguments, then, "rendering the chat template"
         )
 
-    def _converse(
+    def _complete_chat(
         self,
         connection: HttpExchange,
         sender: SenderHeaders,
@@ -315,7 +310,7 @@ class OpenAi:
         chat: ChatModel,
         prompt: bytes | memoryview,
     ) -> None:
-        """Go on with the prompt that a conversation is."""
+        """Complete the rendered prompt of a chat."""
         wanted = asked.wanted
         if model.takes_sampling:
             chat.prepare(asked, wanted.sampling)
@@ -335,12 +330,12 @@ class OpenAi:
     def _embed(self, connection: HttpExchange, sender: SenderHeaders, asked: EmbeddingRequest) -> None:
         model = TextModel(asked.model, self._models.find(asked.model, EMBEDDING).signature)
         header, (_, *rest) = model.ask(Strings(asked.texts[:1]), {}, sender)
-        # One header for all, which is checked, and crosses to the worker, once.
+        # One header for all requests, which is validated and sent to the worker once.
         requests = [ModelRequest(header, [Strings([text]).data, *rest]) for text in asked.texts]
         self._begin(Embedding(connection, asked), f"embd-{secrets.token_hex(16)}", requests, sender)
 
     def rerank(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
-        """Say which texts answer a query best."""
+        """Rank documents by how well they answer a query."""
         self._read(connection, body, large_bodies.RERANKING, partial(self._rerank, connection, sender))
 
     def _rerank(self, connection: HttpExchange, sender: SenderHeaders, asked: RerankRequest) -> None:
@@ -352,11 +347,11 @@ class OpenAi:
     def _read(
         self, connection: HttpExchange, body: memoryview, reader: BodyReader, then: Callable[[Any], None]
     ) -> None:
-        """Read a body, or have it read elsewhere if it is large, and go on with what it says."""
+        """Parse a body, in a helper process if it is large, and call ``then`` with the result."""
         if len(body) < large_bodies.LARGE:
             then(reader.here(body))
             return
-        read = partial(reader.told, then)
+        read = partial(reader.resume, then)
         large_bodies.PromptHelper(self._server.helpers, connection, reader.there, [body], read, "reading the body")
 
     def _asked(
@@ -369,7 +364,7 @@ class OpenAi:
         *,
         special: bool,
     ) -> list[ModelRequest]:
-        """Return what a model is asked: ``n`` times the same for each prompt."""
+        """Return the requests to the model: ``n`` for each prompt."""
         if wanted.n > 1:
             size = wanted.n * sum(map(len, (*prompts, *images, sampling.written(wanted.sampling))))
             if size > self._max_input_size:
@@ -400,7 +395,7 @@ class OpenAi:
     def _begin(
         self, work: JointWork, name: str, asked: Sequence[ModelRequest], sender: SenderHeaders, answers: int = 1
     ) -> None:
-        """Ask the model all of it: so many ``answers`` to each prompt, one after the other."""
+        """Submit all requests, of which consecutive groups of ``answers`` have the same prompt."""
         key = sender.idempotency_key
         if key is not None:
             parts = [key._replace(part=part, parts=len(asked)) for part in range(len(asked))]
@@ -414,7 +409,7 @@ class OpenAi:
             (RepeatedRequest if number % answers else InferenceRequest)(header, data, work, now, each)
             for number, ((header, data), each) in enumerate(zip(asked, names, strict=True))
         ]
-        # All headers are checked before the first is asked.
+        # Validate all headers before submitting the first request.
         for request in requests:
             self._server.version_of(request)
         work.begin(requests, self._submit)
@@ -431,8 +426,8 @@ def _stream(index: int, prompt: int, wanted: CompletionFields, parser: ToolParse
 
 
 def _check(model: TextModel, wanted: CompletionFields) -> None:
-    """Refuse what the model has no output for."""
+    """Reject fields that the model has no input or output for."""
     if wanted.logprobs >= 0 and not model.gives_logprobs:
-        raise sampling.not_offered("logprobs", f"model '{model.name}' does not say how likely its tokens are.")
+        raise sampling.not_offered("logprobs", f"model '{model.name}' does not report log probabilities.")
     if wanted.special is not None and not model.takes_special:
-        raise sampling.not_offered(SPECIAL, f"model '{model.name}' has no input '{SPECIAL}', by which it could be told")
+        raise sampling.not_offered(SPECIAL, f"model '{model.name}' has no input '{SPECIAL}' to pass it to the model")

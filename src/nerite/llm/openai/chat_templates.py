@@ -1,9 +1,9 @@
-"""Chat templates in Hugging Face's format: from messages to the prompt that a model was trained on.
+"""Chat templates in Hugging Face's format, which turn messages into the prompt format that a model was trained on.
 
-They come with models, so they run in a sandbox, in which nothing that they are given can be changed. They are programs,
-and what a client sends says how long they run: a loop over the messages in a loop over the messages takes its time. So
-a short chat is rendered where it arrives, for so long as takes no longer than to have another process do it; what takes
-longer is given up there, and rendered in a helper process, which has a time limit.
+Templates come with models, so they run in a sandbox that cannot modify its inputs. They are programs whose run time
+depends on what clients send, such as nested loops over the messages. So a short chat is rendered on the event loop with
+a deadline of about the cost of handing it to another process; if that is exceeded, it is rendered in a helper process,
+which has a time limit. Also here: where a model's template and tool call parser are found, and their cache per model.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], datetime]
 BRIEF: Final = 0.002
-"""Seconds that ``render_briefly`` may take, and whatever one turn of a loop takes.
+"""Seconds that ``render_briefly`` may take, plus the time of one loop iteration of the template.
 
-A chat of four messages is rendered in 0.03 ms, one of a hundred in 0.6 ms. A helper process answers 0.3 ms later than
-that, and handing it the messages is 0.2 ms of the event loop's time. So a short chat is rendered sooner at once, and
-for the others on the loop it hardly matters. What takes longer than this is rare, or means to.
+A chat of four messages is rendered in 0.03 ms, one of a hundred in 0.6 ms. A helper process adds 0.3 ms, and handing it
+the messages costs 0.2 ms of the event loop's time. So rendering a short chat on the loop is faster and hardly delays
+others. Templates that take longer than this limit are rare or malicious.
 """
 
 
 class ChatTemplate:
-    """A template, and the words that it has for the beginning and the end."""
+    """A compiled template with the special tokens that it may use."""
 
     def __init__(self, source: str, origin: str, words: Mapping[str, str], clock: Clock = datetime.now) -> None:
-        """``origin`` is where it is from, for errors; ``words`` are such as ``bos_token``.
+        """``origin`` says where the template is from, for errors; ``words`` are special tokens such as ``bos_token``.
 
-        Raises ``Unsupported`` where jinja2 is missing, and ``ApiError`` for what is no template.
+        Raises ``Unsupported`` if jinja2 is missing, and ``ApiError`` if the template is invalid.
         """
         import_jinja()
         from jinja2 import TemplateError
@@ -62,13 +62,14 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
-            raise ApiError(f"The chat template ({origin}) is wrong: {error}", None, "bad_chat_template", 500) from None
+            message = f"The chat template ({origin}) is invalid: {error}"
+            raise ApiError(message, None, "bad_chat_template", 500) from None
 
     def render(self, given: Mapping[str, Any]) -> str:
-        """Return the prompt of what is ``given``: ``messages``, ``tools``, and any other variables.
+        """Return the prompt for the variables in ``given``: ``messages``, ``tools`` and any others.
 
-        Raises ``ApiError`` with what the template says of messages that it does not take, and for images where it
-        stumbles over them: those of models that see text alone expect each content to be text.
+        Raises ``ApiError`` with the template's own message if it rejects the messages, and for images if it fails on
+        them: templates of text-only models expect each content to be text.
         """
         variables = {
             "bos_token": "",
@@ -83,17 +84,17 @@ class ChatTemplate:
             return self._template.render(variables)
         except NeriteError:
             raise
-        except Exception as error:  # it is a program, and may fail in any way
+        except Exception as error:  # a template is a program, which may fail in any way
             if image := first_image(given.get("messages", ())):
                 raise not_taken(image) from None
             raise _refused(f"the chat template ({self.origin}) failed: {error}") from None
 
     def render_briefly(self, given: Mapping[str, Any], seconds: float = BRIEF) -> str | None:
-        """Return the same; None if it takes longer. What is given is small.
+        """Return the same as ``render``, or None if it takes longer than ``seconds``. ``given`` must be small.
 
-        It is None also for variables that are more than a switch or a word: by a number a template may do much.
+        Also returns None if a variable is neither a boolean nor a string: a number could make a template do much work.
         """
-        if not all(isinstance(value, bool | str) for name, value in given.items() if name not in _OF_A_CHAT):
+        if not all(isinstance(value, bool | str) for name, value in given.items() if name not in _CHAT_VARIABLES):
             return None
         _deadline.at = time.perf_counter() + seconds
         try:
@@ -104,11 +105,11 @@ class ChatTemplate:
             _deadline.at = math.inf
 
 
-_OF_A_CHAT: Final = frozenset({"messages", "tools"})
+_CHAT_VARIABLES: Final = frozenset({"messages", "tools"})
 
 
 class _Deadline:
-    """When the template that runs has to be done."""
+    """Time by which the running template must be finished."""
 
     at = math.inf
 
@@ -117,13 +118,13 @@ _deadline: Final = _Deadline()
 
 
 class _TakesLonger(BaseException):
-    """A template runs longer than it may. Not an ``Exception``, which Jinja and templates' filters may catch."""
+    """A template exceeds its deadline. Not an ``Exception``, which Jinja and templates' filters may catch."""
 
 
 def import_jinja() -> None:
-    """Raise ``Unsupported`` where jinja2 is missing."""
+    """Raise ``Unsupported`` if jinja2 is missing."""
     try:
-        import jinja2  # noqa: F401  # heavy, and only chats need it
+        import jinja2  # noqa: F401  # imported lazily: it is heavy and only chats need it
     except ImportError as error:
         raise Unsupported(
             f"unable to import jinja2 ({error}), which chats need: pip install 'nerite[openai]'"
@@ -139,7 +140,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """Return JSON as models were trained on it: Jinja's own filter is for pages, and hides ``<`` and ``'``."""
+    """Return JSON as models were trained on it. Jinja's own filter is for HTML and escapes ``<`` and ``'``."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
 
 
@@ -151,20 +152,20 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """``{% generation %}`` marks what a model is trained to write. Here it is what it encloses."""
+        """``{% generation %}``, which marks text that models are trained to write. Renders its content unchanged."""
 
-        tags = {"generation"}  # noqa: RUF012  # as Jinja wants it
+        tags = {"generation"}  # noqa: RUF012  # Jinja's interface
 
         def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class Timed(ImmutableSandboxedEnvironment):
-        """Has each turn of a loop, and each call of a macro, look at the time."""
+        """Environment that checks the deadline in each loop iteration and each call of a macro."""
 
         @property
         def turn(self) -> None:
-            """Raise ``_TakesLonger`` if it is too late. A property: a call would be looked at by the sandbox."""
+            """Raise ``_TakesLonger`` after the deadline. A property, because the sandbox would intercept a call."""
             if time.perf_counter() > _deadline.at:
                 raise _TakesLonger
 
@@ -183,39 +184,39 @@ def _environment() -> Environment:
     return environment
 
 
-# Where a model's chat template is: in its parameter, in its version directory, or among those that we bring.
+# Lookup of a model's chat template: named by its parameter, in its version directory, or built in
 
 PARAMETER: Final = "CHAT_TEMPLATE"
-_OURS: Final = Path(__file__).with_name("templates")
-NAMES: Final = tuple(sorted(path.stem for path in _OURS.glob("*.jinja")))
-"""The templates that we bring."""
+_BUILT_IN: Final = Path(__file__).with_name("templates")
+NAMES: Final = tuple(sorted(path.stem for path in _BUILT_IN.glob("*.jinja")))
+"""The built-in templates."""
 PLAIN: Final = "plain"
 _FILE: Final = "chat_template.jinja"
 _TOKENIZER: Final = "tokenizer_config.json"
 _ENGINE: Final = "model.json"
 _FOR_TOOLS: Final = "tool_use"
-"""The name of a template for chats with tools, where a tokenizer has several."""
+"""Name of the template for chats with tools, if a tokenizer has several templates."""
 
 
 class FoundTemplate(NamedTuple):
-    """A template, unread by anybody."""
+    """The source of a template, not yet compiled."""
 
     source: str
     with_tools: str
-    """For chats with tools."""
+    """Source for chats with tools."""
     origin: str
     words: dict[str, str]
-    """Such as ``bos_token``."""
+    """Special tokens such as ``bos_token``."""
     model_s_own: bool
-    """False where nothing was found, and it is the plain one."""
+    """False if none was found and this is the built-in plain template."""
     plain: bool = False
-    """It knows of no special tokens."""
+    """Whether it is the plain template, which writes no special tokens."""
 
 
 def find_template(version: Path | None, parameter: str) -> FoundTemplate:
-    """Return the template of a model. Raises ``ApiError`` for files that are not what they should be.
+    """Return the template of a model. Raises ``ApiError`` for invalid files.
 
-    ``version`` is the directory of its version, ``parameter`` a file's name in it, or one of ``NAMES``.
+    ``version`` is its version directory; ``parameter`` is the name of a file in it or one of ``NAMES``, or empty.
     """
     folder = _checkpoint(version)
     tokenizer = _tokenizer(folder)
@@ -228,11 +229,11 @@ def find_template(version: Path | None, parameter: str) -> FoundTemplate:
         if parameter not in NAMES:
             meant = nearest(parameter, NAMES)
             hint = f" Did you mean '{meant}'?" if meant else ""
-            raise _wrong(
+            raise _no_template(
                 f"the parameter {PARAMETER} of its configuration is '{parameter}', which is neither a file in "
                 f"{version} nor one of {', '.join(NAMES)}.{hint}"
             )
-        source = _text(_OURS / f"{parameter}.jinja")
+        source = _text(_BUILT_IN / f"{parameter}.jinja")
         return FoundTemplate(source, source, f"built-in '{parameter}'", words, True, parameter == PLAIN)
     if folder is not None and (folder / _FILE).is_file():
         source = _text(folder / _FILE)
@@ -242,7 +243,7 @@ def find_template(version: Path | None, parameter: str) -> FoundTemplate:
         named = _named(given)
         source = named.get("default") or next(iter(named.values()))
         return FoundTemplate(source, named.get(_FOR_TOOLS, source), f"{folder}/{_TOKENIZER}", words, True)
-    source = _text(_OURS / f"{PLAIN}.jinja")
+    source = _text(_BUILT_IN / f"{PLAIN}.jinja")
     return FoundTemplate(source, source, f"built-in '{PLAIN}'", words, False, True)
 
 
@@ -251,7 +252,7 @@ def _inside(folder: Path | None, path: Path) -> bool:
 
 
 def _checkpoint(version: Path | None) -> Path | None:
-    """Return where a model's own files are: in the version directory, or where vLLM's ``model.json`` has them."""
+    """Return the directory of a model's files: the version directory, or the one that vLLM's ``model.json`` names."""
     if version is None or not (version / _ENGINE).is_file():
         return version
     engine = _object(version / _ENGINE)
@@ -272,14 +273,14 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(_text(path))
     except ValueError as error:
-        raise _wrong(f"{path} is not JSON: {error}") from None
+        raise _no_template(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise _wrong(f"{path} is not an object")
+        raise _no_template(f"{path} is not an object")
     return found
 
 
 def _words(tokenizer: dict[str, Any]) -> dict[str, str]:
-    """Return the special tokens: each is a string, or an object with one."""
+    """Return the special tokens, each of which is configured as a string or as an object with one."""
     words = {}
     for name, value in tokenizer.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -289,41 +290,42 @@ def _words(tokenizer: dict[str, Any]) -> dict[str, str]:
 
 
 def _named(given: Any) -> dict[str, str]:
-    """Return the templates of a tokenizer by name: it has one, or a list of them."""
+    """Return the templates of a tokenizer by name. A tokenizer has one template or a list of them."""
     if isinstance(given, str):
         return {"default": given}
     try:
         return {str(each["name"]): str(each["template"]) for each in given}
     except (TypeError, KeyError):
-        raise _wrong(f"'chat_template' in {_TOKENIZER} is neither a string nor a list of names and templates") from None
+        what = f"'chat_template' in {_TOKENIZER} is neither a string nor a list of names and templates"
+        raise _no_template(what) from None
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(f"{path} cannot be read: {error}") from None
+        raise _no_template(f"{path} cannot be read: {error}") from None
 
 
-def _wrong(what: str) -> ApiError:
+def _no_template(what: str) -> ApiError:
     return ApiError(f"The model has no usable chat template: {what}", None, "bad_chat_template", 500)
 
 
-# What a model needs for chats besides its tensors: a template for the prompt, and a reader of its tool calls.
+# Chat settings of a model: template and tool call parser
 
 _log = logging.getLogger("nerite.http")
 PARSER: Final = "TOOL_CALL_PARSER"
 
 
 class ChatModel:
-    """One model's template and parser."""
+    """Chat template and tool call parser of one model."""
 
     def __init__(self, name: str, version: Path | None, template: str, family: str) -> None:
-        """``template`` and ``family`` are parameters of its configuration. Raises ``ApiError`` for wrong ones."""
+        """``template`` and ``family`` are configuration parameters. Raises ``ApiError`` if they are invalid."""
         found = find_template(version, template)
         if not found.model_s_own:
             _log.warning(
-                "model '%s' has no chat template: its prompts are the plain one's. Put chat_template.jinja or "
+                "model '%s' has no chat template, so the built-in plain one is used. Put chat_template.jinja or "
                 "tokenizer_config.json into %s, or name one with the parameter %s",
                 name,
                 version,
@@ -338,7 +340,7 @@ class ChatModel:
         )
         self._family = self._find(family) if family else None
         self.adds_special = found.plain
-        """Whether the tokenizer is to add special tokens to a prompt. Any but the plain template has written them."""
+        """Whether the tokenizer must add special tokens to a prompt. All templates but the plain one write them."""
 
     def _find(self, family: str) -> ToolCallFamily:
         found = tool_families.ALL.get(family)
@@ -346,7 +348,7 @@ class ChatModel:
             meant = nearest(family, tool_families.ALL)
             hint = f" Did you mean '{meant}'?" if meant else ""
             raise ApiError(
-                f"The parameter {PARSER} of model '{self._name}' is '{family}'; it may be "
+                f"The parameter {PARSER} of model '{self._name}' is '{family}'; it must be one of "
                 f"{', '.join(tool_families.ALL)}.{hint}",
                 None,
                 "bad_tool_call_parser",
@@ -355,7 +357,7 @@ class ChatModel:
         return found
 
     def template(self, asked: ChatRequest) -> ChatTemplate:
-        """Return what makes the prompt of a chat. Raises ``ApiError`` for one that the model cannot be asked."""
+        """Return the template for a chat. Raises ``ApiError`` if the model does not support the chat's tools."""
         if asked.choice == "auto" and self._family is None:
             raise ApiError(
                 f'"auto" tool choice requires a tool call parser: set the parameter {PARSER} in the configuration of '
@@ -366,17 +368,17 @@ class ChatModel:
         return self._template if asked.choice == "none" else self._with_tools
 
     def prepare(self, asked: ChatRequest, sampling: Sampling) -> None:
-        """Add to what an engine is told.
+        """Set the sampling defaults of chats.
 
-        A chat that names no limit has none but the context; engines have one for what says nothing. And where what the
-        parser looks for is a special token, they leave it out unless they are asked not to.
+        A chat without a limit is limited only by the context, while engines have a default limit. If the parser looks
+        for a special token, engines must not skip special tokens, as they do by default.
         """
         sampling.setdefault("max_tokens", SamplingSetting(None, "max_tokens"))
         if asked.choice == "auto" and self._family is not None and self._family.special:
             sampling.setdefault("skip_special_tokens", SamplingSetting(False, "tools"))
 
     def parser(self, asked: ChatRequest) -> ToolParser | None:
-        """Return what reads the text of one choice, None where it is nothing but text."""
+        """Return the parser of tool calls for one choice; None if the choice is plain text."""
         if asked.choice == "named":
             return GuidedCall(asked.tool, self._new_id)
         if asked.choice == "required":
@@ -388,14 +390,14 @@ class ChatModel:
 
 
 class ChatModels:
-    """Looks up a model's template and parser when its first chat comes, once for each that is loaded."""
+    """Cache of the chat settings of loaded models, filled lazily with a model's first chat."""
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
         self._known: WeakKeyDictionary[RunningVersion, ChatModel] = WeakKeyDictionary()
 
     def of(self, running: RunningVersion) -> ChatModel:
-        """Return what is known of a model. Raises ``NeriteError`` for files and parameters that are wrong."""
+        """Return the chat settings of a model. Raises ``NeriteError`` for invalid files and parameters."""
         known = self._known.get(running)
         if known is None:
             parameters = running.config_json.get("parameters", {})

@@ -1,4 +1,7 @@
-"""Embeddings: texts to vectors, as numbers or in base64."""
+"""The endpoints for embeddings and for reranking: parse the body, and turn the model's outputs into the reply.
+
+Reranking has the request and response formats of Cohere, Jina and vLLM.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +32,21 @@ if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
 
 _MOST: Final = 2048
-"""Texts at once, as with OpenAI."""
+"""Maximum number of texts per request, as with OpenAI."""
 _KNOWN: Final = ("model", "input", "encoding_format", "dimensions", "user")
 
 Vector = NDArray[np.float32]
 
 
 class EmbeddingRequest(NamedTuple):
-    """A body, understood."""
+    """The parsed body of a request for embeddings."""
 
     model: str
     texts: Sequence[bytes | memoryview]
-    """As UTF-8."""
+    """In UTF-8."""
     base64: bool
     dimensions: int
-    """0: as many as there are."""
+    """0 means all dimensions."""
 
 
 def read_embedding(body: Buffer) -> EmbeddingRequest:
@@ -58,7 +61,7 @@ def read_embedding(body: Buffer) -> EmbeddingRequest:
     texts = given if isinstance(given, list) else [given]
     check_count("input", texts, _MOST)
     if any(isinstance(text, (int, list)) for text in texts):
-        raise not_offered("input", "what is embedded is a string, or an array of strings; tokens are the model's.")
+        raise not_offered("input", "the input is a string or an array of strings; tokens are not supported.")
     if not all(isinstance(text, str) for text in texts):
         raise wrong_type("input", "a string or an array of strings", given)
     if not texts:
@@ -69,7 +72,7 @@ def read_embedding(body: Buffer) -> EmbeddingRequest:
 
 
 def cut_vectors(vector: Vector, dimensions: int) -> Vector:
-    """Return the first of the numbers, at length 1 again. Raises ``ApiError`` if there are not as many."""
+    """Return a vector truncated to ``dimensions`` and normalized. Raises ``ApiError`` if it has fewer."""
     if dimensions > vector.size:
         raise wrong_value("dimensions", f"no more than the {vector.size} that the model has", dimensions)
     vector = vector[:dimensions]
@@ -83,7 +86,7 @@ def encode_vectors(vector: Vector) -> str:
 
 
 class Embedding(JointWork):
-    """The vectors of some texts on their way, each text a request."""
+    """An exchange for embeddings, with one model request per text."""
 
     fields = MappingProxyType({"text_input": "input", "dimensions": "dimensions"})
 
@@ -91,7 +94,7 @@ class Embedding(JointWork):
         super().__init__(connection)
         self._asked = asked
         self._entries: list[bytes] = [b""] * len(asked.texts)
-        """What is told of each text. Written as its vector comes: all at once would hold others up."""
+        """JSON entry of each text, encoded when its vector arrives: encoding all at once would block the loop."""
         self._tokens: list[int] = []
         self._left = len(asked.texts)
 
@@ -110,31 +113,31 @@ class Embedding(JointWork):
         if not final:
             return
         if not self._entries[place]:
-            raise ApiError("The model gave no embedding.", None, None, 500)
+            raise ApiError("The model returned no embedding.", None, None, 500)
         self._left -= 1
         if not self._left:
             self._closed = True
-            self._connection.send([Reply(200, self._written()).encode()])
+            self._connection.send([Reply(200, self._encoded_reply()).encode()])
 
-    def _written(self) -> bytes:
-        told: dict[str, Any] = {"object": "list", "model": self._asked.model}
+    def _encoded_reply(self) -> bytes:
+        head: dict[str, Any] = {"object": "list", "model": self._asked.model}
         if len(self._tokens) == len(self._entries):
             tokens = sum(self._tokens)
-            told["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return b'%b,"data":[%b]}' % (orjson.dumps(told)[:-1], b",".join(self._entries))
+            head["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return b'%b,"data":[%b]}' % (orjson.dumps(head)[:-1], b",".join(self._entries))
 
 
-# Reranking: which of several texts answer a query best, asked and told as Cohere, Jina and vLLM have it.
+# Reranking
 
 QUERY: Final = "query"
 DOCUMENTS: Final = "documents"
 SCORES: Final = "scores"
 NEEDS: Final = f"it needs inputs '{QUERY}' and '{DOCUMENTS}' (BYTES) and an output '{SCORES}' (FP32)"
-_RERANKING_KNOWN: Final = ("model", "query", "documents", "top_n", "return_documents", "user")
+_RERANK_KNOWN: Final = ("model", "query", "documents", "top_n", "return_documents", "user")
 
 
 def is_reranker(signature: Signature) -> bool:
-    """Say whether a model rates texts by a query."""
+    """Return whether a model has the inputs and outputs of a reranker."""
     inputs, scores = signature.inputs, signature.outputs.get(SCORES)
     return (
         all(name in inputs and inputs[name].datatype is dtypes.BYTES for name in (QUERY, DOCUMENTS))
@@ -145,11 +148,11 @@ def is_reranker(signature: Signature) -> bool:
 
 
 class RerankRequest(NamedTuple):
-    """A body, understood."""
+    """The parsed body of a request to rerank."""
 
     model: str
     query: bytes | memoryview
-    """As UTF-8, as are the documents."""
+    """In UTF-8, like the documents."""
     documents: Sequence[bytes | memoryview]
     top_n: int
     return_documents: bool
@@ -158,7 +161,7 @@ class RerankRequest(NamedTuple):
 def read_reranking(body: Buffer) -> RerankRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
-    fields.refuse_unknown(_RERANKING_KNOWN)
+    fields.refuse_unknown(_RERANK_KNOWN)
     model, query = fields.name("model"), fields.text("query").encode()
     fields.name("user", "")
     if "documents" not in fields:
@@ -172,7 +175,7 @@ def read_reranking(body: Buffer) -> RerankRequest:
 
 
 def _document(place: int, given: Any) -> str:
-    """Return the text of a document, which may be an object with it."""
+    """Return the text of a document, which is a string or an object with 'text'."""
     where = f"documents[{place}]"
     if isinstance(given, str):
         return given
@@ -184,7 +187,7 @@ def _document(place: int, given: Any) -> str:
 
 
 def rerank_requests(asked: RerankRequest, signature: Signature, sender: SenderHeaders) -> ModelRequest:
-    """Return the request that it is for its model."""
+    """Return the request to the model."""
     rows = (1,) if signature.max_batch_size else ()
     inputs = {QUERY: [asked.query], DOCUMENTS: asked.documents}
     specs = [TensorSpec(name, dtypes.BYTES, (*rows, len(texts))) for name, texts in inputs.items()]
@@ -194,7 +197,7 @@ def rerank_requests(asked: RerankRequest, signature: Signature, sender: SenderHe
 
 
 class Reranking(JointWork):
-    """The ratings on their way."""
+    """An exchange for reranking."""
 
     fields = MappingProxyType({"query": "query", "documents": "documents"})
 
@@ -209,7 +212,7 @@ class Reranking(JointWork):
         if response.header is not None:
             outputs = zip(response.header.outputs, response.data, strict=True)
             found = {spec.name: to_array(spec, data) for spec, data in outputs}
-            # What is received is given back.
+            # Copied, because the received memory is released.
             self._scores = found[SCORES].reshape(-1).copy()
             if "num_input_tokens" in found:
                 self._tokens = int(found["num_input_tokens"].sum())
@@ -217,19 +220,19 @@ class Reranking(JointWork):
             return
         documents = len(self._asked.documents)
         if self._scores is None or len(self._scores) != documents:
-            told = 0 if self._scores is None else len(self._scores)
-            raise ApiError(f"The model gave {told} scores for {documents} documents.", None, None, 500)
+            count = 0 if self._scores is None else len(self._scores)
+            raise ApiError(f"The model returned {count} scores for {documents} documents.", None, None, 500)
         self._closed = True
-        self._connection.send([Reply(200, self._written(self._scores)).encode()])
+        self._connection.send([Reply(200, self._encoded_reply(self._scores)).encode()])
 
-    def _written(self, scores: NDArray[np.float32]) -> bytes:
+    def _encoded_reply(self, scores: NDArray[np.float32]) -> bytes:
         best = np.argsort(-scores, kind="stable")[: self._asked.top_n].tolist()
         results: list[dict[str, Any]] = []
         for index in best:
-            told: dict[str, Any] = {"index": index, "relevance_score": float(scores[index])}
+            result: dict[str, Any] = {"index": index, "relevance_score": float(scores[index])}
             if self._asked.return_documents:
-                told["document"] = {"text": bytes(self._asked.documents[index]).decode()}
-            results.append(told)
+                result["document"] = {"text": bytes(self._asked.documents[index]).decode()}
+            results.append(result)
         answer: dict[str, Any] = {"id": self._name, "model": self._asked.model, "results": results}
         if self._tokens is not None:
             answer["usage"] = {"prompt_tokens": self._tokens, "total_tokens": self._tokens}

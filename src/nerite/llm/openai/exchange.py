@@ -1,4 +1,4 @@
-"""One exchange: the requests of a model that a completion is made of, and its reply, whole or as events."""
+"""Exchanges: several requests to a model that share one reply, which is sent whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -24,41 +24,39 @@ from nerite.transports.http.reply import Reply
 if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
 
-# Several requests of a model that have one reply.
-
 _AT_ONCE: Final = 64
-"""Requests that are submitted in one turn of the loop."""
+"""Requests that are submitted per turn of the event loop."""
 
 
 class JointWork:
-    """The sink of the requests. To its connection it is what runs: paused and cancelled as one.
+    """Sink of several requests that share one reply. Its connection pauses and cancels them as one.
 
-    What it becomes is said in ``_take``; the first error of any of them is the answer.
+    Subclasses build the reply in ``_take``; the first error of any request becomes the reply.
     """
 
     protocol = "HTTP"
     fields: Mapping[str, str] = MappingProxyType({})
-    """The fields that the client wrote, by the names that the model has for them."""
+    """The client's request fields by the model's names for them."""
 
     def __init__(self, connection: HttpExchange) -> None:
         self.header = RequestHeader("", "", ())
-        """What the first request asks for."""
+        """Header of the first request."""
         self.id = ""
-        """Its id."""
+        """Id of the first request."""
         self._connection = connection
         self._requests: Sequence[InferenceRequest] = ()
         self._places: dict[int, int] = {}
-        """Where each request stands, by its identity."""
+        """Index of each request, by its identity."""
         self._closed = False
-        """Nobody waits for anything any more."""
+        """Whether the reply is complete or no longer needed."""
 
     @property
     def outer_span(self) -> TraceContext | None:
-        """The span that the requests were sent under."""
+        """The client's span, which is the parent of the requests' spans."""
         return self._connection.outer_span
 
     def begin(self, requests: Sequence[InferenceRequest], submit: Callable[[InferenceRequest], None]) -> None:
-        """Ask the model: all of it, but so that other requests have their turn meanwhile."""
+        """Submit all requests, over several turns of the event loop so that others are not delayed."""
         self._requests = requests
         self.header, self.id = requests[0].header, requests[0].id
         self._places = {id(request): place for place, request in enumerate(requests)}
@@ -67,14 +65,14 @@ class JointWork:
 
     def _submit_from(self, place: int, submit: Callable[[InferenceRequest], None]) -> None:
         for request in self._requests[place : place + _AT_ONCE]:
-            if self._closed:  # one was refused at once
+            if self._closed:  # one was rejected immediately
                 return
             submit(request)
         if place + _AT_ONCE < len(self._requests):
-            self._soon(self._submit_from, place + _AT_ONCE, submit)
+            self._call_soon(self._submit_from, place + _AT_ONCE, submit)
 
-    def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Go on in the next turn of the loop, if somebody waits for it then."""
+    def _call_soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call ``call`` in the next turn of the loop, if the reply is still needed then."""
 
         def go_on() -> None:
             if self._closed or self._connection.request is not self:
@@ -92,25 +90,25 @@ class JointWork:
         asyncio.get_running_loop().call_soon(go_on)
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
-        """Stop all that runs: nobody waits for it."""
+        """Cancel all requests."""
         self._closed = True
         for request in self._requests:
             request.cancel(why)
 
     def pause(self, paused: bool) -> None:
-        """Have the model wait, or go on."""
+        """Pause or resume all requests."""
         for request in self._requests:
             request.pause(paused)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take a response; drop it if nobody waits for it any more."""
+        """Handle a response; drop it if the reply is no longer needed."""
         if not self._closed and self._connection.request is self:
             self._respond(request, response, final)
         if self._closed:
-            self._requests = ()  # they know this, and what knows each other waits for the collector
+            self._requests = ()  # break the reference cycle, which only the garbage collector would free
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        if response.error is not None:  # not raised: what knows its own traceback waits for the collector, too
+        if response.error is not None:  # not raised: its traceback would be another reference cycle
             self._fail(request, response.error)
             return
         try:
@@ -125,11 +123,11 @@ class JointWork:
                 request.pause(True)
 
     def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
-        """Take what a request is answered. Raises ``NeriteError`` for what is no answer."""
+        """Handle a successful response. Raises ``NeriteError`` if it cannot be used."""
         raise NotImplementedError
 
     def _fail(self, request: InferenceRequest, error: NeriteError) -> None:
-        """Stop the rest, and answer with an error."""
+        """Cancel all requests and reply with an error."""
         access_log.log_refusal(request.id, error)
         self.cancel()
         self._answer_error(in_words_of_client(error, self.fields))
@@ -140,12 +138,12 @@ class JointWork:
 
 _EVENTS: Final = "text/event-stream; charset=utf-8"
 _PIECE: Final = 4096
-"""Characters that are looked at for tool calls at a time."""
+"""Characters that are parsed for tool calls at a time."""
 _DONE: Final = b"data: [DONE]\n\n"
 
 
 class CompletionStream:
-    """One choice on its way: what its model has said so far."""
+    """State of one choice: its parser and its output so far."""
 
     __slots__ = (
         "begun",
@@ -160,7 +158,7 @@ class CompletionStream:
     )
 
     def __init__(self, index: int, prompt: int, parser: ToolParser | None) -> None:
-        """``prompt`` says which of several it answers."""
+        """``prompt`` is the index of the prompt that the choice answers."""
         self.finished = Finished(index)
         self.prompt = prompt
         self.parser = parser
@@ -169,13 +167,13 @@ class CompletionStream:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.whole: list[str] = []
-        """Text that waits for the end, to be looked at as one."""
+        """Text that is kept until the end, to be parsed as a whole."""
 
 
 class CompletionExchange(JointWork):
-    """A completion on its way, each of its choices a request.
+    """Exchange of a completion, with one model request per choice.
 
-    The status is decided by the first that any of the requests answers; after that an error is an event.
+    The first response of any request decides the HTTP status; later errors are sent as events.
     """
 
     def __init__(
@@ -187,7 +185,7 @@ class CompletionExchange(JointWork):
         events: bool,
         usage: bool = False,
     ) -> None:
-        """``events``: send what comes as it comes. ``usage``: end with how many tokens it took."""
+        """``events``: stream the output. ``usage``: end the stream with token counts."""
         super().__init__(connection)
         self._shape = shape
         self._streams = streams
@@ -198,20 +196,21 @@ class CompletionExchange(JointWork):
             stream.finished.keeps = not events
 
     def span_attributes(self, request: InferenceRequest) -> dict[str, str | int]:
-        """Return what OpenTelemetry's conventions for language models have for one of the requests."""
+        """Return the span attributes of a request by OpenTelemetry's conventions for language models."""
         stream = self._streams[self._places[id(request)]]
-        told: dict[str, str | int] = {
+        attributes: dict[str, str | int] = {
             "gen_ai.operation.name": self._shape.operation,
             "gen_ai.request.model": request.header.model_name,
         }
         counts = {"input": stream.input_tokens, "output": stream.output_tokens}
-        return told | {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count is not None}
+        counted = {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count is not None}
+        return attributes | counted
 
     def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
         stream = self._streams[place]
         sent = [] if stream.begun or not self._events else self._first(stream)
         if not response.empty:
-            sent += self._said(stream, response)
+            sent += self._response_events(stream, response)
         if final and self._events:
             sent += self._rest(stream, self._parsed(stream, stream.decoder.decode(b"", True), last=True))
         if sent:
@@ -222,15 +221,15 @@ class CompletionExchange(JointWork):
             self._done(stream)
         else:
             stream.whole.append(stream.decoder.decode(b"", True))
-            self._look_at_whole(stream, "".join(stream.whole), 0, [])
+            self._parse_whole(stream, "".join(stream.whole), 0, [])
 
     def _first(self, stream: CompletionStream) -> list[bytes]:
         stream.begun = True
         first = self._shape.first(stream.finished)
         return [] if first is None else [self._event(self._shape.chunk([first]))]
 
-    def _said(self, stream: CompletionStream, response: InferenceResponse) -> list[bytes]:
-        """Return the events of a response."""
+    def _response_events(self, stream: CompletionStream, response: InferenceResponse) -> list[bytes]:
+        """Return the events for a response."""
         delta = text_model.read(response)
         finished = stream.finished
         finished.reason = delta.finish_reason or finished.reason
@@ -250,13 +249,13 @@ class CompletionExchange(JointWork):
         return self._steps(stream, self._parsed(stream, text), tokens)
 
     def _parsed(self, stream: CompletionStream, text: str, *, last: bool = False) -> list[Event]:
-        """Return what there is to text that is sent as it comes."""
+        """Parse text that is streamed."""
         parser = stream.parser
         if parser is None:
             return [text] if text else []
         try:
             found: list[Event] = []
-            for at in range(0, len(text), _PIECE):  # what follows a call is copied
+            for at in range(0, len(text), _PIECE):  # in pieces, because text after a call is copied
                 found += parser.feed(text[at : at + _PIECE])
             return joined_calls(found + (parser.finish() if last else []))
         except BrokenCall as error:
@@ -264,8 +263,8 @@ class CompletionExchange(JointWork):
                 f"The model began a tool call that is not valid JSON: {error}", None, "invalid_tool_call", 500
             ) from None
 
-    def _look_at_whole(self, stream: CompletionStream, text: str, at: int, found: list[Event]) -> None:
-        """Look for calls in a text that is all here, a piece of it in each turn of the loop."""
+    def _parse_whole(self, stream: CompletionStream, text: str, at: int, found: list[Event]) -> None:
+        """Parse a complete text for calls, one piece per turn of the event loop."""
         parser = stream.parser
         if parser is None:
             found = [text] if text else []
@@ -273,7 +272,7 @@ class CompletionExchange(JointWork):
             try:
                 found += parser.feed(text[at : at + _PIECE])
                 if at + _PIECE < len(text):
-                    self._soon(self._look_at_whole, stream, text, at + _PIECE, found)
+                    self._call_soon(self._parse_whole, stream, text, at + _PIECE, found)
                     return
                 found = joined_calls(found + parser.finish())
             except BrokenCall:
@@ -287,7 +286,7 @@ class CompletionExchange(JointWork):
             self._close()
 
     def _rest(self, stream: CompletionStream, rest: list[Event]) -> list[bytes]:
-        """Return the events of what was held back, and of the end."""
+        """Return the final events: text that was held back, and the end of the choice."""
         sent = self._steps(stream, rest, None)
         finished = stream.finished
         if finished.calls and finished.reason == "stop":
@@ -300,7 +299,7 @@ class CompletionExchange(JointWork):
         self, stream: CompletionStream, events: list[Event], tokens: list[shapes.LogprobToken] | None
     ) -> list[bytes]:
         if not events and tokens:
-            events = [""]  # tokens whose text is held back, or is none
+            events = [""]  # tokens whose text is empty or held back
         sent = []
         for event in events:
             stream.finished.take(event)
@@ -322,27 +321,27 @@ class CompletionExchange(JointWork):
 
     def _close(self) -> None:
         self._closed = True
-        usage = self._counted()
+        usage = self._usage_counts()
         if not self._events:
             whole = self._shape.whole([stream.finished for stream in self._streams], usage)
             self._connection.send([Reply(200, whole).encode()])
             return
-        # Without numbers there is no chunk for them: one without choices is a surprise to many clients.
+        # Without counts the usage chunk is omitted, because chunks without choices surprise many clients.
         last = self._event(self._shape.chunk([], usage)) if self._usage and usage else b""
         self._connection.send_chunk(last + _DONE)
         self._connection.close_reply()
 
-    def _counted(self) -> Usage | None:
-        """Return how many tokens came and went, None if the model does not say. A prompt counts once."""
+    def _usage_counts(self) -> Usage | None:
+        """Return the token counts, or None if the model does not report them. A prompt counts once."""
         prompts = {stream.prompt: stream.input_tokens for stream in self._streams}
-        given = [count for count in prompts.values() if count is not None]
-        made = [stream.output_tokens for stream in self._streams if stream.output_tokens is not None]
-        if len(given) < len(prompts) or len(made) < len(self._streams):
+        inputs = [count for count in prompts.values() if count is not None]
+        outputs = [stream.output_tokens for stream in self._streams if stream.output_tokens is not None]
+        if len(inputs) < len(prompts) or len(outputs) < len(self._streams):
             return None
         return {
-            "prompt_tokens": sum(given),
-            "completion_tokens": sum(made),
-            "total_tokens": sum(given) + sum(made),
+            "prompt_tokens": sum(inputs),
+            "completion_tokens": sum(outputs),
+            "total_tokens": sum(inputs) + sum(outputs),
         }
 
     def _answer_error(self, error: NeriteError) -> None:

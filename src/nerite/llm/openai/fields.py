@@ -1,4 +1,4 @@
-"""The fields of a JSON body, read one by one: a wrong one is refused by its name, as OpenAI does."""
+"""Reads the fields of a JSON body one by one, and reports errors in OpenAI's format, naming the field at fault."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nerite.core.tensor import Buffer
 from nerite.core.text import quoted_text, text_error
 from nerite.transports.http.reply import Reply, retry_line
 
-# Refusals in OpenAI's shape: a message, a type, the parameter that is wrong, and a code that programs can match on.
+# Errors in OpenAI's format: a message, a type, the parameter at fault, and a code for programs to match on
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES: Final = {401: "invalid_auth", 422: "idempotency_key_reused", 429: "rate_limit_exceeded"}
 
 
 class ApiError(NeriteError):
-    """A refusal that only this API knows."""
+    """An error of the OpenAI API, with the parameter at fault and OpenAI's code."""
 
     code = "INVALID_ARG"
 
@@ -33,10 +33,10 @@ class ApiError(NeriteError):
 
 
 def status_of(error: NeriteError) -> int:
-    """Return the status of a refusal.
+    """Return the HTTP status of an error.
 
-    It differs from that of the other APIs where OpenAI's clients would do the wrong thing with it: they ask again after
-    any of 500 and above, and know 401 for a key that is missing.
+    It differs from that of the other APIs where OpenAI's clients would react wrongly: they retry after any status of
+    500 and above, and expect 401 for a missing key.
     """
     if isinstance(error, ApiError):
         return error.status
@@ -46,7 +46,7 @@ def status_of(error: NeriteError) -> int:
 
 
 def body_of(error: NeriteError) -> bytes:
-    """Return a refusal as JSON."""
+    """Return an error as JSON."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     param = api_code = None
@@ -58,9 +58,9 @@ def body_of(error: NeriteError) -> bytes:
 
 
 def reply_of(error: NeriteError) -> Reply:
-    """Return the reply that a refusal is."""
+    """Return the HTTP reply for an error."""
     headers = retry_line(error.retry_after)
-    if isinstance(error, QuotaExceeded | TooLate) and not headers:  # by their status alone clients would come again
+    if isinstance(error, QuotaExceeded | TooLate) and not headers:  # the status alone would make clients retry
         headers = b"x-should-retry: false\r\n"
     return Reply(status_of(error), body_of(error), "application/json", headers)
 
@@ -77,18 +77,18 @@ _KINDS: Final = {
 
 
 def wrong_type(param: str, expected: str, value: Any) -> ApiError:
-    """Return the refusal of a value of another type."""
+    """Return the error for a value of the wrong type."""
     got = _KINDS.get(type(value), type(value).__name__)
     return ApiError(f"Invalid type for '{param}': expected {expected}, but got {got} instead.", param, "invalid_type")
 
 
 def wrong_value(param: str, expected: str, value: Any) -> ApiError:
-    """Return the refusal of a value that is not possible."""
+    """Return the error for an invalid value."""
     return ApiError(f"Invalid value for '{param}': {reprlib.repr(value)}. Expected {expected}.", param, "invalid_value")
 
 
 def check_count(param: str, values: Collection[Any], most: int) -> None:
-    """Refuse an array or an object that has too many members, in OpenAI's words."""
+    """Reject an array or object with too many members, in OpenAI's words."""
     count = len(values)
     if count <= most:
         return
@@ -100,7 +100,7 @@ def check_count(param: str, values: Collection[Any], most: int) -> None:
 
 
 def encoded(param: str, value: Any) -> bytes:
-    """Return a part of a body as JSON. Raises ``ApiError`` for one that is nested too deeply."""
+    """Return a part of a body as JSON. Raises ``ApiError`` if it is nested too deeply."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
@@ -108,21 +108,21 @@ def encoded(param: str, value: Any) -> bytes:
 
 
 def missing(param: str) -> ApiError:
-    """Return the refusal of a body that lacks a field."""
+    """Return the error for a missing field."""
     return ApiError(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
 
 
 def check_length(param: str, text: str) -> None:
-    """Refuse a name that is too long. That it is UTF-8 was seen to when the JSON was parsed."""
+    """Reject a name that is too long. The JSON parser has already checked that it is UTF-8."""
     if mistake := text_error(text):
         raise ApiError(f"Invalid value for '{param}': it {mistake}.", param, "string_above_max_length")
 
 
 class Fields:
-    """A JSON object, at the top of a body or in it. A field that is null is a field that is not there."""
+    """A JSON object, the body itself or one within it. Fields that are null count as missing."""
 
     def __init__(self, value: Any, where: str = "") -> None:
-        """``where`` is its path, empty for the body."""
+        """``where`` is the path of the object, empty for the body."""
         if not isinstance(value, dict):
             raise wrong_type(where, "an object", value) if where else ApiError("The body is not a JSON object.")
         self._where = f"{where}." if where else ""
@@ -130,7 +130,7 @@ class Fields:
 
     @classmethod
     def of_body(cls, body: Buffer) -> Fields:
-        """Return the fields of a body. Raises ``ApiError`` if it is no JSON object."""
+        """Return the fields of a body. Raises ``ApiError`` if it is not a JSON object."""
         try:
             return cls(orjson.loads(body))
         except orjson.JSONDecodeError as error:
@@ -143,11 +143,11 @@ class Fields:
         return self._values[name]
 
     def path(self, name: str) -> str:
-        """Return how a field is named to the client."""
+        """Return the full path of a field, for messages."""
         return self._where + name
 
     def refuse_unknown(self, known: Collection[str]) -> None:
-        """Refuse the first field that is not ``known``: what is ignored is not noticed until the bill comes."""
+        """Reject the first field that is not ``known``: an ignored one would go unnoticed until it costs something."""
         for name in self._values:
             if name not in known:
                 meant = nearest(name, known)
@@ -165,7 +165,7 @@ class Fields:
         return value
 
     def name(self, name: str, default: str | None = None) -> str:
-        """Return a string that is a name or an id, and no longer than those may be."""
+        """Return a string that is a name or an id, whose length is limited."""
         value = self.text(name, default)
         check_length(self.path(name), value)
         return value
@@ -187,7 +187,7 @@ class Fields:
         return value
 
     def number(self, name: str, low: float, high: float) -> float:
-        """Return a number from ``low`` to ``high``, which has to be there."""
+        """Return a number from ``low`` to ``high``. The field must be present."""
         value = self._values[name]
         if type(value) not in (int, float):
             raise wrong_type(self.path(name), "a number", value)
@@ -196,14 +196,14 @@ class Fields:
         return float(value)
 
     def choice(self, name: str, default: str, among: Collection[str]) -> str:
-        """Return one of some strings."""
+        """Return a string that is one of ``among``."""
         value = self.text(name, default)
         if value not in among:
             raise wrong_value(self.path(name), "one of " + ", ".join(f"'{each}'" for each in among), value)
         return value
 
     def array(self, name: str, most: int) -> list[Any]:
-        """Return an array of ``most`` elements at the most; an empty one if it is missing."""
+        """Return an array of at most ``most`` elements; an empty one if it is missing."""
         value = self._values.get(name, [])
         if not isinstance(value, list):
             raise wrong_type(self.path(name), "an array", value)
@@ -216,5 +216,5 @@ class Fields:
 
     @property
     def values(self) -> dict[str, Any]:
-        """All that is there, as it came."""
+        """All fields that are not null, as received."""
         return self._values

@@ -1,7 +1,7 @@
-"""What would hold up the event loop, done in a process beside the server: large bodies are read, and prompts rendered.
+"""Work that would block the event loop, done in a helper process: parsing large bodies and rendering chat templates.
 
-The functions at the end run there. What they return crosses as bytes where it is text of clients, so that here nothing
-is done for each of its characters.
+The functions at the end of the file run in the helper. They return client text as bytes, so that the event loop does no
+work per character.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from nerite.workers.helper_pool import HelperCall, HelperPool
 
 LARGE: Final = 64 * 1024
-"""Bytes from which on a body is read here: reading less than that takes about as long as handing it over."""
-_SECONDS: Final = 10.0
+"""Minimum size in bytes of a body that is parsed in a helper: parsing less takes about as long as handing it over."""
+_TIMEOUT_SECONDS: Final = 10.0
 _MOST_VALUES: Final = 2_000_000
-"""Values in a body: that many take some 200 MB."""
+"""Maximum number of values in a body: that many take about 200 MB."""
 
 
 class PromptHelper:
-    """Something that is done before the model can be asked. To its connection it is what runs."""
+    """A helper call that precedes the request to the model. Its connection treats it as the running request."""
 
     id = ""
 
@@ -50,20 +50,20 @@ class PromptHelper:
         then: Callable[..., None],
         what: str,
     ) -> None:
-        """``then`` is called with what ``function`` returns, and may raise ``NeriteError``. ``what`` is said of it."""
+        """``then`` is called with the results of ``function`` and may raise ``NeriteError``. ``what`` describes it."""
         self.header = RequestHeader("", "", ())
         self._connection = connection
         self._then = then
         connection.request = self
         name = f"{__name__}:{function.__name__}"
-        self._call: HelperCall = helpers.call(name, arguments, self._answered, what, seconds=_SECONDS)
+        self._call: HelperCall = helpers.call(name, arguments, self._answered, what, seconds=_TIMEOUT_SECONDS)
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
-        """End it: nobody waits for the reply."""
+        """Cancel the call because the client is gone."""
         self._call.cancel()
 
     def pause(self, paused: bool) -> None:
-        """Go on: there is no reply yet that a client could read too slowly."""
+        """Do nothing: no reply is being sent yet."""
 
     def _answered(self, values: list[Any], error: NeriteError | None) -> None:
         try:
@@ -81,41 +81,42 @@ class PromptHelper:
 
 
 class BodyReader(NamedTuple):
-    """What reads one kind of bodies."""
+    """Parser of one kind of body, on the event loop or in the helper process."""
 
     here: Callable[[Buffer], Any]
     there: Callable[[memoryview], tuple[Any, ...]]
-    """Does it in the helper process."""
+    """Parses in the helper process."""
     of: Callable[..., Any]
-    """From what ``there`` returns to what ``here`` returns."""
+    """Converts the result of ``there`` to that of ``here``."""
 
-    def told(self, then: Callable[[Any], None], *told: Any) -> None:
-        """Go on with what was read in the helper process."""
-        then(self.of(*told))
-
-
-def completion_of(told: dict[str, Any], *prompts: memoryview) -> CompletionRequest:
-    """Return what ``read_completion`` read."""
-    return CompletionRequest(_wanted(told["wanted"]), prompts, told["echo"])
+    def resume(self, then: Callable[[Any], None], *parsed: Any) -> None:
+        """Call ``then`` with the request that the helper process parsed."""
+        then(self.of(*parsed))
 
 
-def chat_of(told: dict[str, Any], given: memoryview, *images: memoryview) -> ChatRequest:
-    """Return what ``read_chat`` read."""
-    return ChatRequest(_wanted(told["wanted"]), told["choice"], told["tool"], given, images, told["first_image"])
+def completion_of(parsed: dict[str, Any], *prompts: memoryview) -> CompletionRequest:
+    """Rebuild the request that ``read_completion`` parsed."""
+    return CompletionRequest(_wanted(parsed["wanted"]), prompts, parsed["echo"])
 
 
-def embedding_of(told: dict[str, Any], *texts: memoryview) -> EmbeddingRequest:
-    """Return what ``read_embedding`` read."""
-    return EmbeddingRequest(texts=texts, **told)
+def chat_of(parsed: dict[str, Any], given: memoryview, *images: memoryview) -> ChatRequest:
+    """Rebuild the request that ``read_chat`` parsed."""
+    wanted, choice, tool = _wanted(parsed["wanted"]), parsed["choice"], parsed["tool"]
+    return ChatRequest(wanted, choice, tool, given, images, parsed["first_image"])
 
 
-def reranking_of(told: dict[str, Any], query: memoryview, *documents: memoryview) -> RerankRequest:
-    """Return what ``read_reranking`` read."""
-    return RerankRequest(query=query, documents=documents, **told)
+def embedding_of(parsed: dict[str, Any], *texts: memoryview) -> EmbeddingRequest:
+    """Rebuild the request that ``read_embedding`` parsed."""
+    return EmbeddingRequest(texts=texts, **parsed)
 
 
-def _wanted(told: Sequence[Any]) -> CompletionFields:
-    wanted = CompletionFields(*told)
+def reranking_of(parsed: dict[str, Any], query: memoryview, *documents: memoryview) -> RerankRequest:
+    """Rebuild the request that ``read_reranking`` parsed."""
+    return RerankRequest(query=query, documents=documents, **parsed)
+
+
+def _wanted(parsed: Sequence[Any]) -> CompletionFields:
+    wanted = CompletionFields(*parsed)
     return wanted._replace(sampling={name: SamplingSetting(*setting) for name, setting in wanted.sampling.items()})
 
 
@@ -123,7 +124,7 @@ def _wanted(told: Sequence[Any]) -> CompletionFields:
 
 
 def _refusing(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """Have a refusal returned, with all that it says."""
+    """Make ``function`` return an ``ApiError`` as data instead of raising it."""
 
     def refusing(*arguments: Any) -> tuple[Any, ...]:
         try:
@@ -136,7 +137,7 @@ def _refusing(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[A
 
 
 def _text(body: Buffer) -> bytes:
-    """Return a body that has no more values than memory is there for."""
+    """Return a body as bytes. Raises ``ApiError`` if parsing it could exhaust the memory."""
     text = bytes(body)
     if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_VALUES:
         raise ApiError(f"The body has more than {_MOST_VALUES} values.", None, "content_too_large", 413)
@@ -147,7 +148,7 @@ def _text(body: Buffer) -> bytes:
 def read_completion(body: memoryview) -> tuple[Any, ...]:
     """Read the body of a completion."""
     asked = requests.read_completion(_text(body))
-    written(asked.wanted.sampling)  # so that it crosses, and is small
+    written(asked.wanted.sampling)  # check that it can be sent back and is small
     return {"wanted": asked.wanted, "echo": asked.echo}, *asked.prompts
 
 
@@ -156,22 +157,22 @@ def read_chat(body: memoryview) -> tuple[Any, ...]:
     """Read the body of a chat."""
     wanted, choice, tool, given, images, first_image = requests.read_chat(_text(body))
     written(wanted.sampling)
-    told = {"wanted": wanted, "choice": choice, "tool": tool, "first_image": first_image}
-    return told, as_json(given), *images
+    parsed = {"wanted": wanted, "choice": choice, "tool": tool, "first_image": first_image}
+    return parsed, as_json(given), *images
 
 
 @_refusing
 def read_embedding(body: memoryview) -> tuple[Any, ...]:
     """Read the body of a request for embeddings."""
-    told = embeddings.read_embedding(_text(body))._asdict()
-    return told, *told.pop("texts")
+    parsed = embeddings.read_embedding(_text(body))._asdict()
+    return parsed, *parsed.pop("texts")
 
 
 @_refusing
 def read_reranking(body: memoryview) -> tuple[Any, ...]:
     """Read the body of a request to rerank."""
-    told = reranking.read_reranking(_text(body))._asdict()
-    return told, told.pop("query"), *told.pop("documents")
+    parsed = reranking.read_reranking(_text(body))._asdict()
+    return parsed, parsed.pop("query"), *parsed.pop("documents")
 
 
 COMPLETION: Final = BodyReader(requests.read_completion, read_completion, completion_of)
@@ -189,10 +190,10 @@ def render(source: str, origin: str, words: dict[str, str], given: memoryview) -
 
 @lru_cache(8)
 def _template(source: str, origin: str, words: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    """Return a template; to compile one takes longer than to render it."""
+    """Return a compiled template; cached, because compiling takes longer than rendering."""
     return ChatTemplate(source, origin, dict(words))
 
 
 def as_json(given: dict[str, Any] | Buffer) -> Buffer:
-    """Return what a template is given as JSON. Raises ``ApiError`` for what is nested too deeply."""
+    """Return the variables of a template as JSON. Raises ``ApiError`` if they are nested too deeply."""
     return encoded("messages", given) if isinstance(given, dict) else given

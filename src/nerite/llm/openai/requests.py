@@ -1,4 +1,7 @@
-"""What a completion is asked for. Pure: from the body to what it means, or to the first thing that is wrong."""
+"""Parses the bodies of completions and chat completions: fields, messages and tools. Pure.
+
+A body becomes a typed request or an ``ApiError`` for the first mistake in it.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from nerite.llm.openai.text_model import SPECIAL
 from nerite.llm.request import MOST_IMAGES, MOST_SEQUENCES
 
 MOST_CHOICES: Final = MOST_SEQUENCES
-"""Of all prompts together: each is a request of the model."""
+"""Maximum for all prompts together. Each choice is a request to the model."""
 _MOST_LOGPROBS: Final = 20
 _LEAST_PRIORITY: Final = 2**31 - 1
 DEFAULT_TOKENS: Final = sampling.SamplingSetting(16, "max_tokens")
-"""OpenAI's own, for completions that do not say how many."""
+"""OpenAI's default for completions without a limit."""
 IGNORED: Final = (
     "metadata",
     "prediction",
@@ -32,10 +35,10 @@ IGNORED: Final = (
     "store",
     "user",
 )
-"""Fields of OpenAI's that do not change what is answered."""
+"""OpenAI fields that do not affect the answer."""
 _IDS: Final = ("prompt_cache_key", "safety_identifier", "user")
-"""Those of them that name somebody or something."""
-_KNOWN: Final = frozenset(
+"""Ignored fields whose values are identifiers and are validated as such."""
+_COMPLETION_KNOWN: Final = frozenset(
     (
         *("model", "prompt", "n", "best_of", "echo", "logprobs", "max_tokens", "stream", "stream_options", "suffix"),
         SPECIAL,
@@ -47,46 +50,46 @@ _KNOWN: Final = frozenset(
 
 
 class CompletionFields(NamedTuple):
-    """What completions of both kinds have in common."""
+    """Fields that completions and chat completions have in common."""
 
     model: str
     n: int
     sampling: Sampling
     stream: bool
     usage: bool
-    """A stream ends with the numbers of tokens."""
+    """Whether a stream ends with token counts."""
     logprobs: int
-    """So many likely tokens at each place; below 0: not even the chosen ones."""
+    """Number of likely tokens to report per position; negative: no log probabilities at all."""
     special: bool | None
-    """Whether the tokenizer adds special tokens to the prompt; None: as is usual with one of this kind."""
+    """Whether the tokenizer adds special tokens to the prompt; None: the default for this kind of completion."""
     priority: int
-    """KServe's and vLLM's: the higher the number, the longer it may wait."""
+    """As in KServe and vLLM: requests with higher numbers may wait longer."""
 
 
 class CompletionRequest(NamedTuple):
-    """A body, understood."""
+    """The parsed body of a completion."""
 
     wanted: CompletionFields
     prompts: Sequence[bytes | memoryview]
-    """As UTF-8."""
+    """In UTF-8."""
     echo: bool
 
 
 def read_completion(body: Buffer) -> CompletionRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
-    fields.refuse_unknown(_KNOWN)
+    fields.refuse_unknown(_COMPLETION_KNOWN)
     model = fields.name("model")
     n = fields.integer("n", 1, 1, MOST_CHOICES)
     best_of = fields.integer("best_of", n, 1, MOST_CHOICES)
     if best_of != n:
-        raise not_offered("best_of", "every choice is returned, so that it can only be what 'n' is.")
+        raise not_offered("best_of", "every choice is returned, so it must equal 'n'.")
     if fields.text("suffix", ""):
         raise not_offered("suffix", "suffix is not currently supported")
     echo = fields.flag("echo")
     count = fields.integer("logprobs", -1, 0, _MOST_LOGPROBS) if "logprobs" in fields else -1
     if echo and count >= 0:
-        raise not_offered("echo", "the prompt's own tokens have no 'logprobs' here: leave one of the two out.")
+        raise not_offered("echo", "the prompt's own tokens have no 'logprobs' here: remove one of the two.")
     settings = sampling.read(fields, ("max_tokens",))
     prompts = _prompts(fields)
     if len(prompts) * n > MOST_CHOICES:
@@ -99,7 +102,7 @@ def read_completion(body: Buffer) -> CompletionRequest:
 def completion_fields(
     fields: Fields, model: str, n: int, settings: Sampling, logprobs: int, counted_in: str = "logprobs"
 ) -> CompletionFields:
-    """Return what both kinds have in common. ``counted_in`` is the field that says how many ``logprobs``."""
+    """Return the fields that both kinds have in common. ``counted_in`` is the field with the number of ``logprobs``."""
     for name in _IDS:
         fields.name(name, "")
     stream = fields.flag("stream")
@@ -121,7 +124,7 @@ def _prompts(fields: Fields) -> list[str]:
     prompts = given if isinstance(given, list) else [given]
     check_count("prompt", prompts, MOST_CHOICES)
     if any(isinstance(prompt, (int, list)) for prompt in prompts):
-        raise not_offered("prompt", "a prompt is a string, or an array of strings; tokens are the model's business.")
+        raise not_offered("prompt", "a prompt is a string or an array of strings; tokens are not supported.")
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise wrong_type("prompt", "a string or an array of strings", given)
     if not prompts or "" in prompts:
@@ -129,30 +132,30 @@ def _prompts(fields: Fields) -> list[str]:
     return prompts
 
 
-# The messages of a chat: checked, and put into the form that chat templates expect. Pure.
+# Chat messages: validated and converted to the form that chat templates expect
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-_AS: Final = {"developer": "system"}
-"""Roles under the name that templates have for them."""
-_MESSAGES_KNOWN: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call")
+_TEMPLATE_ROLES: Final = {"developer": "system"}
+"""Roles that chat templates know by another name."""
+_MESSAGE_KNOWN: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call")
 _DATA: Final = "data:"
 _MOST_MESSAGES: Final = 2048
 _MOST_PARTS: Final = 1024
-"""Of one message."""
+"""Parts per message."""
 _MOST_TOOLS: Final = 128
-"""Also calls in one message. As with OpenAI."""
+"""Maximum number of tools, and of calls per message, as with OpenAI."""
 
 Message = dict[str, Any]
 
 
 class ChatMessages:
-    """Messages as templates take them, and the images in them, in their order and in base64."""
+    """Messages in the form that templates take, and their images in order, in base64."""
 
     def __init__(self, fields: Fields) -> None:
         """Raises ``ApiError``."""
         self.images: list[bytes] = []
         self.first_image = ""
-        """Where the first of them stands."""
+        """Path of the first image in the body; empty if there is none."""
         given = fields.array("messages", _MOST_MESSAGES)
         if not given:
             raise missing("messages")
@@ -161,11 +164,11 @@ class ChatMessages:
         ]
 
     def _message(self, fields: Fields) -> Message:
-        fields.refuse_unknown(_MESSAGES_KNOWN)
+        fields.refuse_unknown(_MESSAGE_KNOWN)
         if "role" not in fields:
             raise missing(fields.path("role"))
         role = fields.choice("role", "", _ROLES)
-        message: Message = {"role": _AS.get(role, role)}
+        message: Message = {"role": _TEMPLATE_ROLES.get(role, role)}
         calls = fields.array("tool_calls", _MOST_TOOLS) if role == "assistant" else []
         if "content" in fields:
             message["content"] = self._content(fields)
@@ -183,7 +186,7 @@ class ChatMessages:
         return message
 
     def _content(self, fields: Fields) -> Any:
-        """Return text, or with images a list of parts, which is what templates of models that see expect."""
+        """Return text, or a list of parts if some are images, as templates of multimodal models expect."""
         value = fields["content"]
         if isinstance(value, str):
             return value
@@ -209,7 +212,7 @@ class ChatMessages:
 
 
 def first_image(messages: Sequence[Message]) -> str:
-    """Return where the first image stands in messages as templates take them; empty if there is none."""
+    """Return the path of the first image in messages in the form of templates; empty if there is none."""
     for number, message in enumerate(messages):
         content = message.get("content")
         for at, part in enumerate(content if isinstance(content, list) else ()):
@@ -219,16 +222,16 @@ def first_image(messages: Sequence[Message]) -> str:
 
 
 def not_taken(param: str, kind: str = "image_url") -> ApiError:
-    """Return the refusal of a part that is no text."""
+    """Return the error for a message part that is not text."""
     return not_offered(param, f"the model takes no parts of the type '{kind}'.")
 
 
 def _image(image: Fields) -> bytes:
-    """Return the image of a data URL. What lies elsewhere is not fetched: the server asks nobody for clients."""
+    """Return the image in a data URL. Other URLs are not fetched: the server sends no requests on behalf of clients."""
     url = image.text("url")
     head, comma, data = url.partition(",")
     if not url.startswith(_DATA) or not comma or not head.endswith(";base64"):
-        raise wrong_value(image.path("url"), "a URL that has the image in it: data:image/…;base64,…", url)
+        raise wrong_value(image.path("url"), "a data URL with the image: data:image/…;base64,…", url)
     try:
         base64.b64decode(data, validate=True)
     except binascii.Error as error:
@@ -237,7 +240,7 @@ def _image(image: Fields) -> bytes:
 
 
 def _call(call: Fields) -> dict[str, Any]:
-    """Return an earlier call; its arguments as an object, which is what templates write in their own way."""
+    """Return an earlier tool call, with its arguments as an object, which each template formats in its own way."""
     function = call.object("function")
     given = function.text("arguments", "") or "{}"
     try:
@@ -252,17 +255,17 @@ def _call(call: Fields) -> dict[str, Any]:
 
 
 class ToolDefinition(dict[str, Any]):
-    """A tool as it was given, and as templates take it."""
+    """A tool in the form of the request, which is also the form that templates take."""
 
     @property
     def name(self) -> str:
-        """Of its function."""
+        """Name of the tool's function."""
         name: str = self["function"]["name"]
         return name
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The schema of its arguments; any object where it has none."""
+        """The schema of the arguments; any object if the tool has none."""
         return self["function"].get("parameters") or {"type": "object"}
 
 
@@ -279,24 +282,24 @@ def read_tools(fields: Fields) -> list[ToolDefinition]:
     names = set()
     for name in (tool.name for tool in found):
         if name in names:
-            raise ApiError(f"There are two tools with the name '{name}'.", "tools", "invalid_value")
+            raise ApiError(f"Two tools have the name '{name}'.", "tools", "invalid_value")
         names.add(name)
     return found
 
 
-# What a chat completion is asked for. Pure: from the body to what it means, or to the first thing that is wrong.
+# Chat completions
 
 _MOST_MODALITIES: Final = 16
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 _FOR_TEMPLATES: Final = ("reasoning_effort", "verbosity")
-"""Wishes that a chat template may know what to do with."""
-_ELSEWHERE: Final = {
-    "audio": "models give text.",
-    "function_call": "write it as 'tool_choice', as OpenAI has it now.",
-    "functions": "write them as 'tools', as OpenAI has it now.",
-    "web_search_options": "there is no search here.",
+"""Fields that are passed to the chat template, which may use them."""
+_UNSUPPORTED: Final = {
+    "audio": "models generate text only.",
+    "function_call": "use 'tool_choice', which replaced it in OpenAI's API.",
+    "functions": "use 'tools', which replaced it in OpenAI's API.",
+    "web_search_options": "this server has no web search.",
 }
-_CHAT_REQUEST_KNOWN: Final = frozenset(
+_CHAT_KNOWN: Final = frozenset(
     (
         *("model", "messages", "n", "logprobs", "top_logprobs", "stream", "stream_options", "modalities"),
         "priority",
@@ -304,7 +307,7 @@ _CHAT_REQUEST_KNOWN: Final = frozenset(
         *_LIMITS,
         *_FOR_TEMPLATES,
         SPECIAL,
-        *_ELSEWHERE,
+        *_UNSUPPORTED,
         *sampling.COMMON,
         *IGNORED,
     )
@@ -312,30 +315,30 @@ _CHAT_REQUEST_KNOWN: Final = frozenset(
 
 
 class ChatRequest(NamedTuple):
-    """A body, understood."""
+    """The parsed body of a chat completion."""
 
     wanted: CompletionFields
     choice: str
-    """Which of the tools is called: ``auto``, ``required``, ``named``, or ``none``."""
+    """How tools are called: ``auto``, ``required``, ``named`` or ``none``."""
     tool: str
-    """The one that is named; else nothing."""
+    """The tool that is named; otherwise empty."""
     given: dict[str, Any] | Buffer
-    """What the chat template is given, or that as JSON."""
+    """Variables of the chat template, possibly as JSON."""
     images: Sequence[bytes | memoryview]
-    """In base64, in their order."""
+    """In base64, in order."""
     first_image: str
-    """Where the first of them stands in the body."""
+    """Path of the first image in the body; empty if there is none."""
 
 
 def read_chat(body: Buffer) -> ChatRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
-    fields.refuse_unknown(_CHAT_REQUEST_KNOWN)
-    for name, why in _ELSEWHERE.items():
+    fields.refuse_unknown(_CHAT_KNOWN)
+    for name, why in _UNSUPPORTED.items():
         if name in fields:
             raise not_offered(name, why)
     if fields.array("modalities", _MOST_MODALITIES) not in ([], ["text"]):
-        raise not_offered("modalities", "models give text.")
+        raise not_offered("modalities", "models generate text only.")
     model = fields.name("model")
     n = fields.integer("n", 1, 1, MOST_CHOICES)
     settings = sampling.read(fields, _LIMITS)
@@ -356,7 +359,7 @@ def read_chat(body: Buffer) -> ChatRequest:
 
 
 def _tools(fields: Fields, settings: Sampling) -> tuple[list[ToolDefinition], str]:
-    """Return the tools that may be called, and how; have the model write a call where it must."""
+    """Return the tools that may be called, and how; constrain the model's output if it must call one."""
     tools = read_tools(fields)
     choice: Any = fields.values.get("tool_choice", "auto" if tools else "none")
     name = ""
@@ -371,11 +374,11 @@ def _tools(fields: Fields, settings: Sampling) -> tuple[list[ToolDefinition], st
     if not tools or choice == "none":
         return [], "none"
     if not fields.flag("parallel_tool_calls", True):
-        raise not_offered("parallel_tool_calls", "how many tools a model calls is not limited here.")
+        raise not_offered("parallel_tool_calls", "the number of tool calls cannot be limited here.")
     if choice == "auto":
         return tools, choice
     if "guided_decoding" in settings:
-        raise ApiError("a tool that must be called leaves no room for 'response_format'", "response_format")
+        raise ApiError("'response_format' cannot be combined with a tool that must be called", "response_format")
     if choice == "named":
         place = next((place for place, tool in enumerate(tools) if tool.name == name), None)
         if place is None:
@@ -388,7 +391,7 @@ def _tools(fields: Fields, settings: Sampling) -> tuple[list[ToolDefinition], st
 
 
 def _calls_of(tools: list[ToolDefinition]) -> dict[str, Any]:
-    """Return the schema of a list of calls, at least one."""
+    """Return the schema of a non-empty list of calls."""
     one_of = [
         {
             "type": "object",

@@ -1,4 +1,4 @@
-"""How text is sampled: OpenAI's fields to the names that engines have for them, and back in refusals."""
+"""Translates OpenAI's sampling fields to the engines' parameters, and parameter names in errors back to the fields."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ EXTENSIONS: Final = (
     "top_k",
     "truncate_prompt_tokens",
 )
-"""What OpenAI does not have and engines do: given to the model as it is, which knows what is right."""
+"""Fields that engines support beyond OpenAI's, passed on unchanged: the engine validates them."""
 _MOST: Final = {
     "allowed_token_ids": MOST_ALLOWED,
     "bad_words": MOST_BAD_WORDS,
     "stop_token_ids": MOST_TOKENS,
 }
-"""Elements of those that are arrays."""
+"""Maximum number of elements of those extensions that are arrays."""
 COMMON: Final = (*_RANGES, "seed", "stop", "logit_bias", "response_format", *EXTENSIONS)
-"""The fields that ``read`` looks at, besides the numbers of tokens."""
+"""The fields that ``read`` handles, besides the limits of tokens."""
 _GUIDE: Final = "guided_decoding"
 _SCHEMA: Final = "response_format.json_schema.schema"
 _NAMED: Final = re.compile(r"'(\w+)((?:\.[^']*)?)'")
-"""What stands in quotes: a name, and a path in its value."""
-_SAID: Final = (
+"""A quoted name, followed by a path within its value."""
+_FAULTS: Final = (
     (re.compile(r"^the (?:prompt|text) "), "text_input"),
     (re.compile(r"^a document, "), "documents"),
     (re.compile(r"\((?:max_input_tokens|context_window|kv_blocks) of "), "text_input"),
@@ -70,21 +70,21 @@ _SAID: Final = (
     (re.compile(r"^structured output "), "structured_outputs"),
     (re.compile(r"\bLoRA "), "lora_name"),
 )
-"""What is at fault in refusals that do not name it in quotes."""
+"""The parameter at fault for error messages that do not name it in quotes."""
 _CODES: Final[Mapping[type[NeriteError], str]] = {
     InvalidArgument: "invalid_value",
     Unsupported: "unsupported_parameter",
     TooLarge: "context_length_exceeded",
 }
-"""Of refusals whose reason is in the request."""
+"""OpenAI error codes for errors caused by the request."""
 
 
 class SamplingSetting(NamedTuple):
-    """A value for the engine."""
+    """A parameter value for the engine."""
 
     value: Any
     param: str
-    """The field that it comes from."""
+    """The request field that the value comes from."""
 
 
 Sampling = dict[str, SamplingSetting]
@@ -92,7 +92,7 @@ Sampling = dict[str, SamplingSetting]
 
 
 def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
-    """Return the settings of a body. ``limits`` are the names of the most tokens, the first that is there counts."""
+    """Return the settings of a body. ``limits`` are the fields for the maximum of tokens; the first one set counts."""
     sampling: Sampling = {}
     for name in limits:
         if name in fields:
@@ -119,12 +119,12 @@ def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
 
 
 def guided(guide: dict[str, Any], param: str) -> SamplingSetting:
-    """Return what makes an engine's output fit, as Triton's vLLM backend takes it: JSON in a string."""
+    """Return a structured output setting in the form of Triton's vLLM backend: JSON in a string."""
     return SamplingSetting(encoded(param, guide).decode(), param)
 
 
 def written(sampling: Sampling) -> bytes:
-    """Return settings as JSON. Raises ``ApiError`` for more than an engine reads."""
+    """Return settings as JSON. Raises ``ApiError`` if they exceed what an engine reads."""
     try:
         text = orjson.dumps({name: setting.value for name, setting in sampling.items()})
     except orjson.JSONEncodeError:
@@ -133,8 +133,8 @@ def written(sampling: Sampling) -> bytes:
     if len(text) > LONGEST:
         largest = max(sampling.values(), key=lambda setting: len(repr(setting.value)))
         raise ApiError(
-            f"Invalid '{largest.param}': what the body says of sampling has {len(text)} bytes as JSON, and may have "
-            f"{LONGEST}.",
+            f"Invalid '{largest.param}': the sampling settings of the body have {len(text)} bytes as JSON; the "
+            f"maximum is {LONGEST}.",
             largest.param,
             "string_above_max_length",
         )
@@ -142,7 +142,7 @@ def written(sampling: Sampling) -> bytes:
 
 
 def for_choice(sampling: Sampling, index: int) -> Sampling:
-    """Return the settings of one of several choices: with one seed for all of them they would be the same text."""
+    """Return the settings of one of several choices, each with its own seed so that their texts differ."""
     seed = sampling.get("seed")
     if seed is None or index == 0:
         return sampling
@@ -163,7 +163,7 @@ def _stop(fields: Fields) -> list[str]:
     for text in texts:
         check_length("stop", text)
     if (size := sum(map(len, texts))) > MOST_STOP_CHARACTERS:
-        raise wrong_value("stop", f"no more than {MOST_STOP_CHARACTERS} characters in all of them", size)
+        raise wrong_value("stop", f"no more than {MOST_STOP_CHARACTERS} characters in total", size)
     return texts
 
 
@@ -172,12 +172,12 @@ def _bias(fields: Fields) -> dict[str, float]:
     check_count("logit_bias", given.values, MOST_TOKENS)
     for token in given.values:
         if not token.isdecimal() or len(token) > _LONGEST_TOKEN_ID:
-            raise wrong_value("logit_bias", "an object whose keys are the ids of tokens", token)
+            raise wrong_value("logit_bias", "an object whose keys are token ids", token)
     return {token: given.number(token, -100, 100) for token in given.values}
 
 
 def _guide(fields: Fields) -> dict[str, Any]:
-    """Return what a response format demands of the text; nothing of any text."""
+    """Return the structured output that a response format demands; empty for plain text."""
     form = fields.object("response_format")
     if not form.values:
         return {}
@@ -195,17 +195,17 @@ def _guide(fields: Fields) -> dict[str, Any]:
 
 
 def not_offered(param: str, why: str) -> ApiError:
-    """Return the refusal of what is OpenAI's, and not to be had here."""
+    """Return the error for an OpenAI feature that is not supported here."""
     return ApiError(f"Unsupported parameter: '{param}': {why}", param, "unsupported_parameter")
 
 
 def fields_of(sampling: Sampling, prompt: str) -> dict[str, str]:
-    """Return the fields that a client wrote, by the names that the engine has for them. ``prompt`` has the text."""
+    """Return the request fields by the engine's names for them. ``prompt`` is the field with the text."""
     return {name: setting.param for name, setting in sampling.items()} | {"text_input": prompt, "image": prompt}
 
 
 def in_words_of_client(error: NeriteError, fields: Mapping[str, str]) -> NeriteError:
-    """Return what an engine refused, with the client's ``fields`` in the place of the engine's names for them."""
+    """Return an engine's error with the engine's parameter names replaced by the client's ``fields``."""
     if isinstance(error, ApiError):
         return error
     message = error.message.removeprefix(WRONG)
@@ -213,17 +213,17 @@ def in_words_of_client(error: NeriteError, fields: Mapping[str, str]) -> NeriteE
     if code is None:
         return type(error)(message, error.retry_after)
     named = next((name for name, _ in _NAMED.findall(message) if name in fields), "")
-    named = named or next((name for pattern, name in _SAID if name in fields and pattern.search(message)), "")
+    named = named or next((name for pattern, name in _FAULTS if name in fields and pattern.search(message)), "")
 
     def renamed(match: re.Match[str]) -> str:
         name, path = match.groups()
-        return f"'{_place(name, path, fields[name])}'" if name in fields else match[0]
+        return f"'{_client_path(name, path, fields[name])}'" if name in fields else match[0]
 
     return ApiError(_NAMED.sub(renamed, message), fields.get(named), code if named else None, status_of(error))
 
 
-def _place(name: str, path: str, field: str) -> str:
-    """Return where a client wrote what the engine has at ``path`` of ``name``."""
+def _client_path(name: str, path: str, field: str) -> str:
+    """Return the client's path for the engine's ``path`` within parameter ``name``."""
     if name == "image":
         return "image_url"
     if name != _GUIDE:

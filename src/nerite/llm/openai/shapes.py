@@ -1,4 +1,4 @@
-"""The JSON of completions, whole and in chunks. Pure."""
+"""The JSON of completions and chat completions, whole and in chunks. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import orjson
 
 from nerite.llm.openai.tool_calls import Event, ToolArguments, ToolCall
 
-# How likely tokens were: from what engines say, as Triton's vLLM backend writes it, to OpenAI's two forms.
+# Log probabilities: from the format of Triton's vLLM backend to the two formats of OpenAI
 
 
 class LogprobToken(NamedTuple):
-    """A token that was chosen, and those that were likely in its place, the likeliest first."""
+    """A chosen token, and the likely tokens in its position, the likeliest first."""
 
     text: str
     logprob: float
@@ -20,9 +20,9 @@ class LogprobToken(NamedTuple):
 
 
 def read_logprobs(text: str) -> list[LogprobToken]:
-    """Return the tokens that the output ``logprobs`` lists. Raises ``ValueError`` for anything else.
+    """Parse the output ``logprobs``. Raises ``ValueError`` if it has another format.
 
-    It is a list with an object for each token: by the ids of tokens, first the one that was chosen.
+    It is a list with an object per position, whose keys are token ids, the chosen token first.
     """
     tokens = []
     try:
@@ -30,12 +30,12 @@ def read_logprobs(text: str) -> list[LogprobToken]:
             entries = [(str(entry["decoded_token"] or ""), float(entry["logprob"])) for entry in each.values()]
             tokens.append(LogprobToken(*entries[0], sorted(entries, key=lambda entry: -entry[1])))
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"the output 'logprobs' is not what it should be: {error}") from error
+        raise ValueError(f"the output 'logprobs' is malformed: {error}") from error
     return tokens
 
 
 def chat_logprobs(tokens: list[LogprobToken], count: int) -> dict[str, Any]:
-    """Return tokens as chat completions have them, with the ``count`` likeliest at each place."""
+    """Return tokens in the format of chat completions, with the ``count`` likeliest per position."""
 
     def entry(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}
@@ -48,7 +48,7 @@ def chat_logprobs(tokens: list[LogprobToken], count: int) -> dict[str, Any]:
 
 
 def completion_logprobs(tokens: list[LogprobToken], count: int, start: int) -> dict[str, Any]:
-    """Return tokens as completions have them; ``start`` is where the first begins in the text."""
+    """Return tokens in the format of completions; ``start`` is the offset of the first token in the text."""
     offsets = []
     for token in tokens:
         offsets.append(start)
@@ -67,38 +67,38 @@ Usage = dict[str, int]
 
 
 class Finished:
-    """All that became of one choice."""
+    """Accumulated output of one choice."""
 
     __slots__ = ("_arguments", "_texts", "calls", "echo", "index", "keeps", "length", "reason", "tokens")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.keeps = True
-        """Texts and arguments are kept, to be written as a whole."""
+        """Whether text and arguments are kept for a reply that is sent as a whole."""
         self.length = 0
-        """Characters of text that have come."""
+        """Characters of text so far."""
         self.echo = ""
-        """Text that stands before it, and is not the model's."""
+        """Text that precedes the model's text."""
         self.calls: list[ToolCall] = []
         self.tokens: list[LogprobToken] | None = None
-        """None if nobody asked how likely they were."""
+        """None if log probabilities were not requested."""
         self.reason = "stop"
-        # In the parts that came: to join them each time would take time in the square of their number.
+        # Kept as lists of parts, because joining them for each part would take quadratic time.
         self._texts: list[str] = []
         self._arguments: list[list[str]] = []
 
     @property
     def text(self) -> str:
-        """The text, without that of calls."""
+        """The text without tool calls."""
         return "".join(self._texts)
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of each call."""
+        """The arguments of each tool call."""
         return ["".join(parts) for parts in self._arguments]
 
     def take(self, event: Event) -> None:
-        """Add what has come."""
+        """Add an event."""
         if isinstance(event, ToolCall):
             self.calls.append(event)
             self._arguments.append([])
@@ -112,38 +112,38 @@ class Finished:
 
 
 class Shape(Protocol):
-    """How one kind of completion is written."""
+    """JSON format of one kind of completion."""
 
     operation: str
-    """What OpenTelemetry's conventions call it."""
+    """Name of the operation in OpenTelemetry's conventions."""
 
     def first(self, choice: Finished) -> Choice | None:
-        """Return what a stream begins with, if with anything."""
+        """Return the entry that a stream begins with, if any."""
 
     def step(self, choice: Finished, event: Event, tokens: list[LogprobToken] | None) -> Choice:
-        """Return what has come; ``choice`` has it already."""
+        """Return the entry for an event, which was already added to ``choice``."""
 
     def last(self, choice: Finished) -> Choice:
-        """Return the end of a choice."""
+        """Return the entry that ends a choice."""
 
     def chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        """Return a part of a stream."""
+        """Return a chunk of a stream."""
 
     def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
-        """Return everything at once."""
+        """Return the whole reply."""
 
 
 class _Envelope:
-    """What stands around choices."""
+    """The JSON around choices."""
 
     def __init__(self, kind: str, chunk_kind: str, id: str, created: int, model: str, *, usage: bool) -> None:
         self._head = {"id": id, "object": kind, "created": created, "model": model}
         self._chunk_head = {**self._head, "object": chunk_kind}
-        # With ``include_usage`` every chunk has the key, and all but the last have nothing there.
+        # With ``include_usage`` every chunk has the key, which is null in all but the last.
         self._usage = usage
 
     def chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        """Return a part of a stream."""
+        """Return a chunk of a stream."""
         more = {"usage": usage} if self._usage else {}
         return orjson.dumps({**self._chunk_head, "choices": choices, **more})
 
@@ -152,21 +152,21 @@ class _Envelope:
 
 
 class ChatShape(_Envelope):
-    """Chat completions."""
+    """JSON format of chat completions."""
 
     operation = "chat"
 
     def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
-        """``top``: so many likely tokens at each place."""
+        """``top`` is the number of likely tokens per position."""
         super().__init__("chat.completion", "chat.completion.chunk", id, created, model, usage=usage)
         self._top = top
 
     def first(self, choice: Finished) -> Choice | None:
-        """Return the role."""
+        """Return the entry with the role."""
         return self._choice(choice, {"role": "assistant", "content": ""})
 
     def step(self, choice: Finished, event: Event, tokens: list[LogprobToken] | None) -> Choice:
-        """Return what has come."""
+        """Return the entry for an event."""
         if isinstance(event, str):
             return self._choice(choice, {"content": event}, tokens)
         call: dict[str, Any] = {"index": len(choice.calls) - 1}
@@ -177,11 +177,11 @@ class ChatShape(_Envelope):
         return self._choice(choice, {"tool_calls": [call]}, tokens)
 
     def last(self, choice: Finished) -> Choice:
-        """Return the end of a choice."""
+        """Return the entry that ends a choice."""
         return self._choice(choice, {}, reason=choice.reason)
 
     def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
-        """Return everything at once."""
+        """Return the whole reply."""
         return self._whole([self._message(choice) for choice in choices], usage)
 
     def _message(self, choice: Finished) -> Choice:
@@ -208,30 +208,30 @@ class ChatShape(_Envelope):
 
 
 class CompletionShape(_Envelope):
-    """Completions of text."""
+    """JSON format of text completions."""
 
     operation = "text_completion"
 
     def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
-        """``top``: so many likely tokens at each place."""
+        """``top`` is the number of likely tokens per position."""
         super().__init__("text_completion", "text_completion", id, created, model, usage=usage)
         self._top = top
 
     def first(self, choice: Finished) -> Choice | None:
-        """Return the prompt, if it is to be repeated."""
+        """Return the entry with the prompt if it is echoed."""
         return self._choice(choice, choice.echo) if choice.echo else None
 
     def step(self, choice: Finished, event: Event, tokens: list[LogprobToken] | None) -> Choice:
-        """Return what has come."""
-        assert isinstance(event, str)  # there are no tools
+        """Return the entry for an event."""
+        assert isinstance(event, str)  # completions have no tools
         return self._choice(choice, event, tokens, start=len(choice.echo) + choice.length - len(event))
 
     def last(self, choice: Finished) -> Choice:
-        """Return the end of a choice."""
+        """Return the entry that ends a choice."""
         return self._choice(choice, "", reason=choice.reason)
 
     def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
-        """Return everything at once."""
+        """Return the whole reply."""
         written = [
             self._choice(choice, choice.echo + choice.text, choice.tokens, len(choice.echo), choice.reason)
             for choice in choices

@@ -1,4 +1,4 @@
-"""What makes a model a text model, and the two ways between OpenAI's words and its tensors."""
+"""Recognizes text models by their signature, fills in their inputs, and reads their responses."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ SAMPLING: Final = "sampling_parameters"
 IMAGE: Final = "image"
 SPECIAL: Final = "add_special_tokens"
 EMBEDDING: Final = "embedding"
-_ASKED: Final = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_REPORTED: Final = ("finish_reason", "num_input_tokens", "num_output_tokens")
 _FLAGS: Final = (
     "stream",
     "exclude_input_in_output",
     "return_logprobs",
     "return_cumulative_logprob",
-    *(f"return_{name}" for name in _ASKED),
+    *(f"return_{name}" for name in _REPORTED),
 )
-_ELSEWHERE: Final = {PROMPT, SAMPLING, IMAGE, SPECIAL, *_FLAGS}
+_KNOWN_INPUTS: Final = {PROMPT, SAMPLING, IMAGE, SPECIAL, *_FLAGS}
 NEEDS: Final = (
-    f"it needs an input '{PROMPT}' (BYTES, one element), an output '{TEXT_OUTPUT}' (BYTES), and no other input that is "
-    "required, unless Triton's vLLM backend has it"
+    f"it needs an input '{PROMPT}' (BYTES, one element), an output '{TEXT_OUTPUT}' (BYTES), and no other required "
+    "input except those of Triton's vLLM backend"
 )
 
 
 def is_text(signature: Signature) -> bool:
-    """Say whether a model turns text into text. One with vectors has its text for them."""
+    """Return whether a model turns text into text. The text output of an embedding model does not count."""
     return (
         _takes_text(signature)
-        and _is_of(signature.outputs.get(TEXT_OUTPUT), dtypes.BYTES)
+        and _has_type(signature.outputs.get(TEXT_OUTPUT), dtypes.BYTES)
         and not is_embedding(signature)
     )
 
 
 def is_embedding(signature: Signature) -> bool:
-    """Say whether a model turns text into a vector."""
-    return _takes_text(signature) and _is_of(signature.outputs.get(EMBEDDING), dtypes.FP32)
+    """Return whether a model turns text into a vector."""
+    return _takes_text(signature) and _has_type(signature.outputs.get(EMBEDDING), dtypes.FP32)
 
 
 def _takes_text(signature: Signature) -> bool:
@@ -58,16 +58,16 @@ def _takes_text(signature: Signature) -> bool:
         prompt is not None
         and prompt.datatype is dtypes.BYTES
         and all(size in (1, -1) for size in prompt.dims)
-        and signature.required <= _ELSEWHERE
+        and signature.required <= _KNOWN_INPUTS
     )
 
 
-def _is_of(declared: Any, datatype: DataType) -> bool:
+def _has_type(declared: Any, datatype: DataType) -> bool:
     return declared is not None and declared.datatype is datatype
 
 
 class Strings:
-    """Strings as a tensor of them has them."""
+    """Strings in the encoding of a BYTES tensor."""
 
     __slots__ = ("_count", "data")
 
@@ -76,19 +76,19 @@ class Strings:
         self._count = len(strings)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of strings."""
         return self._count
 
 
 class ModelRequest(NamedTuple):
-    """What one request of a model says."""
+    """Header and tensor data of a request to a model."""
 
     header: RequestHeader
     data: list[Buffer]
 
 
 class TextModel:
-    """The inputs of a text model, filled in."""
+    """Builds requests to a text model according to its signature."""
 
     def __init__(self, name: str, signature: Signature) -> None:
         self.name = name
@@ -96,22 +96,22 @@ class TextModel:
 
     @property
     def takes_sampling(self) -> bool:
-        """Whether it can be told all that engines can be told."""
+        """Whether the model takes sampling parameters as an input."""
         return SAMPLING in self._signature.inputs
 
     @property
     def takes_images(self) -> bool:
-        """Whether it can see."""
+        """Whether the model takes images."""
         return IMAGE in self._signature.inputs
 
     @property
     def takes_special(self) -> bool:
-        """Whether it can be told to add no special tokens to a prompt."""
+        """Whether a request can disable special tokens for its prompt."""
         return SPECIAL in self._signature.inputs
 
     @property
     def gives_logprobs(self) -> bool:
-        """Whether it says how likely its tokens were."""
+        """Whether the model can report log probabilities."""
         return "logprobs" in self._signature.outputs and self.takes_sampling
 
     def ask(
@@ -126,10 +126,10 @@ class TextModel:
         images: Strings | None = None,
         priority: int = 0,
     ) -> ModelRequest:
-        """Return the request that a prompt is. Raises ``ApiError`` for what the model cannot be told.
+        """Return the request for a prompt. Raises ``ApiError`` for settings that the model has no input for.
 
-        Without ``special`` nothing is added to the prompt, if the model can be told so. Several requests may have the
-        same ``prompt`` and ``images``, which are not copied.
+        Without ``special`` no special tokens are added to the prompt, if the model supports that. Several requests may
+        share ``prompt`` and ``images``, which are not copied.
         """
         specs: list[TensorSpec] = []
         data: list[Buffer] = []
@@ -158,7 +158,7 @@ class TextModel:
         add("exclude_input_in_output", [True])
         if not special:
             add(SPECIAL, [False])
-        for name in _ASKED:
+        for name in _REPORTED:
             if name in self._signature.outputs:
                 add(f"return_{name}", [True])
         if logprobs:
@@ -167,11 +167,11 @@ class TextModel:
         return ModelRequest(header, data)
 
     def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
-        """Return settings as parameters of the request, which a model may read; they have to be simple for that."""
+        """Return settings as request parameters, which a model may read; only scalar values are possible there."""
         for name, setting in sampling.items():
             if name in ("guided_decoding", "structured_outputs") or type(setting.value) not in (bool, int, float, str):
                 raise not_offered(
-                    setting.param, f"model '{self.name}' has no input '{SAMPLING}', by which it could be told"
+                    setting.param, f"model '{self.name}' has no input '{SAMPLING}' to pass it to the model"
                 )
         return {name: setting.value for name, setting in sampling.items()}
 
@@ -183,7 +183,7 @@ class TextModel:
 
 
 class TextDelta(NamedTuple):
-    """What one response of a model says, as far as it says it."""
+    """Content of one response of a model; fields that the response lacks have their defaults."""
 
     text: bytes = b""
     finish_reason: str = ""
@@ -193,12 +193,12 @@ class TextDelta(NamedTuple):
 
 
 def read(response: InferenceResponse) -> TextDelta:
-    """Return what is in a response that is no error. Runs for every token, so nothing becomes an array here.
+    """Return the content of a successful response. Runs for every token, so it creates no arrays.
 
-    Raises ``ValueError`` for numbers that are none.
+    Raises ``ValueError`` if a count is not an integer.
     """
     text, reason, likely = b"", b"", b""
-    taken = given = None
+    input_tokens = output_tokens = None
     if response.header is not None:
         for spec, data in zip(response.header.outputs, response.data, strict=True):
             name = spec.name
@@ -207,14 +207,14 @@ def read(response: InferenceResponse) -> TextDelta:
             elif name == "finish_reason":
                 reason = next(_strings(data), b"")
             elif name == "num_input_tokens":
-                taken = next(_numbers(spec, data), None)
+                input_tokens = next(_numbers(spec, data), None)
             elif name == "num_output_tokens":
-                given = sum(_numbers(spec, data))
+                output_tokens = sum(_numbers(spec, data))
             elif name == "logprobs":
                 likely = next(_strings(data), b"")
-    # "None" is how vLLM's backend writes that there is none yet.
-    told = "" if reason == b"None" else reason.decode(errors="replace")
-    return TextDelta(text, told, taken, given, likely.decode(errors="replace"))
+    # Triton's vLLM backend writes "None" while a sequence is not finished.
+    finish_reason = "" if reason == b"None" else reason.decode(errors="replace")
+    return TextDelta(text, finish_reason, input_tokens, output_tokens, likely.decode(errors="replace"))
 
 
 def _strings(data: Buffer) -> Iterator[bytes]:
@@ -228,11 +228,11 @@ def _strings(data: Buffer) -> Iterator[bytes]:
 def _numbers(spec: TensorSpec, data: Buffer) -> Iterator[int]:
     size = spec.datatype.size
     if spec.datatype.numpy.kind not in "iu":
-        raise ValueError(f"the output '{spec.name}' is {spec.datatype.name}, and should be of integers")
+        raise ValueError(f"the output '{spec.name}' is {spec.datatype.name}, but must be of an integer type")
     for at in range(0, len(data), size):
         yield int.from_bytes(data[at : at + size], "little")
 
 
 def decoder() -> codecs.IncrementalDecoder:
-    """Return what makes text of bytes that may end within a character."""
+    """Return an incremental UTF-8 decoder, because texts may end within a character."""
     return codecs.getincrementaldecoder("utf-8")("replace")

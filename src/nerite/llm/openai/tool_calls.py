@@ -1,4 +1,4 @@
-"""What parsers of tool calls have in common: the events that they make of text, and waiting for a marker."""
+"""Building blocks of tool call parsers: events, an incremental JSON reader, and the search for a marker in text."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ _LETTERS: Final = string.ascii_letters + string.digits
 
 
 class ToolCall(NamedTuple):
-    """A call begins. Its arguments follow."""
+    """Start of a tool call, whose arguments follow."""
 
     id: str
     name: str
 
 
 class ToolArguments(NamedTuple):
-    """A part of the arguments of the call that began last. The parts, joined, are a JSON object."""
+    """A part of the arguments of the latest call. The joined parts are a JSON object."""
 
     text: str
 
 
 Event: TypeAlias = str | ToolCall | ToolArguments
-"""A string is text that is no call."""
+"""A string is text outside of tool calls."""
 
 
 class BrokenCall(Exception):
-    """A call that was begun cannot be ended: what the model writes is not JSON."""
+    """The model began a tool call but did not continue it with valid JSON."""
 
 
 class ToolParser(Protocol):
-    """Reads the text of one choice. Each is used once."""
+    """Incremental parser for the text of one choice. Each is used once."""
 
     def feed(self, text: str) -> list[Event]:
-        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
 
     def finish(self) -> list[Event]:
-        """Return what was held back: there is no more text."""
+        """Return what was held back, at the end of the text."""
 
 
 def new_id(length: int = 24, prefix: str = "call_") -> str:
-    """Return an id for a call."""
+    """Return a random id for a call."""
     return prefix + "".join(secrets.choice(_LETTERS) for _ in range(length))
 
 
@@ -59,11 +59,11 @@ def held(text: str, marker: str) -> int:
 
 
 def joined_calls(events: list[Event]) -> list[Event]:
-    """Return the same with text next to text, and arguments next to arguments, in one piece."""
+    """Return events with adjacent texts and adjacent arguments merged."""
     whole: list[Event] = []
     for kind, alike in groupby(events, type):
         if kind is str:
-            whole.append("".join(alike))  # type: ignore[arg-type]  # of this kind
+            whole.append("".join(alike))  # type: ignore[arg-type]  # all are strings
         elif kind is ToolArguments:
             whole.append(ToolArguments("".join(each.text for each in alike)))  # type: ignore[union-attr]
         else:
@@ -71,52 +71,53 @@ def joined_calls(events: list[Event]) -> list[Event]:
     return whole
 
 
-# A JSON object that is a tool call, read as it comes: the name, and the arguments in parts that join to valid JSON.
+# Incremental reading of JSON and of the JSON object that is a tool call
 
 _SPACE: Final = " \t\r\n"
 _SCALAR: Final = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
-"""In a string."""
+"""A run of ordinary characters in a string."""
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _ESCAPED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ARGUMENTS: Final = ("arguments", "parameters")
 _PASSED: Final = "…"
-"""Instead of a value that is passed on, and not kept."""
+"""Stands for a value that is passed on and not kept."""
 
 
 class JsonReader:
-    """Checks a JSON object or list character by character, as deep as it may be."""
+    """Validates a JSON object or list incrementally, at any nesting depth."""
 
-    __slots__ = ("_escape", "_open", "_scalar", "_string", "_wants", "done", "key_ended")
+    __slots__ = ("_escape", "_expected", "_open", "_scalar", "_string", "done", "key_ended")
 
     def __init__(self) -> None:
         self._open: list[str] = []
-        """The brackets that are open."""
-        self._wants = "value"
-        """Outside of strings: ``value``, ``first`` (a value or the end), ``key``, ``first key``, ``:`` or ``,``."""
+        """Open brackets."""
+        self._expected = "value"
+        """Expected token outside of strings: ``value``, ``first`` (a value or the end), ``key``, ``first key``, ``:``
+        or ``,``."""
         self._string = ""
         """``key`` or ``value`` within a string."""
         self._escape = 0
-        """Characters of an escape that are still to come; below 0: the one that says which."""
+        """Remaining characters of an escape; negative: the character that selects the escape is next."""
         self._scalar = ""
         self.done = False
         self.key_ended = False
-        """The character that came last ended a key."""
+        """Whether the last character ended a key."""
 
     @property
     def depth(self) -> int:
-        """How many brackets are open."""
+        """The number of open brackets."""
         return len(self._open)
 
     @property
     def between(self) -> bool:
-        """Nothing is open but brackets: no string, and no number."""
+        """Whether the position is outside of strings and scalars."""
         return not self._string and not self._scalar
 
     def take(self, text: str, at: int) -> tuple[int, str]:
-        """Take a run of plain characters of a string, or the character at ``at``, whichever stands there.
+        """Consume a run of ordinary characters of a string, or otherwise the character at ``at``.
 
-        Return where the rest begins, and what was taken, or stands for it in JSON. Raises ``BrokenCall``.
+        Return the new position and the consumed text as valid JSON. Raises ``BrokenCall``.
         """
         if self._string and not self._escape:
             plain = _PLAIN.match(text, at)
@@ -126,7 +127,7 @@ class JsonReader:
         return at + 1, self._feed(text[at])
 
     def take_all(self, text: str) -> tuple[int, str]:
-        """Take what belongs to the value that is read; return as ``take``."""
+        """Consume all that belongs to the value; return as ``take`` does."""
         at = 0
         taken: list[str] = []
         while at < len(text) and not self.done:
@@ -135,7 +136,7 @@ class JsonReader:
         return at, "".join(taken)
 
     def _feed(self, char: str) -> str:
-        """Take a character; return it, or what stands for it in JSON."""
+        """Consume a character; return it as valid JSON."""
         self.key_ended = False
         if self._string:
             return self._in_string(char)
@@ -143,7 +144,7 @@ class JsonReader:
             if char not in ",]}" and char not in _SPACE:
                 self._scalar += char
                 if len(self._scalar) > 400:
-                    raise BrokenCall(f"{self._scalar[:20]}… is no value")
+                    raise BrokenCall(f"{self._scalar[:20]}… is not a value")
                 return char
             self._end_scalar()
         if char in _SPACE:
@@ -154,7 +155,7 @@ class JsonReader:
     def _in_string(self, char: str) -> str:
         if self._escape < 0:
             if char not in '"\\/bfnrtu':
-                raise BrokenCall(f"\\{char} is no escape")
+                raise BrokenCall(f"\\{char} is not an escape")
             self._escape = 4 if char == "u" else 0
         elif self._escape:
             if char not in _HEX:
@@ -166,41 +167,41 @@ class JsonReader:
             self.key_ended = self._string == "key"
             self._string = ""
             if self.key_ended:
-                self._wants = ":"
+                self._expected = ":"
             else:
                 self._value_ended()
         elif char < " ":
-            # Models write line breaks into strings, which JSON has another way for.
+            # Models write line breaks into strings, which JSON requires to be escaped.
             return _ESCAPED.get(char) or f"\\u{ord(char):04x}"
         return char
 
     def _token(self, char: str) -> None:
-        wants = self._wants
+        wants = self._expected
         if wants in (":", ","):
-            self._between(char)
+            self._separator(char)
         elif char == '"':
             self._string = "key" if wants.endswith("key") else "value"
         elif char in "}]" and wants in ("first", "first key"):
-            self._shut(char)
+            self._close(char)
         elif wants.endswith("key"):
             raise BrokenCall(f"{char!r} where a key should be")
         elif char in "{[":
             self._open.append(char)
-            self._wants = "first key" if char == "{" else "first"
+            self._expected = "first key" if char == "{" else "first"
         elif char.isascii() and (char.isalnum() or char == "-"):
             self._scalar = char
         else:
             raise BrokenCall(f"{char!r} where a value should be")
 
-    def _between(self, char: str) -> None:
-        if char == self._wants:
-            self._wants = "value" if char == ":" or self._open[-1] == "[" else "key"
-        elif char in "}]" and self._wants == ",":
-            self._shut(char)
+    def _separator(self, char: str) -> None:
+        if char == self._expected:
+            self._expected = "value" if char == ":" or self._open[-1] == "[" else "key"
+        elif char in "}]" and self._expected == ",":
+            self._close(char)
         else:
-            raise BrokenCall(f"{char!r} where '{self._wants}' should be")
+            raise BrokenCall(f"{char!r} where '{self._expected}' should be")
 
-    def _shut(self, char: str) -> None:
+    def _close(self, char: str) -> None:
         if self._open[-1] + char not in ("{}", "[]"):
             raise BrokenCall(f"{char!r} ends what {self._open[-1]!r} began")
         self._open.pop()
@@ -208,41 +209,41 @@ class JsonReader:
 
     def _end_scalar(self) -> None:
         if not _SCALAR.fullmatch(self._scalar):
-            raise BrokenCall(f"{self._scalar} is no value")
+            raise BrokenCall(f"{self._scalar} is not a value")
         self._scalar = ""
         self._value_ended()
 
     def _value_ended(self) -> None:
-        self._wants = ","
+        self._expected = ","
         self.done = not self._open
 
 
 class CallReader:
-    """Reads one object: ``{"name": …, "arguments": {…}}``, with its keys in any order."""
+    """Incremental reader of one call: ``{"name": …, "arguments": {…}}``, with its keys in any order."""
 
     def __init__(self, new_id: Callable[[], str], *, strict: bool = False) -> None:
-        """``strict``: an object without arguments is no call."""
+        """``strict``: an object without arguments is not a call."""
         self._json = JsonReader()
         self._new_id = new_id
         self._strict = strict
         self._key = ""
         self._raw: list[str] = []
-        """The key or the value that is read, in parts, as far as it is kept."""
+        """The current key or value, in parts, as far as it is kept."""
         self._name = ""
         self._early = ""
-        """ToolArguments that came before the name."""
+        """Arguments that preceded the name."""
         self._given = False
-        """There were arguments."""
+        """Whether the object has arguments."""
         self._quoted = False
-        """The arguments are JSON in a string."""
+        """Whether the arguments are JSON in a string."""
         self.begun = False
-        """The call was announced."""
+        """Whether the ``ToolCall`` was returned."""
         self.done = False
 
     def take(self, text: str, at: int) -> tuple[int, list[Event]]:
-        """Take what stands in ``text`` at ``at``; return where the rest begins, and what is certain by now.
+        """Consume a part of ``text`` from ``at`` on; return the new position and the events that are certain.
 
-        Raises ``BrokenCall`` for what is not JSON, or no call.
+        Raises ``BrokenCall`` if the text is not JSON or not a call.
         """
         depth = self._json.depth
         if not depth and text[at] not in _SPACE + "{":
@@ -251,7 +252,7 @@ class CallReader:
         return at, self._taken(whole, depth)
 
     def _taken(self, whole: str, depth: int) -> list[Event]:
-        """Return what is certain after a part of the object that began at a depth."""
+        """Return the events that are certain after ``whole``, which began at ``depth``."""
         json = self._json
         if depth == 0:
             return []
@@ -261,7 +262,7 @@ class CallReader:
             self._key = str(_loads("".join(self._raw) + whole))
             self._raw = []
             if self._key in _ARGUMENTS and self._given:
-                raise BrokenCall("there are arguments twice")
+                raise BrokenCall("the call has arguments twice")
             self._given = self._given or self._key in _ARGUMENTS
             return []
         if depth == 1 and json.depth == 1 and json.between and whole in ",:":
@@ -280,7 +281,7 @@ class CallReader:
             return []
         if first:
             if text not in '{"':
-                raise BrokenCall(f"the arguments begin with {text!r}, and should be an object")
+                raise BrokenCall(f"the arguments begin with {text!r}, but should be an object")
             self._quoted = text == '"'
             return self._begin() + self._pass(text)
         return self._pass(text)
@@ -300,12 +301,12 @@ class CallReader:
         return [ToolArguments(text)] if self.begun and not self._quoted else []
 
     def _end_member(self) -> list[Event]:
-        """Take a member of the object whose value is complete."""
+        """Handle a complete member of the object."""
         key, raw, self._key, self._raw = self._key, "".join(self._raw).strip(), "", []
         if key == "name":
             name = _loads(raw)
             if not isinstance(name, str) or not name:
-                raise BrokenCall("the name is no string")
+                raise BrokenCall("the name is not a string")
             self._name = name
             early, self._early = self._early, ""
             return [*self._announce(), ToolArguments(early)] if early else []
@@ -323,9 +324,9 @@ class CallReader:
     def _end(self) -> list[Event]:
         self.done = True
         if not self._name:
-            raise BrokenCall("there is no name")
+            raise BrokenCall("the call has no name")
         if self._strict and not self._given:
-            raise BrokenCall("there are no arguments")
+            raise BrokenCall("the call has no arguments")
         return [] if self.begun else [*self._announce(), ToolArguments("{}")]
 
 
@@ -333,7 +334,7 @@ def _loads(raw: str) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise BrokenCall(f"{raw} is no string: {error}") from None
+        raise BrokenCall(f"{raw} is not a string: {error}") from None
 
 
 def _unquoted(raw: str) -> str:
@@ -344,18 +345,18 @@ def _unquoted(raw: str) -> str:
     except orjson.JSONDecodeError as error:
         raise BrokenCall(f"the arguments are a string that is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise BrokenCall("the arguments are no object")
+        raise BrokenCall("the arguments are not an object")
     return text
 
 
-# Text that is passed on until a marker comes, and what is read behind the marker.
+# Text that is passed through until a marker, and calls after the marker
 
 MOST_SPACE: Final = 1024
-"""Characters of white space that wait for what comes after them: it is looked at again each time."""
+"""Maximum characters of white space that are held back, because held text is scanned again with each feed."""
 
 
 class Waiting:
-    """Text before a marker. White space next to calls belongs to nobody, if it is not more than that."""
+    """Passes text through until a marker. White space next to calls is dropped, up to ``MOST_SPACE`` characters."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -364,12 +365,12 @@ class Waiting:
         self._dropping = False
 
     def drop(self, end: str = "") -> None:
-        """Leave out the white space that comes now, and ``end`` if it is there."""
+        """Drop the white space that follows, and ``end`` if present."""
         self._end = end
         self._dropping = True
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Take text; return what is certain, and what stands behind the marker if that has come."""
+        """Add text; return the text that is certain, and the text after the marker if it was found."""
         self._held += text
         if self._dropping and not self._dropped():
             return "", None
@@ -379,14 +380,14 @@ class Waiting:
             self._held = ""
             return before, rest
         kept = len(self._held) - held(self._held, self._marker)
-        said = self._held[:kept].rstrip()
-        if kept - len(said) > MOST_SPACE:
-            said = self._held[:kept]
-        self._held = self._held[len(said) :]
-        return said, None
+        certain = self._held[:kept].rstrip()
+        if kept - len(certain) > MOST_SPACE:
+            certain = self._held[:kept]
+        self._held = self._held[len(certain) :]
+        return certain, None
 
     def _dropped(self) -> bool:
-        """Drop what is to be dropped; return whether that is over."""
+        """Drop white space and ``_end``; return whether dropping is complete."""
         self._held = self._held.lstrip()
         if self._end and self._held.startswith(self._end):
             self._held = self._held[len(self._end) :].lstrip()
@@ -397,23 +398,23 @@ class Waiting:
         return True
 
     def finish(self) -> str:
-        """Return what was held back: no marker comes any more."""
+        """Return what was held back, at the end of the text."""
         text, self._held = self._held, ""
         return "" if self._dropping and self._end.startswith(text) else text
 
 
 class Attempt:
-    """What begins as a call, and is text again where it turns out to be none."""
+    """Text that begins like a call, and is returned as text if it turns out not to be one."""
 
     def __init__(self, before: str, new_id: Callable[[], str], *, strict: bool = False) -> None:
-        """``before`` is what stood before it, such as the marker. ``strict``: a call has arguments."""
+        """``before`` is the text before the call, such as the marker. ``strict``: a call must have arguments."""
         self._raw = [before]
         self._reader = CallReader(new_id, strict=strict)
         self.over = False
         self.failed = False
 
     def feed(self, text: str, events: list[Event]) -> str:
-        """Take text, and add to the events; return what stands behind the call when it is ``over``."""
+        """Add text, and append to ``events``; return the text after the call once it is ``over``."""
         at = 0
         while at < len(text):
             begun, before = self._reader.begun, at
@@ -434,5 +435,5 @@ class Attempt:
         return ""
 
     def finish(self) -> list[Event]:
-        """Return what was held back: there is no more text."""
+        """Return what was held back, at the end of the text."""
         return [] if self._reader.begun else ["".join(self._raw)]

@@ -1,4 +1,4 @@
-"""The families of models by how they write tool calls: what ``TOOL_CALL_PARSER`` may be."""
+"""Parsers for the tool call formats of model families: the values of ``TOOL_CALL_PARSER``."""
 
 from __future__ import annotations
 
@@ -19,28 +19,26 @@ from nerite.llm.openai.tool_calls import (
     new_id,
 )
 
-# Hermes, Qwen and those that were trained like them: ``<tool_call>{"name": …, "arguments": …}</tool_call>``.
-
 _BEGIN: Final = "<tool_call>"
 _END: Final = "</tool_call>"
 
 
 class HermesParser:
-    """Text, and any number of calls between tags."""
+    """Parser for Hermes, Qwen and the like: ``<tool_call>{"name": …, "arguments": …}</tool_call>`` within text."""
 
     def __init__(self) -> None:
         self._waiting = Waiting(_BEGIN)
         self._attempt: Attempt | None = None
 
     def feed(self, text: str) -> list[Event]:
-        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
         events: list[Event] = []
         rest: str | None = text
         while rest:
             if self._attempt is None:
-                said, rest = self._waiting.feed(rest)
-                if said:
-                    events.append(said)
+                passed, rest = self._waiting.feed(rest)
+                if passed:
+                    events.append(passed)
                 if rest is not None:
                     self._attempt = Attempt(_BEGIN, new_id)
             else:
@@ -52,34 +50,33 @@ class HermesParser:
         return events
 
     def finish(self) -> list[Event]:
-        """Return what was held back: there is no more text."""
+        """Return what was held back, at the end of the text."""
         if self._attempt is not None:
             return self._attempt.finish()
         text = self._waiting.finish()
         return [text] if text else []
 
 
-# Llama 3: the whole answer is ``{"name": …, "parameters": …}``, or several behind semicolons, or it is text.
-#
-# ``<|python_tag|>`` may stand before it.
-
 _TAG: Final = "<|python_tag|>"
 
 
 class Llama3Parser:
-    """An object at the beginning, behind the tag or behind another call is a call if it looks like one."""
+    """Parser for Llama 3: ``{"name": …, "parameters": …}``, several of them separated by semicolons, or text.
+
+    An object at the beginning, after ``<|python_tag|>`` or after another call is a call if it looks like one.
+    """
 
     def __init__(self) -> None:
         self._waiting = Waiting(_TAG)
         self._attempt: Attempt | None = None
         self._fresh = True
-        """A call may begin here."""
+        """Whether a call may begin here."""
         self._called = False
         self._space = ""
-        """What stood between here and the call before."""
+        """White space before the current position."""
 
     def feed(self, text: str) -> list[Event]:
-        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
         events: list[Event] = []
         rest: str | None = text
         while rest:
@@ -91,14 +88,14 @@ class Llama3Parser:
             elif self._fresh:
                 rest = self._begin(rest)
             else:
-                said, rest = self._waiting.feed(rest)
-                if said:
-                    events.append(said)
+                passed, rest = self._waiting.feed(rest)
+                if passed:
+                    events.append(passed)
                 self._fresh = rest is not None
         return events
 
     def _begin(self, text: str) -> str:
-        """Look at where a call may begin; return what is left to look at."""
+        """Handle text where a call may begin; return the text that is left."""
         stripped = text.lstrip(" \t\r\n;" if self._called else " \t\r\n")
         if not self._called:
             self._space += text[: len(text) - len(stripped)]
@@ -113,18 +110,18 @@ class Llama3Parser:
         return stripped if self._called else before + stripped
 
     def finish(self) -> list[Event]:
-        """Return what was held back: there is no more text."""
+        """Return what was held back, at the end of the text."""
         if self._attempt is not None:
             return self._attempt.finish()
         text = ("" if self._called else self._space) + self._waiting.finish()
         return [text] if text else []
 
 
-# Calls that the model has no choice but to write: its text is held to their schema, and is nothing else.
+# Forced calls: structured output constrains the whole text to their schema.
 
 
 class GuidedCall:
-    """The text is the arguments of one function."""
+    """Parser for a text that is the arguments of one function."""
 
     def __init__(self, name: str, new_id: Callable[[], str]) -> None:
         self._name = name
@@ -132,7 +129,7 @@ class GuidedCall:
         self._json = JsonReader()
 
     def feed(self, text: str) -> list[Event]:
-        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
         events: list[Event] = []
         if not self._json.done and not self._json.depth:
             text = text.lstrip()
@@ -145,12 +142,12 @@ class GuidedCall:
         return events
 
     def finish(self) -> list[Event]:
-        """Return nothing: nothing is held back."""
+        """Return no events: nothing is held back."""
         return []
 
 
 class GuidedCalls:
-    """The text is a list of calls."""
+    """Parser for a text that is a list of calls."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
@@ -160,7 +157,7 @@ class GuidedCalls:
         """The list is complete."""
 
     def feed(self, text: str) -> list[Event]:
-        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
         events: list[Event] = []
         at = 0
         while at < len(text):
@@ -169,7 +166,7 @@ class GuidedCalls:
         return events
 
     def take(self, text: str, at: int) -> tuple[int, list[Event]]:
-        """Take what stands in ``text`` at ``at``; return where the rest begins, and what is certain by now."""
+        """Consume a part of ``text`` from ``at`` on; return the new position and the events that are certain."""
         if self._call is not None:
             taken = self._call.take(text, at)
             if self._call.done:
@@ -190,11 +187,9 @@ class GuidedCalls:
         return at + 1, []
 
     def finish(self) -> list[Event]:
-        """Return nothing: what began and has no name yet is not worth telling."""
+        """Return no events: an incomplete call without a name is dropped."""
         return []
 
-
-# Mistral: ``[TOOL_CALLS]``, and behind it a list of calls, or a name and its arguments.
 
 _MARKER: Final = "[TOOL_CALLS]"
 _BEFORE_ARGUMENTS: Final = "[ARGS]"
@@ -202,22 +197,22 @@ _LONGEST_NAME: Final = 256
 
 
 def mistral_id() -> str:
-    """Return an id as Mistral's templates demand it."""
+    """Return an id in the form that Mistral's templates require."""
     return new_id(9, "")
 
 
 class MistralParser:
-    """Text, and behind each marker a call or a list of them."""
+    """Parser for Mistral: after each ``[TOOL_CALLS]`` in the text, a list of calls or a name and its arguments."""
 
     def __init__(self) -> None:
         self._waiting = Waiting(_MARKER)
         self._behind: str | None = None
-        """What stands behind the marker, until it is clear what that is."""
+        """Text after the marker, until it is clear whether it is a list or a name."""
         self._calls: GuidedCalls | None = None
         self._arguments: JsonReader | None = None
 
     def feed(self, text: str) -> list[Event]:
-        """Take text; return what is certain by now. Raises ``BrokenCall``."""
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
         events: list[Event] = []
         rest: str | None = text
         while rest:
@@ -229,15 +224,15 @@ class MistralParser:
                 self._behind, rest = (self._behind + rest).lstrip(), ""
                 rest = self._decide(events)
             else:
-                said, rest = self._waiting.feed(rest)
-                if said:
-                    events.append(said)
+                passed, rest = self._waiting.feed(rest)
+                if passed:
+                    events.append(passed)
                 if rest is not None:
                     self._behind = ""
         return events
 
     def _decide(self, events: list[Event]) -> str:
-        """Find out what stands behind the marker; return what is left to look at."""
+        """Decide whether a list or a name follows the marker; return the text that is left."""
         behind = self._behind or ""
         if behind.startswith("["):
             self._behind, self._calls = None, GuidedCalls(mistral_id)
@@ -276,19 +271,19 @@ class MistralParser:
         return text[at:]
 
     def finish(self) -> list[Event]:
-        """Return what was held back: there is no more text."""
+        """Return what was held back, at the end of the text."""
         text = self._waiting.finish() if self._behind is None else _MARKER + self._behind
         return [text] if text else []
 
 
 class ToolCallFamily(NamedTuple):
-    """How a family writes calls."""
+    """Tool call format of a family of models."""
 
     parser: Callable[[], ToolParser]
-    """Makes the parser of one choice."""
+    """Creates the parser of one choice."""
     new_id: Callable[[], str] = new_id
     special: bool = False
-    """The marker is a special token, which engines leave out of text unless they are told not to."""
+    """Whether the marker is a special token, which engines omit from text by default."""
 
 
 ALL: Final = {
@@ -298,4 +293,4 @@ ALL: Final = {
     "mistral": ToolCallFamily(MistralParser, mistral_id, special=True),
 }
 DEFAULT: Final = ALL["hermes"]
-"""For calls that are not the model's choice, of a model of which nothing is known."""
+"""Used for forced calls if the model's family is unknown."""

@@ -1,4 +1,4 @@
-"""The engine for CPUs: continuous batching and paged KV by OpenVINO GenAI, and its pipelines for models that read."""
+"""The engine for CPUs: OpenVINO GenAI's continuous batching with paged KV cache, and its embedding pipelines."""
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.llm import checkpoint
@@ -18,12 +18,12 @@ def engine(model: ModelContext, instance: InstanceContext) -> OpenVinoGenAiEngin
 
 
 def embedder(model: ModelContext, instance: InstanceContext) -> OpenVinoEmbedder:
-    """Return what embeds for an instance. Slow. Raises ``NeriteError``."""
+    """Load and return the embedder of an instance. Slow. Raises ``NeriteError``."""
     return OpenVinoEmbedder(options.read_encoder(model, instance, checkpoint.EMBED))
 
 
 def reranker(model: ModelContext, instance: InstanceContext) -> OpenVinoReranker:
-    """Return what reranks for an instance. Slow. Raises ``NeriteError``."""
+    """Load and return the reranker of an instance. Slow. Raises ``NeriteError``."""
     return OpenVinoReranker(options.read_encoder(model, instance, checkpoint.RERANK))
 
 

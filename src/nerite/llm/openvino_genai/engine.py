@@ -1,8 +1,8 @@
-"""The engine: requests to the process of a pipeline, and what it brings to those who wait.
+"""The engine: sends requests to the pipeline process, and delivers its output to the listeners.
 
-The process steps as long as there is something to generate (``stepping``); here its tokens become text while the next
-step runs. A step that fails says nothing of whose fault it was, and the ones after it would fail, too. So what has
-begun fails with its reason, and another process is made; what has not begun goes on.
+The process runs the pipeline's steps (``stepping``); the engine converts their tokens to text while the next step runs.
+A failed step does not say which request caused it, and all further steps would fail, too. So all started requests fail
+with the error, the process is replaced, and requests that have not started continue in the new process.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ from nerite.llm.openvino_genai.running import ImageTokens, RunningRequest, Runni
 from nerite.llm.request import pixels
 from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar
 
-# From a request to the order for a pipeline: how long its prompt is, and whether there is room for it.
-
 
 def order_of(
     request: GenerationRequest,
@@ -60,15 +58,15 @@ def order_of(
     able: Capabilities,
     ends: frozenset[int],
 ) -> tuple[int, GenerationOrder]:
-    """Return how many tokens a prompt has, without those of its images, and the order. Raises ``NeriteError``."""
+    """Return a prompt's number of tokens without images, and the order for the process. Raises ``NeriteError``."""
     length, prompt = _prompt(request, tokenizer, options, able)
     most = able.context_length
     if not length:
         raise InvalidArgument("the prompt is empty")
     if length >= most:
         raise InvalidArgument(
-            f"the prompt has {length} tokens, and the model a context of {most}: leave out at least "
-            f"{length - most + 1}, so that there is room for an answer"
+            f"the prompt has {length} tokens, but the model's context is {most}: remove at least "
+            f"{length - most + 1} to leave room for an answer"
         )
     sampling, grammar, room = request.sampling, request.grammar, most - length
     form = None if grammar is None else framework.structured(grammar)
@@ -96,7 +94,7 @@ def _prompt(
     if options.sees:
         if cut is not None or not isinstance(prompt, str):
             what = "tokens" if cut is None else "'truncate_prompt_tokens'"
-            raise Unsupported(f"{what}: a model that takes images takes its prompt as text, and the whole of it")
+            raise Unsupported(f"{what}: a model that takes images needs its prompt as text, and cannot truncate it")
         return length, (prompt, pixels(request.images))
     if kept is not None and kept < length:
         length, tokens = kept, np.ascontiguousarray(tokens[:, -kept:])
@@ -108,11 +106,11 @@ _log = logging.getLogger("nerite.llm")
 NAME: Final = "openvino_genai"
 _GRAMMARS: Final = frozenset({JSON_SCHEMA, REGEX, EBNF})
 _BLOCK: Final = 32
-"""Tokens in a block of KV, on a CPU."""
+"""Tokens per block of the KV cache on a CPU."""
 
 
 class OpenVinoGenAiEngine:
-    """OpenVINO GenAI's continuous batching."""
+    """Engine with OpenVINO GenAI's continuous batching."""
 
     def __init__(self, options: PipelineOptions) -> None:
         self._options = options
@@ -122,31 +120,31 @@ class OpenVinoGenAiEngine:
         self._texts: StepTexts
         self._able: Capabilities
         self._ends: frozenset[int] = frozenset()
-        """The tokens by which the model says that it is done."""
+        """Tokens by which the model ends its answer."""
         self._blocks = 0
-        """Of the KV cache."""
+        """Blocks of the KV cache."""
         self._lock = threading.Lock()
-        """Of what follows, and of which process there is."""
+        """Guards the following attributes, and ``_process``."""
         self._running: dict[str, RunningRequest] = {}
-        """What the process has, or will have."""
+        """Requests that were sent to the process."""
         self._untried: dict[str, RunningRequest] = {}
-        """Those whose grammar is being tried."""
+        """Requests whose grammar is being compiled."""
         self._held: dict[str, RunningRequest] = {}
-        """Those that wait for another process, because this one has compiled enough."""
+        """Requests that wait for a new process, because this one has no room for more grammars."""
         self._wrong: deque[tuple[RunningRequest, NeriteError]] = deque()
-        """Those whose grammar was, and is none."""
+        """Requests whose grammar turned out to be invalid."""
         self._aborts: deque[str] = deque()
         self._ready = self._stopping = self._compiling = False
         self._compiled: queue.SimpleQueue[Compiled | None] = queue.SimpleQueue()
-        """None if the process is gone that was to compile."""
+        """Results of compilations; None if the process is gone."""
         self._sequences = itertools.count(1)
-        """Numbers: two of one would break the pipeline."""
+        """Numbers of sequences; a duplicate would break the pipeline."""
         self._open: dict[int, RunningSequence] = {}
-        """The sequences of those that the process has, by their numbers."""
+        """Unfinished sequences in the process, by their numbers."""
         self._stepped: Stepped
         self._given_up: GivenUp
         self._usage = (0, 0)
-        """Sequences in the last step, and the blocks that were in use then."""
+        """Sequences in the last step, and blocks that it used."""
         self._prompt_tokens = self._failures = 0
         self._image_tokens = ImageTokens()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -161,7 +159,7 @@ class OpenVinoGenAiEngine:
                 check_lora(adapter, framework.layers(self._options.model))
             self._tokenizer = framework.tokenizer(self._options.directory)
             self._loaded(self._process.loaded())
-        except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
+        except Exception as error:  # any error of the framework explains why the model cannot be loaded
             self._process.end()
             raise translated(error, "loading model") from error
         self._texts = StepTexts(read_vocabulary(self._options.directory) or self._tokenizer, self._options.guesses)
@@ -171,7 +169,7 @@ class OpenVinoGenAiEngine:
             NAME,
             min(length or capacity, capacity),
             self._options.most_sequences,
-            # A guess that is not taken cannot be taken back from a grammar.
+            # The state of a grammar cannot be rolled back when speculative tokens are rejected.
             grammars=frozenset() if self._options.speculates else _GRAMMARS,
             images=self._options.sees,
             adapters=frozenset() if adapter is None else frozenset({adapter.name}),
@@ -184,9 +182,9 @@ class OpenVinoGenAiEngine:
         self._ready = True
 
     def add(self, request: GenerationRequest, listener: RequestListener) -> None:
-        """Take a request up. Raises ``NeriteError``."""
+        """Add a request. Raises ``NeriteError``."""
         if not self.is_healthy():
-            raise Unavailable("the engine does not run")
+            raise Unavailable("the engine is not running")
         refuse_what_is_lacking(request, self._able)
         refuse_what_is_unknown(request.sampling, framework.SAMPLING, NAME)
         numbers = [next(self._sequences) for _ in range(request.sampling.n)]
@@ -195,25 +193,25 @@ class OpenVinoGenAiEngine:
         known = request.grammar is None or self._grammars.known(request.grammar, self._ends_of(request))
         with self._lock:
             if not self.is_healthy():
-                raise Unavailable("the engine does not run")
+                raise Unavailable("the engine is not running")
             if known:
                 self._send(running)
                 return
             self._untried[running.id] = running
-        self._try(running)
+        self._compile_first(running)
 
     def _ends_of(self, request: GenerationRequest) -> set[int]:
-        """Return the tokens that end an answer."""
+        """Return the tokens that end the answer to a request."""
         return {*request.sampling.stop_token_ids, *self._ends}
 
-    def _try(self, running: RunningRequest) -> None:
-        """Have the grammar of a request tried."""
+    def _compile_first(self, running: RunningRequest) -> None:
+        """Have the grammar of a request compiled."""
         request = running.request
         assert request.grammar is not None
         self._grammars.find_out(request.grammar, self._ends_of(request), lambda wrong: self._tried(running, wrong))
 
     def _send(self, running: RunningRequest) -> None:
-        """Let the process have a request, now or when it can take more. Under the lock."""
+        """Send a request to the process, or hold it until a process has room for grammars. The lock must be held."""
         if self._grammars.full:
             self._held[running.id] = running
             return
@@ -222,27 +220,26 @@ class OpenVinoGenAiEngine:
         self._process.send(running.order)
 
     def _tried(self, running: RunningRequest, wrong: NeriteError | None) -> None:
-        """Go on with a request whose grammar was tried, if somebody still wants it."""
+        """Continue with a request whose grammar was compiled, unless it was aborted."""
         with self._lock:
             if running.id not in self._aborts and self._untried.pop(running.id, None) is running:
                 if wrong is None:
                     self._send(running)
                 else:
                     self._wrong.append((running, wrong))
-            self._process.send(
-                DropOrder(())
-            )  # To look at what is new here; there may be no room for grammars any more.
+            # Causes a ``PipelineStep``, so that the engine's thread handles the change, also if the grammars are full.
+            self._process.send(DropOrder(()))
 
     def _compile(self, grammar: Grammar, ends: Collection[int], vocabulary: int) -> str:
-        """Have the process compile a grammar; return what is wrong with it. For one thread at a time."""
+        """Compile a grammar in the process; return its error. For one thread at a time."""
         with self._lock:
             if not self.is_healthy():
-                raise Unavailable("the engine does not run")
+                raise Unavailable("the engine is not running")
             self._compiling = True
             self._process.send(CompileOrder(grammar, frozenset(ends), vocabulary))
         compiled = self._compiled.get()
         if compiled is None:
-            raise Internal("the engine failed meanwhile")
+            raise Internal("the engine failed during the compilation")
         return compiled.wrong
 
     def _has_compiled(self, compiled: Compiled | None) -> None:
@@ -251,14 +248,14 @@ class OpenVinoGenAiEngine:
             self._compiled.put(compiled)
 
     def abort(self, id: str) -> None:
-        """End a request, if it runs or waits."""
+        """Abort a request if it runs or waits."""
         with self._lock:
             running = self._running.get(id)
             self._aborts.append(id)
             self._process.send(DropOrder(running.order.numbers if running is not None else ()))
 
     def stats(self) -> EngineStats:
-        """Return how it is now."""
+        """Return the current state."""
         sequences = sum(len(each.open) for each in list(self._running.values()))
         aside = sum(len(each.open) for each in [*self._untried.values(), *self._held.values()])
         scheduled, used = self._usage
@@ -274,25 +271,25 @@ class OpenVinoGenAiEngine:
             self._prompt_tokens,
             self._texts.generated_tokens,
             self._failures,
-            # What the text so far suggests is not told.
+            # With prompt lookup the number of proposed tokens is unknown.
             drafted=None if self._options.draft is None else self._texts.drafted,
             accepted=self._texts.accepted if self._options.speculates else None,
         )
 
     def capabilities(self) -> Capabilities:
-        """Return what it can do."""
+        """Return the features of the engine."""
         return self._able
 
     def is_healthy(self) -> bool:
-        """Return whether the thread is there to take requests up."""
+        """Return whether the engine accepts requests."""
         return self._thread.is_alive() and not self._stopping
 
     def is_ready(self) -> bool:
-        """Return whether there is a pipeline."""
+        """Return whether the pipeline is loaded."""
         return self.is_healthy() and self._ready
 
     def stop(self) -> None:
-        """Abort what runs, and let go of the model."""
+        """Abort all requests and release the model."""
         with self._lock:
             self._stopping = True
             self._process.kill()
@@ -305,30 +302,30 @@ class OpenVinoGenAiEngine:
 
     def _run(self) -> None:
         while not self._stopping:
-            said = self._process.next()
-            failure = None if said is not None else ""
-            if isinstance(said, Compiled):
-                self._has_compiled(said)
-            elif said is not None:
-                failure = self._looked_at(said)
+            message = self._process.next()
+            failure = None if message is not None else ""
+            if isinstance(message, Compiled):
+                self._has_compiled(message)
+            elif message is not None:
+                failure = self._try_handle(message)
             if failure is not None:
-                self._begin_anew(failure)
+                self._restart(failure)
             elif self._grammars.full and not self._running:
                 self._forget_grammars()
         self._finish()
 
-    def _looked_at(self, step: PipelineStep) -> str | None:
-        """Hand on what a step has brought; return why there has to be another process, if there has."""
+    def _try_handle(self, step: PipelineStep) -> str | None:
+        """Handle the results of a step; return why the process must be replaced, or None."""
         try:
-            self._look_at(step)
-        except Exception as error:  # A mistake of ours: nobody is to wait for what never comes.
-            _log.exception("'%s': what a step has brought could not be handed on", self._options.name)
+            self._handle(step)
+        except Exception as error:  # a bug; restart, so that no caller waits forever
+            _log.exception("'%s': the results of a step could not be delivered", self._options.name)
             return f"{type(error).__name__}: {error}"
         return step.failure or None
 
-    def _look_at(self, step: PipelineStep) -> None:
-        """Hand on what a step has brought."""
-        wrong, aborts = self._news()
+    def _handle(self, step: PipelineStep) -> None:
+        """Deliver the results of a step."""
+        wrong, aborts = self._take_changes()
         for running, error in wrong:
             running.fail(error)
         for number in step.begun:
@@ -341,43 +338,43 @@ class OpenVinoGenAiEngine:
             if sequence is not None:
                 self._forget(sequence.of)
                 sequence.of.fail(error)
-        self._cut(aborts)
+        self._end_aborted(aborts)
         self._deliver(step.pieces)
         self._usage = step.scheduled, step.blocks
-        self._process.looked_at()
+        self._process.allow_step()
         self._stepped(self.stats())
 
-    def _news(self) -> tuple[Sequence[tuple[RunningRequest, NeriteError]], Sequence[str]]:
-        """Take those whose grammar is wrong, and those that are not wanted any more."""
+    def _take_changes(self) -> tuple[Sequence[tuple[RunningRequest, NeriteError]], Sequence[str]]:
+        """Take the requests with invalid grammars, and the ids of aborted requests."""
         if not (self._wrong or self._aborts):
             return (), ()
         with self._lock:
             wrong, aborts = list(self._wrong), list(self._aborts)
             self._wrong.clear()
             self._aborts.clear()
-            # Nobody wants to know any more what is wrong with their grammars, or to wait.
+            # Aborted requests neither wait nor need the result of their grammar.
             for aside in (self._untried, self._held):
                 self._running |= {id: aside.pop(id) for id in aborts if id in aside}
         return wrong, aborts
 
     def _forget(self, running: RunningRequest, *, drop: bool = True) -> None:
-        """Be done with a request, and have the process be, too, if it has it."""
+        """Remove a request, and with ``drop`` cancel it in the process."""
         self._running.pop(running.id, None)
         for number in running.order.numbers:
             self._open.pop(number, None)
         if drop:
             self._process.send(DropOrder(running.order.numbers))
 
-    def _cut(self, aborts: Iterable[str]) -> None:
-        """End the requests that are not wanted any more."""
+    def _end_aborted(self, aborts: Iterable[str]) -> None:
+        """End the aborted requests."""
         for id in aborts:
             running = self._running.get(id)
             if running is not None:
-                self._forget(running, drop=False)  # whoever does not want it any more has said so
+                self._forget(running, drop=False)  # ``abort`` has already cancelled it in the process
                 running.abort()
 
     def _deliver(self, pieces: Iterable[Piece]) -> None:
-        """Hand on what is new of those that somebody still wants."""
+        """Deliver the new output of requests that are still running."""
         new, cut = self._texts.of(pieces, self._open)
         if cut:
             self._process.send(DropOrder(cut))
@@ -386,34 +383,34 @@ class OpenVinoGenAiEngine:
                 self._running.pop(running.id, None)
             running.listener.advanced(deltas)
 
-    def _begin_anew(self, reason: str) -> None:
-        """Fail what had begun, and go on with another process, if there still is to be one."""
+    def _restart(self, reason: str) -> None:
+        """Fail the started requests and replace the process, unless the engine is stopping."""
         how = self._process.end()
         if self._stopping:
             return
         reason = reason or f"its process {how}"
-        _log.error("'%s': %s; the engine begins anew", self._options.name, reason)
+        _log.error("'%s': %s; the engine restarts", self._options.name, reason)
         self._failures += 1
-        self._cut(self._news()[1])
+        self._end_aborted(self._take_changes()[1])
         for running in list(self._running.values()):
             if running.begun:
                 self._forget(running, drop=False)
                 running.fail(Internal(f"The engine failed while it ran this request: {reason}"))
-        self._take_another()
+        self._replace_process()
 
     def _forget_grammars(self) -> None:
-        """Go on with a process that has compiled nothing."""
-        _log.info("'%s': grammars have taken their share of memory; the pipeline is made anew", self._options.name)
+        """Replace the process to free the memory of compiled grammars."""
+        _log.info("'%s': compiled grammars reached their memory limit; restarting the pipeline", self._options.name)
         self._process.end()
-        self._take_another()
+        self._replace_process()
 
-    def _take_another(self) -> None:
-        """Make another process, which gets what the one before it has not begun with."""
+    def _replace_process(self) -> None:
+        """Start a new process, and send it the requests that have not started."""
         self._usage = (0, 0)
         self._ready = False
         self._stepped(self.stats())
         with self._lock:
-            self._has_compiled(None)  # Under the lock: what is to be compiled from now on goes to the next one.
+            self._has_compiled(None)  # under the lock, so that further grammars are compiled by the new process
             if self._stopping:
                 return
             self._process = PipelineProcess(self._options)
@@ -427,21 +424,21 @@ class OpenVinoGenAiEngine:
                 if running.request.grammar is None:
                     self._send(running)
         for running in again:
-            self._try(running)
+            self._compile_first(running)
         try:
             self._loaded(self._process.loaded())
-        except NeriteError as error:  # It is not healthy from now on.
+        except NeriteError as error:  # the engine is unhealthy from now on
             with self._lock:
                 stopped, self._stopping = self._stopping, True
             if not stopped:
-                why = f"the engine cannot begin anew: {error.message}"
+                why = f"the engine cannot restart: {error.message}"
                 for running in self._take_all():
                     running.fail(Unavailable(f"The engine has failed: {why}"))
                 self._stepped(self.stats())
                 self._given_up(f"'{self._options.name}': {why}")
 
     def _take_all(self) -> Sequence[RunningRequest]:
-        """Return all that wait for something, and be done with them."""
+        """Remove and return all requests."""
         with self._lock:
             everyone = [*self._running.values(), *self._untried.values(), *self._held.values()]
             everyone += [running for running, _ in self._wrong]
@@ -453,7 +450,7 @@ class OpenVinoGenAiEngine:
         return everyone
 
     def _finish(self) -> None:
-        """Say to all that nothing more comes."""
+        """Abort all requests at the end of the thread."""
         self._process.end()
         self._has_compiled(None)
         self._usage = (0, 0)

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI itself: the import, and the pipelines that options ask for."""
+"""Everything that touches OpenVINO GenAI's API: import, pipelines for text, embeddings and reranking, and sampling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nerite.llm.request import SamplingParameters
 from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar
 
 _VERBATIM: Final = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
-"""For prompts that the framework tokenizes: to those to which it applies a template it adds no special tokens."""
+"""Template that leaves prompts unchanged, because the framework adds no special tokens when it applies a template."""
 SAMPLING: Final = frozenset(
     {
         *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
@@ -30,22 +30,22 @@ SAMPLING: Final = frozenset(
         *("logprobs", "truncate_prompt_tokens", "lora_name", "grammar", "priority"),
     }
 )
-"""Sampling parameters that the framework is told of, or that are seen to here."""
+"""Sampling parameters that are supported by the framework or implemented here."""
 
 
 def genai() -> ModuleType:
-    """Return the package's library. Raises ``Unsupported`` where it cannot be imported."""
-    openvino()  # First, and without its telemetry.
+    """Import and return the library. Raises ``Unsupported`` if it cannot be imported."""
+    openvino()  # must be imported first, which also disables its telemetry
     try:
         from openvino_genai import py_openvino_genai
     except ImportError as error:
         raise NotHere(f"unable to import openvino_genai ({error}): pip install 'nerite[llm]'") from error
-    return py_openvino_genai  # type: ignore[no-any-return]  # The package has no types.
+    return py_openvino_genai  # type: ignore[no-any-return]  # the package has no types
 
 
 def tokenizer(directory: Path, *, pairs: bool = False) -> Any:
-    """Load the tokenizer of a model; one for pairs of texts, where it can be. Raises what the framework raises."""
-    # A second thread has next to nothing to do, and takes a core for a millisecond to wait for it.
+    """Load the tokenizer of a model, with support for text pairs if requested. Raises what the framework raises."""
+    # A second thread would have almost no work, but would spin on a core for a millisecond.
     properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1}
     return genai().Tokenizer(str(directory), **properties, **({"add_second_input": True} if pairs else {}))
 
@@ -67,7 +67,7 @@ def pipeline(options: PipelineOptions, tokenizer: Any) -> Any:
     more: dict[str, Any] = {}
     if options.adapter is not None:
         adapter = library.Adapter(str(options.adapter.file))
-        # Also for weights of few bits, which could not be changed.
+        # The static mode also works for quantized weights, which cannot be changed later.
         static = library.AdapterConfig.Mode.MODE_STATIC
         more["adapters"] = library.AdapterConfig(adapter, options.adapter.scale, mode=static)
     if options.draft is not None:
@@ -80,15 +80,15 @@ def pipeline(options: PipelineOptions, tokenizer: Any) -> Any:
 
 
 def layers(file: Path) -> list[str]:
-    """Return the names of the layers of a model that an adapter can change. Raises what the framework raises."""
+    """Return the names of a model's layers that an adapter can modify. Raises what the framework raises."""
     model = openvino().Core().read_model(file)
     return [node.get_friendly_name() for node in model.get_ops() if node.get_type_name() == "MatMul"]
 
 
 def common(options: PipelineOptions) -> Any:
-    """Return what each request of a model has to say."""
+    """Return the generation settings that all requests to a model share."""
     config = genai().GenerationConfig()
-    config.apply_chat_template = False  # prompts come as the model is to have them
+    config.apply_chat_template = False  # prompts are already in the model's format
     if options.speculates:
         config.num_assistant_tokens = options.guesses
     if options.lookup:
@@ -104,12 +104,12 @@ def generation(
     ends: Collection[int],
     form: Any = None,
 ) -> Any:
-    """Return how one of the sequences of a request is generated: ``room`` tokens at most, until one of ``ends``.
+    """Return the generation settings of one sequence: at most ``room`` tokens, until one of ``ends``.
 
-    ``form`` is what ``structured`` made of a grammar.
+    ``form`` is the result of ``structured`` for the request's grammar.
 
-    Stop strings are not in it: they are looked for in the text that is handed out. Nor are stop tokens where those
-    of the model are ignored: the framework then ignores all of them. Raises what the framework raises.
+    Stop strings are not included because they are searched for in the generated text. Stop tokens are not included if
+    the model's own are ignored, because the framework then ignores all of them. Raises what the framework raises.
     """
     config = common(options)
     config.max_new_tokens = min(sampling.max_tokens or room, room)
@@ -129,7 +129,7 @@ def generation(
         config.min_p = sampling.min_p
         if sampling.top_k:
             config.top_k = sampling.top_k
-        # Of itself the framework would have the same one for each request.
+        # The framework's default seed is the same for all requests.
         config.rng_seed = random.getrandbits(63) if sampling.seed is None else (sampling.seed + index) % 2**63
     config.structured_output_config = form
     config.validate()
@@ -137,61 +137,60 @@ def generation(
 
 
 def structured(grammar: Grammar) -> Any:
-    """Return a grammar as the framework takes it, which has not looked at it by then. Raises ``Unsupported``."""
+    """Convert a grammar to the framework's format, which does not validate it yet. Raises ``Unsupported``."""
     if grammar.kind == JSON_SCHEMA:
         return genai().StructuredOutputConfig(json_schema=schema_rewrites.plain_json_strings(grammar.source))
     schema_rewrites.check_classes(grammar.kind, grammar.source, quoted=grammar.kind == EBNF)
     return genai().StructuredOutputConfig(**{{REGEX: "regex", EBNF: "grammar"}[grammar.kind]: grammar.source})
 
 
-# Models that read and do not write: OpenVINO GenAI's pipelines for embeddings and for reranking.
-#
-# Both cut texts that are too long in silence. So texts are counted before, and refused.
+# Embedding and reranking. The framework's pipelines silently truncate texts that are too long, so texts are tokenized
+# first and rejected if they exceed the limit.
 
 _MOST: Final = 32
-"""Texts in one run of a reranker: each is padded to the longest."""
-_UNTOLD: Final = 8192
-"""Tokens that are tried where nobody says how many a model takes."""
+"""Maximum number of documents per run of a reranker, because each is padded to the longest."""
+_PROBE_TOKENS: Final = 8192
+"""Tokens with which truncation is tested if a model's maximum length is unknown."""
 
 
 class _Encoder(ABC):
-    """What both have: a tokenizer to count with, and a limit."""
+    """Common part of embedder and reranker: a tokenizer to count tokens, and the maximum length."""
 
     def __init__(self, options: EncoderOptions, *, pairs: bool = False) -> None:
         """Raises ``NeriteError``."""
         try:
             self._tokenizer: Any = tokenizer(options.directory, pairs=pairs)
             self._most = _limit(self._tokenizer, options.context_length)
-            self._pipeline: Any = self._made(options)
-        except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
+            self._pipeline: Any = self._create(options)
+        except Exception as error:  # any error of the framework explains why the model cannot be loaded
             raise translated(error, "loading model") from error
 
     @abstractmethod
-    def _made(self, options: EncoderOptions) -> Any:
+    def _create(self, options: EncoderOptions) -> Any:
         """Return the framework's pipeline. Raises what the framework raises."""
 
     def _check(self, length: int, what: str) -> None:
         if not length:
             raise InvalidArgument(f"{what} is empty")
         if self._most and length > self._most:
-            raise InvalidArgument(f"{what} has {length} tokens, and the model takes {self._most}: make it shorter")
+            raise InvalidArgument(f"{what} has {length} tokens, but the model takes {self._most}: make it shorter")
 
     def _check_text(self, text: str, what: str) -> None:
-        """Refuse a text that is too long whatever its tokens are: counting them takes its time."""
+        """Reject a text that is too long whatever its tokens are, without tokenizing it, which would take long."""
         if self._most and len(text) > self._most * LONGEST_TOKEN:
             raise InvalidArgument(
-                f"{what} has {len(text)} characters, and the model takes {self._most} tokens: make it shorter"
+                f"{what} has {len(text)} characters, but the model takes {self._most} tokens: make it shorter"
             )
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self._pipeline = self._tokenizer = None
 
 
 class OpenVinoEmbedder(_Encoder):
-    """Texts to vectors."""
+    """Embedder with OpenVINO GenAI's pipeline."""
 
-    def _made(self, options: EncoderOptions) -> Any:
+    def _create(self, options: EncoderOptions) -> Any:
         pipelines = genai().TextEmbeddingPipeline
         config = pipelines.Config()
         config.pooling_type = getattr(pipelines.PoolingType, options.pooling)
@@ -199,7 +198,7 @@ class OpenVinoEmbedder(_Encoder):
         return pipelines(str(options.directory), options.device, config, **options.properties)
 
     def tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text has. Raises ``InvalidArgument`` if one has more than the model takes."""
+        """Return the number of tokens of each text. Raises ``InvalidArgument`` if a text is too long for the model."""
         for text in texts:
             self._check_text(text, "the text")
         lengths = _lengths(self._tokenizer.encode(list(texts)))
@@ -208,25 +207,25 @@ class OpenVinoEmbedder(_Encoder):
         return lengths
 
     def vectors(self, texts: Sequence[str]) -> Array:
-        """Return a row for each text."""
+        """Return one row per text."""
         return np.asarray(self._pipeline.embed_documents(list(texts)), np.float32)
 
 
 class OpenVinoReranker(_Encoder):
-    """How well texts answer a query."""
+    """Reranker with OpenVINO GenAI's pipeline."""
 
     def __init__(self, options: EncoderOptions) -> None:
         super().__init__(options, pairs=True)
         self._pairs = self._tokenizer.supports_paired_input()
 
-    def _made(self, options: EncoderOptions) -> Any:
+    def _create(self, options: EncoderOptions) -> Any:
         pipelines = genai().TextRerankPipeline
         config = pipelines.Config()
         config.top_n = _MOST
         return pipelines(str(options.directory), options.device, config, **options.properties)
 
     def tokens(self, query: str, documents: Sequence[str]) -> int:
-        """Return how many tokens they have. Raises ``InvalidArgument`` if a text with the query has too many."""
+        """Return the total number of tokens. Raises ``InvalidArgument`` if a document with the query is too long."""
         total = 0
         for text in (query, *documents):
             self._check_text(text, "a document, with the query,")
@@ -241,7 +240,7 @@ class OpenVinoReranker(_Encoder):
         return total
 
     def scores(self, query: str, documents: Sequence[str]) -> Array:
-        """Return a number for each text, 0 to 1."""
+        """Return a score from 0 to 1 for each document."""
         scores = np.zeros(len(documents), np.float32)
         at = 0
         for some in _chunks(documents):
@@ -252,8 +251,8 @@ class OpenVinoReranker(_Encoder):
 
 
 def _limit(tokenizer: Any, most: int) -> int:
-    """Return how many tokens a text may have: ``most``, or fewer if the pipeline cuts there; 0 for any number."""
-    text = "a " * ((most or _UNTOLD) + 1)
+    """Return the maximum length of a text: ``most``, or less if the tokenizer truncates earlier; 0 for no limit."""
+    text = "a " * ((most or _PROBE_TOKENS) + 1)
     (whole,), (cut,) = (_lengths(tokenizer.encode([text], truncation=truncation)) for truncation in (False, True))
     return min((limit for limit in (most, cut if cut < whole else 0) if limit), default=0)
 

@@ -1,7 +1,10 @@
-"""Grammars are tried before the pipeline sees them: one that cannot be compiled would fail each of its steps, for all.
+"""Compiles grammars before the pipeline uses them, because a grammar that does not compile would fail all its steps.
 
-A thread tries them one after the other, so that requests without a new grammar need not wait for it. What is compiled
-stays with a pipeline's tokenizer for as long as there is one. So there has to be another one at times.
+A thread compiles them one after the other, so that requests without a new grammar do not wait. Some grammars of a few
+characters take far too long or crash their process, so each is first compiled in a sandbox process with a time limit.
+Run as a program, this module is that process: it reads a grammar per line and writes its error or an empty string.
+
+Compiled grammars stay with a pipeline's tokenizer until it is destroyed. So at times the pipeline has to be replaced.
 """
 
 from __future__ import annotations
@@ -32,56 +35,49 @@ from nerite.llm.openvino_genai import framework
 from nerite.llm.openvino_genai.options import PipelineOptions
 from nerite.llm.structured_output import REGEX, Grammar
 
-# Compiling a grammar to see what becomes of it: here, or first in a process of its own.
-#
-# Some grammars of a few characters take longer than anybody waits, and some take their process with them. What does
-# not fit into a process that is given seconds for it does not come here.
-#
-# As a program it is that process: a line in is a grammar, a line out is what is wrong with it.
-
 LONGEST_SECONDS: Final = 5.0
-"""For one grammar."""
+"""Time limit for compiling one grammar."""
 _START_SECONDS: Final = 60.0
 _MOST_CORES: Final = 8
-"""On which the framework compiles."""
+"""Number of cores that the framework compiles on."""
 _MODEL: Final = "model.xml"
 _SIMPLE: Final = Grammar(REGEX, "a")
 _PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
-"""What stands before the words that matter."""
+"""Prefix of the framework's error messages, which is removed."""
 
 
 class Compiler:
-    """A pipeline with a network that finds all tokens equally likely. It compiles with the first token it chooses.
+    """Compiles grammars by generating one token with a dummy network that finds all tokens equally likely.
 
-    What is compiled is kept with the tokenizer, where other pipelines with it find it.
+    Compiled grammars are stored with the tokenizer, where other pipelines with the same tokenizer find them.
     """
 
     def __init__(self, vocabulary: int, tokenizer: Any) -> None:
-        """``vocabulary``: as many tokens as the model of the other pipelines has. Raises what the framework raises."""
+        """``vocabulary`` is the vocabulary size of the real model. Raises what the framework raises."""
         ov = openvino()
         with tempfile.TemporaryDirectory(prefix="nerite-") as folder:
             file = Path(folder) / _MODEL
-            ov.save_model(_indifferent(vocabulary), file, compress_to_fp16=False)
+            ov.save_model(_uniform_network(vocabulary), file, compress_to_fp16=False)
             text, weights = file.read_text(), file.with_suffix(".bin").read_bytes()
         self._pipeline = framework.genai().LLMPipeline(
             text, ov.Tensor(np.frombuffer(weights, np.uint8)), tokenizer, "CPU", ATTENTION_BACKEND="SDPA"
         )
 
     def wrong(self, grammar: Grammar, ends: Collection[int]) -> str:
-        """Return why there can be no text of this form that one of the tokens ``ends`` ends; nothing if there can."""
+        """Return why no text that ends with one of the tokens ``ends`` can match the grammar; empty if one can."""
         config = framework.genai().GenerationConfig()
         config.max_new_tokens = 1
         config.stop_token_ids = set(ends)
         try:
             config.structured_output_config = framework.structured(grammar)
             self._pipeline.generate(openvino().Tensor(np.zeros((1, 1), np.int64)), config)
-        except Exception as error:  # Whatever it is, it would be the same in the other pipelines.
+        except Exception as error:  # whatever it is, the real pipeline would fail in the same way
             return _PLACE.sub("", " ".join(str(error).split())) or type(error).__name__
         return ""
 
 
-def _indifferent(vocabulary: int) -> Any:
-    """Return the network: for each token of the input the same number for each of the vocabulary."""
+def _uniform_network(vocabulary: int) -> Any:
+    """Return a network that outputs equal logits for the whole vocabulary."""
     ov = openvino()
     ops = ov.opset15
     inputs = {"input_ids": ov.Type.i64, "attention_mask": ov.Type.i64, "beam_idx": ov.Type.i32}
@@ -97,25 +93,25 @@ def _indifferent(vocabulary: int) -> Any:
 
 
 class CompilerProcess:
-    """A compiler that may be lost. For one thread, but for ``close``."""
+    """A ``Compiler`` in a disposable process. For one thread, except ``close``."""
 
     def __init__(self, vocabulary: int, directory: Path) -> None:
-        """``directory`` has the tokenizer. The process is made when there is something to compile."""
+        """``directory`` holds the tokenizer. The process is started lazily."""
         self._arguments = [str(vocabulary), str(directory)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._bare = 0
-        """What it took before it compiled anything."""
+        self._baseline = 0
+        """Memory of the process before it compiled anything."""
 
     @property
     def compiled_bytes(self) -> int:
-        """What the grammars that it has compiled take of its memory; 0 where the system does not tell."""
-        return 0 if self._process is None else max(memory.memory_of(self._process.pid) - self._bare, 0)
+        """Memory of the compiled grammars in the process; 0 if the system does not report memory."""
+        return 0 if self._process is None else max(memory.memory_of(self._process.pid) - self._baseline, 0)
 
     def wrong(self, grammar: Grammar, ends: Collection[int]) -> str:
-        """Return why a grammar cannot be compiled, or not in time; nothing if it can."""
+        """Return why a grammar cannot be compiled in time; empty if it can."""
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # It was ended, and not by this grammar.
-        process = self._process or self._started()
+            self.close()  # it ended for another reason than this grammar
+        process = self._process or self._start()
         try:
             assert process.stdin is not None
             process.stdin.write(json.dumps([grammar.kind, grammar.source, sorted(ends)]).encode() + b"\n")
@@ -126,19 +122,19 @@ class CompilerProcess:
             return f"it takes more than {LONGEST_SECONDS:g} seconds to compile: make it simpler"
         except OSError:
             self.close()
-            return "its compiler does not survive it: make it simpler"
+            return "it crashes the compiler: make it simpler"
         wrong: str = json.loads(answer)
         return wrong
 
     def close(self) -> None:
-        """End the process. Another is made when it is needed."""
+        """End the process. Another is started when it is needed."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.communicate()
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        """Make the process. Raises ``OSError`` if it does not come up."""
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the process. Raises ``OSError`` if it does not come up."""
         process = self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments],
             stdin=subprocess.PIPE,
@@ -150,16 +146,16 @@ class CompilerProcess:
         except OSError:
             self.close()
             raise
-        self._bare = memory.memory_of(process.pid)
+        self._baseline = memory.memory_of(process.pid)
         return process
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """Return the next line that a process writes. Raises ``TimeoutError``, or ``OSError`` if it has ended."""
+    """Return the next line of a process's output. Raises ``TimeoutError``, or ``OSError`` if the process has ended."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], seconds)[0]:
         raise TimeoutError
-    # It writes a line at once, and only when asked.
+    # The process writes whole lines, and one per request, so ``readline`` does not block for long.
     line = process.stdout.readline()
     if not line:
         raise BrokenPipeError("the process that compiles grammars has ended")
@@ -167,16 +163,16 @@ def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
 
 
 def main() -> None:
-    """Compile what comes, as long as somebody asks."""
-    # What libraries print is not an answer.
+    """Compile the grammars that arrive on standard input until it is closed."""
+    # Output of libraries must not be taken for an answer, so it goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     compiler = Compiler(int(sys.argv[1]), framework.tokenizer(Path(sys.argv[2])))
-    compiler.wrong(_SIMPLE, ())  # What it takes for the first one is not that one's.
+    compiler.wrong(_SIMPLE, ())  # warm-up: the memory of the first compilation is not due to its grammar
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         kind, source, ends = json.loads(line)
-        # Nobody may be left to end it.
+        # The parent may have died and cannot enforce the time limit then.
         used = resource.getrusage(resource.RUSAGE_SELF)
         limit = int(used.ru_utime + used.ru_stime + LONGEST_SECONDS * _MOST_CORES + 1)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
@@ -185,11 +181,11 @@ def main() -> None:
 
 _log = logging.getLogger("nerite.llm")
 _MOST: Final = 4096
-"""Grammars that are known to be good."""
+"""Maximum number of compiled grammars."""
 MOST_BYTES: Final = 512 << 20
-"""What the good ones may take; as much as vLLM gives them."""
+"""Maximum memory of compiled grammars, the same as in vLLM."""
 _LARGE: Final = 4
-"""One that takes more than this part of it is too large."""
+"""A grammar that takes more than this fraction (1/4) of ``MOST_BYTES`` is rejected."""
 _LONGEST_REASON: Final = 1000
 
 _Key = bytes
@@ -197,88 +193,88 @@ _Then = Callable[[NeriteError | None], None]
 
 
 class Grammars:
-    """Tries grammars. May be used from any thread."""
+    """Validates grammars by compiling them, and remembers the results. Thread-safe."""
 
     def __init__(self, options: PipelineOptions, compile: Callable[[Grammar, Collection[int], int], str]) -> None:
-        """``compile`` has one compiled where it is used, and returns what is wrong with it. Raises ``NeriteError``."""
+        """``compile`` compiles a grammar in the pipeline process and returns its error. Raises ``NeriteError``."""
         self._options = options
         self._compile = compile
         self._lock = threading.Lock()
         self._good: set[_Key] = set()
-        """Those that are compiled."""
+        """Grammars that are compiled in the pipeline process."""
         self._bad: Memo[_Key, str] = Memo()
-        """What is wrong with others."""
+        """Errors of invalid grammars."""
         self._vocabulary = 0
-        """How many tokens the model knows; 0 until it was looked for."""
-        self._asked: queue.SimpleQueue[tuple[Grammar, frozenset[int], _Then] | None] = queue.SimpleQueue()
+        """Size of the model's vocabulary; 0 until it was read."""
+        self._queue: queue.SimpleQueue[tuple[Grammar, frozenset[int], _Then] | None] = queue.SimpleQueue()
         self._compiled = 0
-        """Bytes that the good ones take."""
+        """Memory of the compiled grammars in bytes."""
         self._room = threading.Event()
-        """There is room for more."""
+        """Set while more grammars may be compiled."""
         self._room.set()
         self._thread: threading.Thread | None = None
-        self._apart: CompilerProcess | None = None
+        self._sandbox: CompilerProcess | None = None
 
     @property
     def full(self) -> bool:
-        """Whether nothing is tried any more until ``forget``."""
+        """Whether no more grammars are compiled until ``forget``."""
         return not self._room.is_set()
 
     def forget(self) -> None:
-        """Begin anew: what has compiled them is gone, and what takes its place has compiled nothing."""
+        """Forget the compiled grammars, because the pipeline process that held them was replaced."""
         self._good.clear()
         if not self.full:
             return
         self._compiled = 0
-        if self._apart is not None:
-            self._apart.close()
+        if self._sandbox is not None:
+            self._sandbox.close()
         self._room.set()
 
     def known(self, grammar: Grammar, ends: Collection[int]) -> bool:
-        """Return whether a text of this form, which one of the tokens ``ends`` ends, is known to be possible.
+        """Return whether a grammar with the end tokens ``ends`` is compiled in the pipeline process.
 
-        Raises ``InvalidArgument`` if it is known that it is not.
+        Raises ``InvalidArgument`` if it is known to be invalid.
         """
         if not self._vocabulary:
             logits = openvino().Core().read_model(self._options.model).output("logits")
             self._vocabulary = logits.get_partial_shape()[2].get_length()
-        if max(ends) >= self._vocabulary:  # the framework would write where it must not
-            raise InvalidArgument(f"'stop_token_ids' has {max(ends)}, and the vocabulary {self._vocabulary} tokens")
+        if max(ends) >= self._vocabulary:  # the framework would write out of bounds
+            raise InvalidArgument(f"'stop_token_ids' has {max(ends)}, but the vocabulary has {self._vocabulary} tokens")
         key = _key(grammar, ends)
         if wrong := self._bad.get(key):
             raise _refusal(grammar, wrong)
         return key in self._good
 
     def find_out(self, grammar: Grammar, ends: Collection[int], then: Callable[[NeriteError | None], None]) -> None:
-        """Try a grammar, and tell ``then`` what is wrong with it, if anything is. On a thread of its own."""
+        """Compile a grammar in a background thread, and call ``then`` with its error or None."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
                 self._thread.start()
-        self._asked.put((grammar, frozenset(ends), then))
+        self._queue.put((grammar, frozenset(ends), then))
 
     def close(self) -> None:
-        """End the thread, after what it tries just now."""
+        """Stop the thread after the current grammar."""
         if self._thread is not None:
-            self._asked.put(None)
+            self._queue.put(None)
             self._room.set()
             self._thread.join()
-        if self._apart is not None:
-            self._apart.close()
+        if self._sandbox is not None:
+            self._sandbox.close()
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            grammar, ends, then = asked
+        while (task := self._queue.get()) is not None:
+            grammar, ends, then = task
             self._room.wait()
             try:
-                wrong = self._looked_at(grammar, ends)
+                wrong = self._validate(grammar, ends)
                 then(_refusal(grammar, wrong) if wrong else None)
             except Exception as error:
-                _log.exception("'%s': a grammar could not be tried", self._options.name)
-                then(Internal(f"structured output ({grammar.kind}) could not be tried: {error}"))
+                _log.exception("'%s': a grammar could not be compiled", self._options.name)
+                then(Internal(f"structured output ({grammar.kind}) could not be compiled: {error}"))
 
-    def _looked_at(self, grammar: Grammar, ends: Collection[int]) -> str:
-        """Return what is wrong with a grammar, and know it from now on."""
+    def _validate(self, grammar: Grammar, ends: Collection[int]) -> str:
+        """Return the error of a grammar, and remember the result."""
         key = _key(grammar, ends)
         if key in self._good:
             return ""
@@ -292,15 +288,15 @@ class Grammars:
         return wrong
 
     def _wrong(self, grammar: Grammar, ends: Collection[int]) -> str:
-        """Return what is wrong with a grammar. What it takes is seen in the process, which does nothing else."""
-        if self._apart is None:
-            self._apart = CompilerProcess(self._vocabulary, self._options.directory)
-        before = self._apart.compiled_bytes
-        if wrong := self._apart.wrong(grammar, ends):
+        """Return the error of a grammar. Its memory is measured in the sandbox process, which does nothing else."""
+        if self._sandbox is None:
+            self._sandbox = CompilerProcess(self._vocabulary, self._options.directory)
+        before = self._sandbox.compiled_bytes
+        if wrong := self._sandbox.wrong(grammar, ends):
             return wrong
-        taken = self._apart.compiled_bytes - before
+        taken = self._sandbox.compiled_bytes - before
         if taken > MOST_BYTES // _LARGE:
-            self._apart.close()
+            self._sandbox.close()
             return f"compiled it takes {taken >> 20} MB: make it simpler"
         self._compiled += max(taken, 0)
         return self._compile(grammar, ends, self._vocabulary)

@@ -1,4 +1,4 @@
-"""What an engine and the process of its pipeline say to each other. Plain data, which is pickled."""
+"""Messages between the engine and its pipeline process (plain data, pickled), and the pipe that carries them."""
 
 from __future__ import annotations
 
@@ -15,101 +15,99 @@ from nerite.llm.engine import FinishReason
 from nerite.llm.request import SamplingParameters
 from nerite.llm.structured_output import Grammar
 
-# To the process
+# To the pipeline process
 
 
 class GenerationOrder(NamedTuple):
-    """A request: as many sequences as it has numbers, each a request of its own to the pipeline."""
+    """Starts a request. Each of its sequences has a number and is a separate request to the pipeline."""
 
     numbers: Sequence[int]
     prompt: Array | tuple[str, Sequence[Array]]
-    """Its tokens, or its text and pixels."""
+    """Tokens, or text and pixels."""
     special_tokens: bool
-    """Whether a text gets those that stand at its beginning."""
+    """Whether special tokens are added to a text."""
     sampling: SamplingParameters
     room: int
-    """Tokens that there is room for after the prompt."""
+    """Tokens that fit into the context after the prompt."""
     most: int
-    """Tokens of prompt and answer; 0 where the prompt is tokens, which were counted."""
+    """Maximum tokens of prompt and answer; 0 if the prompt is tokens, which were counted."""
     ends: frozenset[int]
-    """Tokens by which the model says that it is done."""
+    """Tokens by which the model ends its answer."""
     grammar: Grammar | None
 
 
 class DropOrder(NamedTuple):
-    """Sequences that nobody wants any more. In any case a ``PipelineStep`` follows."""
+    """Cancels sequences. It is always followed by a ``PipelineStep``, even if it names no sequence."""
 
     numbers: Sequence[int]
 
 
 class CompileOrder(NamedTuple):
-    """A grammar that is to be compiled. ``Compiled`` follows, between steps."""
+    """Compiles a grammar. It is answered with ``Compiled``, between steps."""
 
     grammar: Grammar
     ends: frozenset[int]
     vocabulary: int
-    """How many tokens the model knows."""
+    """Size of the model's vocabulary."""
 
 
-# From the process
+# From the pipeline process
 
 
 class PipelineLoaded(NamedTuple):
-    """The model is there."""
+    """The model is loaded."""
 
     blocks: int
-    """Of the KV cache."""
+    """Blocks of the KV cache."""
     ends: frozenset[int]
 
 
 Piece: TypeAlias = tuple[int, list[int], list[float], FinishReason | None, int]
-"""Of a sequence: its number, new tokens, how likely they were, and how it has ended, if it has.
+"""New output of a sequence: its number, new tokens, their log probabilities, and the finish reason, if any.
 
-At the end, of a model that takes images, also how many tokens the prompt had with them; else 0.
+Last, at the end of a sequence of a model that takes images, the prompt's number of tokens with images; otherwise 0.
 """
 
 
 class PipelineStep(NamedTuple):
-    """What a step has brought."""
+    """Results of a step."""
 
     begun: Sequence[int]
-    """Sequences that it was the first for."""
+    """Sequences that started with this step."""
     refused: Sequence[tuple[int, NeriteError]]
-    """Those that the pipeline did not take."""
+    """Sequences that the pipeline rejected."""
     pieces: Sequence[Piece]
     scheduled: int
     """Sequences in the batch."""
     blocks: int
-    """Of the KV cache that are in use."""
+    """Used blocks of the KV cache."""
     failure: str
-    """Why the step has failed, and all that was begun with it, if it has. The process ends then."""
+    """Why the step and all started sequences failed; empty if it succeeded. After a failure the process ends."""
 
 
 class Compiled(NamedTuple):
-    """The end of a ``CompileOrder``."""
+    """The result of a ``CompileOrder``."""
 
     wrong: str
-    """Why there can be no text of that form; nothing if there can."""
+    """Why the grammar cannot be used; empty if it can."""
 
 
-# Messages between an engine and the process of its pipeline: each is one piece of bytes, sent with one call.
-#
-# What is sent after a step delays the next one, in a process that finds nothing in the caches: what Python's own
-# connections do with a message took as long there as all else between two steps.
+# Framing: each message is one block of bytes, sent with one call. Sending after a step delays the next step, in a
+# process with cold caches: there, ``multiprocessing`` connections took as long as all other work between two steps.
 
 _LENGTH: Final = struct.Struct("<I")
 _AT_ONCE: Final = 1 << 16
-"""Bytes that are read with one call, at most."""
+"""Maximum number of bytes per read."""
 
 
 def packed_message(message: object) -> bytes:
-    """Return a message as it is sent."""
+    """Return a message as framed bytes."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
 
 
 class FramedPipe:
-    """One end of it. One thread at a time sends, and one reads."""
+    """One end of a pipe for messages. At any time, one thread may send and one may read."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -118,22 +116,22 @@ class FramedPipe:
         self._coming.register(end, select.POLLIN)
 
     def send(self, message: object) -> None:
-        """Send what can be pickled. Raises ``OSError`` if nobody reads any more."""
+        """Pickle and send a message. Raises ``OSError`` if the other end is closed."""
         self.write(packed_message(message))
 
     def write(self, data: bytes) -> None:
-        """Send what ``packed`` made, or the rest of it. Raises ``OSError`` if nobody reads any more."""
+        """Send bytes of ``packed_message``, or the rest of them. Raises ``OSError`` if the other end is closed."""
         self._socket.sendall(data)
 
     def push(self, data: bytes) -> bytes:
-        """Send as much as there is room for now, and return the rest. Raises ``OSError`` if nobody reads any more."""
+        """Send as much as possible without blocking; return the rest. Raises ``OSError`` if the other end is closed."""
         try:
             return data[self._socket.send(data, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
             return data
 
     def receive(self) -> Any:
-        """Wait for the next message and return it. Raises ``EOFError`` when there is none any more, and ``OSError``."""
+        """Wait for the next message and return it. Raises ``EOFError`` at the end of the stream, or ``OSError``."""
         received = self._received
         while (end := self._end()) is None:
             more = self._socket.recv(_AT_ONCE)
@@ -145,7 +143,7 @@ class FramedPipe:
         return message
 
     def waits(self, milliseconds: int | None) -> bool:
-        """Return whether a message, or a part of one, is there by then; None: whenever that is."""
+        """Wait until a message, or a part of one, is available; return False on timeout. None waits indefinitely."""
         return bool(self._received or self._coming.poll(milliseconds))
 
     def close(self) -> None:
@@ -153,7 +151,7 @@ class FramedPipe:
         self._socket.close()
 
     def _end(self) -> int | None:
-        """Return where the first message ends, if it is there."""
+        """Return where the first message ends in the buffer, or None if it is incomplete."""
         if len(self._received) < _LENGTH.size:
             return None
         end: int = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]

@@ -1,4 +1,4 @@
-"""How the pipeline of a model has to be made: from the files of its version and the parameters of its configuration."""
+"""Reads the options of a pipeline from the files of a version and the parameters of its configuration."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from nerite.llm import checkpoint, selection
 from nerite.llm.checkpoint import EMBED, GENERATE, CheckpointContent
 from nerite.llm.installation import converted
 
-# LoRA: one adapter beside the model, which all requests are answered with.
-#
-# The pipeline ignores in silence the adapters that requests choose, and tensors that fit no layer; and it knows
-# nothing of how far an adapter is to count. So there is one for all, its file is compared with the layers of the
-# model, and what its configuration says beyond that is refused.
+# LoRA. The pipeline silently ignores adapters that requests choose and tensors that match no layer, and it does not
+# know an adapter's scale. So one adapter applies to all requests, its tensors are compared with the model's layers, the
+# scale is computed here, and unsupported settings of its configuration are rejected.
 
 FILE: Final = "multi_lora.json"
-"""As Triton's vLLM backend has it: names of adapters, and where each lies."""
+"""Maps names of adapters to their directories, as in Triton's vLLM backend."""
 _WEIGHTS: Final = "adapter_model.safetensors"
 _CONFIG: Final = "adapter_config.json"
 _PREFIX: Final = "base_model.model."
@@ -40,31 +38,31 @@ _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "rank_pattern": (None, {}),
     "use_dora": (None, False),
 }
-"""What the engine would not do, and the values that ask for nothing."""
+"""Settings that the engine does not support, with the values that have no effect and are accepted."""
 
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """An adapter that lies beside a model."""
+    """A LoRA adapter of a model."""
 
     name: str
     file: Path
     scale: float
-    """What its product is multiplied with."""
+    """Factor of the product of its matrices."""
 
 
 def find_lora(context: ModelContext) -> LoraAdapter | None:
-    """Return the adapter of a model; None if it has none. Raises ``NeriteError``."""
+    """Return the adapter of a model, or None. Raises ``NeriteError``."""
     place = context.version_directory / FILE
     if not place.is_file():
         return None
     named = checkpoint.describe_content(context.version_directory, FILE)
     if not named or not all(isinstance(path, str) and path for path in named.values()):
-        raise InvalidArgument(f"model '{context.name}': '{place}' has to be names of adapters and their directories")
+        raise InvalidArgument(f"model '{context.name}': '{place}' must map names of adapters to directories")
     if len(named) > 1:
         raise Unsupported(
-            f"model '{context.name}' has {len(named)} adapters in {FILE} ({', '.join(sorted(named))}), and the engine "
-            "openvino_genai takes one, for all requests: leave one there, or make a model of each"
+            f"model '{context.name}' has {len(named)} adapters in {FILE} ({', '.join(sorted(named))}), but the engine "
+            "openvino_genai supports one, for all requests: keep one, or create a model for each"
         )
     ((name, path),) = named.items()
     directory = context.version_directory / path
@@ -78,42 +76,42 @@ def _scale(adapter: str, directory: Path) -> float:
     described = checkpoint.describe_content(directory, _CONFIG)
     for key, plain in _PLAIN.items():
         if described.get(key) not in plain:
-            raise Unsupported(f"{adapter} has '{key}' in {_CONFIG}, which the engine openvino_genai does not do")
+            raise Unsupported(f"{adapter} has '{key}' in {_CONFIG}, which the engine openvino_genai does not support")
     rank, alpha = described.get("r"), described.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
-        raise InvalidArgument(f"{adapter} has no {_CONFIG} with 'r' and 'lora_alpha', which say how far it counts")
+        raise InvalidArgument(f"{adapter} has no {_CONFIG} with 'r' and 'lora_alpha', which define its scale")
     return alpha / (math.sqrt(rank) if described.get("use_rslora") else rank)
 
 
 def check_lora(adapter: LoraAdapter, layers: Iterable[str]) -> None:
-    """Raise ``InvalidArgument`` if a tensor of an adapter belongs to none of the ``layers`` of its model."""
+    """Raise ``InvalidArgument`` if a tensor of an adapter matches none of its model's ``layers``."""
     spellings = [spelling for layer in layers for spelling in (layer, layer.replace(".", "_"))]
     for tensor in _tensors(adapter.file):
         part = _PART.fullmatch(tensor)
         layer = part[1].removeprefix(_PREFIX) if part and part[1].startswith(_PREFIX) else ""
         if not layer or not any(layer in spelling for spelling in spellings):
             raise InvalidArgument(
-                f"the adapter '{adapter.name}' has the tensor '{tensor}', for which the model has no layer: it was "
-                "made for another model"
+                f"the adapter '{adapter.name}' has the tensor '{tensor}', for which the model has no layer: the "
+                "adapter was made for another model"
             )
 
 
 def _tensors(file: Path) -> list[str]:
-    """Return the names of the tensors in a file. Raises ``InvalidArgument`` if it is not in the format safetensors."""
+    """Return the names of the tensors in a file. Raises ``InvalidArgument`` if it is not a safetensors file."""
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(min(size, file.stat().st_size)))
         return [name for name in header if name != "__metadata__"]
     except (ValueError, TypeError) as error:
-        raise InvalidArgument(f"'{file}' is no file of the format safetensors: {error}") from None
+        raise InvalidArgument(f"'{file}' is not a safetensors file: {error}") from None
 
 
 _log = logging.getLogger("nerite.llm")
 
 MODEL: Final = "openvino_model.xml"
 SEEING_MODEL: Final = "openvino_language_model.xml"
-"""The same of a model that takes images, which has others for them."""
+"""The language model file of a model that takes images, which has further files for them."""
 _FILES: Final = (MODEL, "openvino_tokenizer.xml", "openvino_detokenizer.xml")
 _SEEING_FILES: Final = (
     SEEING_MODEL,
@@ -137,47 +135,47 @@ _EMBEDDING: Final = frozenset({"NORMALIZE", "POOLING_TYPE"})
 _ENGINE: Final = "the engine openvino_genai"
 
 _POOLINGS: Final = {"CLS": "CLS", "MEAN": "MEAN", "LAST": "LAST_TOKEN"}
-"""vLLM's names, and the framework's."""
+"""The framework's names for vLLM's pooling types."""
 _POOLING_FILE: Final = "1_Pooling/config.json"
 _POOLING_MODES: Final = {
     "pooling_mode_cls_token": "CLS",
     "pooling_mode_mean_tokens": "MEAN",
     "pooling_mode_lasttoken": "LAST",
 }
-"""How that file of Sentence Transformers says it."""
+"""Keys of the pooling file of Sentence Transformers."""
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What a pipeline is made of."""
+    """Options of a pipeline that generates text."""
 
     name: str
-    """Of the instance."""
+    """Name of the instance."""
     directory: Path
     device: str = "CPU"
     properties: Mapping[str, str | int] | None = None
     most_sequences: int = 256
     batched_tokens: int = 256
-    """Tokens that one step computes; a longer prompt takes several."""
+    """Maximum number of tokens per step; a longer prompt takes several steps."""
     cache_gb: int = 4
-    """Of memory for KV, which is taken as it is needed."""
+    """Size of the KV cache, which is allocated on demand."""
     cache_blocks: int = 0
-    """Instead of ``cache_gb``, where it is above 0."""
+    """Used instead of ``cache_gb`` if it is above 0."""
     prefix_caching: bool = True
     context_length: int = 0
-    """0: as the model and the cache have it."""
+    """0: limited only by the model and the cache."""
     adapter: LoraAdapter | None = None
-    """What all requests are answered with."""
+    """Adapter that applies to all requests."""
     draft: Path | None = None
-    """A smaller model that guesses tokens, which the model then looks at in one step."""
+    """Draft model that proposes tokens, which the model verifies in one step."""
     lookup: int = 0
-    """Instead of it: the text so far is the guess. So many tokens have to be the same before it."""
+    """Prompt lookup instead of a draft model: length of the n-gram that must match."""
     guesses: int = 5
-    """Tokens that are guessed at a time."""
+    """Speculative tokens per step."""
 
     @property
     def speculates(self) -> bool:
-        """Whether tokens are guessed."""
+        """Whether speculative decoding is on."""
         return self.draft is not None or self.lookup > 0
 
     @property
@@ -187,30 +185,30 @@ class PipelineOptions:
 
     @property
     def model(self) -> Path:
-        """The network that makes tokens."""
+        """Path of the network that generates tokens."""
         return self.directory / (SEEING_MODEL if self.sees else MODEL)
 
 
 @dataclass(frozen=True)
 class EncoderOptions:
-    """What a pipeline for embeddings or for reranking is made of."""
+    """Options of a pipeline for embeddings or for reranking."""
 
     directory: Path
     device: str
     properties: Mapping[str, str | int]
     context_length: int
-    """Tokens of a text; 0: nobody knows how many are too many."""
+    """Maximum number of tokens of a text; 0 if unknown."""
     pooling: str = "CLS"
-    """How a vector is made of those of the tokens, by the framework's name."""
+    """Pooling of the tokens' vectors, by the framework's name."""
     normalize: bool = True
-    """Whether vectors have length 1."""
+    """Whether vectors are normalized to length 1."""
 
 
 def check_files(context: ModelContext, task: str) -> None:
-    """Raise ``Unavailable`` if the version directory lacks what an engine needs, with what brings it."""
+    """Raise ``Unavailable`` with a remedy if the version directory lacks files that the task needs."""
     directory = context.version_directory
     if checkpoint.checkpoint_content(directory) is CheckpointContent.CHECKPOINT:
-        return  # What it is converted to has everything.
+        return  # its conversion creates all files
     needed: Sequence[str] = _FILES if task == GENERATE else _FILES[:2]
     if task == GENERATE and (directory / SEEING_MODEL).is_file():
         needed = _SEEING_FILES
@@ -218,13 +216,13 @@ def check_files(context: ModelContext, task: str) -> None:
     if not missing:
         return
     raise Unavailable(
-        f"model '{context.name}': '{directory}' has no {', '.join(missing)}. A language model is a directory that "
-        "'optimum-cli export openvino' has made"
+        f"model '{context.name}': '{directory}' has no {', '.join(missing)}. A language model must be a directory that "
+        "was written by 'optimum-cli export openvino'"
     )
 
 
 def read(context: ModelContext, instance: InstanceContext) -> PipelineOptions:
-    """Return what configuration and files say; convert a checkpoint, if that was not done. Raises ``NeriteError``."""
+    """Read the options; convert the checkpoint if that was not done before. Raises ``NeriteError``."""
     check_files(context, GENERATE)
     selection.check_parameters(context, KNOWN, _ENGINE)
     standard = PipelineOptions(instance.name, converted(context))
@@ -248,24 +246,24 @@ def read(context: ModelContext, instance: InstanceContext) -> PipelineOptions:
     )
 
 
-def _draft(context: ModelContext, said: str) -> Path | None:
-    if not said:
+def _draft(context: ModelContext, configured: str) -> Path | None:
+    if not configured:
         return None
-    directory = context.version_directory / said
+    directory = context.version_directory / configured
     missing = [file for file in _FILES if not (directory / file).is_file()]
     if missing:
         raise Unavailable(
-            f"parameter 'SPECULATIVE_MODEL' of model '{context.name}' is '{said}', and '{directory}' has no "
+            f"parameter 'SPECULATIVE_MODEL' of model '{context.name}' is '{configured}', but '{directory}' has no "
             f"{', '.join(missing)}"
         )
     return directory
 
 
 def read_encoder(context: ModelContext, instance: InstanceContext, task: str) -> EncoderOptions:
-    """Return what configuration and files say of a model that embeds or reranks. Raises ``NeriteError``."""
+    """Read the options of a model that embeds or reranks. Raises ``NeriteError``."""
     check_files(context, task)
     own = _COMMON | _EMBEDDING if task == EMBED else _COMMON
-    selection.check_parameters(context, own, f"{_ENGINE}, of a model that is to {task},")
+    selection.check_parameters(context, own, f"{_ENGINE}, for a model that is to {task},")
     device, properties = _device(context, instance)
     made = EncoderOptions(converted(context), device, properties, _context_length(context))
     if task != EMBED:
@@ -274,28 +272,28 @@ def read_encoder(context: ModelContext, instance: InstanceContext, task: str) ->
 
 
 def _pooling(context: ModelContext) -> str:
-    said = context.parameter("POOLING_TYPE").upper()
-    if not said:
+    pooling = context.parameter("POOLING_TYPE").upper()
+    if not pooling:
         described = checkpoint.describe_content(context.version_directory, _POOLING_FILE)
-        said = next((name for mode, name in _POOLING_MODES.items() if described.get(mode)), "")
-    if not said:
-        said = "CLS"
+        pooling = next((name for mode, name in _POOLING_MODES.items() if described.get(mode)), "")
+    if not pooling:
+        pooling = "CLS"
         _log.warning(
-            "model '%s' does not say how vectors of tokens become one: the first token's is taken. Say POOLING_TYPE "
-            "MEAN, LAST or CLS, or copy %s of the checkpoint into %s",
+            "model '%s' does not specify its pooling, so the vector of the first token is used. Set POOLING_TYPE to "
+            "MEAN, LAST or CLS, or copy %s from the checkpoint to %s",
             context.name,
             _POOLING_FILE,
             context.version_directory,
         )
-    if said not in _POOLINGS:
+    if pooling not in _POOLINGS:
         raise InvalidArgument(
-            f"parameter 'POOLING_TYPE' of model '{context.name}' is '{said}'. There are: {', '.join(_POOLINGS)}."
+            f"parameter 'POOLING_TYPE' of model '{context.name}' is '{pooling}'. There are: {', '.join(_POOLINGS)}."
         )
-    return _POOLINGS[said]
+    return _POOLINGS[pooling]
 
 
 def _device(context: ModelContext, instance: InstanceContext) -> tuple[str, Mapping[str, str | int]]:
-    """Return where a model runs, and the properties that OpenVINO is given."""
+    """Return the device of a model, and the properties for OpenVINO."""
     properties: dict[str, str | int] = {}
     threads = configuration.thread_count(context, "INFERENCE_NUM_THREADS")
     device = context.parameter("TARGET_DEVICE", "CPU").upper()
@@ -312,13 +310,13 @@ def _context_length(context: ModelContext) -> int:
     wanted, own = selection.count_parameter(context, "MAX_MODEL_LEN"), _positions(context.version_directory)
     if own and wanted > own:
         raise InvalidArgument(
-            f"parameter 'MAX_MODEL_LEN' of model '{context.name}' is {wanted}, and the model has {own} positions"
+            f"parameter 'MAX_MODEL_LEN' of model '{context.name}' is {wanted}, but the model has {own} positions"
         )
     return wanted or own
 
 
 def _positions(directory: Path) -> int:
-    """Return how many positions a model has by its config.json; 0 where that does not say."""
+    """Return the number of positions in a model's config.json; 0 if it does not specify it."""
     described = checkpoint.describe_content(directory)
     inner = described.get("text_config")
     for place in (described, inner if isinstance(inner, dict) else {}):

@@ -1,4 +1,4 @@
-"""A pipeline in a process of its own, from outside."""
+"""The engine's handle of the pipeline process."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _END_SECONDS: Final = 20
 
 
 class PipelineProcess:
-    """The process. What is sent may come from any thread and never waits; one thread reads."""
+    """Handle of a pipeline process. Any thread may send, which never blocks; one thread reads."""
 
     def __init__(self, options: PipelineOptions) -> None:
-        """Start it. It loads the model by itself."""
+        """Start the process, which then loads the model."""
         ours, theirs = socket.socketpair()
         turns, self._turns = os.pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), str(turns), options.name],
-            stdin=subprocess.PIPE,  # Never written to: the process ends with it.
+            stdin=subprocess.PIPE,  # never written to: the process ends when it is closed
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=(theirs.fileno(), turns),
         )
@@ -46,56 +46,56 @@ class PipelineProcess:
         os.close(turns)
         self._line = FramedPipe(ours)
         self._sending = threading.Lock()
-        """Of what follows."""
+        """Guards the following attributes."""
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        """What there was no room for: the process reads between two steps."""
+        """Messages that did not fit into the socket, because the process reads only between two steps."""
         self._left = 0
-        """How many there are of them, with the one that is being sent."""
+        """Number of unsent messages, including the one being sent."""
         self._sender = threading.Thread(target=self._send_rest, name="orders", daemon=True)
         self._sender.start()
         self.send(options)
         self._ended = ""
 
     def loaded(self) -> PipelineLoaded:
-        """Return what it says when the model is there. Raises ``NeriteError`` if it cannot be loaded."""
+        """Wait until the model is loaded. Raises ``NeriteError`` if it cannot be loaded."""
         try:
-            said: PipelineLoaded | NeriteError = self._line.receive()
+            message: PipelineLoaded | NeriteError = self._line.receive()
         except (EOFError, OSError):
-            raise Internal(f"the process of the pipeline {self.end()} while it loaded the model") from None
-        if isinstance(said, NeriteError):
-            raise said
-        return said
+            raise Internal(f"the pipeline process {self.end()} while it loaded the model") from None
+        if isinstance(message, NeriteError):
+            raise message
+        return message
 
     def send(self, message: PipelineOptions | GenerationOrder | DropOrder | CompileOrder) -> None:
-        """Send a message, at once if there is room for it."""
+        """Send a message, or queue it if it cannot be sent without blocking."""
         data = packed_message(message)
-        with self._sending, contextlib.suppress(OSError):  # It is gone, which ``next`` tells.
+        with self._sending, contextlib.suppress(OSError):  # the process is gone, which ``next`` reports
             rest = data if self._left else self._line.push(data)
             if rest:
                 self._left += 1
                 self._unsent.put(rest)
 
     def next(self) -> PipelineStep | Compiled | None:
-        """Wait for what it says next; None if it is gone."""
+        """Wait for the next message; return None if the process is gone."""
         try:
-            said: PipelineStep | Compiled = self._line.receive()
+            message: PipelineStep | Compiled = self._line.receive()
         except (EOFError, OSError):
             return None
-        return said
+        return message
 
-    def looked_at(self) -> None:
-        """Let it go on by one more step."""
+    def allow_step(self) -> None:
+        """Allow the process one more step."""
         try:
             os.write(self._turns, b".")
         except OSError:
-            return  # It is gone, which ``next`` tells.
+            return  # the process is gone, which ``next`` reports
 
     def kill(self) -> None:
-        """End it, in the middle of whatever it does. What it has said is read as before."""
+        """Kill the process. Messages that it has sent can still be read."""
         self._process.kill()
 
     def end(self) -> str:
-        """End it, give everything back, and return how it has ended. For the thread that reads."""
+        """Kill the process, release all resources, and return how it ended. For the thread that reads."""
         if self._ended:
             return self._ended
         self._process.kill()
@@ -111,8 +111,8 @@ class PipelineProcess:
 
     def _send_rest(self) -> None:
         while (data := self._unsent.get()) is not None:
-            with contextlib.suppress(OSError):  # It is gone, which ``next`` tells.
+            with contextlib.suppress(OSError):  # the process is gone, which ``next`` reports
                 self._line.write(data)
-            del data  # it may have images
+            del data  # release images that it may contain
             with self._sending:
                 self._left -= 1

@@ -1,7 +1,8 @@
-"""A request inside the engine, and its sequences. For the engine's thread alone.
+"""State of requests in the engine: sequences, detokenization, image token counts. For the engine's thread only.
 
-Each of the ``n`` sequences of a request is a request of its own to the pipeline: it hands out several sequences of one
-only when they are all done, and cannot end one alone. Their prompt is computed once where prefixes are cached.
+Each of the ``n`` sequences of a request is a separate request to the pipeline, because the pipeline returns several
+sequences of one request only when all are done, and cannot end one alone. With prefix caching, their prompt is computed
+once.
 """
 
 from __future__ import annotations
@@ -19,24 +20,23 @@ from nerite.llm.engine import FinishReason, GenerationRequest, RequestListener, 
 from nerite.llm.openvino_genai.messages import GenerationOrder, Piece
 from nerite.llm.streaming import TextStream
 
-# From tokens to text without the framework, where a text is nothing but the bytes of its tokens.
-#
-# So it is with most tokenizers of language models (BPE on bytes). The network that the framework decodes with then
-# has the bytes of all tokens, and a call of it costs 0.4 ms after each step, when it finds nothing in the caches.
+# Detokenization without the framework, for tokenizers whose text is the concatenated bytes of the tokens. That is the
+# case for most language models (byte-level BPE). The framework's detokenizer network contains the bytes of all tokens;
+# running it takes 0.4 ms after each step, when caches are cold.
 
 _NETWORK: Final = "openvino_detokenizer.xml"
 _DECODER: Final = "VocabDecoder"
 _PLAIN: Final = frozenset(
     {"Parameter", "Const", "Convert", _DECODER, "FuzeRagged", "UTF8Validate", "StringTensorPack", "Result"}
 )
-"""What such a network is made of. Whatever else is in it does something else to texts."""
+"""Operations of a network that only concatenates bytes. Any other operation would transform the text."""
 
 
 class Vocabulary:
-    """The bytes of each token. Decodes as the framework's tokenizer does."""
+    """The bytes of each token. Decodes like the framework's tokenizer."""
 
     def __init__(self, begins: Sequence[int], ends: Sequence[int], content: bytes, special: frozenset[int]) -> None:
-        """Token ``i`` is ``content[begins[i]:ends[i]]``. ``special`` ones are left out, where that is said."""
+        """Token ``i`` is ``content[begins[i]:ends[i]]``. ``special`` tokens are skipped on request."""
         self._begins = begins
         self._ends = ends
         self._content = content
@@ -44,7 +44,7 @@ class Vocabulary:
         self._known: dict[int, bytes] = {}
 
     def decode(self, tokens: Sequence[Any], *, skip_special_tokens: bool = True) -> Any:
-        """Return the text of tokens, or those of several lists of them."""
+        """Return the text of a list of tokens, or the texts of several lists."""
         if tokens and not isinstance(tokens[0], int):
             return [self._text(each, skip_special_tokens) for each in tokens]
         return self._text(tokens, skip_special_tokens)
@@ -62,13 +62,13 @@ class Vocabulary:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def _piece(self, token: int) -> bytes:
-        if token >= len(self._begins):  # Networks may have more of them than there are.
+        if token >= len(self._begins):  # the model's output may be larger than the vocabulary
             return b""
         return self._content[self._begins[token] : self._ends[token]]
 
 
 def read_vocabulary(directory: Path) -> Vocabulary | None:
-    """Return the vocabulary of a model, if texts are nothing but the bytes of tokens."""
+    """Return the vocabulary of a model, or None if its texts are not simply the bytes of tokens."""
     network = ElementTree.parse(directory / _NETWORK).getroot()
     layers = {layer.attrib["id"]: layer for layer in network.iterfind("layers/layer")}
     kinds = [layer.attrib["type"] for layer in layers.values()]
@@ -94,28 +94,28 @@ def _value(layer: Any, weights: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(weights, kind, int(data["size"]) // kind.itemsize, int(data["offset"]))
 
 
-# How many tokens images become. The pipeline tells when an answer is complete; it is remembered by their size.
+# Numbers of tokens of images. The pipeline reports them when an answer is complete; they are cached by image size.
 
 Size: TypeAlias = tuple[int, int]
 """Height and width."""
 
 _MOST: Final = 4096
-"""Sizes that are remembered."""
+"""Maximum number of cached sizes."""
 
 
 class ImageTokens:
-    """Of one model. For the engine's thread alone."""
+    """Cache of the number of tokens per image size, of one model. For the engine's thread only."""
 
     def __init__(self) -> None:
         self._known: dict[Size, int] = {}
 
     def of(self, sizes: Collection[Size]) -> int:
-        """Return how many tokens images of these sizes become; one of an unknown size as many as the largest so far."""
+        """Estimate the tokens of images; an image of unknown size counts as many as the largest one so far."""
         largest = max(self._known.values(), default=IMAGE_TOKENS)
         return sum(self._known.get(size, largest) for size in sizes)
 
     def learn(self, sizes: Collection[Size], tokens: int) -> None:
-        """Note that images became so many tokens. Of several sizes nobody can say which had how many."""
+        """Store the number of tokens of images, unless their sizes differ: then it cannot be attributed."""
         if len(set(sizes)) != 1:
             return
         if len(self._known) >= _MOST:
@@ -128,7 +128,7 @@ class RunningSequence:
     """One sequence of a request."""
 
     def __init__(self, of: RunningRequest, index: int, number: int) -> None:
-        """``number`` is what the pipeline knows it by."""
+        """``number`` identifies the sequence in the pipeline."""
         sampling = of.request.sampling
         self.of = of
         self.number = number
@@ -137,22 +137,22 @@ class RunningSequence:
         )
         self.skip_special = sampling.skip_special_tokens
         self._stop = frozenset(sampling.stop_token_ids if sampling.ignore_eos else ())
-        """Tokens that end it, of which the pipeline does not know."""
+        """Stop tokens that the pipeline does not know."""
         self._least = sampling.min_tokens
         self._count = 0
         self.tokens: Sequence[int] = ()
-        """Those of this step."""
+        """Tokens of this step."""
         self._most = min(sampling.max_tokens or of.order.room, of.order.room)
         self._had = self._came = 0
-        """Tokens before this step, and in it."""
+        """Number of tokens before this step, and in it."""
         self._index = index
         self._logprobs: Sequence[float] = ()
         self._reason: FinishReason | None = None
         self.cut = False
-        """It has ended for a reason that the pipeline does not know."""
+        """Whether it ended for a reason that the pipeline does not know."""
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[float], ended: FinishReason | None, counted: int) -> None:
-        """Take what is new, as a ``Piece`` has it."""
+        """Take the new output, with the fields of a ``Piece``."""
         if counted:
             self.of.counted(counted)
         self.tokens, self._logprobs = tokens, logprobs
@@ -164,13 +164,13 @@ class RunningSequence:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the sequence has finished."""
         return self._reason is not None
 
     def guesses(self, at_a_time: int) -> tuple[int, int]:
-        """Return how many tokens were guessed for this step, if so many are at a time, and how many were right.
+        """Return how many of ``at_a_time`` speculative tokens were proposed for this step, and how many were accepted.
 
-        For the first one none are. What was right comes with the one token that each step brings anyway.
+        The first step has none. Accepted tokens come in addition to the one token that each step generates.
         """
         if not self._had or not self._came:
             return 0, 0
@@ -189,7 +189,7 @@ class RunningSequence:
         self._reason = FinishReason.STOP
 
     def delta(self, tokenizer: Any, decoded: str) -> TokenDelta:
-        """Return what is new, given the text of the tokens that ``text`` wants decoded."""
+        """Return the new output, given the decoded window of ``text``."""
 
         def decode(tokens: Sequence[int]) -> str:
             text: str = tokenizer.decode(tokens, skip_special_tokens=self.skip_special)
@@ -209,12 +209,12 @@ class RunningSequence:
         return TokenDelta(self._index, self.tokens, text, logprobs, self._reason)
 
     def abort(self) -> TokenDelta:
-        """Return what is said when nobody wants the rest."""
+        """Return the final delta of an aborted sequence."""
         return TokenDelta(self._index, (), "", (), FinishReason.ABORT)
 
 
 class RunningRequest:
-    """A request, from when the engine took it up."""
+    """A request that the engine has accepted."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class RunningRequest:
         order: GenerationOrder,
         known: ImageTokens,
     ) -> None:
-        """``length`` is that of the prompt's text; ``known`` is what is known of images."""
+        """``length`` is the number of tokens of the prompt's text; ``known`` estimates those of its images."""
         self.request = request
         self.id = request.id
         self.listener = listener
@@ -234,53 +234,50 @@ class RunningRequest:
         images = order.prompt[1] if isinstance(order.prompt, tuple) else ()
         self._sizes = [(image.shape[0], image.shape[1]) for image in images]
         self.begun = False
-        """The pipeline has begun with it."""
+        """Whether the pipeline has started the request."""
         self.open = {number: RunningSequence(self, index, number) for index, number in enumerate(order.numbers)}
-        """The sequences that are not finished."""
+        """Unfinished sequences by number."""
 
     def begin(self) -> None:
-        """Say that the pipeline has begun."""
+        """Notify the listener that the pipeline has started the request."""
         self.begun = True
         image_tokens = self._known.of(self._sizes)
         self.prompt_tokens += image_tokens
         self.listener.admitted(self.prompt_tokens, image_tokens=image_tokens)
 
     def counted(self, tokens: int) -> None:
-        """Note how many tokens the prompt had with its images."""
+        """Record the number of tokens of the prompt with its images."""
         self._known.learn(self._sizes, tokens - self._text_tokens)
 
     def abort(self) -> None:
-        """End the sequences that are not finished, and say so."""
+        """End the unfinished sequences with ``ABORT``."""
         deltas = [sequence.abort() for sequence in self.open.values()]
         self.open.clear()
         self.listener.advanced(deltas)
 
     def fail(self, error: NeriteError) -> None:
-        """End the sequences that are not finished, for a reason that is not their own."""
+        """End the unfinished sequences with an error."""
         self.open.clear()
         self.listener.failed(error)
 
 
-# What the pieces of a step mean to those who wait: text, and what it took. For the engine's thread alone.
-
-
 class StepTexts:
-    """Makes deltas of pieces, and counts tokens."""
+    """Converts the pieces of a step to deltas with text, and counts tokens. For the engine's thread only."""
 
     def __init__(self, tokenizer: Any, guesses: int) -> None:
-        """``guesses``: so many tokens are guessed at a time, where they are."""
+        """``guesses`` is the number of speculative tokens per step."""
         self._tokenizer = tokenizer
         self._guesses = guesses
         self.generated_tokens = 0
         self.drafted = self.accepted = 0
-        """Tokens that were guessed, and those of them that were right."""
+        """Speculative tokens that were proposed, and those that were accepted."""
 
     def of(
         self, pieces: Iterable[Piece], wanted: dict[int, RunningSequence]
     ) -> tuple[dict[RunningRequest, list[TokenDelta]], list[int]]:
-        """Return what is new of those that are ``wanted``, and the numbers of those that the pipeline is to drop.
+        """Return the deltas of the sequences in ``wanted``, and the numbers of those that the pipeline has to drop.
 
-        What is over is not wanted any more.
+        Finished sequences are removed from ``wanted``.
         """
         fresh = []
         for piece in pieces:
@@ -303,7 +300,7 @@ class StepTexts:
         return deltas, cut
 
     def _decoded(self, sequences: Sequence[RunningSequence]) -> list[str]:
-        """Return the text of the tokens that each wants decoded: many at once cost little more than one."""
+        """Return the decoded window of each sequence. Decoding many at once costs little more than one."""
         decode = self._tokenizer.decode
         plain = [sequence.text.window for sequence in sequences if sequence.skip_special]
         texts = iter(decode(plain) if plain else ())

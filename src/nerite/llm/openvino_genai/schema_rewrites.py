@@ -1,8 +1,8 @@
-"""Strings in JSON schemas, said so that what comes is JSON.
+"""Rewrites JSON schemas so that the strings that the framework generates are valid JSON. Pure.
 
-The framework takes a pattern for what stands between two quotation marks as it is, and a length for that many of any
-character but those and a new line. So a pattern could write a quotation mark, and a length what has to be escaped. Both
-are said here as patterns that cannot. Pure.
+The framework applies a string's pattern verbatim between two quotation marks, and reads length limits as that many
+characters except quotation marks and newlines. So a pattern could generate a quotation mark, and a length characters
+that need escaping. Both are rewritten to patterns that cannot.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ from typing import Any, Final, cast
 from nerite.core.errors import Unsupported
 from nerite.llm import json_schema
 
-# Classes of characters that the framework reads otherwise than they are written. Pure.
-#
-# It takes a class of all characters but some, where one of those is beyond ASCII, for all characters beyond ASCII.
-
 _QUOTED: Final = r'"(?:\\.|[^"\\\n])*"|\#[^\n]*|'
-"""In a grammar: texts and comments."""
+"""Literals and comments of a grammar."""
 _CLASS: Final = r"\\.|\[(?P<but>\^)?(?P<items>(?:\\.|[^\]\\])*)(?:\]|\\?\Z)"
-"""One that is not closed reaches to the end: else that would be looked for from each bracket on."""
+"""An unclosed class extends to the end: otherwise the end would be searched for from each bracket."""
 _ITEM: Final = re.compile(
     r"\\(?:x(?P<two>[0-9a-fA-F]{2})|u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|[xu]\{(?P<any>[0-9a-fA-F]+)\})"
     r"|\\(?P<letter>.)|[^\x00-\x7f]",
@@ -31,16 +27,19 @@ _ITEM: Final = re.compile(
 
 
 def check_classes(where: str, text: str, *, quoted: bool = False) -> None:
-    """Raise ``Unsupported`` for a regular expression, or a grammar if it is ``quoted``, that has such a class."""
+    """Raise ``Unsupported`` for a negated character class with characters beyond ASCII, which the framework misreads.
+
+    It matches all characters beyond ASCII. ``text`` is a regular expression, or a grammar if it is ``quoted``.
+    """
     for part in re.finditer((_QUOTED if quoted else "") + _CLASS, text, re.DOTALL):
-        if part["but"] and any(_beyond(item) for item in _ITEM.finditer(part["items"])):
+        if part["but"] and any(_beyond_ascii(item) for item in _ITEM.finditer(part["items"])):
             raise Unsupported(
-                f"'{where}' has the class {part[0]}, which the engine cannot keep to, for it leaves out characters "
-                "beyond ASCII: say which there may be"
+                f"'{where}' has the class {part[0]}, which the engine cannot enforce because it excludes characters "
+                "beyond ASCII: list the allowed characters instead"
             )
 
 
-def _beyond(item: re.Match[str]) -> bool:
+def _beyond_ascii(item: re.Match[str]) -> bool:
     """Return whether some character of an item is beyond ASCII."""
     if code := item["two"] or item["four"] or item["eight"] or item["any"]:
         return int(code, 16) > 0x7F
@@ -48,7 +47,7 @@ def _beyond(item: re.Match[str]) -> bool:
 
 
 _NEVER: Final = r'"\\\x00-\x1f'
-"""In a class: what is escaped in a JSON string."""
+"""Characters that JSON strings must escape, in the syntax of a character class."""
 _ANY: Final = f"[^{_NEVER}]"
 
 _PARTS: Final = re.compile(
@@ -67,22 +66,22 @@ _CONTROLS: Final = frozenset("nrtfv0bc")
 
 
 def plain_json_strings(source: str) -> str:
-    """Return a schema whose strings are JSON's. Raises ``Unsupported`` for a pattern that cannot be said so."""
+    """Return a schema whose strings are valid JSON. Raises ``Unsupported`` for a pattern that cannot be rewritten."""
     schema = json.loads(source)
     for path, found in json_schema.schemas_within("schema", schema):
         each = cast(dict[str, Any], found)
         if "pattern" in each:
-            each["pattern"] = _kept_inside(f"{path}.pattern", str(each["pattern"]))
+            each["pattern"] = _rewrite_pattern(f"{path}.pattern", str(each["pattern"]))
         elif each.keys() & {"minLength", "maxLength"} and "format" not in each:
             least, most = each.pop("minLength", 0), each.pop("maxLength", None)
             if most is not None and least > most:
-                raise Unsupported(f"'{path}' has minLength {least} and maxLength {most}: no text is like that")
+                raise Unsupported(f"'{path}' has minLength {least} and maxLength {most}: no text satisfies both")
             each["pattern"] = f"{_ANY}{{{least},{'' if most is None else most}}}"
     return json.dumps(schema)
 
 
-def _kept_inside(path: str, pattern: str) -> str:
-    """Return a pattern that never has what ends a string, or is escaped in one."""
+def _rewrite_pattern(path: str, pattern: str) -> str:
+    """Return a pattern that never matches characters that end a string or need escaping in one."""
     check_classes(path, pattern)
     return "".join(_parts(path, pattern))
 
@@ -92,7 +91,7 @@ def _parts(path: str, pattern: str) -> Iterator[str]:
     while at < len(pattern):
         part = _PARTS.match(pattern, at)
         if part is None:
-            raise Unsupported(f"'{path}' cannot be read from '{pattern[at:]}' on")
+            raise Unsupported(f"'{path}' cannot be parsed from '{pattern[at:]}' on")
         at = part.end()
         if part["any"]:
             yield _ANY
@@ -122,19 +121,19 @@ def _check_text(path: str, text: str) -> None:
 
 
 def _check(path: str, low: str, high: str) -> None:
-    """Raise ``Unsupported`` if among the characters from one to another is one that a string cannot have."""
+    """Raise ``Unsupported`` if the range of characters includes one that needs escaping in a JSON string."""
     if low in (r"\d", r"\w", r"\s"):
         return
     first, last = _code(low), _code(high)
     if first is None or last is None or first < 0x20 or any(first <= ord(never) <= last for never in '"\\'):
         raise Unsupported(
-            f"'{path}' lets '{low if low == high else f'{low}-{high}'}' into a string, where it would have to be "
-            "escaped: leave it out, or say which characters there may be, such as [a-z ]"
+            f"'{path}' allows '{low if low == high else f'{low}-{high}'}' in a string, where it would have to be "
+            "escaped: remove it, or list the allowed characters, such as [a-z ]"
         )
 
 
 def _code(character: str) -> int | None:
-    """Return the number of a character that may be written as an escape; None for an escape that is many."""
+    """Return the code of a character or escape; None for an escape that stands for several characters."""
     if len(character) == 1:
         return ord(character)
     if character[1] in "xu" and len(character) > 2:

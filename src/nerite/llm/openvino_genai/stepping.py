@@ -1,10 +1,10 @@
-"""The process that steps a pipeline, and does nothing else.
+"""The pipeline process, which runs the steps of a pipeline and nothing else.
 
-A step holds the interpreter for as long as it takes. So what else there is to do for a token, its text and the way to
-its caller, is done by another process while the next step runs.
+A step holds the GIL until it is done. So all other work for a token, such as detokenization and delivery to its caller,
+is done by the engine in another process while the next step runs.
 
-As a program it is that process. It ends when its standard input does, also in the middle of a step: then there is
-nobody left who could want anything.
+Run as a program, this module is that process. It ends when its standard input is closed, even in the middle of a step,
+because its parent is gone then.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from nerite.llm.openvino_genai.options import PipelineOptions
 from nerite.llm.selection import OF_OPENVINO
 
 AHEAD: Final = 2
-"""Steps that may be over before the first of them was looked at."""
+"""Maximum number of finished steps whose results the engine has not yet handled."""
 
 _Message: TypeAlias = GenerationOrder | DropOrder | CompileOrder
 
 
 class Stepping:
-    """A pipeline, and the sequences in it."""
+    """Runs the steps of a pipeline and tracks its sequences."""
 
     def __init__(self, options: PipelineOptions, line: FramedPipe, turns: int) -> None:
-        """``turns`` is where a byte comes for each step that was looked at. Raises what the framework raises."""
+        """``turns`` is a pipe with one byte per step that the engine handled. Raises what the framework raises."""
         self._options = options
         self._line = line
         self._turns = turns
@@ -69,16 +69,13 @@ class Stepping:
         self._blocks = self._capacity()
 
     def loaded(self) -> PipelineLoaded:
-        """Return what there is to say of the model."""
+        """Return the message that the model is loaded."""
         own = self._pipeline.get_config()
         ends = {own.eos_token_id, self._tokenizer.get_eos_token_id(), *own.stop_token_ids}
         return PipelineLoaded(self._blocks, frozenset(end for end in ends if end >= 0))
 
     def run(self) -> None:
-        """PipelineStep as long as there is something to generate, and otherwise when something comes.
-
-        Returns on a failure.
-        """
+        """Run steps while sequences are unfinished; otherwise wait for messages. Return after a failure."""
         while True:
             unfinished = self._unfinished()
             while self._line.waits(0 if unfinished else None):
@@ -87,7 +84,7 @@ class Stepping:
                     threading.Thread(target=self._compile, args=(message,), daemon=True).start()
                     continue
                 self._take(message)
-                unfinished = True  # A drop alone is told of, too.
+                unfinished = True  # every order is followed by a step, even a drop alone
             if not self._step():
                 return
 
@@ -112,17 +109,17 @@ class Stepping:
                 if form is None and order.grammar is not None:
                     form = framework.structured(order.grammar)
                 config = framework.generation(self._options, order.sampling, index, order.room, order.ends, form)
-                if order.most:  # how many tokens images are is known when the pipeline has encoded them
+                if order.most:  # the number of image tokens is known only when the pipeline has encoded them
                     config.max_length = order.most
                     config.apply_chat_template = not order.special_tokens
                 self._handles[number] = self._pipeline.add_request(number, *arguments, config)
-            except Exception as error:  # Of this request alone: no step has seen it.
+            except Exception as error:  # affects only this request, which was in no step yet
                 self._refused.append((number, _refusal(error, order.most)))
             else:
                 self._begun.append(number)
 
     def _step(self) -> bool:
-        """Take a step, and tell what it has brought; return whether there may be another."""
+        """Run a step and send its results; return False after a failure."""
         while not self._left:
             self._left += len(os.read(self._turns, AHEAD))
         self._left -= 1
@@ -132,10 +129,10 @@ class Stepping:
             if self._unfinished():
                 self._pipeline.step()
             pieces = self._pieces()
-            if self._unfinished():  # At rest these numbers stand still.
+            if self._unfinished():  # the metrics are not updated while the pipeline is idle
                 metrics = self._pipeline.get_metrics()
                 scheduled, blocks = metrics.scheduled_requests, round(metrics.cache_usage / 100 * self._blocks)
-        except Exception as error:  # Whatever it is, what is in the pipeline is lost.
+        except Exception as error:  # whatever it is, everything in the pipeline is lost
             failure = translated(error, "a step of the engine").message
         begun, self._begun = self._begun, []
         refused, self._refused = self._refused, []
@@ -146,39 +143,39 @@ class Stepping:
         pieces = []
         for number, handle in list(self._handles.items()):
             tokens: list[int] = []
-            likely: list[float] = []
+            logprobs: list[float] = []
             ended, counted = None, 0
-            # ``read_all`` would wait for the end.
+            # Not ``read_all``, which would wait for the end.
             while handle.can_read():
                 for output in handle.read().values():
                     tokens += output.generated_ids
-                    likely += output.generated_log_probs
+                    logprobs += output.generated_log_probs
                     ended = self._reasons.get(output.finish_reason)
             if ended:
                 del self._handles[number]
-                if self._options.sees:  # Before the end it does not tell.
+                if self._options.sees:  # the count is available only at the end
                     counted = handle.get_vlm_perf_metrics().get_num_input_tokens()
             elif handle.get_status() != self._running:
-                # The pipeline says nothing more of a request that it will not do.
+                # The pipeline reports nothing more about a request that it ignores.
                 raise Internal("the pipeline ignores a request that was admitted")
             if tokens or ended:
-                pieces.append((number, tokens, likely, ended, counted))
+                pieces.append((number, tokens, logprobs, ended, counted))
         return pieces
 
     def _unfinished(self) -> bool:
-        # What was cancelled holds its memory until the next step.
+        # Cancelled requests count as unfinished because they hold their memory until the next step.
         unfinished: bool = self._pipeline.has_non_finished_requests()
         return unfinished
 
     def _compile(self, compile: CompileOrder) -> None:
-        """CompileOrder a grammar. On a thread of its own: steps that do not need it need not wait."""
+        """Compile a grammar. Runs in a thread of its own, so that other steps do not wait."""
         grammar, ends, vocabulary = compile
         try:
             if self._compiler is None:
                 self._compiler = Compiler(vocabulary, self._tokenizer)
             wrong = self._compiler.wrong(grammar, ends)
         except Exception as error:
-            wrong = f"it could not be tried: {error}"
+            wrong = f"it could not be compiled: {error}"
         self._send(Compiled(wrong))
 
     def _send(self, message: PipelineStep | Compiled) -> None:
@@ -186,7 +183,7 @@ class Stepping:
             self._line.send(message)
 
     def _capacity(self) -> int:
-        """Return how many blocks the cache has. Nothing tells but the share of it that one block is."""
+        """Return the number of blocks of the cache, computed from the share of it that one block takes."""
         config = framework.common(self._options)
         config.max_new_tokens = 1
         prompt: Sequence[Any] = ("0", []) if self._options.sees else (openvino().Tensor(np.zeros((1, 1), np.int64)),)
@@ -201,36 +198,36 @@ class Stepping:
 def _refusal(error: Exception, most: int) -> NeriteError:
     if "'max_length'" in str(error):
         return InvalidArgument(f"the prompt with its images has more than {most} tokens, the context")
-    return translated(error, "beginning a request")
+    return translated(error, "starting a request")
 
 
 def _end_with_input() -> None:
-    """Have this process ended by the system when its standard input is closed, whatever it is doing then."""
+    """Have the kernel kill this process when its standard input is closed, whatever the process is doing."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # It was closed before.
+    if select.select([0], [], [], 0)[0]:  # it was already closed
         sys.exit(0)
 
 
 def _remedy(options: PipelineOptions) -> str:
-    """Return what to do about a model that cannot be loaded: nothing that is known, where its parameters are none."""
+    """Return advice for a model that cannot be loaded; empty if its configuration sets no properties."""
     chosen = [f"{name}={value}" for name, value in (options.properties or {}).items() if name in OF_OPENVINO]
-    return f"Its parameters say {', '.join(chosen)}: does the device have that?" if chosen else ""
+    return f"Its parameters set {', '.join(chosen)}: check that the device supports that" if chosen else ""
 
 
 def main() -> None:
-    """Load the model that comes first, and run it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Whoever started this ends it.
+    """Receive the options, load the model and run it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     _end_with_input()
     line, turns = FramedPipe(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2])
     options: PipelineOptions = line.receive()
     try:
         stepping = Stepping(options, line, turns)
         loaded = stepping.loaded()
-    except Exception as error:  # Whatever the framework raises says why the model cannot be loaded.
+    except Exception as error:  # any error of the framework explains why the model cannot be loaded
         line.send(translated(error, "loading model", _remedy(options)))
         return
     line.send(loaded)
-    with contextlib.suppress(EOFError, OSError):  # Nobody listens any more.
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         stepping.run()

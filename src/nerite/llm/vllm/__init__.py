@@ -1,4 +1,4 @@
-"""The engine for GPUs: vLLM, whose own scheduler batches. There is a build of it for processors, too."""
+"""The engine vLLM, whose own scheduler does the batching. Mainly for GPUs, but builds for CPUs exist, too."""
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.llm.vllm import framework
@@ -6,7 +6,7 @@ from nerite.llm.vllm.engine import VllmEngine
 
 
 def check(context: ModelContext) -> None:
-    """Raise ``NeriteError`` if files or configuration are not what the engine needs."""
+    """Raise ``NeriteError`` if the engine cannot run a model with its files and configuration."""
     framework.read_arguments(context)
 
 

@@ -1,7 +1,7 @@
-"""The engine: a thread with a loop, in which vLLM's frontend lives. Its scheduler is in a process of its own.
+"""The vLLM engine: runs vLLM's frontend in the event loop of a thread; its scheduler runs in another process.
 
-Nobody waits for a request. What a step has brought is taken from all requests at once, when vLLM tells its statistics:
-that it does after each step, in the same loop.
+No task waits for a request. Instead the output of all requests is collected at once when vLLM reports its statistics,
+which it does after each step, in the same loop.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from nerite.llm.request import SamplingParameters, pixels
 from nerite.llm.vllm import framework
 from nerite.llm.vllm.framework import VllmArguments
 
-# A request inside the engine: what vLLM says of it, in our words.
-
 _REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": FinishReason.STOP,
     "repetition": FinishReason.STOP,
@@ -30,7 +28,7 @@ _REASONS: Final[Mapping[str, FinishReason]] = {
 
 
 class VllmRequest:
-    """One request, from when the engine took it up. For the engine's thread alone."""
+    """A request in the engine, and its vLLM output. For the engine's thread only."""
 
     def __init__(
         self,
@@ -40,7 +38,7 @@ class VllmRequest:
         images: Sequence[Array],
         sampling: Any,
     ) -> None:
-        """``sampling`` are vLLM's parameters, ``tokens`` the prompt, in which images are marks."""
+        """``sampling`` are vLLM's parameters; ``tokens`` is the prompt, in which images are placeholders."""
         self.request = request
         self.id = request.id
         self.listener = listener
@@ -48,11 +46,11 @@ class VllmRequest:
         self.images = images
         self.sampling = sampling
         self.outputs: Any = None
-        """Where vLLM puts what comes."""
+        """vLLM's collector of the request's output."""
         self.finished = False
 
     def taken(self) -> list[TokenDelta]:
-        """Return what has come. Raises what vLLM put there instead."""
+        """Return the new output. Raises the error that vLLM stored instead."""
         output = self.outputs.get_nowait()
         if output is None:
             return []
@@ -66,14 +64,14 @@ def _delta(output: Any) -> TokenDelta:
         if output.finish_reason not in _REASONS:
             raise Internal(f"vLLM ended the sequence with '{output.finish_reason}'")
         reason = _REASONS[output.finish_reason]
-    logprobs = [_logprob(token, told) for token, told in zip(output.token_ids, output.logprobs or (), strict=False)]
+    logprobs = [_logprob(token, each) for token, each in zip(output.token_ids, output.logprobs or (), strict=False)]
     return TokenDelta(output.index, list(output.token_ids), output.text, logprobs, reason)
 
 
-def _logprob(token: int, told: Mapping[int, Any]) -> TokenLogprob:
-    """Return what is told of one place: of the token that was chosen, and of those that were likelier or nearly so."""
-    others = [_one(each, about) for each, about in told.items() if each != token]
-    chosen = told[token]
+def _logprob(token: int, candidates: Mapping[int, Any]) -> TokenLogprob:
+    """Return the log probabilities of one position: of the chosen token and of the alternatives that vLLM reports."""
+    others = [_one(each, about) for each, about in candidates.items() if each != token]
+    chosen = candidates[token]
     return TokenLogprob(token, chosen.logprob, chosen.decoded_token or "", chosen.rank, others)
 
 
@@ -85,7 +83,7 @@ _COUNTED: Final = ("prefix_queries", "prefix_hits", "preemptions", "drafted", "a
 
 
 class VllmEngine(LoopEngine):
-    """vLLM's asynchronous engine."""
+    """Engine with vLLM's ``AsyncLLM``."""
 
     name = "vllm"
     sampling = framework.SAMPLING
@@ -95,42 +93,42 @@ class VllmEngine(LoopEngine):
         self._arguments = arguments
         self._engine: Any = None
         self._adapters: dict[str, Any] = {}
-        self._coming: deque[VllmRequest] = deque()
+        self._new: deque[VllmRequest] = deque()
         self._aborts: deque[str] = deque()
         self._running: dict[str, VllmRequest] = {}
         self._busy = (0, 0, 0.0)
-        """Requests that run and wait, and the share of the cache that is in use, after the last step."""
+        """Running requests, waiting requests and the used share of the KV cache after the last step."""
         self._totals = dict.fromkeys(_COUNTED, 0)
 
     def abort(self, id: str) -> None:
-        """End a request, if it runs or waits."""
+        """Abort a request if it runs or waits."""
         self._aborts.append(id)
         self._nudge()
 
     def is_healthy(self) -> bool:
-        """Return whether it takes requests."""
+        """Return whether the engine accepts requests."""
         return super().is_healthy() and not self._engine.errored
 
     def _prepare(self) -> None:
         framework.begin(self._arguments)
 
     def _take(self, request: GenerationRequest, tokens: list[int], listener: RequestListener) -> None:
-        if request.grammar is not None:  # it is compiled where the model steps, without a limit
+        if request.grammar is not None:  # vLLM compiles it without limits in the process that runs the model
             structured_output.check_repetitions(self.name, request.grammar)
         try:
             sampling = framework.sampling(request)
-        except Exception as error:  # It says what is wrong with the parameters.
+        except Exception as error:  # it explains which parameter is invalid
             raise framework.translated(error, "reading sampling parameters") from error
         if request.images and request.sampling.truncate_prompt_tokens is not None:
-            raise Unsupported("'truncate_prompt_tokens': a prompt with images is taken as a whole")
-        shown = pixels(request.images)
-        self._coming.append(VllmRequest(request, listener, tokens, shown, sampling))
+            raise Unsupported("'truncate_prompt_tokens': a prompt with images cannot be truncated")
+        images = pixels(request.images)
+        self._new.append(VllmRequest(request, listener, tokens, images, sampling))
         self._nudge()
 
     def _usage(self) -> tuple[int, int, int]:
-        # vLLM's own numbers stand still when it does.
+        # vLLM does not update its numbers while it is idle.
         running, waiting, share = self._busy if self._running else (0, 0, 0.0)
-        return running, waiting + len(self._coming), round(share * self._blocks[0])
+        return running, waiting + len(self._new), round(share * self._blocks[0])
 
     def _translated(self, error: Exception, doing: str) -> NeriteError:
         return framework.translated(error, doing)
@@ -141,14 +139,14 @@ class VllmEngine(LoopEngine):
         while not self._stopping:
             await self._wake.wait()
             self._wake.clear()
-            while self._coming:
-                await self._begin(self._coming.popleft())
-            await self._cut()
+            while self._new:
+                await self._start_request(self._new.popleft())
+            await self._abort_cancelled()
         for id in list(self._running):
             self._aborts.append(id)
-        await self._cut()
+        await self._abort_cancelled()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
 
@@ -156,7 +154,7 @@ class VllmEngine(LoopEngine):
         self._engine = engine = framework.engine(self._arguments, self._step)
         tasks = await engine.get_supported_tasks()
         if "generate" not in tasks:
-            raise Unsupported(f"the model generates no text: vLLM would do {', '.join(tasks)} with it")
+            raise Unsupported(f"the model generates no text: vLLM supports {', '.join(tasks)} for it")
         self._tokenizer = engine.get_tokenizer()
         config = engine.vllm_config
         self._blocks = (config.cache_config.num_gpu_blocks or 0, config.cache_config.block_size)
@@ -173,30 +171,30 @@ class VllmEngine(LoopEngine):
             adapters=frozenset(self._adapters),
             priorities=config.scheduler_config.policy == "priority",
         )
-        # What is compiled for the first request would otherwise be waited for by its caller; so for probabilities.
-        said = SamplingParameters(max_tokens=2, ignore_eos=True, logprobs=min(1, self._able.top_logprobs))
-        first = framework.sampling(GenerationRequest("", [0], said))
+        # Warm-up: otherwise the first request would wait for compilation. With logprobs, which need code of their own.
+        wanted = SamplingParameters(max_tokens=2, ignore_eos=True, logprobs=min(1, self._able.top_logprobs))
+        first = framework.sampling(GenerationRequest("", [0], wanted))
         async for _ in engine.generate(framework.prompt([0]), first, "warm-up"):
             pass
         engine.output_handler.add_done_callback(self._ended)
 
     def _ended(self, _task: Any) -> None:
-        """Tell everybody that vLLM has come to an end, if nobody has asked it to."""
+        """Report that vLLM has terminated, unless it was stopped."""
         if self._stopping:
             return
         self._deliver()
-        self._given_up("vLLM has failed, and what it said is above")
+        self._given_up("vLLM has failed; its messages are above")
 
-    async def _begin(self, running: VllmRequest) -> None:
+    async def _start_request(self, running: VllmRequest) -> None:
         request = running.request
         try:
             if running.images:
-                prompt, length, of_images = await framework.with_images(
+                prompt, length, image_tokens = await framework.with_images(
                     self._engine, running.tokens, running.images, request.cache_salt
                 )
             else:
                 prompt, length = framework.prompt(running.tokens, request.cache_salt), len(running.tokens)
-                of_images = 0
+                image_tokens = 0
             running.outputs = await self._engine.add_request(
                 running.id,
                 prompt,
@@ -204,17 +202,17 @@ class VllmEngine(LoopEngine):
                 lora_request=self._adapters.get(request.lora),
                 priority=request.priority,
             )
-        except Exception as error:  # Of this request alone; or the engine is dead, and says so.
-            running.listener.failed(framework.translated(error, "beginning a request"))
+        except Exception as error:  # affects only this request, unless the engine is dead
+            running.listener.failed(framework.translated(error, "starting a request"))
             self._stepped(self.stats())
             return
         running.images = ()
         self._running[running.id] = running
         self._prompt_tokens += length
-        running.listener.admitted(length, image_tokens=of_images)
+        running.listener.admitted(length, image_tokens=image_tokens)
 
-    async def _cut(self) -> None:
-        """End the requests that are not wanted any more."""
+    async def _abort_cancelled(self) -> None:
+        """Abort the cancelled requests."""
         aborts = []
         while self._aborts:
             aborts.append(self._aborts.popleft())
@@ -223,7 +221,7 @@ class VllmEngine(LoopEngine):
             self._deliver()
 
     def _step(self, scheduler: Any, step: Any) -> None:
-        """Take what a step has brought. Called by vLLM in the loop."""
+        """Collect the results of a step. Called by vLLM in the loop."""
         if scheduler is not None:
             self._busy = (scheduler.num_running_reqs, scheduler.num_waiting_reqs, scheduler.kv_cache_usage)
             self._totals["prefix_queries"] += scheduler.prefix_cache_stats.queries
@@ -236,11 +234,11 @@ class VllmEngine(LoopEngine):
         self._deliver()
 
     def _deliver(self) -> None:
-        """Hand on what has come, of all requests."""
+        """Deliver the new output of all requests to their listeners."""
         for running in list(self._running.values()):
             try:
                 deltas = running.taken()
-            except Exception as error:  # vLLM gives all of them the reason, when it has died.
+            except Exception as error:  # when vLLM dies, it stores the reason in every request
                 self._failed(running, framework.translated(error, "a step of the engine"))
                 continue
             if deltas:

@@ -1,4 +1,4 @@
-"""vLLM itself: the import, the engine that arguments ask for, and its words for what we say."""
+"""Everything that touches vLLM's API: import, engine arguments, engine creation, and conversion of parameters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nerite.llm import checkpoint, selection
 from nerite.llm.engine import GenerationRequest
 from nerite.llm.selection import Speculation
 
-# How an engine of vLLM has to be made: from model.json, or from a checkpoint and the configuration's parameters.
+# Arguments of the engine, from model.json or from a checkpoint and the configuration's parameters
 
 _ADAPTERS: Final = "multi_lora.json"
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as the largest rank of adapters."""
+"""Values that vLLM accepts for ``max_lora_rank``."""
 
 _NUMBERS: Final = {
     "MAX_MODEL_LEN": "max_model_len",
@@ -35,37 +35,37 @@ _NUMBERS: Final = {
     "PIPELINE_PARALLEL_SIZE": "pipeline_parallel_size",
     "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
 }
-"""Parameters of the configuration, and what vLLM calls them."""
+"""vLLM's names for configuration parameters."""
 KNOWN: Final = frozenset({*_NUMBERS, selection.CACHE, selection.PREFIX_CACHING, *selection.SPECULATION})
-_OF_TRITONS: Final = frozenset({"ENABLE_VLLM_HEALTH_CHECK", "REPORT_CUSTOM_METRICS"})
-"""Of Triton's vLLM backend: what they ask for is always so here."""
+_TRITON_PARAMETERS: Final = frozenset({"ENABLE_VLLM_HEALTH_CHECK", "REPORT_CUSTOM_METRICS"})
+"""Parameters of Triton's vLLM backend that are accepted; what they enable is always on here."""
 
 
 @dataclass(frozen=True)
 class VllmArguments:
-    """What an engine is made of."""
+    """Arguments of an engine."""
 
     name: str
-    """Of the instance."""
+    """Name of the instance."""
     engine: Mapping[str, Any]
-    """For vLLM's ``AsyncEngineArgs``."""
+    """Arguments of vLLM's ``AsyncEngineArgs``."""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters that a request may choose, by name, and where they are."""
+    """Paths of the LoRA adapters that a request may choose, by name."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the environment, where vLLM reads some of what it is told."""
+    """Environment variables, which vLLM reads some settings from."""
 
 
 def read_arguments(context: ModelContext, instance: InstanceContext | None = None) -> VllmArguments:
-    """Return what files and configuration say; without an instance, for a look. Raises ``NeriteError``."""
+    """Read the arguments from files and configuration; no instance is needed to check them. Raises ``NeriteError``."""
     given = _file(context)
     if "model" not in given:
         given["model"] = str(context.version_directory.absolute())
-    selection.check_parameters(context, KNOWN | _OF_TRITONS, "the engine vllm")
-    given |= _of_parameters(context)
-    # vLLM has gone from a switch that is off to one that is on.
+    selection.check_parameters(context, KNOWN | _TRITON_PARAMETERS, "the engine vllm")
+    given |= _parameter_arguments(context)
+    # Older versions of vLLM had the opposite flag.
     if "disable_log_requests" in given:
         given["enable_log_requests"] = not given.pop("disable_log_requests")
-    # First come, first served among equals, so that it changes nothing for who does not ask.
+    # Among equal priorities it is first come, first served, so requests without a priority are not affected.
     given.setdefault("scheduling_policy", "priority")
     adapters = _with_adapters(context, given)
     kinds = {group.get("kind") for group in context.config.get("instance_group", ())}
@@ -87,7 +87,7 @@ def _file(context: ModelContext) -> dict[str, Any]:
     return _object(file)
 
 
-def _of_parameters(context: ModelContext) -> dict[str, Any]:
+def _parameter_arguments(context: ModelContext) -> dict[str, Any]:
     given: dict[str, Any] = {
         name: selection.count_parameter(context, key) for key, name in _NUMBERS.items() if context.parameter(key)
     }
@@ -112,13 +112,13 @@ def _speculation(context: ModelContext, wanted: Speculation) -> dict[str, Any]:
 
 
 def _with_adapters(context: ModelContext, given: dict[str, Any]) -> dict[str, str]:
-    """Return the adapters of a model, and have ``given`` make room for them."""
+    """Return the adapters of a model, and configure their number and rank in ``given``."""
     file = context.version_directory / _ADAPTERS
-    if not _true(given.get("enable_lora", False)):
+    if not _is_true(given.get("enable_lora", False)):
         return {}
     given["enable_lora"] = True
-    # One slot more than adapters that run at the same time: where all are taken, vLLM's kernels for processors give
-    # requests without an adapter the last one's answers.
+    # One slot more than the adapters that run at the same time: if all slots are in use, vLLM's CPU kernels answer
+    # requests without an adapter with the last adapter.
     given["max_loras"] = int(given.get("max_loras", 1)) + 1
     if not file.is_file():
         return {}
@@ -131,7 +131,7 @@ def _with_adapters(context: ModelContext, given: dict[str, Any]) -> dict[str, st
 
 def _place(context: ModelContext, name: str, path: Any) -> str:
     if not isinstance(path, str) or not path:
-        raise InvalidArgument(f"the adapter '{name}' in {_ADAPTERS} of model '{context.name}' has to be a directory")
+        raise InvalidArgument(f"the adapter '{name}' in {_ADAPTERS} of model '{context.name}' must be a directory")
     beside = context.version_directory / path
     return str(beside) if beside.is_dir() else path
 
@@ -156,28 +156,28 @@ def _object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"'{file}' cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
-        raise InvalidArgument(f"'{file}' has to be a JSON object")
+        raise InvalidArgument(f"'{file}' must hold a JSON object")
     return found
 
 
-def _true(value: Any) -> bool:
+def _is_true(value: Any) -> bool:
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 _log = logging.getLogger("nerite.llm")
 
 VARIABLES: Final[Mapping[str, str]] = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-"""What vLLM reads, unless the server's environment says otherwise."""
+"""Environment variables for vLLM, unless the server's environment sets them."""
 _GUARD: Final = 'read -r _; kill -9 "-$0"'
 _FORMS: Final[Mapping[str, str]] = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
-"""Kinds of grammars, and what vLLM calls them."""
+"""vLLM's names for kinds of grammars."""
 GRAMMARS: Final = frozenset(_FORMS)
 _SAME: Final = (
     *("n", "max_tokens", "min_tokens", "ignore_eos", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
 )
-"""Sampling parameters that are vLLM's as they are."""
+"""Sampling parameters that are passed to vLLM unchanged."""
 SAMPLING: Final = frozenset(
     {
         *_SAME,
@@ -185,14 +185,14 @@ SAMPLING: Final = frozenset(
         *("lora_name", "grammar", "priority", "truncate_prompt_tokens"),
     }
 )
-"""All that we hand on, in one way or the other."""
+"""All supported sampling parameters."""
 
 Stepped = Callable[[Any, Any], None]
-"""Called with vLLM's statistics of its scheduler and of the step, each of which may be None."""
+"""Called with vLLM's statistics of the scheduler and of the step, each of which may be None."""
 
 
 def begin(arguments: VllmArguments) -> None:
-    """Prepare this process, before vLLM is imported. Raises ``Unsupported`` where it cannot be imported."""
+    """Prepare this process and import vLLM. Raises ``Unsupported`` if vLLM cannot be imported."""
     for name, value in {**VARIABLES, **arguments.variables}.items():
         os.environ.setdefault(name, value)
     _end_children_with_us()
@@ -203,21 +203,21 @@ def begin(arguments: VllmArguments) -> None:
 
 
 def _end_children_with_us() -> None:
-    """Have the processes that vLLM starts end when this one does, however it ends: they do not see to it themselves."""
-    if os.getpgrp() != os.getpid():  # as that of a session, a worker cannot be made the leader of a group
+    """Make the processes that vLLM starts end with this one, however it ends: they do not do so themselves."""
+    if os.getpgrp() != os.getpid():  # a session leader already leads its process group
         os.setpgid(0, 0)
     # The shell reads from a pipe whose other end closes with this process.
     subprocess.Popen(["/bin/sh", "-c", _GUARD, str(os.getpgrp())], stdin=subprocess.PIPE)
 
 
 def engine(arguments: VllmArguments, stepped: Stepped) -> Any:
-    """Return an ``AsyncLLM``; in a running loop, which it will need. Raises what vLLM raises."""
+    """Return an ``AsyncLLM``. Must be called in a running event loop. Raises what vLLM raises."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class Steps(StatLoggerBase):  # type: ignore[misc]  # The package has no types where we are checked.
-        """Hears of each step, when its outputs are there to be taken."""
+    class Steps(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed where types are checked
+        """Statistics logger, which vLLM calls after each step, when the step's output can be collected."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
@@ -233,14 +233,14 @@ def engine(arguments: VllmArguments, stepped: Stepped) -> Any:
         if name not in known:
             meant = nearest(name, known)
             hint = f" Did you mean {meant}?" if meant else ""
-            raise InvalidArgument(f"'{name}' is no argument of vLLM.{hint}")
-    # Without its own statistics vLLM tells ours nothing, but it need not log them.
+            raise InvalidArgument(f"'{name}' is not an argument of vLLM.{hint}")
+    # Disables only the logging; our statistics logger is still called.
     given = {**arguments.engine, "disable_log_stats": True}
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**given), stat_loggers=[Steps])
 
 
 def prompt(tokens: list[int], salt: str = "") -> Any:
-    """Return a prompt as vLLM has it. Its blocks are found again by prompts with the same salt alone."""
+    """Convert a prompt to vLLM's format. Only prompts with the same salt share its cached blocks."""
     from vllm.inputs import tokens_input
 
     return tokens_input(tokens, cache_salt=salt or None)
@@ -253,20 +253,20 @@ def sees(engine: Any) -> bool:
 
 
 async def with_images(engine: Any, tokens: list[int], images: Sequence[Array], salt: str) -> tuple[Any, int, int]:
-    """Return a prompt with images as vLLM has it, how many tokens it has, and how many of them are images'.
+    """Convert a prompt with images to vLLM's format; also return its number of tokens, and how many are images'.
 
-    The work is done in a thread. Raises what vLLM raises.
+    vLLM does the work in a thread. Raises what vLLM raises.
     """
-    said: dict[str, Any] = {"prompt_token_ids": tokens, "multi_modal_data": {"image": list(images)}}
+    given: dict[str, Any] = {"prompt_token_ids": tokens, "multi_modal_data": {"image": list(images)}}
     if salt:
-        said["cache_salt"] = salt
-    (rendered,) = await engine.renderer.render_cmpl_async([said])
-    of_images = sum(place.length for place in rendered["mm_placeholders"]["image"])
-    return rendered, len(rendered["prompt_token_ids"]), of_images
+        given["cache_salt"] = salt
+    (rendered,) = await engine.renderer.render_cmpl_async([given])
+    image_tokens = sum(place.length for place in rendered["mm_placeholders"]["image"])
+    return rendered, len(rendered["prompt_token_ids"]), image_tokens
 
 
 def adapters(arguments: VllmArguments) -> dict[str, Any]:
-    """Return the LoRA adapters as vLLM has them, by name."""
+    """Return vLLM's objects for the LoRA adapters, by name."""
     from vllm.lora.request import LoRARequest
 
     return {
@@ -275,28 +275,28 @@ def adapters(arguments: VllmArguments) -> dict[str, Any]:
 
 
 def sampling(request: GenerationRequest) -> Any:
-    """Return how the tokens of a request are chosen, as vLLM has it. Raises what vLLM raises."""
+    """Convert the sampling parameters of a request to vLLM's. Raises what vLLM raises."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    said = request.sampling
+    wanted = request.sampling
     form = None
     if request.grammar is not None:
         form = StructuredOutputsParams(**{_FORMS[request.grammar.kind]: request.grammar.source})
-    given = {name: getattr(said, name) for name in _SAME}
+    given = {name: getattr(wanted, name) for name in _SAME}
     return SamplingParams(
         **given,
-        stop=list(said.stop),
-        stop_token_ids=list(said.stop_token_ids),
-        bad_words=list(said.bad_words),
-        allowed_token_ids=None if said.allowed_token_ids is None else list(said.allowed_token_ids),
-        logit_bias=dict(said.logit_bias) or None,
+        stop=list(wanted.stop),
+        stop_token_ids=list(wanted.stop_token_ids),
+        bad_words=list(wanted.bad_words),
+        allowed_token_ids=None if wanted.allowed_token_ids is None else list(wanted.allowed_token_ids),
+        logit_bias=dict(wanted.logit_bias) or None,
         structured_outputs=form,
         output_kind=RequestOutputKind.DELTA,
     )
 
 
 def translated(error: Exception, doing: str) -> NeriteError:
-    """Return an error of vLLM's as one of ours."""
+    """Convert an error of vLLM to a ``NeriteError``."""
     if isinstance(error, NeriteError):
         return error
     from vllm.exceptions import VLLMClientError

@@ -1,6 +1,6 @@
-"""Model repositories in object stores: Amazon S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
+"""Model repositories in object stores: Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage.
 
-Models are staged in a cache on this machine, each file once for as long as it stays the same.
+Models are staged in a cache on this machine; each file is downloaded once until it changes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["is_remote", "repository_at"]
 
 
 def repository_at(text: str, environment: Mapping[str, str], cache: str = "") -> RemoteRepository:
-    """Return the repository at a location. ``cache`` is the directory for its files; empty: the environment says.
+    """Return the repository at a location. ``cache`` is the directory for its files; if empty, the environment decides.
 
-    May take a second to find out whose credentials there are; the store itself is not asked yet. Raises
-    ``InvalidArgument`` for a location or credentials that cannot be right, ``Internal`` where the library is missing.
+    May take a second to look for credentials; the store itself is not contacted yet. Raises ``InvalidArgument`` for an
+    invalid location or invalid credentials, ``Internal`` if the library is missing.
     """
     location = read_location(text)
     try:
-        # Here, because a server whose models are on its own disk needs no library for object stores.
+        # Imported lazily: a server with local models does not need the library for object stores.
         from nerite.repository.remote.credentials import open_store
         from nerite.repository.remote.repository import DownloadCache, RemoteRepository, cache_directory
     except ModuleNotFoundError as error:

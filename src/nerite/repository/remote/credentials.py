@@ -1,4 +1,7 @@
-"""Opens the store of a location: with the credentials of Triton's file, else of the environment, else with none."""
+"""Opens the object store of a location with credentials from Triton's file, else from the environment, else none.
+
+The environment includes AWS profiles and the metadata services of cloud machines.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from nerite.repository.remote.location import Location
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3Credential
 
-# The files of Amazon's command line, ``~/.aws/credentials`` and ``~/.aws/config``: keys and region of a profile.
+# AWS profiles, from ``~/.aws/credentials`` and ``~/.aws/config``.
 
 
 class Profile(NamedTuple):
-    """What the files say of one profile; fields they do not have are empty."""
+    """Keys and region of an AWS profile; missing fields are empty."""
 
     access_key_id: str = ""
     secret_access_key: str = ""
@@ -32,14 +35,14 @@ class Profile(NamedTuple):
     region: str = ""
 
 
-_ELSEWHERE = ("role_arn", "sso_session", "sso_start_url", "credential_process", "web_identity_token_file")
-"""Settings that say: the keys have to be fetched from somewhere."""
+_INDIRECT = ("role_arn", "sso_session", "sso_start_url", "credential_process", "web_identity_token_file")
+"""Settings of profiles whose keys must be fetched from another service."""
 
 
 def read_profile(name: str, environment: Mapping[str, str]) -> Profile | None:
-    """Return the profile, ``name`` or the usual one if that is empty; None if there is none of the usual name.
+    """Return the profile ``name``, or the default one if that is empty; None if there is no default profile.
 
-    Raises ``InvalidArgument`` for a named profile that is not there, and for one whose keys have to be fetched.
+    Raises ``InvalidArgument`` if a named profile is missing, or if its keys must be fetched from another service.
     """
     home = Path(environment.get("HOME") or Path.home())
     credentials = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials")
@@ -59,10 +62,10 @@ def read_profile(name: str, environment: Mapping[str, str]) -> Profile | None:
         settings.get("aws_session_token", ""),
         settings.get("region", ""),
     )
-    fetched = [setting for setting in _ELSEWHERE if setting in settings]
+    fetched = [setting for setting in _INDIRECT if setting in settings]
     if fetched and not profile.access_key_id:
         raise InvalidArgument(
-            f"AWS profile '{section}' has '{fetched[0]}', which is not supported. Put its keys into the environment: "
+            f"AWS profile '{section}' has '{fetched[0]}', which is not supported. Export its keys to the environment: "
             f'eval "$(aws configure export-credentials --profile {section} --format env)"'
         )
     return profile
@@ -77,34 +80,34 @@ def _section(path: Path, title: str) -> dict[str, str]:
     return dict(parser.items(title)) if parser.has_section(title) else {}
 
 
-# Whether the machine we are on has an identity of its own in a cloud: its metadata service is asked, briefly.
+# Cloud identity of this machine, from its metadata service.
 
-_PATIENCE = 1.0
-"""Seconds. The service answers in milliseconds; on other machines there may be nobody to say no."""
+_METADATA_TIMEOUT = 1.0
+"""Seconds. The service answers in milliseconds; elsewhere the connection attempt may just hang."""
 
 
 def has_aws_role(environment: Mapping[str, str]) -> bool:
-    """Say whether this is a machine of Amazon's with a role."""
+    """Return whether this is an Amazon EC2 machine with a role."""
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return False
     service = environment.get("AWS_METADATA_ENDPOINT") or "http://169.254.169.254"
-    token = _ask(service, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    token = _query(service, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     return bool(
         token
-        and _ask(service, "GET", "/latest/meta-data/iam/security-credentials/", {"X-aws-ec2-metadata-token": token})
+        and _query(service, "GET", "/latest/meta-data/iam/security-credentials/", {"X-aws-ec2-metadata-token": token})
     )
 
 
 def has_google_account(environment: Mapping[str, str]) -> bool:
-    """Say whether this is a machine of Google's with a service account."""
+    """Return whether this is a Google Cloud machine with a service account."""
     service = f"http://{environment.get('GCE_METADATA_HOST') or 'metadata.google.internal'}"
     path = "/computeMetadata/v1/instance/service-accounts/default/email"
-    return bool(_ask(service, "GET", path, {"Metadata-Flavor": "Google"}))
+    return bool(_query(service, "GET", path, {"Metadata-Flavor": "Google"}))
 
 
-def _ask(service: str, method: str, path: str, headers: Mapping[str, str]) -> str:
-    """Return the answer, or nothing if it is no, or there is none."""
-    connection = http.client.HTTPConnection(urlsplit(service).netloc, timeout=_PATIENCE)
+def _query(service: str, method: str, path: str, headers: Mapping[str, str]) -> str:
+    """Query a metadata service; return an empty text if it refuses or does not answer."""
+    connection = http.client.HTTPConnection(urlsplit(service).netloc, timeout=_METADATA_TIMEOUT)
     try:
         connection.request(method, path, headers=dict(headers))
         answer = connection.getresponse()
@@ -116,30 +119,30 @@ def _ask(service: str, method: str, path: str, headers: Mapping[str, str]) -> st
         connection.close()
 
 
-# The file of ``TRITON_CLOUD_CREDENTIAL_PATH``: credentials for many places, in JSON.
+# The file of ``TRITON_CLOUD_CREDENTIAL_PATH``: credentials for several locations, in JSON.
 #
 #     {"s3": {"": {...}, "s3://bucket": {...}}, "gs": {"": "<path of a key file>"}, "as": {...}}
 #
-# The longest name that a location begins with counts.
+# The entry with the longest prefix of a location applies.
 
 VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 
 
 class GivenCredentials(NamedTuple):
-    """What the file has for a location."""
+    """Entry for a location in the file of ``TRITON_CLOUD_CREDENTIAL_PATH``."""
 
     entry: Any
-    """A path for Google, an object with strings for the others."""
+    """A path for Google; an object with strings for the others."""
     source: str
-    """Where it stands, to be named in errors."""
+    """Description of the entry for error messages."""
 
     def text(self, field: str) -> str:
-        """Return a field of the object; empty where it is not there."""
+        """Return a field of the object; empty if it is missing."""
         return str(self.entry.get(field) or "")
 
 
 def credentials_for(location: Location, environment: Mapping[str, str]) -> GivenCredentials | None:
-    """Return what the file says of ``location``; None without a file or an entry. Raises ``InvalidArgument``."""
+    """Return the file's entry for ``location``; None without a file or an entry. Raises ``InvalidArgument``."""
     path = environment.get(VARIABLE)
     if not path:
         return None
@@ -150,7 +153,7 @@ def credentials_for(location: Location, environment: Mapping[str, str]) -> Given
     entries = content.get(location.kind, {}) if isinstance(content, dict) else None
     if not isinstance(entries, dict):
         raise InvalidArgument(
-            f"'{path}', which {VARIABLE} names, has to be an object with objects named 'gs', 's3' and 'as' in it"
+            f"'{path}', which {VARIABLE} names, must be an object that contains objects named 'gs', 's3' and 'as'"
         )
     names = [name for name in entries if location.text.startswith(name)]
     if not names:
@@ -160,13 +163,13 @@ def credentials_for(location: Location, environment: Mapping[str, str]) -> Given
     wanted: type = str if location.kind == "gs" else dict
     if not isinstance(entries[name], wanted):
         what = "the path of a key file" if wanted is str else "an object"
-        raise InvalidArgument(f"{source} has to be {what}")
+        raise InvalidArgument(f"{source} must be {what}")
     return GivenCredentials(entries[name], source)
 
 
-# A file may take hours; what counts is that bytes keep coming.
+# A file may take hours; the read timeout applies while bytes stop arriving.
 _CLIENT: ClientConfig = {"allow_http": True, "connect_timeout": "5s", "read_timeout": "20s", "timeout": "30 days"}
-# We try again ourselves: with a line in the log, and from where a download broke off.
+# Retries are ours: they log, and resume a download where it broke off.
 _RETRIES: RetryConfig = {"max_retries": 0}
 
 _S3_REMEDY = (
@@ -178,24 +181,25 @@ _GS_REMEDY = (
 )
 _AS_REMEDY = (
     "Set AZURE_STORAGE_KEY to a key of this storage account, or AZURE_STORAGE_AUTH_TYPE=managed_identity "
-    "where the machine's identity has the role Storage Blob Data Reader"
+    "if the machine's identity has the role Storage Blob Data Reader"
 )
 
 
 class OpenedStore(NamedTuple):
-    """A store, and what to say when it refuses."""
+    """Client of an object store, with the texts for its error messages."""
 
     location: Location
     client: S3Store | GCSStore | AzureStore
     signed: str
-    """Whose credentials go with each request."""
+    """Source of the credentials that sign requests; empty if requests are not signed."""
     remedy: str
+    """What to do when access is denied."""
 
 
 def open_store(location: Location, environment: Mapping[str, str]) -> OpenedStore:
-    """Return the store of a location. Raises ``InvalidArgument`` for credentials that cannot be right.
+    """Open the store of a location. Raises ``InvalidArgument`` for invalid credentials.
 
-    Beyond what is handled here the library reads variables of its own: endpoints, web identities, roles of containers.
+    The library reads further variables itself: endpoints, web identities, roles of containers.
     """
     given = credentials_for(location, environment)
     try:
@@ -225,7 +229,7 @@ def _open_s3(location: Location, given: GivenCredentials | None, environment: Ma
         config["endpoint"] = location.endpoint
     provider: Callable[[], S3Credential] | None = None
     if keys is not None and keys.access_key_id:
-        # As a provider, so that no variable that the library reads by itself gets between the keys.
+        # As a provider, so that variables which the library reads itself are not mixed with these keys.
         provider = partial(_credential, keys)
     elif not signed:
         config["skip_signature"] = True
@@ -245,7 +249,7 @@ def _credential(keys: Profile) -> S3Credential:
 
 
 def _s3_keys(given: GivenCredentials | None, environment: Mapping[str, str]) -> tuple[Profile | None, str]:
-    """Return the keys, as far as they are known, and whose credentials they are; empty: nobody's."""
+    """Return the keys, if known here, and the source of the credentials; an empty source means unsigned requests."""
     if given is not None:
         if given.text("key_id"):
             return Profile(*map(given.text, ("key_id", "secret_key", "session_token"))), given.source
@@ -274,7 +278,7 @@ def _open_google(location: Location, given: GivenCredentials | None, environment
     if path:
         signed = f"'{path}', which {given.source if given else 'GOOGLE_APPLICATION_CREDENTIALS'} names"
         if not Path(path).is_file():
-            raise InvalidArgument(f"cannot open the model repository '{location.text}': there is no file {signed}")
+            raise InvalidArgument(f"cannot open the model repository '{location.text}': file not found: {signed}")
         config["application_credentials"] = path
     elif usual.is_file():
         signed = f"'{usual}'"
@@ -300,7 +304,7 @@ def _open_azure(location: Location, given: GivenCredentials | None, environment:
     if auth not in ("", "default", "managed_identity"):
         raise InvalidArgument(
             f"cannot open the model repository '{location.text}': the authentication type '{auth}' of {source} is "
-            "unknown. Write 'managed_identity' or 'default', or leave it out to use the account's key."
+            "unknown. Use 'managed_identity' or 'default', or omit it to use the account's key."
         )
     if auth == "managed_identity":
         config["credential_type"] = "managed_identity"

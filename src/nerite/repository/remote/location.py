@@ -1,4 +1,4 @@
-"""Where a repository in an object store is, as a flag names it."""
+"""Parses the locations of repositories in object stores, as flags name them."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ _ENDPOINT = re.compile(r"(?:(https?)://([^/]+)|([^/]+:\d+))(?:/|$)")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in an object store, taken apart."""
+    """Parsed location in an object store."""
 
     text: str
-    """As it was written."""
+    """The location as it was written."""
     kind: Kind
     bucket: str
-    """Azure calls it a container."""
+    """The bucket; on Azure, the container."""
     path: str
-    """What the names of all its objects begin with, without slashes at the ends; empty for the whole bucket."""
+    """The prefix of all object names, without leading and trailing slashes; empty for the whole bucket."""
     endpoint: str = ""
-    """The URL of the server; empty for the cloud's own."""
+    """The URL of the server; empty for the cloud's default."""
     account: str = ""
-    """On Azure, whose container it is."""
+    """The storage account, on Azure."""
 
     @property
     def key(self) -> str:
-        """A name for a directory: the same for the same place, and not for another."""
+        """A directory name that is unique to this location and stable."""
         place = "\0".join((self.kind, self.endpoint, self.account, self.bucket, self.path))
         return f"{self.kind}-{self.bucket}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
     def below(self, *names: str) -> str:
-        """Return the name of an object, or the beginning of several, in this place."""
+        """Return the name of an object, or a prefix of object names, below this location."""
         return "/".join(part for part in (self.path, *names) if part)
 
 
 def is_remote(text: str) -> bool:
-    """Say whether a flag names an object store, and not a directory of this machine."""
+    """Return whether a location is in an object store rather than on this machine."""
     return _SCHEME.match(text) is not None
 
 
 def read_location(text: str) -> Location:
-    """Take a location apart. Raises ``InvalidArgument``, with the forms that there are."""
+    """Parse a location. Raises ``InvalidArgument``, which names the valid forms."""
     scheme = _SCHEME.match(text)
     if scheme is None:
-        raise InvalidArgument(f"'{text}' names no object store; locations begin with s3://, gs:// or as://")
+        raise InvalidArgument(f"'{text}' is not in an object store; such locations begin with s3://, gs:// or as://")
     kind: Kind = scheme[1]  # type: ignore[assignment]  # the pattern has these three
     rest, endpoint, account = text[scheme.end() :], "", ""
     if kind == "s3" and (server := _ENDPOINT.match(rest)):

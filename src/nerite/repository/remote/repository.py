@@ -1,4 +1,4 @@
-"""A model repository in an object store, as if it were a directory of this machine."""
+"""Model repository in an object store, staged in a cache on this machine."""
 
 from __future__ import annotations
 
@@ -29,48 +29,48 @@ from nerite.repository.remote.store import (
 )
 from nerite.repository.repositories import is_model_name
 
-# Where the files of a remote repository lie on this machine: each once, and links to them in a directory a state.
+# Layout of the cache: each file is stored once; each state of a model is a directory of hard links to its files.
 #
-#     <cache>/<location>/<model>/files/<identity>          a file, complete and never written again
-#     <cache>/<location>/<model>/files/<identity>.part     one that is on its way, or broke off
+#     <cache>/<location>/<model>/files/<identity>          a complete file, never written again
+#     <cache>/<location>/<model>/files/<identity>.part     a download in progress, or one that broke off
 #     <cache>/<location>/<model>/states/<identity>/<model> the model as it was listed at some time: hard links
 #
-# Several servers may share it. Who changes what belongs to a model holds the lock of its shelf; who uses a state
-# holds a lock on it, which ends with the process at the latest. What nobody uses and the store has no more is removed
-# whenever the model is staged again, or is gone.
+# Several servers may share a cache. Changing the directory of a model requires its exclusive lock (``locked_model``);
+# using a state holds a shared lock on it, which the system releases at the latest when the process ends. States and
+# files that are neither in use nor current are removed whenever the model is staged again, or is gone from the store.
 
 _MOUNTS: dict[Kind, str] = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY",
     "gs": "TRITON_GCS_MOUNT_DIRECTORY",
     "as": "TRITON_AZURE_MOUNT_DIRECTORY",
 }
-_LOOK_AGAIN = 0.2
-"""Seconds between two tries to lock what somebody else has locked."""
+_LOCK_RETRY = 0.2
+"""Seconds between two attempts to take a lock that another thread or process holds."""
 _LOCK = ".lock"
-"""Beside the model in a state: whoever uses it has this locked."""
+"""File next to the model in a state; a process that uses the state holds a lock on it."""
 
 
 def cache_directory(location: Location, environment: Mapping[str, str], flag: str) -> Path:
-    """Return the directory for a location: below that of the flag, of Triton's variable, or of the user's caches."""
+    """Return the cache directory for a location: below the flag's, that of Triton's variable, or the user's cache."""
     usual = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
     root = flag or environment.get(_MOUNTS[location.kind]) or Path(usual) / "nerite" / "repositories"
     return Path(root).absolute() / location.key
 
 
 class DownloadCache:
-    """The shelves of one repository. Its methods block, and raise ``Internal`` if the disk refuses."""
+    """Cache of one repository on this machine. Its methods block, and raise ``Internal`` for errors of the disk."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = Lock()
         self._used: dict[Path, tuple[int, int]] = {}
-        """Of each state that is in use here: the file that we have locked, and how many use it."""
+        """States that this process uses, with the descriptor of the locked file and a reference count."""
         self._busy: dict[str, Lock] = {}
-        """Held with the lock of a model's shelf: on network file systems that keeps out other processes only."""
+        """Held in addition to a model's file lock, which on network file systems excludes other processes only."""
 
     @contextmanager
-    def shelf(self, model: str, stopped: Event) -> Iterator[CacheDirectory]:
-        """Lock what belongs to a model, for as long as the context lasts. Raises ``Unavailable`` if it has to stop."""
+    def locked_model(self, model: str, stopped: Event) -> Iterator[CacheDirectory]:
+        """Lock a model's directory for the duration of the context. Raises ``Unavailable`` once ``stopped`` is set."""
         directory = self.directory / model
         with self.refusals():
             (directory / "files").mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class DownloadCache:
             os.close(handle)
 
     def use(self, state: Path) -> Path:
-        """Keep a state until it was released as often as it was used, or the process ends; return it."""
+        """Add a reference to a state, which keeps it until as many releases or the end of the process; return it."""
         with self._lock:
             handle, users = self._used.get(state) or (os.open(state.parent / _LOCK, os.O_RDWR), 0)
             if not users:
@@ -97,7 +97,7 @@ class DownloadCache:
         return state
 
     def release(self, state: Path) -> None:
-        """Say that one user of a state is done."""
+        """Drop one reference to a state."""
         with self._lock:
             handle, users = self._used.pop(state)
             if users > 1:
@@ -106,7 +106,7 @@ class DownloadCache:
                 os.close(handle)
 
     def models(self) -> list[str]:
-        """Return the models that have something here."""
+        """Return the models that have a directory in the cache."""
         try:
             return sorted(entry.name for entry in os.scandir(self.directory))
         except FileNotFoundError:
@@ -114,32 +114,32 @@ class DownloadCache:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Turn what the disk says into an error that names the cache and the remedy."""
+        """Turn errors of the operating system into ``Internal``, with the cache directory and the remedy."""
         try:
             yield
         except OSError as error:
             raise Internal(
-                f"cannot use the cache '{self.directory}' for models: {error.strerror or error}. Name a directory with "
-                "enough room, on a file system with hard links, in --repository-cache-directory."
+                f"cannot use the cache '{self.directory}' for models: {error.strerror or error}. Set "
+                "--repository-cache-directory to a directory with enough space on a file system with hard links."
             ) from None
 
 
 class CacheDirectory:
-    """What belongs to one model, while we hold its lock."""
+    """Cache directory of one model, while this process holds its lock."""
 
     def __init__(self, directory: Path, used: Container[Path]) -> None:
-        """``used``: the states that this process uses."""
+        """``used`` contains the states that this process uses."""
         self._used = used
         self._model = directory.name
         self._files = directory / "files"
         self._states = directory / "states"
 
     def place(self, file: RemoteFile) -> Path:
-        """Return where a file belongs."""
+        """Return the path of a file in the cache."""
         return self._files / file.identity
 
     def state(self, listing: Listing) -> Path:
-        """Return the directory with the model as ``listing`` has it; all its files have to be here."""
+        """Return the directory with the model as listed, creating it if necessary; all its files must be cached."""
         root = self._states / listing.identity
         if not root.exists():
             growing = self._states / "growing"
@@ -156,7 +156,7 @@ class CacheDirectory:
         return root / self._model
 
     def tidy(self, listing: Listing) -> None:
-        """Remove the states that nobody uses, and the files that are in none; but nothing that ``listing`` has."""
+        """Remove unused states, and files that are in no state, except those of ``listing``."""
         for state in list(self._states.iterdir()):
             used = state.name == listing.identity or state / self._model in self._used
             if not used and not _used_elsewhere(state / _LOCK):
@@ -176,7 +176,7 @@ def _locked(handle: int) -> bool:
 
 
 def _used_elsewhere(lock: Path) -> bool:
-    """Say whether another process has locked a state."""
+    """Return whether another process has locked a state."""
     with contextlib.suppress(FileNotFoundError):
         handle = os.open(lock, os.O_RDWR)
         try:
@@ -188,22 +188,23 @@ def _used_elsewhere(lock: Path) -> bool:
 
 def _wait_for(acquired: Callable[[], bool], model: str, stopped: Event) -> None:
     while not acquired():
-        if stopped.wait(_LOOK_AGAIN):
-            raise Unavailable(f"the download of model '{model}' was given up: the server is stopping")
+        if stopped.wait(_LOCK_RETRY):
+            raise Unavailable(f"the download of model '{model}' was cancelled: the server is stopping")
 
 
 _log = logging.getLogger("nerite.repository")
 
 SIDE_BY_SIDE = 8
-"""Files that are downloaded at the same time."""
-_LOOKS = 3
-"""How often a model is listed anew when it changes while it is downloaded."""
+"""Maximum number of concurrent downloads."""
+_ATTEMPTS = 3
+"""How often a model is listed and downloaded if it keeps changing meanwhile."""
 _TICK = 1.0
-_NOTHING = Listing((), ())
+"""Seconds between two checks of the progress of a download."""
+_EMPTY = Listing((), ())
 
 
 class RemoteRepository:
-    """A place with a directory for each model. Its methods block: they are for the loader's threads."""
+    """Repository in an object store. Its methods block: call them on the loader's threads."""
 
     def __init__(self, opened: OpenedStore, cache: DownloadCache) -> None:
         self.location = opened.location.text
@@ -211,30 +212,33 @@ class RemoteRepository:
         self._store = Store(opened, self._stopped)
         self._cache = cache
         self._current: dict[str, Listing] = {}
-        """What each model was when it was last looked at."""
+        """The latest listing of each model."""
         self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, "download")
 
     def models(self) -> list[str]:
-        """Return the names of the models. Raises ``Internal`` if the store cannot be read."""
+        """Return the names of the models, and clean up the cache of those that are gone.
+
+        Raises ``Internal`` if the store cannot be read.
+        """
         names = self._store.models()
         with self._cache.refusals():
             for gone in set(self._cache.models()).difference(names):
                 self._current.pop(gone, None)
-                with self._cache.shelf(gone, self._stopped) as shelf:
-                    shelf.tidy(_NOTHING)
+                with self._cache.locked_model(gone, self._stopped) as cached:
+                    cached.tidy(_EMPTY)
         return names
 
     def fetch(self, name: str) -> Path | None:
-        """Return a directory with a model's files as they are now; None: there is no such model.
+        """Return a local directory with the model's current files, or None if the model does not exist.
 
-        The same files give the same directory. It stays until it was released as often as it was returned. Raises
+        Equal files give the same directory. It stays until it has been released as often as it was returned. Raises
         ``NeriteError`` if the store cannot be read.
         """
         if not is_model_name(name):
             return None
-        for _ in range(_LOOKS):
+        for _ in range(_ATTEMPTS):
             listing = self._store.listing(name)
-            if listing == _NOTHING:
+            if listing == _EMPTY:
                 self._current.pop(name, None)
                 return None
             try:
@@ -242,22 +246,22 @@ class RemoteRepository:
             except ObjectChangedError:
                 _log.info("model '%s' of '%s' changed while it was downloaded", name, self.location)
         raise Internal(
-            f"model '{name}' of '{self.location}' changes all the time. Load it when it has been uploaded completely."
+            f"model '{name}' of '{self.location}' keeps changing. Load it after it has been uploaded completely."
         )
 
     def release(self, directory: Path) -> None:
-        """Say that a directory that ``fetch`` returned is not used any more: it may be removed, if it is an old one."""
+        """Drop one reference to a directory that ``fetch`` returned; an outdated one without references is removed."""
         self._cache.release(directory)
-        # What cannot be removed now will be when the model is fetched the next time.
+        # Files that cannot be removed now are removed at the next fetch of the model.
         with (
             contextlib.suppress(NeriteError),
             self._cache.refusals(),
-            self._cache.shelf(directory.name, self._stopped) as shelf,
+            self._cache.locked_model(directory.name, self._stopped) as cached,
         ):
-            shelf.tidy(self._current.get(directory.name, _NOTHING))
+            cached.tidy(self._current.get(directory.name, _EMPTY))
 
     def content(self, name: str, path: str) -> bytes | None:
-        """Return one file of a model, which is not kept; None: there is no such. Raises ``NeriteError``."""
+        """Return the content of one file without caching it; None if it does not exist. Raises ``NeriteError``."""
         found = next((file for file in self._store.listing(name).files if file.path == path), None)
         if found is None:
             return None
@@ -272,9 +276,9 @@ class RemoteRepository:
             return None
 
     def publish(self, name: str, directory: Path) -> None:
-        """Make a model what a directory has: what is new is written first, then what is gone is removed.
+        """Upload a directory as a model: new and changed files are written first, then missing files are removed.
 
-        Files with the time of those that ``fetch`` has brought are taken to be the same. Raises ``NeriteError``.
+        Files with the size and time of those that ``fetch`` returned count as unchanged. Raises ``NeriteError``.
         """
         there = {file.path: file for file in self._store.listing(name).files}
         paths = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
@@ -287,21 +291,21 @@ class RemoteRepository:
         self._store.remove(self._store.listing(name).files)
 
     def close(self) -> None:
-        """Give up what is under way, for the server ends. Does not block."""
+        """Abort operations in progress because the server shuts down. Does not block."""
         self._stopped.set()
 
     def _staged(self, name: str, listing: Listing) -> Path:
-        with self._cache.refusals(), self._cache.shelf(name, self._stopped) as shelf:
-            missing = [file for file in listing.files if not shelf.place(file).exists()]
+        with self._cache.refusals(), self._cache.locked_model(name, self._stopped) as cached:
+            missing = [file for file in listing.files if not cached.place(file).exists()]
             if missing:
-                self._download(name, missing, shelf)
-            state = self._cache.use(shelf.state(listing))
+                self._download(name, missing, cached)
+            state = self._cache.use(cached.state(listing))
             self._current[name] = listing
-            shelf.tidy(listing)
+            cached.tidy(listing)
             return state
 
-    def _download(self, name: str, files: list[RemoteFile], shelf: CacheDirectory) -> None:
-        """Bring files to the shelf, side by side. Raises the first failure, when nothing is under way any more."""
+    def _download(self, name: str, files: list[RemoteFile], cached: CacheDirectory) -> None:
+        """Download files to the cache concurrently. Raises the first failure after all downloads have ended."""
         total = sum(file.size for file in files)
         progress = DownloadProgress(f"model '{name}' of '{self.location}'", len(files), total, time.monotonic())
         counting = Lock()
@@ -309,13 +313,13 @@ class RemoteRepository:
 
         def arrived(count: int) -> None:
             if failures or self._stopped.is_set():
-                raise Unavailable(f"the download of model '{name}' was given up")
+                raise Unavailable(f"the download of model '{name}' was cancelled")
             with counting:
                 progress.done += count
 
         _log.info("%s", progress.start())
         waiting: set[Future[None]] = {
-            self._threads.submit(download, self._store, file, shelf.place(file), arrived, self._stopped)
+            self._threads.submit(download, self._store, file, cached.place(file), arrived, self._stopped)
             for file in files
         }
         while waiting:
@@ -327,7 +331,7 @@ class RemoteRepository:
             elif line := progress.line(time.monotonic()):
                 _log.info("%s", line)
         if failures or self._stopped.is_set():
-            raise failures[0] if failures else Unavailable(f"the download of model '{name}' was given up")
+            raise failures[0] if failures else Unavailable(f"the download of model '{name}' was cancelled")
         _log.info("%s", progress.end(time.monotonic()))
 
 

@@ -1,4 +1,7 @@
-"""What is asked of an object store, and its refusals in words: what was refused, to whom, and what to do."""
+"""Client of one repository's object store: listing, reading, writing, retries, resumable downloads.
+
+Errors of the store become messages that say what was refused, with which credentials, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -26,34 +29,32 @@ from nerite.scheduling.stall_detectors import ExponentialBackoff
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
-# Tries again what failed for a passing reason, after growing pauses, and says so in the log.
-
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
 
 TRIES = 6
-"""In a row without any progress; about eight seconds in all."""
+"""Maximum number of attempts in a row without progress, about eight seconds in all."""
 
 
 class PassingFailure(Exception):
-    """Something failed that may work the next time."""
+    """A transient failure: the operation may succeed when it is retried."""
 
     def __init__(self, reason: str, *, progressed: bool = False) -> None:
-        """``progressed``: a part was done, and is kept."""
+        """``progressed``: a part was completed and is kept."""
         super().__init__(reason)
         self.progressed = progressed
 
 
 def retried(what: str, attempt: Callable[[], _T], stopped: Event) -> _T:
-    """Return what ``attempt`` returns in the end. ``what`` says in the log what is tried.
+    """Call ``attempt`` until it succeeds, with exponential backoff, and return its result.
 
-    Raises ``Internal`` when there is no progress any more, ``Unavailable`` once ``stopped`` is set, and what
-    ``attempt`` raises.
+    ``what`` describes the operation in the log. Raises ``Internal`` after ``TRIES`` attempts without progress,
+    ``Unavailable`` once ``stopped`` is set, and whatever else ``attempt`` raises.
     """
     backoff, failures = ExponentialBackoff(first=0.5, limit=15.0), 0
     while True:
         if stopped.is_set():
-            raise Unavailable(f"{what} was given up: the server is stopping")
+            raise Unavailable(f"{what} was cancelled: the server is stopping")
         try:
             return attempt()
         except PassingFailure as failure:
@@ -63,37 +64,35 @@ def retried(what: str, attempt: Callable[[], _T], stopped: Event) -> _T:
             if failures >= TRIES:
                 raise Internal(f"{what} failed {TRIES} times: {failure}") from None
             pause = backoff.failed(time.monotonic())
-            _log.warning("%s failed, trying again%s: %s", what, f" in {pause:g} s" if pause else "", failure)
+            _log.warning("%s failed, retrying%s: %s", what, f" in {pause:g} s" if pause else "", failure)
             stopped.wait(pause)
 
 
-# Tells the log how a long download goes. A pure decider: it is told the time.
-
 EVERY = 10.0
-"""Seconds between two lines."""
+"""Seconds between two progress lines in the log."""
 
 
 class DownloadProgress:
-    """One for the download of a model."""
+    """Log lines about the progress of a model's download. A pure decider: it is given the time."""
 
     def __init__(self, what: str, files: int, total: int, now: float) -> None:
         self._what = what
         self._files = files
         self._total = total
         self._began = now
-        self._told = now
+        self._last_line = now
         self.done = 0
-        """Bytes that have come."""
+        """Bytes received so far."""
 
     def start(self) -> str:
         """Return the first line."""
         return f"downloading {self._what}: {self._files} file{'s' * (self._files != 1)}, {readable_size(self._total)}"
 
     def line(self, now: float) -> str:
-        """Return a line if it is time for one; else nothing."""
-        if now - self._told < EVERY:
+        """Return a progress line if one is due; else an empty text."""
+        if now - self._last_line < EVERY:
             return ""
-        self._told = now
+        self._last_line = now
         return f"downloading {self._what}: {readable_size(self.done)} of {readable_size(self._total)}{self._rate(now)}"
 
     def end(self, now: float) -> str:
@@ -106,7 +105,7 @@ class DownloadProgress:
 
 
 def readable_size(size: int) -> str:
-    """Return a number of bytes as people say it."""
+    """Format a number of bytes with a decimal unit."""
     number, unit = float(size), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
         if number < 1000:
@@ -115,60 +114,57 @@ def readable_size(size: int) -> str:
     return f"{size} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
 
 
-# The files of a model in an object store, as the store lists them, and names that stay while they stay the same.
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a model."""
+    """File of a model in an object store."""
 
     path: str
-    """Below the model's directory."""
+    """Path relative to the model's directory."""
     key: str
     """The object's name in its bucket."""
     size: int
     etag: str
-    """What the store calls this content of the object; empty where it has no name for it."""
+    """The store's entity tag of the object's content; empty if it has none."""
     modified: datetime
 
     @property
     def identity(self) -> str:
-        """A name for the content: changes when the store's object does."""
+        """Identifier of the content, which changes when the object does."""
         content = self.etag or self.modified.isoformat()
         return hashlib.sha256(f"{self.key}\0{self.size}\0{content}".encode()).hexdigest()[:40]
 
     @property
     def modified_ns(self) -> int:
-        """When it was changed. Stores tell the second; what is below that tells contents of the same second apart."""
+        """Modification time. Stores report whole seconds; the fraction, from the identity, makes contents differ."""
         return int(self.modified.timestamp()) * 10**9 + int(self.identity, 16) % 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A model, as it is now."""
+    """State of a model in the store when it was listed."""
 
     files: tuple[RemoteFile, ...]
     directories: tuple[str, ...]
-    """Those that may be empty: a version without files is one, too."""
+    """Directories that may be empty, because a version without files counts as well."""
 
     @property
     def identity(self) -> str:
-        """A name for the whole of it."""
+        """Identifier of the whole state."""
         lines = [f"{file.path}\0{file.identity}\n" for file in self.files] + [f"{path}/\n" for path in self.directories]
         return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:40]
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Total size in bytes."""
         return sum(file.size for file in self.files)
 
 
 def listing_of(found: Iterable[RemoteFile]) -> Listing:
-    """Tell files from directories.
+    """Separate files from directories.
 
-    Stores have no directories, but tools write empty objects that stand for some. Such an object has others below it,
-    or is a version: its name is a number, right below the model. Raises ``ValueError`` for a name that a file cannot
-    have.
+    Stores have no directories, but tools write empty objects as placeholders for them. Such an object has others below
+    it, or is a version: its name is a number, directly below the model. Raises ``ValueError`` for an object name that
+    is not a valid file name.
     """
     objects = sorted((file for file in found if file.path), key=lambda file: file.path)
     parents = {
@@ -179,11 +175,11 @@ def listing_of(found: Iterable[RemoteFile]) -> Listing:
     files, directories = [], []
     for file in objects:
         if {"", ".", ".."} & set(file.path.split("/")):
-            raise ValueError(f"the object '{file.key}' has a name that cannot be a file's")
+            raise ValueError(f"the name of the object '{file.key}' is not a valid file name")
         if file.size == 0 and (file.path in parents or file.path.isdecimal()):
             directories.append(file.path)
         elif file.path in parents:
-            raise ValueError(f"the object '{file.key}' is a file, and there are others below it")
+            raise ValueError(f"the object '{file.key}' is a file, but other objects are below it")
         else:
             files.append(file)
     return Listing(tuple(files), tuple(directories))
@@ -196,47 +192,47 @@ _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _WRONG_REGION = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 _REFUSED = {"reading": "failed to read", "writing": "failed to write"}
 _PASSING = (408, 425, 429)
-"""Refusals that may be none the next time; so may everything from 500."""
+"""HTTP statuses below 500 that are transient; all from 500 are."""
 
 
 class ObjectChangedError(Exception):
-    """The object is not any more what it was when it was listed."""
+    """The object has changed since it was listed."""
 
 
 class Store:
     """The objects of one repository. Its methods block, and raise ``Internal`` when the store refuses."""
 
     def __init__(self, opened: OpenedStore, stopped: Event) -> None:
-        """``stopped``: set when nothing is to be waited for any more."""
+        """``stopped`` is set when the server shuts down; waits and retries then end."""
         self._opened = opened
         self._location = opened.location
         self._stopped = stopped
 
     def models(self) -> list[str]:
-        """Return the names of the directories right below the repository."""
+        """Return the names of the directories directly below the repository."""
         path = self._location.below()
-        found = self._asked(lambda: obstore.list_with_delimiter(self._opened.client, path or None))
+        found = self._call(lambda: obstore.list_with_delimiter(self._opened.client, path or None))
         names = [prefix.rpartition("/")[2] for prefix in found["common_prefixes"]]
         if path and not names and not found["objects"]:
             raise Internal(
                 f"failed to stat file {self._location.text}: there is no object below '{path}' in "
-                f"'{self._location.bucket}'. Name the path that has the models' directories in it."
+                f"'{self._location.bucket}'. Use the path that contains the models' directories."
             )
         return sorted(name for name in names if not name.startswith("."))
 
     def listing(self, name: str) -> Listing:
-        """Return the files of a model; none if there is no such model."""
+        """Return the files of a model; none if it does not exist."""
         prefix = self._location.below(name)
-        found = self._asked(lambda: list(obstore.list(self._opened.client, prefix).collect()))
+        found = self._call(lambda: list(obstore.list(self._opened.client, prefix).collect()))
         try:
             return listing_of(_file(prefix, meta) for meta in found)
         except ValueError as error:
             raise Internal(f"failed to read model repository '{self._location.text}': {error}") from None
 
     def read(self, file: RemoteFile, start: int) -> tuple[int, Iterator[bytes]]:
-        """Return the content of a file from ``start`` on, or from before that: where it begins, and its pieces.
+        """Read a file from ``start``, or from an earlier offset; return the actual offset and the chunks.
 
-        Raises ``ObjectChangedError`` and ``PassingFailure``; the iterator, too.
+        Both the call and the iterator raise ``ObjectChangedError`` and ``PassingFailure``.
         """
         options: obstore.GetOptions = {}
         if file.etag:
@@ -250,16 +246,16 @@ class Store:
         return result.range[0], self._pieces(result)
 
     def write(self, name: str, path: str, source: Path) -> None:
-        """Make a file the content of ``path`` of a model, whatever was there."""
+        """Upload a local file as ``path`` of a model, replacing any existing content."""
         key = self._location.below(f"{name}/{path}")
-        self._asked(lambda: obstore.put(self._opened.client, key, source), "writing")
+        self._call(lambda: obstore.put(self._opened.client, key, source), "writing")
 
     def remove(self, files: Sequence[RemoteFile]) -> None:
-        """Remove files; those that are gone already are no mistake."""
+        """Remove files; ignore those that are already gone."""
         keys = [file.key for file in files]
         if keys:
             with suppress(ObjectChangedError):
-                self._asked(lambda: obstore.delete(self._opened.client, keys), "writing")
+                self._call(lambda: obstore.delete(self._opened.client, keys), "writing")
 
     def _pieces(self, result: obstore.GetResult) -> Iterator[bytes]:
         pieces = iter(result.stream(_CHUNK))
@@ -270,10 +266,10 @@ class Store:
                 return
             yield piece
 
-    def _asked(self, question: Callable[[], _T], doing: str = "reading") -> _T:
+    def _call(self, operation: Callable[[], _T], doing: str = "reading") -> _T:
         def attempt() -> _T:
             with self._translated(doing):
-                return question()
+                return operation()
 
         return retried(f"{doing} model repository '{self._location.text}'", attempt, self._stopped)
 
@@ -282,10 +278,10 @@ class Store:
         try:
             yield
         except (BaseError, OSError) as error:
-            raise self._trouble(error, _REFUSED[doing]) from None
+            raise self._translate(error, _REFUSED[doing]) from None
 
-    def _trouble(self, error: Exception, refused: str) -> Exception:
-        """Return what an error of the library means to us."""
+    def _translate(self, error: Exception, refused: str) -> Exception:
+        """Convert an error of the library into an exception of this module or a ``NeriteError``."""
         text = str(error).partition("\n\nDebug source")[0]
         if isinstance(error, FileNotFoundError | PreconditionError) and "NoSuchBucket" not in text:
             return ObjectChangedError(text)
@@ -294,8 +290,8 @@ class Store:
         message = found[1].strip() if (found := _MESSAGE.search(text)) else ""
         reason = ": ".join(filter(None, (code, message))) or text
 
-        def refusal(said: str) -> Internal:
-            return Internal(f"{refused} model repository '{self._location.text}': {said}")
+        def refusal(details: str) -> Internal:
+            return Internal(f"{refused} model repository '{self._location.text}': {details}")
 
         if code in _WRONG_REGION or "redirect without LOCATION" in text:
             return refusal(f"{reason}. Set AWS_DEFAULT_REGION to the region of the bucket.")
@@ -316,29 +312,27 @@ def _file(prefix: str, meta: ObjectMeta) -> RemoteFile:
 
 
 def _etag(meta: ObjectMeta) -> str:
-    """Return the entity tag without the quotes, which not all stores write everywhere."""
+    """Return the entity tag without quotes, which stores use inconsistently."""
     return (meta["e_tag"] or "").removeprefix("W/").strip('"')
 
 
-# One file's way from the store to the cache: what broke off is resumed, what has changed meanwhile is not mixed.
-
-
 def download(store: Store, file: RemoteFile, place: Path, arrived: Callable[[int], None], stopped: Event) -> None:
-    """Bring a file to its place, whole; ``arrived`` is told how many bytes came, in steps, and may raise.
+    """Download a complete file to ``place``, resuming after failures and never mixing two contents.
 
-    The file's time is that of its last change in the store. Raises ``ObjectChangedError`` if it is not any more what
-    it was, ``NeriteError`` if it cannot be had, ``OSError`` if it cannot be written.
+    ``arrived`` is called with the size of each chunk and may raise. The file's time is that of its last change in the
+    store. Raises ``ObjectChangedError`` if the object has changed, ``NeriteError`` if it cannot be read, ``OSError`` if
+    it cannot be written.
     """
     part = place.with_name(f"{place.name}.part")
     retried(f"downloading '{file.key}'", partial(_continue, store, file, part, arrived), stopped)
     os.utime(part, ns=(file.modified_ns, file.modified_ns))
     part.rename(place)
-    # Loads share the file, so a model that writes to it would change what others get.
+    # Loads share the file; a model that wrote to it would change it for the others.
     place.chmod(0o444)
 
 
 def _continue(store: Store, file: RemoteFile, part: Path, arrived: Callable[[int], None]) -> None:
-    """Fetch what is missing. What came is kept when it breaks off."""
+    """Download the missing part of a file. Bytes received before a failure are kept."""
     with open(part, "ab") as sink:
         have = sink.tell()
         if have == file.size:
@@ -355,4 +349,4 @@ def _continue(store: Store, file: RemoteFile, part: Path, arrived: Callable[[int
         sink.flush()
         os.fsync(sink.fileno())
         if sink.tell() != file.size:
-            raise PassingFailure(f"{sink.tell()} of {file.size} bytes came", progressed=sink.tell() > begin)
+            raise PassingFailure(f"received {sink.tell()} of {file.size} bytes", progressed=sink.tell() > begin)

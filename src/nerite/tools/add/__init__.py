@@ -1,1 +1,1 @@
-"""``nerite add``: the way of a trained model into a repository: laid out aside, tried, measured, put in its place."""
+"""``nerite add``: recognises a trained model, stages it, tries and measures it, and moves it into a repository."""

@@ -1,4 +1,4 @@
-"""Adding a model: recognised, laid out aside, tried, measured, put in its place. A failure leaves nothing behind."""
+"""Adds a model: recognises, stages, tries and measures it, and moves it into place. A failure leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ from nerite.tools.add.proposal import (
     propose,
 )
 
-# A model is loaded where it is tried; what a load complains of is told with what to do about it here.
-
-_ELSEWHERE: Final = "--no-load adds it all the same, for a server that has what it needs."
+_ELSEWHERE: Final = "Pass --no-load to add it anyway, for a server that has what it needs."
 _REMEDIES: Final = (
     ("unable to find backend", _ELSEWHERE),
     ("which is not installed", _ELSEWHERE),
@@ -40,18 +38,18 @@ _REMEDIES: Final = (
     ("unsupported gpu id", _ELSEWHERE),
     ("no GPUs are available", _ELSEWHERE),
     ("supports only GPU device", _ELSEWHERE),
-    ("needs its inputs and outputs", "Here you say so with --input x:FP32:-1,4 and --output …, or with --config FILE."),
+    ("needs its inputs and outputs", "Declare them with --input x:FP32:-1,4 and --output …, or with --config FILE."),
 )
-"""What to do, by what a load says."""
+"""Remedies for the errors of a load, by a part of the error's text."""
 
 
 def load_model(trial: TrialServer, client: Client, outcome: AddOutcome, config: ModelConfig | None) -> None:
-    """Load the model, as it is laid out or with another configuration. Raises ``NeriteError``."""
+    """Load the staged model on the trial server, if given with another configuration. Raises ``NeriteError``."""
     try:
         client.load(outcome.destination.name, config=None if config is None else to_json(config))
     except ClientError as error:
-        reason = f"the server ended while it was loaded:\n{trial.last_words}" if trial.ended else str(error)
-        # Where it was tried is nothing that anybody will find.
+        reason = f"the server exited while loading it:\n{trial.last_words}" if trial.ended else str(error)
+        # The staging directory would mean nothing to the user.
         reason = reason.replace(str(trial.repository), str(outcome.destination.repository))
         remedies = "".join(f"\n    {remedy}" for sign, remedy in _REMEDIES if sign in reason)
         raise Internal(f"{outcome.artifact.source} cannot be served: {_indented(reason)}{remedies}") from None
@@ -61,19 +59,17 @@ def _indented(text: str) -> str:
     return text.strip().replace("\n", "\n    ")
 
 
-# A model that was loaded is measured, with other backends and with more instances, too; a proposal is made of it.
-
 _COUNTS: Final = (1, 2, 2, 1)
-"""Numbers of instances that are compared, in an order that lets no number have the better moment."""
+"""Numbers of instances to compare, in an order that gives no number an advantage if the machine's load changes."""
 
 
 class Examination:
-    """What can be found out about a model with random data, in a server that has it loaded."""
+    """Measures a loaded model with random data, with other backends and several instances, and proposes settings."""
 
     def __init__(
         self, order: AddOrder, watcher: Watcher, trial: TrialServer, client: Client, outcome: AddOutcome
     ) -> None:
-        """The findings go to ``outcome``, which has the signature already."""
+        """Results are stored in ``outcome``, which must already have the signature."""
         assert outcome.signature is not None
         self._order = order
         self._watcher = watcher
@@ -83,10 +79,10 @@ class Examination:
         self._model = outcome.signature
 
     def run(self, config: ModelConfig, rivals: Sequence[str]) -> None:
-        """Measure the model as ``config`` has it, and by the backends that are its rivals; make a proposal."""
+        """Measure the model with its own backend and with its ``rivals``, and propose settings."""
         outcome = self._outcome
         if obstacle := _obstacle(config):
-            outcome.remarks.append(f"It was not measured: {obstacle}.")
+            outcome.remarks.append(f"Not measured: {obstacle}.")
             return
         needed = [tensor.name for tensor in config.input if not tensor.optional]
         try:
@@ -94,7 +90,7 @@ class Examination:
             config, measured, contest = self._contest(config, rivals, needed, inputs)
             throughputs = [self._throughput(config, count, inputs) for count in _counts(config)]
         except (ClientError, NeriteError) as error:
-            outcome.remarks.append(f"It does not take random data, and was not measured: {_first_line(error)}")
+            outcome.remarks.append(f"Not measured, because it fails with random data: {_first_line(error)}")
             return
         outcome.remarks += self._sizes_taken(needed, batching=config.max_batch_size > 0)
         outcome.throughputs = proposal.best_of_each(throughputs)
@@ -103,7 +99,7 @@ class Examination:
     def _contest(
         self, config: ModelConfig, rivals: Sequence[str], needed: Sequence[str], inputs: Mapping[str, Array]
     ) -> tuple[ModelConfig, Sequence[Latency], ContestVerdict | None]:
-        """Measure each backend; return the configuration and the latencies of the best, and why it is."""
+        """Measure each backend; return the configuration and the latencies of the best one, and the verdict."""
         outcome, largest = self._outcome, config.max_batch_size
         loaded = self._trial.memory()
         if largest:
@@ -114,13 +110,13 @@ class Examination:
         configs = {config.backend: config}
         for backend in rivals:
             try:
-                # It fills in its own platform, and as many instances as it has by default.
+                # The backend completes its own platform and default number of instances.
                 self._load(dataclasses.replace(config, backend=backend, platform="", instance_group=()))
                 outcome.rivals.append(self._contestant(backend, largest, needed, inputs))
                 configs[backend] = from_json(self._client.config(self._model.name))
             except (ClientError, NeriteError):
                 outcome.remarks.append(
-                    f"{backend} reads such files, too, but not this one with these inputs and outputs."
+                    f"{backend} can also read this kind of file, but not this one with these inputs and outputs."
                 )
         if not outcome.rivals:
             return config, own.latencies, None
@@ -130,10 +126,10 @@ class Examination:
     def _contestant(
         self, backend: str, largest: int, needed: Sequence[str], inputs: Mapping[str, Array], *, alone: bool = False
     ) -> Contestant:
-        def tell(what: str) -> None:
-            self._watcher.doing(what if alone else f"{what} by {backend}")
+        def report(what: str) -> None:
+            self._watcher.doing(what if alone else f"{what} with {backend}")
 
-        measured = proposal.latencies(self._client, self._model, needed, largest, self._order.shapes, tell)
+        measured = proposal.latencies(self._client, self._model, needed, largest, self._order.shapes, report)
         return Contestant(backend, measured, self._client.infer(self._model.name, inputs))
 
     def _throughput(self, config: ModelConfig, count: int, inputs: Mapping[str, Array]) -> Throughput:
@@ -149,7 +145,7 @@ class Examination:
         load_model(self._trial, self._client, self._outcome, config)
 
     def _sizes_taken(self, needed: Sequence[str], *, batching: bool) -> list[str]:
-        """Return what is to be known of inputs with free sizes that were measured with 1, as nobody named others."""
+        """Return a remark about inputs whose variable dimensions were measured with size 1 by default, if any."""
         free = [
             tensor.name
             for tensor in self._model.inputs
@@ -157,29 +153,32 @@ class Examination:
         ]
         if not free:
             return []
-        return [f"Free sizes of {', '.join(free)} were 1 in this; --shape {free[0]}=128, say, measures others."]
+        return [
+            f"Variable dimensions of {', '.join(free)} were measured with size 1. To measure others, pass for example "
+            f"--shape {free[0]}=128."
+        ]
 
 
 def rivals_of(config: ModelConfig) -> list[str]:
-    """Return the other backends here that read the model's file; none where a GPU decides."""
+    """Return the other installed backends that can read the model's file; none for a model on GPUs."""
     if any(group.kind == "KIND_GPU" for group in config.instance_group):
         return []
     return [backend for backend in others_with_the_file(config) if registry.is_installed(backend)]
 
 
 def _counts(config: ModelConfig) -> tuple[int, ...]:
-    """Return the numbers of instances to compare: none where it is not for processors to say."""
+    """Return the numbers of instances to compare; none for a model on GPUs."""
     return () if any(group.kind == "KIND_GPU" for group in config.instance_group) else _COUNTS
 
 
 def _obstacle(config: ModelConfig) -> str:
-    """Return why a model cannot be measured by itself, with requests of random data; empty if it can."""
+    """Return the reason why a model cannot be measured on its own with random requests, or "" if it can."""
     if config.model_transaction_policy is not None and config.model_transaction_policy.decoupled:
-        return "it has any number of responses to a request"
+        return "it is decoupled"
     if config.sequence_batching is not None:
-        return "its requests are those of sequences"
+        return "its requests belong to sequences"
     if config.ensemble_scheduling is not None:
-        return "it is made of other models"
+        return "it is an ensemble of other models"
     return ""
 
 
@@ -187,23 +186,21 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-# The model in a server of its own: whether it loads, what it takes and gives, how long it needs.
-
-_FOUND: Final = (
+_COMPLETED: Final = (
     "max_batch_size", "input", "output", "dynamic_batching", "sequence_batching", "model_transaction_policy",
 )  # fmt: skip
-"""What is completed from a model, and written."""
+"""Settings that are completed from the model and written to its configuration."""
 
 
 def rehearse_model(
     order: AddOrder, watcher: Watcher, staging: Staging, outcome: AddOutcome, *, own_config: bool
 ) -> None:
-    """Load the model, complete its configuration, and measure it. Raises ``NeriteError`` if it cannot be loaded.
+    """Load a staged model in a trial server, complete its configuration, and measure it.
 
-    ``own_config``: the configuration is somebody's work, and not ours to change.
+    Raises ``NeriteError`` if it cannot be loaded. ``own_config``: the user wrote the configuration, so it is kept.
     """
     name = outcome.destination.name
-    watcher.doing("starting a server to try it in")
+    watcher.doing("starting a trial server")
     with TrialServer(staging.repository) as trial, trial.client as client:
         before = trial.memory()
         watcher.doing("loading")
@@ -216,12 +213,12 @@ def rehearse_model(
         if not (complete.input or complete.output):
             raise Internal(
                 f"{outcome.artifact.source} cannot be served: its configuration has neither inputs nor outputs.\n"
-                "    Write auto_complete_config in the model, or name a config.pbtxt with --config."
+                "    Implement auto_complete_config in the model, or specify a config.pbtxt with --config."
             )
         if own_config:
             outcome.config = complete
         else:
-            found = {each: getattr(complete, each) for each in _FOUND}
+            found = {each: getattr(complete, each) for each in _COMPLETED}
             outcome.config = dataclasses.replace(outcome.artifact.config, **found)
         if order.measure:
             may_grow = not own_config and complete.backend != "python"
@@ -236,14 +233,14 @@ def rehearse_model(
         if not own_config:
             staging.write(CONFIG_FILE, outcome.config_text())
             if outcome.accepted:
-                watcher.doing("loading it as it will be served")
+                watcher.doing("loading it with the final configuration")
                 load_model(trial, client, outcome, None)
 
 
 def add_model(order: AddOrder, watcher: Watcher, confirm: Callable[[], None] | None = None) -> AddOutcome:
-    """Bring a model into a repository. Raises ``NeriteError``, and then nothing has changed.
+    """Add a model to a repository. Raises ``NeriteError``, and then nothing has changed.
 
-    ``confirm`` is called when the model is in its place; if it raises, the model is taken out again.
+    ``confirm`` is called when the model is in place; if it raises, the addition is undone.
     """
     artifact = recognise(
         Candidate(order.source, class_place=order.class_place, flavor=order.flavor, trusted=order.trusted)
@@ -280,7 +277,7 @@ def add_model(order: AddOrder, watcher: Watcher, confirm: Callable[[], None] | N
 
 
 def _one_version(artifact: Artifact, version: int | None) -> Artifact:
-    """Return a model directory with one of its versions, if one is wanted."""
+    """Return the artifact of a model directory reduced to the given version, if any."""
     if version is None:
         return artifact
     if version not in artifact.versions:
@@ -290,7 +287,7 @@ def _one_version(artifact: Artifact, version: int | None) -> Artifact:
 
 
 def _configured(artifact: Artifact, order: AddOrder, target: Destination) -> Artifact:
-    """Return an artifact with what was said of its configuration."""
+    """Return an artifact with the configuration settings of the order."""
     if order.inputs or order.outputs:
         config = declared(artifact.config, order.inputs, order.outputs)
         artifact = dataclasses.replace(artifact, config=config)
@@ -300,19 +297,19 @@ def _configured(artifact: Artifact, order: AddOrder, target: Destination) -> Art
         return artifact
     if target.joins:
         raise InvalidArgument(
-            f"the model '{target.name}' has a {CONFIG_FILE}, which is that of all its versions.\n"
+            f"the model '{target.name}' already has a {CONFIG_FILE}, which all its versions share.\n"
             f"    Change {target.directory / CONFIG_FILE}, or add the model under another name."
         )
     if not order.config.is_file():
-        raise NotFound(f"there is no file {order.config}.\n    Name the {CONFIG_FILE} to take.")
+        raise NotFound(f"{order.config} does not exist or is not a file.\n    Specify an existing {CONFIG_FILE}.")
     return dataclasses.replace(artifact, beside={**artifact.beside, CONFIG_FILE: order.config}, finished=True)
 
 
 def _run_by(artifact: Artifact, order: AddOrder, target: Destination) -> ModelConfig:
-    """Return an artifact's configuration with the backend that is wanted."""
+    """Return an artifact's configuration with the requested backend."""
     if artifact.finished or target.joins or order.config is not None:
         raise InvalidArgument(
-            f"the backend of '{target.name}' is what its {CONFIG_FILE} says.\n    Leave out --backend."
+            f"the backend of '{target.name}' is determined by its {CONFIG_FILE}.\n    Omit --backend."
         )
     config = artifact.config
     platform = config.platform if order.backend == config.backend else ""

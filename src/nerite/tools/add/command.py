@@ -1,4 +1,4 @@
-"""The command line of ``nerite add``."""
+"""``nerite add``: its command line, and the report about the added model as text and as JSON."""
 
 from __future__ import annotations
 
@@ -31,17 +31,15 @@ from nerite.tools.add.destination import add_repository, repository_of
 from nerite.tools.add.order import AddOrder, AddOutcome
 from nerite.tools.add.proposal import Latency
 
-# What was found out about a model that was added: for people, and as JSON.
-
 
 def as_text(outcome: AddOutcome, *, placed: bool) -> str:
-    """Return the whole report; ``placed``: it is in the repository."""
+    """Return the report as text; ``placed``: the model is in the repository."""
     target = outcome.destination
     artifact = outcome.artifact
     lines = [f"{artifact.source}: {artifact.kind}, {megabytes(artifact.size)}"]
     versions = ", ".join(map(str, artifact.versions)) or str(target.version)
     several = "versions" if len(artifact.versions) > 1 else "version"
-    done = "Added" if placed else "It would be added"
+    done = "Added" if placed else "Would be added"
     lines.append(f"{done} as model '{target.name}', {several} {versions}, in {target.repository}.")
     if outcome.signature is not None:
         lines += [f"  input   {tensor}" for tensor in outcome.signature.inputs]
@@ -55,19 +53,19 @@ def as_text(outcome: AddOutcome, *, placed: bool) -> str:
     lines += outcome.remarks
     if placed:
         lines.append(f"Serve it:  nerite serve {shlex.quote(str(target.repository))}")
-        lines.append(f"Ask it:    nerite client infer {shlex.quote(target.name)} --random")
+        lines.append(f"Try it:    nerite client infer {shlex.quote(target.name)} --random")
     return "\n".join(lines)
 
 
 def proposed(outcome: AddOutcome) -> str:
-    """Return the settings that follow from the figures."""
+    """Return a table of the proposed settings and their reasons."""
     assert outcome.proposal is not None
-    rows = [(each.setting, each.value or "left out", each.reason) for each in outcome.proposal.advice]
-    return render(("Setting", "Proposed", "Why"), rows, terminal_width())
+    rows = [(each.setting, each.value or "omit", each.reason) for each in outcome.proposal.advice]
+    return render(("Setting", "Proposed", "Reason"), rows, terminal_width())
 
 
 def as_json(outcome: AddOutcome, *, placed: bool) -> dict[str, Any]:
-    """Return the whole report as JSON data."""
+    """Return the report as a JSON-serialisable document."""
     target, signature, proposal = outcome.destination, outcome.signature, outcome.proposal
     tensors: dict[str, Any] = {}
     if signature is not None:
@@ -103,12 +101,12 @@ def as_json(outcome: AddOutcome, *, placed: bool) -> dict[str, Any]:
 
 
 def _loaded(outcome: AddOutcome) -> str:
-    said = f"Loaded in {outcome.load_seconds:.1f} s"
+    text = f"Loaded in {outcome.load_seconds:.1f} s"
     if outcome.memory:
-        said += f"; it takes {megabytes(outcome.memory)} of memory"
+        text += f", using {megabytes(outcome.memory)} of memory"
         if outcome.latencies:
-            said += f", and {megabytes(outcome.memory_at_work)} more after its largest batch"
-    return f"{said}."
+            text += f", and {megabytes(outcome.memory_at_work)} more after the largest batch"
+    return f"{text}."
 
 
 def _latencies(measured: Sequence[Latency]) -> list[dict[str, Any]]:
@@ -118,7 +116,7 @@ def _latencies(measured: Sequence[Latency]) -> list[dict[str, Any]]:
 
 
 def _measured(outcome: AddOutcome) -> str:
-    header = ("Batch", "Latency ms", "Of that computing", "Inferences/s")
+    header = ("Batch", "Latency ms", "Compute ms", "Inferences/s")
     own = [_row(each) for each in outcome.latencies]
     if not outcome.rivals:
         return render(header, own, terminal_width())
@@ -135,27 +133,27 @@ def _row(each: Latency) -> tuple[str, ...]:
 def _written(outcome: AddOutcome) -> str:
     file = outcome.destination.directory / CONFIG_FILE
     if outcome.accepted:
-        return f"These settings are in {file}."
+        return f"These settings were written to {file}."
     if outcome.artifact.finished or outcome.destination.joins:
-        return f"{file} stays as it was made."
-    return f"These settings are not in {file}; --yes writes them."
+        return f"These settings were not written, to keep the existing {file}."
+    return f"These settings were not written to {file}; pass --yes to write them."
 
 
 _PROGRAM = "nerite add"
 _EPILOG = """\
-What it is, is seen from its content: ONNX, TorchScript, torch.export and AOTInductor, safetensors (with --class),
-OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, treelite, scikit-learn (with --trust), Hugging Face,
-TensorRT, MLflow, a model.py, or a model's directory from another repository.
+The kind of model is recognised by its content: ONNX, TorchScript, torch.export and AOTInductor, safetensors (with
+--class), OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, treelite, scikit-learn (with --trust), Hugging
+Face, TensorRT, MLflow, a model.py, or a model directory from another repository.
 
-It is loaded in a server of its own and measured there with random data, and put into the repository at the end, at
-once: a server that looks at the repository never sees half of it. If anything fails, nothing has changed.
+The model is loaded in a trial server, measured there with random data, and then moved into the repository atomically:
+a server that reads the repository never sees an incomplete model. If anything fails, nothing is changed.
 
-The exit status is 0 if it was added, 1 if it was not, 2 for a wrong command line, 130 after Ctrl-C.
+The exit status is 0 if the model was added, 1 if it was not, 2 for an invalid command line, 130 after Ctrl-C.
 
 Examples:
   nerite add resnet50.onnx
   nerite add model.pt2 --name detector --repository /srv/models
-  nerite add new.onnx --name detector --version 2         another version of a model that is there
+  nerite add new.onnx --name detector --version 2         add a version to an existing model
   nerite add script.pt --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
   nerite add weights.safetensors --class net.py:Net --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
   nerite add forest.pkl --trust
@@ -169,18 +167,18 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _add(options: argparse.Namespace) -> int:
-    # What is half done is put away when somebody ends us, too.
-    before = signal.signal(signal.SIGTERM, _end)
+    # Exit through SystemExit on SIGTERM, so that staged files are removed.
+    before = signal.signal(signal.SIGTERM, _exit)
     try:
         with ProgressBar() as progress:
-            outcome = add_model(_order(options), _Onlooker(options, progress))
+            outcome = add_model(_order(options), _InteractiveWatcher(options, progress))
     except NeriteError as error:
         if not options.json:
             raise
         show_json({"error": error.message}, one_line=True)
         return 1
     except KeyboardInterrupt:
-        complain(_PROGRAM, "given up; nothing has changed.")
+        complain(_PROGRAM, "cancelled; nothing was changed.")
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -192,38 +190,38 @@ def _add(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = new_parser(_PROGRAM, "Bring a trained model into a model repository.", _EPILOG)
-    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="the file or directory that training has saved")
-    where = parser.add_argument_group("where it goes")
+    parser = new_parser(_PROGRAM, "Add a trained model to a model repository.", _EPILOG)
+    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="file or directory that training has saved")
+    where = parser.add_argument_group("destination")
     add_repository(where)
-    where.add_argument("--name", default="", help="the model's name (default: after the file)")
-    version = "its version (default: 1); of a model that is there, another one"
+    where.add_argument("--name", default="", help="name of the model (default: derived from the file)")
+    version = "version number (default: 1); required to add a version to an existing model"
     where.add_argument("--version", metavar="N", type=_positive, help=version)
-    force = "replace what is there: the version that --version names, else the whole model"
+    force = "replace the version named by --version if it exists, or else the whole model"
     where.add_argument("--force", action="store_true", help=force)
-    what = parser.add_argument_group("what it is")
+    what = parser.add_argument_group("model")
     what.add_argument(
-        "--class", metavar="FILE.py:CLASS", dest="class_place", default="", help="the module that the weights are of"
+        "--class", metavar="FILE.py:CLASS", dest="class_place", default="", help="class that the weights belong to"
     )
-    what.add_argument("--flavor", default="", help="of an MLflow model: the flavour to take (default: the best)")
-    trust = "run code that is in the model: to read a pickle, or a Hugging Face model with code of its own"
+    what.add_argument("--flavor", default="", help="flavour of an MLflow model to use (default: the best)")
+    trust = "allow running code that the model contains: pickles, and Hugging Face models with their own code"
     what.add_argument("--trust", action="store_true", help=trust)
-    for side, verb in (("input", "takes"), ("output", "gives")):
+    for side in ("input", "output"):
         what.add_argument(
             f"--{side}",
             metavar="NAME:TYPE:N,N",
             action="append",
             type=_tensor,
             default=[],
-            help=f"what it {verb}, where the model does not tell, as in x:FP32:-1,4; a first size of -1 is the batch",
+            help=f"an {side} that the model does not describe itself, as in x:FP32:-1,4; a leading -1 is the batch",
         )
-    backend = "what is to run it (default: what its kind of file is for, or another that is faster)"
+    backend = "backend to use (default: that of this kind of file, or a faster one)"
     what.add_argument("--backend", metavar="NAME", default="", help=backend)
-    what.add_argument("--config", metavar="FILE", type=Path, help="take this config.pbtxt instead of making one")
-    how = parser.add_argument_group("how it is tried")
-    how.add_argument("--no-measure", action="store_true", help="load it, and do not measure it")
+    what.add_argument("--config", metavar="FILE", type=Path, help="use this config.pbtxt instead of generating one")
+    how = parser.add_argument_group("trial")
+    how.add_argument("--no-measure", action="store_true", help="load the model, but do not measure it")
     how.add_argument(
-        "--no-load", action="store_true", help="do not even load it: for a model that runs on other machines only"
+        "--no-load", action="store_true", help="do not load the model, for one that only runs on other machines"
     )
     how.add_argument(
         "--shape",
@@ -231,14 +229,14 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         type=_shape,
         default=[],
-        help="measure an input of free sizes with these, without the batch (default: 1); may be given several times",
+        help="sizes, without the batch, for measuring an input with variable dimensions (default: 1); may be repeated",
     )
     how.add_argument(
-        "--max-batch", metavar="N", type=_positive, default=64, help="the largest batch to measure (default: 64)"
+        "--max-batch", metavar="N", type=_positive, default=64, help="largest batch to measure (default: 64)"
     )
-    how.add_argument("--yes", action="store_true", help="write the settings that are proposed, without asking")
-    how.add_argument("--dry-run", action="store_true", help="do everything but put it into the repository")
-    how.add_argument("--json", action="store_true", help="print what was found as JSON")
+    how.add_argument("--yes", action="store_true", help="write the proposed settings without asking")
+    how.add_argument("--dry-run", action="store_true", help="do everything except add the model to the repository")
+    how.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 
 
@@ -264,8 +262,8 @@ def _order(options: argparse.Namespace) -> AddOrder:
     )
 
 
-class _Onlooker:
-    """Shows how far it has come, and asks whether a proposal is to be written."""
+class _InteractiveWatcher:
+    """Shows a progress bar, and asks the user whether to write the proposed settings."""
 
     def __init__(self, options: argparse.Namespace, progress: ProgressBar) -> None:
         self._options = options
@@ -289,7 +287,7 @@ class _Onlooker:
 
 def _positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
     return int(text)
 
 
@@ -300,7 +298,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
             return name, tuple(int(size) for size in sizes.split(",") if size)
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"'{text}' is no shape: write INPUT=N,N")
+    raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write INPUT=N,N")
 
 
 def _tensor(text: str) -> TensorDescription:
@@ -311,9 +309,9 @@ def _tensor(text: str) -> TensorDescription:
     except ValueError:
         shape = (0,)
     if not name or datatype not in dtypes.BY_NAME or any(size == 0 or size < -1 for size in shape):
-        raise argparse.ArgumentTypeError(f"'{text}' is no tensor: write NAME:TYPE:N,N, as in x:FP32:-1,4")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a tensor: write NAME:TYPE:N,N, as in x:FP32:-1,4")
     return TensorDescription(name, datatype, shape)
 
 
-def _end(*_: object) -> NoReturn:
+def _exit(*_: object) -> NoReturn:
     raise SystemExit(143)

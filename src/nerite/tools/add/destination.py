@@ -1,4 +1,4 @@
-"""Where in a repository a model is to be, and what is there already."""
+"""Destination of a new model in a repository, removal and exchange of directories, and the generated config.pbtxt."""
 
 from __future__ import annotations
 
@@ -24,65 +24,66 @@ from nerite.core import tensor as dtypes
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NotFound
 
 DEFAULT: Final = "models"
-"""The repository where none is named."""
+"""Repository to use if none is specified."""
 _VARIABLE: Final = "NERITE_MODEL_REPOSITORY"
-_UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]+")
-_LONGEST: Final = 128
+_UNSAFE_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9_-]+")
+_MAX_NAME_LENGTH: Final = 128
 
 
 @dataclass(frozen=True)
 class Destination:
-    """The place of one version of a model."""
+    """Where a new model or version goes, and what it replaces there."""
 
     repository: Path
     name: str
     version: int
     replaces: Literal["", "version", "model"] = ""
-    """What is there, and has to go."""
+    """What exists at the destination and will be replaced."""
     joins: bool = False
-    """The model is there: what is added is a version, and the configuration is the one that there is."""
+    """The model exists; the new version uses its configuration."""
 
     @property
     def directory(self) -> Path:
-        """The model's directory."""
+        """Directory of the model."""
         return self.repository / self.name
 
 
 def repository_at(text: str, environment: Mapping[str, str]) -> Path:
-    """Return the repository that is named, or meant. Raises ``InvalidArgument`` for one that is no directory."""
+    """Return the specified or else the default repository. Raises ``InvalidArgument`` if it is not a directory."""
     named = text or environment.get(_VARIABLE, "").partition("\n")[0] or DEFAULT
     if "://" in named:
-        remedy = "Work on a directory, and copy that to where it belongs."
-        raise InvalidArgument(f"{named} is in an object store, which this command does not reach.\n    {remedy}")
+        remedy = "Work on a local directory, and upload it afterwards."
+        raise InvalidArgument(f"{named} is in an object store, which this command does not support.\n    {remedy}")
     path = Path(named)
     if path.exists() and not path.is_dir():
-        raise InvalidArgument(f"{path} is no directory.\n    Name the directory that has a directory for each model.")
+        remedy = "Specify the directory that contains one directory per model."
+        raise InvalidArgument(f"{path} is not a directory.\n    {remedy}")
     return path
 
 
 def fit_name(suggested: str) -> str:
-    """Return a name that a model's directory, a URL and a metric can have."""
-    return _UNFIT.sub("_", suggested).strip("_-")[:_LONGEST] or "model"
+    """Return the suggested name, changed so that directories, URLs and metrics can contain it."""
+    return _UNSAFE_CHARACTERS.sub("_", suggested).strip("_-")[:_MAX_NAME_LENGTH] or "model"
 
 
 def check_name(name: str) -> str:
-    """Return a name that was asked for. Raises ``InvalidArgument`` if it cannot be a directory's."""
+    """Return the requested name. Raises ``InvalidArgument`` if it cannot be the name of a model's directory."""
     if not name or name.startswith(".") or "/" in name or os.sep in name or "\0" in name:
-        raise InvalidArgument(f"'{name}' cannot be the name of a model.\n    Try --name {fit_name(name)}")
+        raise InvalidArgument(f"'{name}' is not a valid model name.\n    Try --name {fit_name(name)}")
     return name
 
 
 def versions_of(directory: Path) -> tuple[int, ...]:
-    """Return the versions that a model's directory has, ascending."""
+    """Return the versions in a model's directory in ascending order."""
     if not directory.is_dir():
         return ()
     return find_versions(child.name for child in directory.iterdir() if child.is_dir()).numbers
 
 
 def destination(repository: Path, name: str, version: int | None, *, force: bool) -> Destination:
-    """Return where a new model or version goes. Raises ``AlreadyExists`` if something is there that nobody gave up.
+    """Return where a new model or version goes. Raises ``AlreadyExists`` if the destination exists, unless forced.
 
-    ``force`` gives up the version that is named; without one, the whole model.
+    ``force`` allows replacing the given version, or the whole model if no version is given.
     """
     directory = repository / name
     if not directory.exists():
@@ -94,42 +95,45 @@ def destination(repository: Path, name: str, version: int | None, *, force: bool
         following = max(existing, default=0) + 1
         what = f"version {existing[0]}" if len(existing) == 1 else f"versions {', '.join(map(str, existing))}"
         raise AlreadyExists(
-            f"the model '{name}' is in {repository} already{f', with {what}' if existing else ''}.\n"
-            f"    --version {following} adds another version, --name another model, --force replaces it."
+            f"the model '{name}' already exists in {repository}{f', with {what}' if existing else ''}.\n"
+            f"    Add a version with --version {following}, another model with --name, or replace it with --force."
         )
     if version in existing and not force:
         raise AlreadyExists(
-            f"version {version} of the model '{name}' is in {repository} already.\n"
-            f"    --version {max(existing) + 1} adds another one, --force replaces it."
+            f"version {version} of the model '{name}' already exists in {repository}.\n"
+            f"    Add another version with --version {max(existing) + 1}, or replace it with --force."
         )
     return Destination(repository, name, version, "version" if version in existing else "", joins=True)
 
 
 def existing_model(repository: Path, name: str) -> Path:
-    """Return a model's directory. Raises ``NotFound``, with the name that may be meant."""
+    """Return a model's directory. Raises ``NotFound``, with the closest name as a suggestion."""
     directory = repository / name
     if name and directory.is_dir() and not name.startswith(".") and "/" not in name:
         return directory
     if not repository.is_dir():
-        raise NotFound(f"there is no repository {repository}.\n    Name it with --repository.")
+        raise NotFound(f"the repository {repository} does not exist.\n    Specify it with --repository.")
     names = sorted(child.name for child in repository.iterdir() if child.is_dir() and not child.name.startswith("."))
     meant = nearest(name, names)
-    remedy = f"Did you mean '{meant}'?" if meant else f"The models in it: {', '.join(names) or 'none'}."
-    raise NotFound(f"there is no model '{name}' in {repository}.\n    {remedy}")
+    remedy = f"Did you mean '{meant}'?" if meant else f"Models in it: {', '.join(names) or 'none'}."
+    raise NotFound(f"no model '{name}' in {repository}.\n    {remedy}")
 
 
-# Taking a model, or one of its versions, out of a repository.
+# Removal of a model or one of its versions from a repository.
 
 
 def to_remove(repository: Path, name: str, version: int | None) -> Path:
-    """Return the directory of a model or a version. Raises ``NotFound``; ``InvalidArgument`` for the only version."""
+    """Return the directory of a model or version to remove.
+
+    Raises ``NotFound`` if it does not exist, ``InvalidArgument`` if it is the only version.
+    """
     directory = existing_model(repository, name)
     if version is None:
         return directory
     existing = versions_of(directory)
     if version not in existing:
         has = ", ".join(map(str, existing)) or "none"
-        raise NotFound(f"there is no version {version} of the model '{name}'.\n    Its versions: {has}.")
+        raise NotFound(f"the model '{name}' has no version {version}.\n    Its versions: {has}.")
     if existing == (version,):
         raise InvalidArgument(
             f"version {version} is the only one of the model '{name}', and a model without versions cannot be loaded.\n"
@@ -139,7 +143,7 @@ def to_remove(repository: Path, name: str, version: int | None) -> Path:
 
 
 def remove_model(repository: Path, directory: Path) -> None:
-    """Remove a directory of a repository: at once for whoever looks there, whatever happens afterwards."""
+    """Remove a directory from a repository: hide it atomically by renaming it, then delete it."""
     try:
         aside = Path(tempfile.mkdtemp(prefix=".removing-", dir=repository))
         try:
@@ -147,18 +151,18 @@ def remove_model(repository: Path, directory: Path) -> None:
         finally:
             shutil.rmtree(aside)
     except OSError as error:
-        raise Internal(f"{directory} cannot be removed: {error.strerror}.\n    Make it writable.") from None
+        raise Internal(f"cannot remove {directory}: {error.strerror}.\n    Make it writable.") from None
 
 
-# Two directories that change places, so that at no time one of them is missing.
+# Exchange of two directories, atomically where the system supports it.
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange two directories of one disk: at once where the system can, else as quickly as it can."""
-    if not _at_once(one, other):
+    """Exchange two directories on one disk: atomically with renameat2 on Linux, else by three renames."""
+    if not _exchanged_atomically(one, other):
         with tempfile.TemporaryDirectory(prefix=".exchange-", dir=one.parent) as between:
             aside = Path(between) / "aside"
             os.rename(other, aside)
@@ -170,7 +174,7 @@ def exchange(one: Path, other: Path) -> None:
             os.rename(aside, one)
 
 
-def _at_once(one: Path, other: Path) -> bool:
+def _exchanged_atomically(one: Path, other: Path) -> bool:
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -179,16 +183,16 @@ def _at_once(one: Path, other: Path) -> bool:
     return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
 
 
-# A configuration's tensors, from shapes as people and metadata write them: with the batch in front.
+# Inputs and outputs of a configuration, from shapes that include the batch dimension.
 
 _MAX_BATCH: Final = 4
-"""To begin with; what is measured may raise it."""
+"""Initial max_batch_size; measurements may raise it."""
 
 
 def declared(
     config: ModelConfig, inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription]
 ) -> ModelConfig:
-    """Return ``config`` with these inputs and outputs. Where all begin with a free size, that is the batch."""
+    """Return ``config`` with these inputs and outputs. A variable first dimension of all of them is the batch."""
     batching = all(tensor.shape[:1] == (-1,) for tensor in (*inputs, *outputs))
     return dataclasses.replace(
         config,
@@ -206,41 +210,41 @@ def _entry(tensor: TensorDescription, batching: bool) -> dict[str, Any]:
         "dims": dims or (1,),
     }
     if not dims:
-        # A configuration cannot say that there is nothing but the batch: it says 1, and that the model wants less.
+        # A configuration cannot have empty dims: it has [1], and reshapes to [] for the model.
         entry["reshape"] = ModelTensorReshape()
     return entry
 
 
-# A config.pbtxt to read: each part with a line that says what it is.
+# The text of a generated config.pbtxt, with a comment for each part.
 
-_DIMS: Final = "-1 is any size"
+_DIMS: Final = "-1 is a dimension of any size"
 _EXPLAINED: Final = {
-    "platform": "The format of the model's file.",
-    "backend": "What runs the model.",
-    "runtime": "The program that runs it.",
-    "max_batch_size": "The largest batch. Tensors have the batch as one more dimension in front of their dims.",
-    "input": f"What a request brings; {_DIMS}.",
-    "output": f"What it gets; {_DIMS}.",
-    "batch_input": "Inputs that the server makes for each batch.",
-    "batch_output": "How outputs of a batch are divided.",
-    "dynamic_batching": "Requests that come while the model is busy run together as the next batch.",
-    "sequence_batching": "Requests of one sequence go to one instance, in their order.",
-    "ensemble_scheduling": "The models that it is made of.",
-    "instance_group": "Copies of the model, which run at the same time.",
-    "default_model_filename": "The model's file, in the directory of each version.",
-    "parameters": "What the backend is told.",
-    "model_transaction_policy": "Whether a request has any number of responses.",
-    "response_cache": "Whether answers are kept, and given again to equal requests.",
+    "platform": "Format of the model file.",
+    "backend": "Backend that runs the model.",
+    "runtime": "Program that runs the backend.",
+    "max_batch_size": "Largest batch. Tensors have the batch as an additional dimension in front of their dims.",
+    "input": f"Inputs of a request; {_DIMS}.",
+    "output": f"Outputs of a response; {_DIMS}.",
+    "batch_input": "Inputs that the server creates for each batch.",
+    "batch_output": "How the outputs of a batch are split.",
+    "dynamic_batching": "Requests that arrive while the model is busy run together as the next batch.",
+    "sequence_batching": "Requests of one sequence go to one instance, in order.",
+    "ensemble_scheduling": "Models that the ensemble consists of.",
+    "instance_group": "Copies of the model that run in parallel.",
+    "default_model_filename": "Model file in the directory of each version.",
+    "parameters": "Parameters of the backend.",
+    "model_transaction_policy": "A decoupled model may send any number of responses to a request.",
+    "response_cache": "Caches responses, to answer repeated requests without the model.",
 }
-_NO_BATCHES: Final = "No batches: the dims below are all there are."
+_NO_BATCHES: Final = "No batching: the dims below are the complete shapes."
 
 
 def written_config(config: ModelConfig, origin: str, reasons: Mapping[str, str] | None = None) -> str:
-    """Return the text of a config.pbtxt; ``origin`` says where the model came from, ``reasons`` why a field is so."""
+    """Return the text of a config.pbtxt with comments: the model's ``origin``, and ``reasons`` for some fields."""
     parts = [
         f"# {origin}\n"
-        "# Each line may be changed. What is left out is filled in when the model is loaded;\n"
-        "# `nerite check` says whether all is right.\n"
+        "# You may edit every line. Omitted settings are completed when the model is loaded;\n"
+        "# `nerite check` validates the file.\n"
     ]
     for field in dataclasses.fields(ModelConfig):
         value = getattr(config, field.name)
@@ -249,8 +253,8 @@ def written_config(config: ModelConfig, origin: str, reasons: Mapping[str, str] 
             text = "max_batch_size: 0\n"
             parts.append(f"# {_NO_BATCHES}\n{text}")
         elif text:
-            said = (_EXPLAINED.get(field.name), (reasons or {}).get(field.name))
-            parts.append("".join(f"# {line}\n" for line in said if line) + text)
+            comments = (_EXPLAINED.get(field.name), (reasons or {}).get(field.name))
+            parts.append("".join(f"# {line}\n" for line in comments if line) + text)
     return "\n".join(parts)
 
 
@@ -261,10 +265,10 @@ def add_repository(
     nargs: Literal["?"] | None = None,
 ) -> None:
     """Add the argument ``name``, which ``repository_of`` reads."""
-    where = f"the model repository (default: $NERITE_MODEL_REPOSITORY, else {DEFAULT})"
+    where = f"model repository (default: $NERITE_MODEL_REPOSITORY, or else {DEFAULT})"
     parser.add_argument(name, metavar=metavar, nargs=nargs, default="", help=where)
 
 
 def repository_of(options: argparse.Namespace) -> Path:
-    """Return the repository that is named, or meant. Raises ``InvalidArgument`` for one that is no directory."""
+    """Return the repository that the options specify. Raises ``InvalidArgument`` if it is not a directory."""
     return repository_at(options.repository, os.environ)

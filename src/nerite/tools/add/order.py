@@ -1,4 +1,4 @@
-"""What is to be added, and who looks on meanwhile."""
+"""Order and outcome of adding a model, the interface that reports progress, and the staging of its files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from nerite.tools.add import destination as exchange
 from nerite.tools.add.destination import Destination, written_config
 from nerite.tools.add.proposal import Contestant, Latency, Proposal, Shapes, Throughput
 
-# What became of an order.
-
 _WITH_FIGURES: Final = ("backend", "max_batch_size", "instance_group")
+"""Settings whose comment in config.pbtxt includes the measurements."""
 
 
 @dataclass
 class AddOutcome:
-    """What became of it."""
+    """Result of adding a model: what was recognised, measured, proposed and written."""
 
     artifact: Artifact
     destination: Destination
@@ -36,19 +35,20 @@ class AddOutcome:
     signature: ModelDescription | None = None
     load_seconds: float = 0.0
     memory: int = 0
-    """Bytes that loading took; 0 where that is not known."""
+    """Memory that loading took, in bytes; 0 if unknown."""
     memory_at_work: int = 0
-    """Bytes more after the largest batch."""
+    """Additional memory after the largest batch, in bytes."""
     latencies: list[Latency] = field(default_factory=list)
+    """Latencies with the file's own backend."""
     rivals: list[Contestant] = field(default_factory=list)
-    """The other backends that were measured: ``latencies`` are those of the file's own."""
+    """The other backends that were measured."""
     throughputs: list[Throughput] = field(default_factory=list)
     proposal: Proposal | None = None
     accepted: bool = False
     remarks: list[str] = field(default_factory=list)
 
     def config_text(self) -> str:
-        """Return the config.pbtxt, with where the model came from and what was measured."""
+        """Return the text of config.pbtxt, with comments about the model's origin and the measurements."""
         origin = f"{self.artifact.kind}, added by nerite add from {self.artifact.source.name}."
         advice = self.proposal.advice if self.proposal is not None and self.accepted else ()
         measured = {each.setting: f"Measured: {each.reason}." for each in advice if each.setting in _WITH_FIGURES}
@@ -56,65 +56,67 @@ class AddOutcome:
 
 
 class Watcher(Protocol):
-    """Who looks on while a model is added, and decides."""
+    """Receives progress while a model is added, and decides about proposed settings."""
 
     def copied(self, done: int, total: int) -> None:
-        """Bytes were copied."""
+        """Report that ``done`` of ``total`` bytes have been copied."""
 
     def doing(self, what: str) -> None:
-        """Something begins that may take its time."""
+        """Report that a step begins that may take some time."""
 
     def accepts(self, outcome: AddOutcome) -> bool:
-        """Say whether the settings that are proposed are to be written."""
+        """Return whether the proposed settings should be written."""
 
 
 @dataclass(frozen=True)
 class AddOrder:
-    """What is to be added, and how."""
+    """Specifies what to add, where, and how to try it."""
 
     source: Path
     repository: Path
     name: str = ""
-    """Empty: after the file."""
+    """Name of the model; empty to derive it from the file."""
     version: int | None = None
     class_place: str = ""
     flavor: str = ""
     trusted: bool = False
     config: Path | None = None
-    """A config.pbtxt to take, instead of one that is made."""
+    """A config.pbtxt to use instead of a generated one."""
     backend: str = ""
-    """What is to run it; empty: what its kind of file is for, or another that is faster."""
+    """Backend to use; empty for the default of this kind of file, or a faster one."""
     inputs: tuple[TensorDescription, ...] = ()
-    """What it takes, and below what it gives, where the model does not tell; of any size first where it can batch."""
+    """Inputs, if the model does not describe them; the first size is -1 if the model can batch."""
     outputs: tuple[TensorDescription, ...] = ()
+    """Outputs, if the model does not describe them."""
     force: bool = False
     load: bool = True
-    """Try it in a server."""
+    """Load the model in a trial server."""
     measure: bool = True
     place: bool = True
-    """Put it into the repository."""
+    """Move the model into the repository at the end."""
     largest_batch: int = 64
-    """The largest to try where the model can batch and nobody has said how much."""
+    """Largest batch to measure if the model can batch and does not limit the size itself."""
     shapes: Shapes = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     """Files to write into the model's directory, beside its versions: name to text."""
 
 
-# A model that is being put together beside the others, where no server looks, until it takes its place at once.
-
 _BLOCK: Final = 1 << 24
 _PREFIX: Final = ".adding-"
-"""Servers pass by what begins with a dot."""
+"""Prefix of staging directories; servers ignore names that begin with a dot."""
 
 Advance = Callable[[int], None]
-"""Told of bytes that were copied."""
+"""Called with the number of bytes that were just copied."""
 
 
 class Staging:
-    """A repository with nothing in it but the new model. A context manager: what did not take its place is gone."""
+    """A temporary repository that contains only the new model, hidden from servers until it takes its place atomically.
+
+    A context manager that deletes whatever has not taken its place.
+    """
 
     def __init__(self, destination: Destination, *, elsewhere: bool = False) -> None:
-        """``elsewhere``: it will not take its place, and need not be on the same disk."""
+        """``elsewhere``: the model will not take its place, so it need not be staged on the same disk."""
         self._destination = destination
         self._elsewhere = elsewhere
         self._made: list[Path] = []
@@ -122,12 +124,12 @@ class Staging:
 
     @property
     def directory(self) -> Path:
-        """The model's directory."""
+        """Directory of the staged model."""
         return self.repository / self._destination.name
 
     @property
     def version_directory(self) -> Path:
-        """The directory of the new version."""
+        """Directory of the new version."""
         return self.directory / str(self._destination.version)
 
     def __enter__(self) -> Staging:
@@ -142,8 +144,8 @@ class Staging:
             self.repository = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=target))
         except OSError as error:
             self._remove_made()
-            remedy = "Make it a directory that you may write, or name another with --repository."
-            raise Internal(f"{target} cannot be written: {error.strerror}.\n    {remedy}") from None
+            remedy = "Make the directory writable, or specify another with --repository."
+            raise Internal(f"{target} is not writable: {error.strerror}.\n    {remedy}") from None
         return self
 
     def __exit__(
@@ -153,15 +155,15 @@ class Staging:
         self._remove_made()
 
     def _remove_made(self) -> None:
-        """Remove the directories of the repository that were not there before, unless the model is in them."""
+        """Remove the directories of the repository that this object created, unless they contain the model."""
         for path in filter(Path.exists, self._made):
             try:
                 path.rmdir()
-            except OSError:  # there is something in it: the model
+            except OSError:  # not empty: it contains the model
                 break
 
     def lay_out(self, artifact: Artifact, advance: Advance) -> None:
-        """Copy the files of an artifact, and make those that are to be made. Raises ``NeriteError``."""
+        """Copy the files of an artifact, and create the generated ones. Raises ``NeriteError``."""
         self.version_directory.mkdir(parents=True)
         try:
             if artifact.versions:
@@ -179,17 +181,17 @@ class Staging:
             artifact.make(self.version_directory)
 
     def _join(self, advance: Advance) -> None:
-        """Have what the versions of the model share here, too: it is what the new one will meet."""
+        """Copy the files that all versions of the existing model share, because the new version will use them."""
         for child in self._destination.directory.iterdir():
             if not (child.is_dir() and child.name.isdecimal()):
                 _copy(child, self.directory / child.name, advance)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file that all versions share, such as the configuration."""
+        """Write a file into the model's directory that all versions share, such as the configuration."""
         (self.directory / name).write_text(text, encoding="utf-8")
 
     def take_place(self) -> None:
-        """Put the model, or the version, where it belongs, in one step. Raises ``AlreadyExists``."""
+        """Move the model or the version to its destination atomically. Raises ``AlreadyExists``."""
         source, target = self._move()
         try:
             if self._destination.replaces:
@@ -198,12 +200,12 @@ class Staging:
                 os.rename(source, target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise AlreadyExists(f"{target} has come to be there meanwhile.\n    Look what it is.") from None
+                raise AlreadyExists(f"{target} was created in the meantime.\n    Check what it contains.") from None
             raise _not_copied(error) from None
 
     @contextmanager
     def taken_back_on_error(self) -> Iterator[None]:
-        """Have everything as it was, if what is done under this manager fails after the model took its place."""
+        """Undo ``take_place`` if the ``with`` block fails."""
         try:
             yield
         except BaseException:
@@ -215,7 +217,7 @@ class Staging:
             raise
 
     def _move(self) -> tuple[Path, Path]:
-        """Return what takes its place, and the place."""
+        """Return the staged directory and its destination."""
         wanted = self._destination
         if wanted.joins:
             return self.version_directory, wanted.directory / str(wanted.version)
@@ -228,7 +230,7 @@ def _copy_all(files: Mapping[str, Path], directory: Path, advance: Advance) -> N
 
 
 def _copy(source: Path, target: Path, advance: Advance) -> None:
-    """Copy a file or a directory. Times are new, so that a server that compares them sees another file."""
+    """Copy a file or a directory. Modification times are not kept, so that servers notice that the file changed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         target.mkdir(exist_ok=True)
@@ -244,5 +246,5 @@ def _copy(source: Path, target: Path, advance: Advance) -> None:
 
 
 def _not_copied(error: OSError) -> Internal:
-    remedy = "Make room on the disk." if error.errno == errno.ENOSPC else "Make it possible to read and write there."
+    remedy = "Free some disk space." if error.errno == errno.ENOSPC else "Check the permissions of this path."
     return Internal(f"the model could not be copied: {error.filename or ''}: {error.strerror}.\n    {remedy}")

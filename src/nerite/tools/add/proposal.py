@@ -1,4 +1,7 @@
-"""What settings follow from what was measured. Pure."""
+"""Measures a model on a trial server, and derives settings from the measurements.
+
+The decisions (``contest_verdict``, ``propose``) are pure functions of the measurements.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,6 @@ from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelI
 from nerite.core.errors import Internal
 from nerite.core.tensor import Array
 
-# A server of its own for a model that is to be tried: a process with nothing else in it, on a port of its own.
-
 _STARTED: Final = re.compile(r"Started (HTTP|GRPCInference)Service at [^\s]+:(\d+)")
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 10.0
@@ -39,23 +40,23 @@ _FLAGS: Final = (
     "--grpc-port=0",
     "--allow-metrics=false",
 )
-_OTHERS: Final = ("NERITE_", "AIP_", "SAGEMAKER_")
-"""Variables that say how another server is to be."""
+_SERVER_VARIABLES: Final = ("NERITE_", "AIP_", "SAGEMAKER_")
+"""Prefixes of environment variables that configure servers, and must not affect the trial server."""
 
 
 class TrialServer:
-    """A server that runs. A context manager: the process ends with it."""
+    """A server process for trying models, with its own port. A context manager that terminates the process on exit."""
 
     def __init__(self, repository: Path, *, grpc: bool = False) -> None:
-        """``grpc``: it speaks gRPC, too, at ``grpc_url``."""
+        """``grpc``: also serve gRPC, at ``grpc_url``."""
         self.repository = repository
         self._grpc = grpc
-        self._said: deque[str] = deque(maxlen=200)
+        self._log: deque[str] = deque(maxlen=200)
         self._ports: dict[str, str] = {}
         self._started = threading.Event()
 
     def __enter__(self) -> TrialServer:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(_SERVER_VARIABLES)}
         flags = (*_FLAGS, f"--allow-grpc={str(self._grpc).lower()}")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nerite.cli.main", "serve", str(self.repository), *flags],
@@ -63,7 +64,7 @@ class TrialServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
-            # Ctrl-C is for us; we end it.
+            # Ctrl-C must not reach the server; this process terminates it.
             start_new_session=True,
         )
         self._listener = threading.Thread(target=self._listen, name="trial", daemon=True)
@@ -71,9 +72,9 @@ class TrialServer:
         self._started.wait(_START_SECONDS)
         if "HTTP" not in self._ports:
             self.__exit__(None, None, None)
-            raise Internal("the server that was to try the model did not start:\n" + "\n".join(self._said))
+            raise Internal("the trial server did not start:\n" + "\n".join(self._log))
         self.url = f"127.0.0.1:{self._ports['HTTP']}"
-        # That port is opened before.
+        # The gRPC port is opened before the HTTP port.
         self.grpc_url = f"127.0.0.1:{self._ports['GRPCInference']}" if self._grpc else ""
         self.client = Client(self.url, timeout=_LOAD_SECONDS)
         return self
@@ -93,18 +94,18 @@ class TrialServer:
 
     @property
     def ended(self) -> bool:
-        """The process has died."""
+        """True if the process has exited."""
         return self._process.poll() is not None
 
     @property
     def last_words(self) -> str:
-        """The end of the log."""
-        return "\n".join(list(self._said)[-20:])
+        """Last 20 lines of the log."""
+        return "\n".join(list(self._log)[-20:])
 
     def memory(self) -> int:
-        """Return the bytes of memory that the server and its workers have; 0 where the system does not tell."""
+        """Return the memory of the server and its workers in bytes, or 0 if the system does not report it."""
         total = 0
-        for number in _family(self._process.pid):
+        for number in _process_tree(self._process.pid):
             try:
                 lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
             except OSError:
@@ -116,7 +117,7 @@ class TrialServer:
         assert self._process.stdout is not None
         for raw in self._process.stdout:
             line = raw.decode(errors="replace").rstrip()
-            self._said.append(line)
+            self._log.append(line)
             if "HTTP" not in self._ports and (found := _STARTED.search(line)):
                 self._ports[found[1]] = found[2]
                 if found[1] == "HTTP":
@@ -124,8 +125,8 @@ class TrialServer:
         self._started.set()
 
 
-def _family(ancestor: int) -> list[int]:
-    """Return a process and all that descend from it."""
+def _process_tree(ancestor: int) -> list[int]:
+    """Return the ids of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -139,26 +140,26 @@ def _family(ancestor: int) -> list[int]:
     return found
 
 
-# How long a model takes: at batches of several sizes, and with several instances. Asked of a server that runs.
+# Measurements: latency by batch size, and throughput by number of instances.
 
 _SECONDS: Final = 0.2
-"""For each size; a model that is slower is asked a few times all the same."""
-_MOST_RUNS, _FEWEST_RUNS, _WARM_UPS = 50, 3, 2
+"""Measuring time for each batch size; slower models still get the minimum number of runs."""
+_MAX_RUNS, _MIN_RUNS, _WARM_UPS = 50, 3, 2
 _SLOW: Final = 2.0
-"""Seconds after which no larger batch is tried."""
+"""Latency in seconds above which no larger batch is tried."""
 _CALLERS: Final = 4
 _INSTANCES_SECONDS: Final = 0.3
-_WORTH_A_LOOK: Final = 0.7
-"""Larger batches are not tried any more when they reach less than this part of the best rate."""
+_WORTH_TRYING: Final = 0.7
+"""Larger batches are not tried once they reach less than this fraction of the best rate."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of inputs with free sizes: those to measure with, without the batch."""
+"""Sizes to measure inputs with variable dimensions with, by name, without the batch."""
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What a caller waits for a batch, and what of it is the model's own time. Medians, and means of the server's."""
+    """Latency of a batch as the client sees it (median), and the compute time in it (mean, reported by the server)."""
 
     batch: int
     ms: float
@@ -166,20 +167,20 @@ class Latency:
 
     @property
     def per_second(self) -> float:
-        """Elements of batches in a second, one batch after the other."""
+        """Rows per second if batches run one after the other."""
         return self.batch / self.ms * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What several callers at once get from a number of instances."""
+    """Requests per second that a number of instances answers to several concurrent clients."""
 
     instances: int
     per_second: float
 
 
 def inputs_of(model: ModelDescription, needed: Sequence[str], batch: int, shapes: Shapes) -> dict[str, Array]:
-    """Return random inputs; ``batch`` is 0 for a model that has no batches. Raises ``ClientError``."""
+    """Return random inputs; ``batch`` is 0 for a model without batching. Raises ``ClientError``."""
     wanted = [tensor for tensor in model.inputs if tensor.name in needed]
     return {tensor.name: random_value(tensor, _shape(tensor, batch, shapes)) for tensor in wanted}
 
@@ -187,9 +188,9 @@ def inputs_of(model: ModelDescription, needed: Sequence[str], batch: int, shapes
 def latencies(
     client: Client, model: ModelDescription, needed: Sequence[str], largest: int, shapes: Shapes, tell: Tell
 ) -> list[Latency]:
-    """Return how long batches take, of 1, 2, 4 … elements; ``largest`` is 0 for a model that has no batches.
+    """Return the latency of batches of 1, 2, 4 … rows; ``largest`` is 0 for a model without batching.
 
-    Raises ``ClientError`` if the model refuses the smallest; a larger one that it refuses ends the list.
+    Raises ``ClientError`` if the smallest batch fails; a larger one that fails ends the list.
     """
     found: list[Latency] = []
     for batch in _sizes(largest):
@@ -200,8 +201,8 @@ def latencies(
             if not found:
                 raise
             break
-        least = _WORTH_A_LOOK * max(each.per_second for each in found)
-        # Two in a row: one may have had a bad moment.
+        least = _WORTH_TRYING * max(each.per_second for each in found)
+        # Two in a row, because a single slow one may be an outlier.
         if found[-1].ms > _SLOW * 1000 or all(each.per_second < least for each in found[-2:]):
             break
     return found
@@ -210,12 +211,12 @@ def latencies(
 def throughput(
     client: Client, url: str, model: ModelDescription, inputs: Mapping[str, Array], instances: int
 ) -> Throughput:
-    """Return how many requests a second are answered when several ask at once."""
+    """Return the requests per second that concurrent clients get."""
     counts: list[int] = []
     client.infer(model.name, inputs)
     end = time.monotonic() + _INSTANCES_SECONDS
 
-    def ask() -> None:
+    def send_requests() -> None:
         with Client(url) as own:
             count = 0
             while time.monotonic() < end:
@@ -224,7 +225,7 @@ def throughput(
             counts.append(count)
 
     began = time.monotonic()
-    threads = [threading.Thread(target=ask) for _ in range(_CALLERS)]
+    threads = [threading.Thread(target=send_requests) for _ in range(_CALLERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -233,7 +234,7 @@ def throughput(
 
 
 def best_of_each(measured: Sequence[Throughput]) -> list[Throughput]:
-    """Return the best rate of each number of instances, the smallest number first."""
+    """Return the best rate for each number of instances, in ascending order of the number."""
     best: dict[int, Throughput] = {}
     for each in sorted(measured, key=lambda each: each.per_second):
         best[each.instances] = each
@@ -248,7 +249,7 @@ def _latency(client: Client, model: ModelDescription, inputs: Mapping[str, Array
             break
     (before,) = client.statistics(model.name, model.versions[-1])
     times: list[float] = []
-    while len(times) < _FEWEST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _SECONDS):
+    while len(times) < _MIN_RUNS or (len(times) < _MAX_RUNS and sum(times) < _SECONDS):
         began = time.perf_counter()
         client.infer(model.name, inputs)
         times.append(time.perf_counter() - began)
@@ -272,26 +273,26 @@ def _shape(tensor: TensorDescription, batch: int, shapes: Shapes) -> tuple[int, 
     if given is not None:
         if len(given) != len(own) or any(size not in (-1, wanted) for size, wanted in zip(own, given, strict=True)):
             raise ClientError(
-                f"'{tensor.name}' cannot have the shape {list(given)}: it is {list(own)}, -1 being any size"
+                f"'{tensor.name}' cannot have the shape {list(given)}: its shape is {list(own)}, where -1 is any size"
             )
         return (batch, *given) if batch else given
     shape = smallest(tensor)
     return (batch, *shape[1:]) if batch else shape
 
 
-# Which backend a model's file is best served by, where several read it. Pure: it is told what was measured.
+# Choice of the backend, if several can read the model's file.
 
 _FASTER: Final = 1.15
-"""What another backend has to gain for a model to leave the one that is its file's own."""
+"""Minimum speed-up for another backend to be chosen over the file's own."""
 _SLOWER: Final = 0.9
-"""How much of the own backend's rate at a single row the other one may lose for a gain in batches."""
+"""Minimum rate of another backend at batch size 1, as a fraction of the rate of the file's own backend."""
 _ALIKE: Final = 0.02
-"""Answers that differ by more, as a part of the largest, are another model's. BF16 alone makes up to 0.01."""
+"""Maximum difference of outputs, relative to the largest value. BF16 alone accounts for up to 0.01."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A backend, what was measured with it, and what it answered to the same request as the others."""
+    """A backend, its measurements, and its outputs for the same request as the other backends."""
 
     backend: str
     latencies: Sequence[Latency]
@@ -305,14 +306,14 @@ class Contestant:
 
 @dataclass(frozen=True)
 class ContestVerdict:
-    """Who won, and the figures that say so."""
+    """The chosen backend, and the measurements that justify the choice."""
 
     winner: Contestant
     reason: str
 
 
 def contest_verdict(own: Contestant, others: Sequence[Contestant]) -> ContestVerdict:
-    """Return which backend to take. ``own`` is the file's own, and stays where another one gains little."""
+    """Return the backend to use. ``own`` is the file's own backend, and is kept unless another is clearly faster."""
     fair = [
         each for each in others if largest_difference(own.answers, each.answers) <= _ALIKE and _is_faster(own, each)
     ]
@@ -320,19 +321,19 @@ def contest_verdict(own: Contestant, others: Sequence[Contestant]) -> ContestVer
         winner = max(fair, key=lambda each: each.best.per_second)
         apart = largest_difference(own.answers, winner.answers)
         return ContestVerdict(
-            winner, f"{_figures(winner)}, where {_figures(own)}; answers differ by {apart:.2g} of the largest"
+            winner, f"{_figures(winner)}; {_figures(own)}; outputs differ by {apart:.2g} of the largest value"
         )
     compared = "; ".join(
         _figures(each)
         if largest_difference(own.answers, each.answers) <= _ALIKE
-        else f"{each.backend} answers something else"
+        else f"{each.backend} returns different outputs"
         for each in others
     )
     return ContestVerdict(own, f"{_figures(own)}; {compared}")
 
 
 def largest_difference(some: Mapping[str, Array], others: Mapping[str, Array]) -> float:
-    """Return how far answers are from each other, as a part of the largest number in them; 1 if not comparable."""
+    """Return the largest difference of two sets of outputs, relative to the largest value; 1 if not comparable."""
     if some.keys() != others.keys():
         return 1.0
     return max((_difference(value, others[name]) for name, value in some.items()), default=0.0)
@@ -359,44 +360,49 @@ def _is_faster(own: Contestant, other: Contestant) -> bool:
 
 def _figures(contestant: Contestant) -> str:
     best = contestant.best
-    return f"{contestant.backend} has {best.per_second:,.0f}/s, and a single one in {contestant.latencies[0].ms:.2f} ms"
+    alone = contestant.latencies[0]
+    return f"{contestant.backend} reaches {best.per_second:,.0f}/s, and {alone.ms:.2f} ms for one request"
 
+
+# Proposal of settings.
 
 _NEARLY_BEST: Final = 0.9
-"""The smallest batch with this part of the best rate is large enough: a larger one has callers wait for little."""
+"""The smallest batch with this fraction of the best rate is proposed: larger ones add latency for little gain."""
 _GAIN: Final = 1.1
-"""Batches that are not better by this factor are not worth their wait."""
+"""Minimum speed-up by batching that justifies its latency."""
 _STANDS_OUT: Final = 1.25
+"""Minimum speed-up of a preferred batch size over both neighbouring sizes."""
 _INSTANCES_GAIN: Final = 1.15
+"""Minimum speed-up that justifies more instances."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One setting: what it is to be, and the figures that say so."""
+    """A proposed value for one setting, and the measurements that justify it."""
 
     setting: str
     value: str
-    """Empty: it is left out."""
+    """Empty to omit the setting."""
     reason: str
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Settings for a model."""
+    """Proposed settings for a model."""
 
     max_batch_size: int
     dynamic_batching: ModelDynamicBatching | None
     instances: int
-    """0: nothing is said about them."""
+    """Proposed number of instances, or 0 for no proposal."""
     advice: tuple[Advice, ...]
     backend: str = ""
-    """Empty: nothing is said about it."""
+    """Proposed backend, or "" for no proposal."""
 
     def applied(self, config: ModelConfig) -> ModelConfig:
         """Return ``config`` with these settings."""
         groups = (ModelInstanceGroup(count=self.instances),) if self.instances > 1 else config.instance_group
         if self.backend and self.backend != config.backend:
-            # A platform is another name for the backend that it was.
+            # The platform implies the previous backend.
             config = dataclasses.replace(config, backend=self.backend, platform="")
         return dataclasses.replace(
             config,
@@ -412,9 +418,9 @@ def propose(
     instances: Sequence[Throughput],
     contest: ContestVerdict | None = None,
 ) -> Proposal:
-    """Return the settings that follow from latencies by batch and rates by number of instances.
+    """Derive settings from latencies by batch size and rates by number of instances.
 
-    With a ``contest`` both are those of the backend that won it.
+    With a ``contest``, both were measured with its winner.
     """
     advice: list[Advice] = []
     if contest is not None:
@@ -435,26 +441,30 @@ def _batches(
     enough = next(each for each in measured if each.per_second >= _NEARLY_BEST * best.per_second)
     if best.per_second < _GAIN * alone.per_second:
         figures = f"{_rate(best)} at best with {best.batch}, {_rate(alone)} with 1"
-        advice.append(Advice("dynamic_batching", "", f"batches gain nothing, {figures}"))
+        advice.append(Advice("dynamic_batching", "", f"batching gains nothing: {figures}"))
         return config.max_batch_size, None
-    gain = f"{_rate(enough)} in {enough.ms:.1f} ms, where 1 has {_rate(alone)} in {alone.ms:.1f} ms"
-    more = f"; {best.batch} would have {_rate(best)} in {best.ms:.1f} ms" if best is not enough else ""
+    gain = f"{_rate(enough)} in {enough.ms:.1f} ms; 1 reaches {_rate(alone)} in {alone.ms:.1f} ms"
+    more = f", {best.batch} {_rate(best)} in {best.ms:.1f} ms" if best is not enough else ""
     advice.append(Advice("max_batch_size", str(enough.batch), gain + more))
     favourites = tuple(_favourites([each for each in measured if each.batch <= enough.batch]))
     known = config.dynamic_batching or ModelDynamicBatching()
     advice.append(
-        Advice("dynamic_batching", "{ }", "what comes while the model is busy is the next batch; no delay is needed")
+        Advice(
+            "dynamic_batching",
+            "{ }",
+            "requests that arrive while the model is busy form the next batch; no delay is needed",
+        )
     )
     if favourites:
-        reason = "these stand out among their neighbours by a quarter and more"
+        reason = "these sizes are at least 25 % faster than their neighbours"
         advice.append(Advice("preferred_batch_size", f"[ {', '.join(map(str, favourites))} ]", reason))
     else:
-        advice.append(Advice("preferred_batch_size", "", "no size stands out among its neighbours"))
+        advice.append(Advice("preferred_batch_size", "", "no size is much faster than its neighbours"))
     return enough.batch, dataclasses.replace(known, preferred_batch_size=favourites)
 
 
 def _favourites(measured: Sequence[Latency]) -> list[int]:
-    """Return the sizes that are much better than the next smaller and the next larger one."""
+    """Return the sizes that are much faster than both the next smaller and the next larger one."""
     return [
         each.batch
         for before, each, after in zip(measured, measured[1:], measured[2:], strict=False)

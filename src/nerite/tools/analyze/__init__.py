@@ -1,1 +1,1 @@
-"""``nerite analyze``: finds the configuration with which models answer most."""
+"""``nerite analyze``: finds the fastest configuration of models by measuring."""

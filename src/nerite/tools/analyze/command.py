@@ -1,4 +1,4 @@
-"""What ``nerite analyze`` does: has configurations measured, shows the best, and what it changes."""
+"""``nerite analyze``: its command line; runs the search, and reports and applies the best configuration."""
 
 from __future__ import annotations
 
@@ -41,21 +41,19 @@ from nerite.tools.bench.measurement import Rule
 from nerite.tools.bench.requests import TensorLoad
 from nerite.tools.bench.session import ServerReading
 
-# The options of ``nerite analyze``.
-
 PROGRAM = "nerite analyze"
 _SETTINGS = "\n".join(f"  {name:12}{setting.purpose}" for name, setting in SETTINGS.items())
 _EPILOG = f"""\
 Settings:
 {_SETTINGS}
 
-Several models are asked at once, on one server, and their settings varied together. Of an ensemble those of its models
-are varied. Settings of one of several models are MODEL.SETTING.
-Each configuration is measured in a server of its own, on a port of its own, and the best few again, in turns. The
-repository is not written to without --apply. Leave the machine to it meanwhile. What was measured is kept in the
-checkpoint: the same command goes on after Ctrl-C, and asks for nothing twice where the limits or the values change.
-The exit status is 0 for success, 1 for a model that cannot be analyzed or where nothing keeps to the limits, 2 for a
-wrong command line, 130 after Ctrl-C.
+Several models are put under load together on one server, and their settings are varied together. For an ensemble, the
+settings of its models are varied. With several models, settings are named MODEL.SETTING.
+Each configuration is measured in a separate server with its own port, and the best ones are measured again in turns.
+The repository is changed only with --apply. Do not run other work on the machine meanwhile. Measurements are kept in
+a checkpoint: after Ctrl-C the same command resumes, and with other limits or values it measures only what is missing.
+The exit status is 0 for success, 1 if a model cannot be analyzed or no configuration meets the limits, 2 for an invalid
+command line, 130 after Ctrl-C.
 
 Examples:
   nerite analyze resnet
@@ -67,36 +65,36 @@ Examples:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; exits where it is wrong."""
+    """Parse the command line; exit if it is invalid."""
     parser = _parser()
     options = parser.parse_args(arguments)
     models: list[str] = options.models
     if len(set(models)) < len(models):
-        parser.error("a model is named twice")
+        parser.error("a model is specified twice")
     if len(models) > 1 and options.data not in ("random", "zero"):
-        parser.error("--data of a file is for one model: several have inputs of their own")
+        parser.error("--data FILE requires a single model: several models have different inputs")
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = new_parser(PROGRAM, "Find the configuration with which models answer most, by measuring.", _EPILOG)
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="what is asked; several are asked at once")
+    parser = new_parser(PROGRAM, "Find the fastest configuration of models by measuring.", _EPILOG)
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="model to analyze; several are measured together")
     add_repository(parser)
     parser.add_argument(
         "--bls-composing-models",
         metavar="MODELS",
         type=lambda text: tuple(text.split(",")),
         default=(),
-        help="models that those call (BLS): they are loaded, too, and their settings varied",
+        help="models called by MODEL (BLS), comma-separated: they are loaded as well, and their settings varied",
     )
-    parser.add_argument("--apply", action="store_true", help="write the best configuration into the repository")
-    where = "where to keep what was measured (default: MODEL.analysis.jsonl)"
+    parser.add_argument("--apply", action="store_true", help="write the best configuration to the repository")
+    where = "file that keeps the measurements (default: MODEL.analysis.jsonl)"
     parser.add_argument("--checkpoint", metavar="FILE", type=Path, help=where)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all that was found as JSON, the best first")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, in one file")
-    _add_search(parser.add_argument_group("the search"))
-    _add_goal(parser.add_argument_group("the goal"))
-    _add_load(parser.add_argument_group("the load"))
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all findings as JSON, best first")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a self-contained HTML page with plots")
+    _add_search(parser.add_argument_group("search"))
+    _add_goal(parser.add_argument_group("goal"))
+    _add_load(parser.add_argument_group("load"))
     add_measurement(parser)
     return parser
 
@@ -106,8 +104,8 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         "--search",
         choices=("quick", "guided", "brute"),
         default="guided",
-        help="guided (default): always what promises most by what was measured before, with a quarter of all "
-        "measurements at most; quick: a climb from the present configuration; brute: all",
+        help="guided (default): always the configuration with the largest expected improvement, at most a quarter of "
+        "all; quick: hill climbing from the current configuration; brute: all",
     )
     group.add_argument(
         "--set",
@@ -115,9 +113,9 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         action="append",
         type=_setting,
         default=[],
-        help="values to try, such as max_batch=1,8,32 or resnet.instances=1,2; may be given several times",
+        help="values to try, such as max_batch=1,8,32 or resnet.instances=1,2; may be repeated",
     )
-    group.add_argument("--most", metavar="N", type=at_least_one, help="try at most so many configurations")
+    group.add_argument("--most", metavar="N", type=at_least_one, help="maximum number of configurations to try")
 
 
 def _add_goal(group: argparse._ArgumentGroup) -> None:
@@ -125,12 +123,12 @@ def _add_goal(group: argparse._ArgumentGroup) -> None:
         "--objective",
         choices=("throughput", "latency", "memory"),
         default="throughput",
-        help="what is best within the limits: the most answers (default), the least p99, or the least memory",
+        help="what to optimise within the limits: highest throughput (default), lowest p99, or lowest memory",
     )
-    p99 = "of 100 answers 99 take no longer"
+    p99 = "maximum 99th percentile of the latency"
     group.add_argument("--max-p99", "--latency-budget", metavar="MS", type=_positive, help=p99)
-    group.add_argument("--max-memory", metavar="MB", type=_positive, help="the models take no more at work")
-    rate = "so many answers a second at least; of several models, of each"
+    group.add_argument("--max-memory", metavar="MB", type=_positive, help="maximum memory of the models under load")
+    rate = "minimum responses per second, for each model"
     group.add_argument("--min-rate", "--min-throughput", metavar="RATE", type=_positive, help=rate)
 
 
@@ -140,40 +138,36 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         metavar="LEVELS",
         type=counts,
         default=(1, 8, 32),
-        help="so many requests under way, to each model; the level that is best within the limits counts "
-        "(default: 1,8,32)",
+        help="concurrent requests to each model; the best level within the limits counts (default: 1,8,32)",
     )
-    group.add_argument("--protocol", choices=("http", "grpc"), default="http", help="what is spoken (default: http)")
+    group.add_argument("--protocol", choices=("http", "grpc"), default="http", help="protocol to use (default: http)")
     add_tensors(group)
     add_requests(group)
 
 
 def _setting(text: str) -> tuple[str, str, Sequence[Value]]:
-    key, equals, said = text.partition("=")
-    if not equals or not said:
-        raise argparse.ArgumentTypeError(f"'{text}' names no values: write max_batch=1,8,32")
+    key, equals, values = text.partition("=")
+    if not equals or not values:
+        raise argparse.ArgumentTypeError(f"'{text}' has no values: write max_batch=1,8,32")
     model, _, name = key.rpartition(".")
     if name not in SETTINGS:
-        near = did_you_mean(name, SETTINGS) or f"There are: {', '.join(SETTINGS)}."
-        raise argparse.ArgumentTypeError(f"there is no setting '{name}'. {near}")
+        near = did_you_mean(name, SETTINGS) or f"Settings: {', '.join(SETTINGS)}."
+        raise argparse.ArgumentTypeError(f"unknown setting '{name}'. {near}")
     try:
-        return model, name, [SETTINGS[name].parsed(value) for value in said.split(",")]
+        return model, name, [SETTINGS[name].parsed(value) for value in values.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{said}': values of {name} are whole numbers, such as 1,8,32") from None
+        raise argparse.ArgumentTypeError(f"'{values}': values of {name} must be integers, such as 1,8,32") from None
 
 
 def _positive(text: str) -> float:
     number = float(text)
     if not number > 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not more than 0")
+        raise argparse.ArgumentTypeError(f"'{text}' is not greater than 0")
     return number
 
 
-# Measures configurations, or remembers what they showed.
-
-
 class Bench:
-    """Tells how far it has come: ``done`` configurations of ``most``."""
+    """Measures configurations, or takes the results from the checkpoint, and shows progress (``done`` of ``most``)."""
 
     def __init__(
         self, repository: Path, subjects: Subjects, load: Load, checkpoint: Checkpoint, progress: ProgressBar
@@ -181,7 +175,7 @@ class Bench:
         self.done = 0
         self.most = 0
         self.measurements = 0
-        """Levels of load that were measured, now or in an earlier run."""
+        """Number of levels of load that were measured, in this or an earlier run."""
         self.progress = progress
         self._repository = repository
         self._subjects = subjects
@@ -189,21 +183,21 @@ class Bench:
         self._checkpoint = checkpoint
 
     def __call__(self, changes: Mapping[str, Value], turn: int = 0, levels: Sequence[int] = ()) -> Finding:
-        """Return what a configuration shows, which is in the checkpoint then."""
+        """Return the result of a configuration, and store it in the checkpoint."""
         levels = levels or self._load.concurrencies
         identity = self._subjects.identity(changes)
         finding = self._checkpoint.get(identity, turn, levels)
         if finding is None:
-            place = "again, in turns" if turn else f"{self.done + 1} of {self.most} at most"
-            tell = partial(self._tell, f"{place}: {named(changes)}")
-            finding = measured(self._repository, self._subjects.texts(changes), changes, self._load, levels, tell)
-            if not finding.refused:  # another time it may be none
+            place = "repeated" if turn else f"{self.done + 1} of at most {self.most}"
+            report = partial(self._show_progress, f"{place}: {named(changes)}")
+            finding = measured(self._repository, self._subjects.texts(changes), changes, self._load, levels, report)
+            if not finding.refused:  # it may succeed another time
                 self._checkpoint.add(identity, turn, finding)
         self.measurements += len(levels)
-        # Another run may have had another present configuration.
+        # The current configuration may have been a different one in an earlier run.
         return dataclasses.replace(finding, changes=changes)
 
-    def _tell(self, what: str, look: ServerReading) -> None:
+    def _show_progress(self, what: str, look: ServerReading) -> None:
         self.progress.part(what, look.part, f"concurrency {look.level}{', warming up' if look.warming_up else ''}")
 
 
@@ -211,7 +205,7 @@ _SHOWN = 5
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the command line says; return the exit status."""
+    """Run the analysis; return the exit status."""
     return status_of(PROGRAM, lambda: _analyze(parse(arguments)), ClientError)
 
 
@@ -221,7 +215,7 @@ def _analyze(options: argparse.Namespace) -> int:
         existing_model(repository, model)
     goal = Goal(options.objective, options.max_p99, options.max_memory and options.max_memory * 1e6, options.min_rate)
     with ProgressBar() as progress:
-        progress.doing("loading the models as they are")
+        progress.doing("loading the models with their current configurations")
         load = _load(options)
         configs = completed(repository, load.models)
         load = load.fitted(configs)
@@ -231,47 +225,47 @@ def _analyze(options: argparse.Namespace) -> int:
         now = conditions(load.to_json(), directories, [subject.name for subject in subjects.all])
         checkpoint = Checkpoint(options.checkpoint or Path(f"{'+'.join(options.models)}.analysis.jsonl"), now)
         if len(checkpoint):
-            show(f"{checkpoint.path} has {len(checkpoint)} measurements: remove it to measure anew.")
+            show(f"{checkpoint.path} has {len(checkpoint)} measurements. Remove it to start over.")
         bench = Bench(repository, subjects, load, checkpoint, progress)
-        # The server that is measured ends with us, whoever ends us.
+        # On SIGTERM, unwind as for Ctrl-C, so that the trial server is terminated.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             found = _found(options, space, goal, bench)
         except KeyboardInterrupt:
             progress.clear()
-            show(f"Stopped: {checkpoint.path} has {len(checkpoint)} measurements. The same command goes on from there.")
+            show(f"Stopped: {checkpoint.path} has {len(checkpoint)} measurements. Run the same command to resume.")
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
     if options.json is not None:
         counts = {"configurations": space.size, "measurements": bench.measurements}
-        told = [each.to_json() | {"kept": goal.kept(each)} for each in goal.winners(found)]
-        _write(options.json, json.dumps({"models": options.models, **counts, "findings": told}, indent=2) + "\n")
+        ranked = [each.to_json() | {"kept": goal.kept(each)} for each in goal.winners(found)]
+        _write(options.json, json.dumps({"models": options.models, **counts, "findings": ranked}, indent=2) + "\n")
     about = (f"{len(found)} of {space.size} configurations", *_about(load, now))
     return _conclude(options, subjects, goal, about, found)
 
 
 def _found(options: argparse.Namespace, space: Space, goal: Goal, bench: Bench) -> list[Finding]:
-    """Return what was found, the present configuration first."""
-    # Those that are measured again are measured at one level.
+    """Run the search and the repeated measurements; return the findings, the current configuration first."""
+    # Repeated measurements use only one level of load.
     bench.most = budget(options.search, space, -(-AGAIN // len(options.concurrency)), options.most)
     found: list[Finding] = []
     for finding in findings(space, search(options.search, space, bench.most), bench, goal):
         if not found and finding.refused:
-            raise InvalidArgument(f"the present configuration cannot be measured: {finding.refused}{_remedy(finding)}")
+            raise InvalidArgument(f"the current configuration cannot be measured: {finding.refused}{_remedy(finding)}")
         found.append(finding)
         bench.done = len(found)
         bench.progress.clear()
         show(f"{len(found):3}  {line(finding, goal)}")
     found = settled(found, bench, goal)
     if found[0].refused:
-        raise InvalidArgument(f"the present configuration cannot be measured again: {found[0].refused}")
+        raise InvalidArgument(f"the current configuration cannot be measured again: {found[0].refused}")
     return found
 
 
 def _remedy(finding: Finding) -> str:
     unknown = "unknown model" in finding.refused
-    return "\n    If the model calls that one, name it with --bls-composing-models." if unknown else ""
+    return "\n    If the model calls that model, add it with --bls-composing-models." if unknown else ""
 
 
 def _about(load: Load, now: Conditions) -> Iterator[str]:
@@ -285,7 +279,7 @@ def _conclude(
 ) -> int:
     ranked = goal.winners(found)
     best = ranked[0]
-    show(f"\nThe best of {about[0]}:")
+    show(f"\nBest of {about[0]}:")
     show_table(HEADINGS, [row(each, goal) for each in ranked[:_SHOWN]])
     diff = difference(subjects, best.changes)
     if options.html is not None:
@@ -293,15 +287,15 @@ def _conclude(
         heading = AnalyzeHeading(" + ".join(options.models), about)
         _write(options.html, render(heading, found, goal, table, diff))
     if not goal.kept(best):
-        show("No configuration keeps to the limits.")
+        show("No configuration meets the limits.")
         return 1
     if not best.changes:
-        show("The present configuration is the best, or as good.")
+        show("No other configuration is better than the current one.")
         return 0
     show(comparison(found[0], best, goal))
     show(f"\n{diff}")
     if not options.apply:
-        show("\n--apply writes that.")
+        show("\nPass --apply to write these changes.")
         return 0
     for subject, values in subjects.values(best.changes):
         if values:
@@ -329,17 +323,17 @@ def _load(options: argparse.Namespace) -> Load:
 
 
 def _subjects(repository: Path, load: Load, configs: Mapping[str, ModelConfig]) -> Subjects:
-    """Return all models but ensembles, which have nothing to vary but their models."""
+    """Return the models whose settings are varied: all except ensembles, which have no settings of their own."""
     varied = [config for config in configs.values() if config.ensemble_scheduling is None]
     subjects = tuple(Subject.read(existing_model(repository, config.name), config) for config in varied)
     return Subjects(subjects, prefixed=[subject.name for subject in subjects] != [load.asked[0].model])
 
 
 def _write(path: Path, text: str) -> None:
-    """Write it at once, so that no server sees a part of it."""
+    """Replace a file atomically, so that no server sees an incomplete one."""
     beside = path.with_name(f".{path.name}.new")
     try:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
-        raise Internal(f"{path} cannot be written: {error.strerror}.") from None
+        raise Internal(f"cannot write {path}: {error.strerror}.") from None

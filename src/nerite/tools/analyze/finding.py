@@ -1,4 +1,4 @@
-"""What measuring a configuration showed, and its form as JSON."""
+"""Results of measuring configurations: figures, ranking by a goal, repeated measurements, tables and the HTML page."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from nerite.tools.bench.report import Series, lines, plot_figure, stacks
 
 
 def named(changes: Mapping[str, Value]) -> str:
-    """Return what people call the configuration with these changes."""
-    return " ".join(f"{name}={value}" for name, value in changes.items()) or "as it is now"
+    """Return the human-readable name of the configuration with these changes."""
+    return " ".join(f"{name}={value}" for name, value in changes.items()) or "current configuration"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a level of load showed. Times are in milliseconds."""
+    """Result of one level of load. Times are in milliseconds."""
 
     concurrency: int
-    """Of each model that is asked."""
+    """Concurrent requests to each model under load."""
     rate: float
-    """Answers a second. Of several models the geometric mean: a tenth more of any of them counts as much."""
+    """Responses per second; for several models the geometric mean, so that equal relative gains count equally."""
     mean: float
     p99: float
-    """Of several models the largest; so is the mean."""
+    """99th percentile; like the mean, the largest of several models."""
     failed: int = 0
     each: Mapping[str, float] = field(default_factory=dict)
-    """Answers a second by model, where several are asked at once."""
+    """Responses per second by model, if several are under load together."""
 
     @classmethod
     def of_several(cls, models: Mapping[str, Figure]) -> Figure:
-        """Return what models that were asked at once showed together; of one, what it showed."""
+        """Combine the figures of models that were under load together; return those of a single model unchanged."""
         figures = list(models.values())
         if len(figures) == 1:
             return figures[0]
@@ -55,30 +55,30 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A configuration, as changes to the present one, and its figures."""
+    """A configuration, as changes to the current one, and its figures."""
 
     changes: Mapping[str, Value]
     figures: tuple[Figure, ...] = ()
     memory: int = 0
-    """Bytes that the models took at work; 0 where the system does not tell."""
+    """Memory of the models under load, in bytes; 0 if unknown."""
     refused: str = ""
-    """Why there are no figures: it cannot be loaded, or answers nothing."""
+    """Reason why there are no figures: the configuration cannot be loaded, or answers no requests."""
     turns: int = 1
-    """How many times it was measured; figures of several times are medians."""
+    """Number of times it was measured; the figures are medians if there are several."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the finding as a JSON-serialisable document."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """Return what ``to_json`` made data of. Raises ``KeyError`` or ``TypeError`` for other data."""
+        """Return the finding from which ``to_json`` made ``data``. Raises ``KeyError`` or ``TypeError`` otherwise."""
         figures = tuple(Figure(**figure) for figure in data["figures"])
         return cls(data["changes"], figures, data["memory"], data["refused"], data["turns"])
 
 
 def combined(turns: Sequence[Finding]) -> Finding:
-    """Return what measuring a configuration several times showed. Once refused, it is refused."""
+    """Combine several measurements of a configuration by medians. If one was refused, the result is refused."""
     first = turns[0]
     for turn in turns:
         if turn.refused:
@@ -104,60 +104,60 @@ def _median(figures: Sequence[Figure]) -> Figure:
     )
 
 
-# Which configuration is the best: the most answers within the limits, or the least latency or memory.
+# Ranking: the highest throughput, lowest latency or lowest memory within the limits.
 
 REFUSED: Final[Score] = (-1, 0.0)
-"""Worse than whatever can be measured."""
+"""Worse than any measured score."""
 NEAR: Final = 0.1
-"""What is within this part of the best may be the best: a measurement is not more exact."""
+"""Findings within this fraction of the best may be the best: a single measurement is not more accurate."""
 TIE: Final = 0.02
-"""What is within this part of the best, once all that are near were measured again, is as good."""
+"""Findings within this fraction of the best count as equal after the near ones were measured again."""
 MOST_NEAR: Final = 3
-"""So many of these are measured again."""
+"""Maximum number of near findings that are measured again."""
 
 Objective = Literal["throughput", "latency", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted of a configuration. None: there is no limit."""
+    """Objective and limits of the analysis. None: no limit."""
 
     objective: Objective = "throughput"
     p99: float | None = None
-    """Milliseconds at most."""
+    """Maximum 99th percentile of the latency in milliseconds."""
     memory: float | None = None
-    """Bytes at most."""
+    """Maximum memory in bytes."""
     rate: float | None = None
-    """Answers a second at least; of several models, of each."""
+    """Minimum responses per second, for each model."""
 
     def score(self, finding: Finding) -> Score:
-        """Return how good it is within the limits; beyond them, how near it comes."""
+        """Return the value of the objective if the limits are met, or else by how much they are exceeded."""
         return max((self._score(figure, finding.memory) for figure in finding.figures), default=REFUSED)
 
     def best_figure(self, finding: Finding) -> Figure:
-        """Return the level of load that speaks for a configuration that has figures."""
+        """Return the figure with the best score of a finding that has figures."""
         return max(finding.figures, key=lambda figure: self._score(figure, finding.memory))
 
     def kept(self, finding: Finding) -> bool:
-        """Return whether it keeps to the limits at some level of load."""
+        """Return whether a configuration meets the limits at some level of load."""
         return self.score(finding)[0] > 0
 
     def ranked(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return those that have figures, the best first; of equals the one with fewer changes."""
+        """Return the findings with figures, best first; among equals, fewer changes come first."""
         measured = [finding for finding in findings if finding.figures]
         measured.sort(key=lambda finding: len(finding.changes))
         return sorted(measured, key=self.score, reverse=True)
 
     def contenders(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return those that are near the best, which another measurement may put in another order; the best first."""
+        """Return the findings near the best, whose order may change if they are measured again; best first."""
         ranked = self.ranked(findings)
         return [each for each in ranked if self._near(each, ranked[0], NEAR)][:MOST_NEAR]
 
     def winners(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return them ranked, the one to take first.
+        """Return the findings ranked, with the winner first.
 
-        That is of those as good as the best the one with the fewest changes; and one that was measured again, where
-        some were: the best of those that were not owes that to luck.
+        The winner has the fewest changes among those as good as the best. If some were measured again, only these can
+        win, because the best of many single measurements is likely to be an outlier.
         """
         ranked = self.ranked(findings)
         sure = [each for each in ranked if each.turns > 1 and self.kept(each)] or ranked
@@ -177,7 +177,7 @@ class Goal:
         return (1, values[self.objective])
 
     def _excesses(self, figure: Figure, memory: float) -> Iterator[float]:
-        """Yield by what part of each limit it is exceeded; 0 if it is kept."""
+        """Yield the relative excess over each limit, or 0 if the limit is met."""
         for value, limit in ((figure.p99, self.p99), (memory, self.memory)):
             if limit is not None:
                 yield max(0.0, value / limit - 1)
@@ -185,27 +185,27 @@ class Goal:
             yield max(0.0, 1 - min(figure.each.values(), default=figure.rate) / self.rate)
 
 
-# From a space to findings: has measured what a search asks for, and then the best few again.
+# Measurement of the points of a search, and repeated measurement of the best.
 
 TURNS: Final = 3
-"""How many times those are measured that may be the best; the first time is that of the search."""
+"""Number of times that candidates for the best are measured, including the measurement during the search."""
 AGAIN: Final = (MOST_NEAR + 1) * (TURNS - 1)
-"""How many measurements, at one level each, come after the search at most."""
+"""Maximum number of measurements after the search, at one level each."""
 
 
 class Measure(Protocol):
-    """Measures a configuration for the first (``turn`` 0) or a later time; at all levels where none are given."""
+    """Measures a configuration for the first (``turn`` 0) or a later time, by default at all levels."""
 
     def __call__(self, changes: Mapping[str, Value], turn: int = 0, levels: Sequence[int] = ()) -> Finding:
-        """Return what it shows."""
+        """Return the result."""
 
 
 def findings(space: Space, search: Search, measure: Measure, goal: Goal) -> Iterator[Finding]:
-    """Yield what ``measure`` finds of each point, as changes to the present configuration, which is the first."""
+    """Measure the points of a search, and yield the findings; the current configuration comes first."""
     answer: Score | None = None
     while True:
         try:
-            # The first point is no answer to anything.
+            # The generator must be started before it can be sent a score.
             point = next(search) if answer is None else search.send(answer)
         except StopIteration:
             return
@@ -215,9 +215,9 @@ def findings(space: Space, search: Search, measure: Measure, goal: Goal) -> Iter
 
 
 def settled(found: Sequence[Finding], measure: Measure, goal: Goal) -> list[Finding]:
-    """Return findings such that the best can be told: those near it, and the present one, are measured again.
+    """Measure the findings near the best and the current configuration again, and return all findings with the medians.
 
-    They take turns, so that none has a better moment of the machine than the others, and what counts are the medians.
+    The measurements are interleaved, so that changes in the load of the machine affect all configurations equally.
     """
     near = goal.contenders(found)
     if len(near) == 1 and near[0] is found[0]:
@@ -233,66 +233,72 @@ def settled(found: Sequence[Finding], measure: Measure, goal: Goal) -> list[Find
     return [again.get(id(each), each) for each in found]
 
 
-# Findings as a page for people: what is best, what it costs, and what it changes.
+# The HTML page: the best configuration, its figures, and its changes.
 
-_MOST_CURVES: Final = 5
+_MAX_CURVES: Final = 5
 _GREY: Final = 7
-"""The colour of what is there for comparison."""
+"""Colour of series that are shown for comparison."""
 _MEASURES: Final = {
     "throughput": ("requests/s", 1.0),
     "latency": ("p99 latency, ms", -1.0),
     "memory": ("MB", -1e-6),
 }
-"""By objective: how its plot is labelled, and what makes that of a score."""
+"""Label of the plot for each objective, and the factor that converts a score to its unit."""
 
 
 class AnalyzeHeading(NamedTuple):
-    """What the page says about the analysis."""
+    """Title and description of the analysis on the page."""
 
     models: str
     about: Sequence[str]
-    """How it was measured, and where: a line below the title."""
+    """Conditions of the measurement, shown below the title."""
 
 
 def render(
     heading: AnalyzeHeading, found: Sequence[Finding], goal: Goal, table: Sequence[Sequence[str]], difference: str
 ) -> str:
-    """Return the page. ``found`` begins with the present configuration, which has figures; ``table`` has them all."""
+    """Return the page. ``found`` begins with the current configuration, which has figures; ``table`` shows all."""
     best = goal.winners(found)
-    remarks = () if goal.kept(best[0]) else ("None keeps to the limits.",)
-    nothing = "<p>Nothing: the present configuration is the best, or as good.</p>"
+    remarks = () if goal.kept(best[0]) else ("No configuration meets the limits.",)
+    nothing = "<p>None: no other configuration is better than the current one.</p>"
     body = [
-        *report.opening(heading.models, (*heading.about, _said(goal)), remarks),
+        *report.opening(heading.models, (*heading.about, _goal_text(goal)), remarks),
         report.key(_key(found[0], best[0], goal)),
         report.plots(_plots(found, best, goal)),
-        "<h2>What changes</h2>",
+        "<h2>Changes</h2>",
         report.difference(difference) if difference else nothing,
-        "<h2>What was measured</h2>",
+        "<h2>Measurements</h2>",
         report.html_table(table),
     ]
     return report.document(f"{heading.models}: the best configuration", body)
 
 
-def _said(goal: Goal) -> str:
-    said = [f"p99 of at most {goal.p99:g} ms"] if goal.p99 is not None else []
-    said += [f"memory of at most {goal.memory / 1e6:g} MB"] if goal.memory is not None else []
-    said += [f"at least {goal.rate:g} requests/s"] if goal.rate is not None else []
-    wanted = {"throughput": "the most requests/s", "latency": "the least p99", "memory": "the least memory"}
-    return ", ".join([f"wanted: {wanted[goal.objective]}", *said])
+def _goal_text(goal: Goal) -> str:
+    limits = [f"p99 of at most {goal.p99:g} ms"] if goal.p99 is not None else []
+    limits += [f"memory of at most {goal.memory / 1e6:g} MB"] if goal.memory is not None else []
+    limits += [f"at least {goal.rate:g} requests/s"] if goal.rate is not None else []
+    objective = {"throughput": "highest throughput", "latency": "lowest p99", "memory": "lowest memory"}
+    return ", ".join([f"goal: {objective[goal.objective]}", *limits])
 
 
 def _key(now: Finding, best: Finding, goal: Goal) -> Iterator[tuple[str, str]]:
-    there, here = goal.best_figure(best), goal.best_figure(now)
-    yield plot_figure(there.rate), f"requests a second: {named(best.changes)}"
-    for model, rate in there.each.items():
-        yield plot_figure(rate), f"of them to {model}"
-    yield plot_figure(here.rate), "with the present configuration"
-    yield f"{plot_figure(there.p99)} ms", f"99th percentile of the latency, at concurrency {there.concurrency}"
-    yield f"{plot_figure(best.memory / 1e6)} MB", "at work; the present configuration: " + plot_figure(now.memory / 1e6)
+    best_figure, current = goal.best_figure(best), goal.best_figure(now)
+    yield plot_figure(best_figure.rate), f"requests per second: {named(best.changes)}"
+    for model, rate in best_figure.each.items():
+        yield plot_figure(rate), f"of these to {model}"
+    yield plot_figure(current.rate), "with the current configuration"
+    yield (
+        f"{plot_figure(best_figure.p99)} ms",
+        f"99th percentile of the latency, at concurrency {best_figure.concurrency}",
+    )
+    yield (
+        f"{plot_figure(best.memory / 1e6)} MB",
+        "under load; with the current configuration: " + plot_figure(now.memory / 1e6),
+    )
 
 
 def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Iterator[str]:
-    shown = list(best[:_MOST_CURVES])
+    shown = list(best[:_MAX_CURVES])
     if found[0] not in shown:
         shown.append(found[0])
     others = [(one.rate, one.p99) for each in best if each not in shown for one in each.figures]
@@ -301,12 +307,12 @@ def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Ite
         Series(f"{place}: {named(each.changes)}", [(one.rate, one.p99) for one in each.figures])
         for place, each in enumerate(shown, 1)
     ]
-    meaning = "A point for each concurrency. Further right is more, lower is sooner."
+    meaning = "One point per concurrency level. Further to the right is more throughput, lower is less latency."
     yield report.html_figure(
         "Latency by throughput", meaning, lines("requests/s", "p99 latency, ms", [*curves, *cloud])
     )
     columns = [(str(place), (each.memory / 1e6,)) for place, each in enumerate(shown, 1)]
-    meaning = "At work, of the configurations that have a number."
+    meaning = "Under load, for the numbered configurations."
     yield report.html_figure("Memory", meaning, stacks("configuration", "MB", ("memory",), columns))
     label, sign = _MEASURES[goal.objective]
     kept = [(float(at), sign * goal.score(each)[1]) for at, each in enumerate(found, 1) if goal.kept(each)]
@@ -314,20 +320,20 @@ def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Ite
         leading = itertools.accumulate((value for _, value in kept), max if sign > 0 else min)
         progress = [(at, value) for (at, _), value in zip(kept, leading, strict=True)]
         series = [
-            Series("the best so far", progress, dotted=False),
+            Series("best so far", progress, dotted=False),
             Series("measured", kept, joined=False, colour=_GREY),
         ]
-        meaning = "Each configuration that keeps to the limits, as they were measured."
-        yield report.html_figure("The search", meaning, lines("configuration", label, series))
+        meaning = "Configurations that meet the limits, in the order of their measurement."
+        yield report.html_figure("Search", meaning, lines("configuration", label, series))
 
 
-# How findings are told: a line, a row of a table, and what the best one changes.
+# Text output: lines, rows of tables, and the changes of the best configuration.
 
 HEADINGS: Final = ("Settings", "Requests/s", "p99 ms", "at", "Memory", "Measured", "Limits")
 
 
 def line(finding: Finding, goal: Goal) -> str:
-    """Return a finding in a line."""
+    """Return a finding as a line of text."""
     if finding.refused:
         return f"{named(finding.changes)}: refused, {finding.refused.splitlines()[0]}"
     figure = goal.best_figure(finding)
@@ -338,7 +344,7 @@ def line(finding: Finding, goal: Goal) -> str:
 
 
 def row(finding: Finding, goal: Goal) -> list[str]:
-    """Return a finding that has figures as a row of a table."""
+    """Return a finding that has figures as a table row."""
     figure = goal.best_figure(finding)
     return [
         named(finding.changes),
@@ -352,21 +358,24 @@ def row(finding: Finding, goal: Goal) -> list[str]:
 
 
 def comparison(now: Finding, best: Finding, goal: Goal) -> str:
-    """Return how the best compares with the present configuration."""
+    """Return a sentence that compares the best configuration with the current one."""
     if not goal.kept(now):
-        return "The present configuration does not keep to the limits."
-    here, there = goal.best_figure(now), goal.best_figure(best)
+        return "The current configuration does not meet the limits."
+    current, better = goal.best_figure(now), goal.best_figure(best)
     match goal.objective:
         case "latency":
-            return f"That is a p99 of {there.p99:,.2f} ms; that of the present configuration is {here.p99:,.2f} ms."
+            return f"Its p99 is {better.p99:,.2f} ms, compared to {current.p99:,.2f} ms with the current configuration."
         case "memory":
-            return f"That is {megabytes(best.memory)}; the present configuration takes {megabytes(now.memory)}."
-    answers = _rates(here, "{:,.0f}/s")
-    return f"That is {there.rate / here.rate:.2f} times what the present configuration answers, {answers}."
+            return (
+                f"It uses {megabytes(best.memory)} of memory, compared to {megabytes(now.memory)} with the current "
+                "configuration."
+            )
+    answers = _rates(current, "{:,.0f}/s")
+    return f"That is {better.rate / current.rate:.2f} times the throughput of the current configuration ({answers})."
 
 
 def difference(subjects: Subjects, best: Mapping[str, Value]) -> str:
-    """Return what changes of the files of the models."""
+    """Return the changes to the models' config.pbtxt files as a unified diff."""
     lines: list[str] = []
     for subject, values in subjects.values(best):
         path = str(subject.path)

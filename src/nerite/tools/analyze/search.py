@@ -1,7 +1,7 @@
-"""What to measure next. A search is a generator: it yields a point, and is sent how good that is.
+"""Search strategies that decide which configuration to measure next.
 
-It never asks for a point twice, and asks the same again if it is told the same: a run that was stopped goes on by
-answering from what is known.
+A search is a generator that yields a point and is sent its score. It never yields a point twice, and it is
+deterministic: equal scores give equal points, so that an interrupted run resumes by replaying known scores.
 """
 
 from __future__ import annotations
@@ -17,70 +17,70 @@ import numpy as np
 from nerite.core.tensor import Array
 from nerite.tools.analyze.space import Point, Space
 
-# What measurements of some points let expect of the others: a Gaussian process. Pure.
+# Prediction of unmeasured points by a Gaussian process.
 #
-# Points that differ little answer much alike, so each measurement says something about all of them, and several near
-# each other say more than one that is not exact. What is expected are ranks, not rates: it does not matter then by
-# how much the bad ones are worse, or how one that exceeds the limits compares with one that keeps to them.
+# Similar configurations perform similarly, so each measurement is evidence about all points, and several close to each
+# other outweigh one inaccurate measurement. The process models ranks, not rates, so that it does not matter by how
+# much bad configurations are worse, or how one that exceeds the limits compares with one within them.
 
-_REACH: Final = 1.0
-"""How far a measurement is heard of. An axis is as long as 1, however many values it has."""
+_LENGTH_SCALE: Final = 1.0
+"""Length scale of the kernel. Each axis has length 1, regardless of its number of values."""
 _NOISE: Final = 0.15
-"""How far, in standard deviations of all of them, a measurement may be from the truth."""
+"""Measurement noise, in standard deviations of all measurements."""
 _STANDARD: Final = NormalDist()
 
 
 def promise(places: Array, known: Sequence[int], order: Sequence[int]) -> Array:
-    """Return for each of ``places``, which are rows of coordinates, how much better it may be than all that are known.
+    """Return the expected improvement of each row of coordinates in ``places`` over all measured points.
 
-    ``known`` are those that were measured, and ``order`` how many of them are worse than each.
+    ``known`` are the indices of the measured points, and ``order`` the number of measured points worse than each.
     """
     measured = places[list(known)]
     values = np.array([_STANDARD.inv_cdf((rank + 0.5) / len(known)) for rank in order])
-    own = _likeness(measured, measured) + _NOISE**2 * np.eye(len(known))
-    others = _likeness(places, measured)
+    own = _similarity(measured, measured) + _NOISE**2 * np.eye(len(known))
+    others = _similarity(places, measured)
     solved = np.linalg.solve(own, np.column_stack([values, others.T]))
     expected = others @ solved[:, 0]
     deviation = np.sqrt(np.maximum(1e-9, 1 - np.einsum("ij,ji->i", others, solved[:, 1:])))
     ahead = (expected - expected[list(known)].max()) / deviation
-    above = np.array([_STANDARD.cdf(each) for each in ahead.tolist()])
-    there = np.array([_STANDARD.pdf(each) for each in ahead.tolist()])
-    improvement: Array = deviation * (ahead * above + there)
+    probability = np.array([_STANDARD.cdf(each) for each in ahead.tolist()])
+    density = np.array([_STANDARD.pdf(each) for each in ahead.tolist()])
+    improvement: Array = deviation * (ahead * probability + density)
     improvement[list(known)] = 0.0
     return improvement
 
 
-def _likeness(some: Array, others: Array) -> Array:
-    """Return how much each is like each of the others, from 0 to 1 (Matérn 3/2, axis by axis)."""
-    away = np.sqrt(3) / _REACH * np.abs(some[:, None] - others[None])
-    likeness: Array = np.prod((1 + away) * np.exp(-away), axis=2)
-    return likeness
+def _similarity(some: Array, others: Array) -> Array:
+    """Return the similarity of each pair of points, from 0 to 1: a Matérn 3/2 kernel per axis, multiplied."""
+    distance = np.sqrt(3) / _LENGTH_SCALE * np.abs(some[:, None] - others[None])
+    similarity: Array = np.prod((1 + distance) * np.exp(-distance), axis=2)
+    return similarity
 
 
 Score: TypeAlias = tuple[int, float]
-"""The larger, the better."""
+"""Larger is better."""
 Search: TypeAlias = Generator[Point, Score, None]
 Method = Literal["quick", "guided", "brute"]
 _PART: Final = 4
-"""The guided search, and those that are measured again after it, are at most this part of all points."""
+"""The guided search and the repeated measurements after it use at most one in this many points."""
 _FOR_AN_AXIS: Final = 20
-"""More points than that for each axis are not needed, however many there are."""
+"""Maximum number of points per axis, regardless of the size of the space."""
 _CANDIDATES: Final = 3_000
-"""How many points are thought about at once."""
+"""Maximum number of points considered by the guided search."""
 
 
 def search(method: Method, space: Space, points: int) -> Search:
-    """Return a search of this kind, of so many points at most."""
+    """Return a search by ``method`` that yields at most ``points`` points."""
     if method == "brute":
         return _brute(space, points)
     return _guided(space, points) if method == "guided" else _Climber(space, points).climb()
 
 
 def budget(method: Method, space: Space, again: int, most: int | None = None) -> int:
-    """Return how many points to measure at most; ``again`` are those whose measuring again takes as long."""
+    """Return the maximum number of points to measure. ``again`` is the cost of repeated measurements, in points."""
     points = space.size
     if method != "brute":
-        # In a small space at least each setting is tried in both directions.
+        # In a small space, each setting is tried at least once in both directions.
         fewest = 2 * len(space.axes) + 1
         points = min(points, max(fewest, min(points // _PART - again, _FOR_AN_AXIS * len(space.axes))))
     return points if most is None else min(points, most)
@@ -92,7 +92,7 @@ def _brute(space: Space, points: int) -> Search:
 
 
 def _guided(space: Space, points: int) -> Search:
-    """Begin with points that are far from each other, then always take the one that promises most."""
+    """Start with points that are far apart, then always take the one with the largest expected improvement."""
     candidates = _candidates(space)
     number = {point: at for at, point in enumerate(candidates)}
     places = np.array([space.place(point) for point in candidates])
@@ -102,13 +102,13 @@ def _guided(space: Space, points: int) -> Search:
             known[number[start]] = yield start
     while len(known) < min(points, len(candidates)):
         worse = [sum(other < score for other in known.values()) for score in known.values()]
-        # The first point was not better than nothing.
+        # With a single known point there is nothing to compare.
         following = int(promise(places, list(known), worse).argmax()) if len(known) > 1 else 1
         known[following] = yield candidates[following]
 
 
 def _candidates(space: Space) -> Sequence[Point]:
-    """Return all points, or the starts and some, always the same, of very many."""
+    """Return all points, or in a large space the starting points and a fixed random sample."""
     if space.size <= _CANDIDATES:
         return list(space.points)
     choose = random.Random(0)
@@ -116,12 +116,12 @@ def _candidates(space: Space) -> Sequence[Point]:
     return list(dict.fromkeys([*space.starts, *some]))
 
 
-class _Spent(Exception):
-    """Nothing more may be measured."""
+class _BudgetSpent(Exception):
+    """The maximum number of points has been measured."""
 
 
 class _Climber:
-    """Goes uphill, a setting at a time."""
+    """Hill climbing, one setting at a time."""
 
     def __init__(self, space: Space, most: int) -> None:
         self._space = space
@@ -129,24 +129,24 @@ class _Climber:
         self._known: dict[Point, Score] = {}
 
     def climb(self) -> Search:
-        """Climb from the present configuration."""
+        """Climb from the current configuration."""
         point, before = self._space.present, None
         try:
             while point != before:
                 before = point
                 for axis in range(len(point)):
                     point = yield from self._along(point, axis)
-        except _Spent:
+        except _BudgetSpent:
             return
 
     def _along(self, point: Point, axis: int) -> Generator[Point, Score, Point]:
-        """Go up or down an axis for as long as it gets better."""
-        for way in (1, -1):
+        """Move up or down an axis while the score improves; return the best point."""
+        for direction in (1, -1):
             found = point
-            while (further := self._space.step(found, axis, way)) is not None:
-                here = yield from self._score(found)
-                there = yield from self._score(further)
-                if there <= here:
+            while (further := self._space.step(found, axis, direction)) is not None:
+                score = yield from self._score(found)
+                further_score = yield from self._score(further)
+                if further_score <= score:
                     break
                 found = further
             if found != point:
@@ -156,6 +156,6 @@ class _Climber:
     def _score(self, point: Point) -> Generator[Point, Score, Score]:
         if point not in self._known:
             if len(self._known) >= self._most:
-                raise _Spent
+                raise _BudgetSpent
             self._known[point] = yield point
         return self._known[point]

@@ -1,4 +1,4 @@
-"""The configurations that come into question: for each setting the values that it may have."""
+"""The space of configurations to search: the settings that can vary, their values, and the models they belong to."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelI
 from nerite.config.text_printer import edited, to_text
 from nerite.core.errors import InvalidArgument
 
-# What may be varied: how each setting is read from a configuration, and what it changes there.
-
 Value: TypeAlias = int | str
 OFF: Final = "off"
-"""Of the delay: requests are not gathered at all."""
+"""Value of the delay that disables dynamic batching."""
 THREADS: Final = {
     "onnxruntime": "intra_op_thread_count",
     "openvino": "INFERENCE_NUM_THREADS",
@@ -28,21 +26,21 @@ THREADS: Final = {
     "litert": "tflite_num_threads",
     "fil": "cpu_nthread",
 }
-"""The parameter that says how many threads an instance has, by backend."""
+"""Parameter that sets the number of threads of an instance, by backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One of them. ``read`` takes a complete configuration, ``change`` one as it is written."""
+    """A setting that can vary. ``read`` takes a complete configuration, ``change`` one as written in config.pbtxt."""
 
     purpose: str
     read: Callable[[ModelConfig], Value]
     change: Callable[[ModelConfig, Value], ModelConfig]
     words: frozenset[str] | None = frozenset()
-    """Values that are no whole numbers; None: any text is one."""
+    """Values that are not integers; None: any text is a value."""
 
     def parsed(self, text: str) -> Value:
-        """Read a value. Raises ``ValueError``."""
+        """Parse a value. Raises ``ValueError``."""
         if self.words is None or text in self.words:
             return text
         number = int(text)
@@ -52,9 +50,9 @@ class Setting:
 
 
 def changed(written: ModelConfig, backend: str, values: Mapping[str, Value]) -> ModelConfig:
-    """Return a configuration with settings changed; ``backend`` is what runs the model where it does not say so."""
+    """Return a configuration with changed settings; ``backend`` runs the model if the configuration names none."""
     config = dataclasses.replace(written, backend=written.backend or backend)
-    # Which parameter has the threads is for the backend to say, so it comes first.
+    # The backend is changed first, because the parameter for the threads depends on it.
     for name, setting in SETTINGS.items():
         if name in values:
             config = setting.change(config, values[name])
@@ -68,7 +66,7 @@ def _backend(config: ModelConfig, value: Value) -> ModelConfig:
 def _max_batch(config: ModelConfig, value: Value) -> ModelConfig:
     largest, batching = int(value), config.dynamic_batching
     if batching is not None:
-        # Larger ones are a mistake.
+        # Larger preferred sizes would be invalid.
         fitting = tuple(size for size in batching.preferred_batch_size if size <= largest)
         batching = dataclasses.replace(batching, preferred_batch_size=fitting)
     return dataclasses.replace(config, max_batch_size=largest, dynamic_batching=batching)
@@ -110,33 +108,31 @@ def _read_instances(config: ModelConfig) -> Value:
 
 def _threads(config: ModelConfig, value: Value) -> ModelConfig:
     key = THREADS[config.backend]
-    parameters = {name: said for name, said in config.parameters.items() if name != key}
+    parameters = {name: parameter for name, parameter in config.parameters.items() if name != key}
     if value:
         parameters[key] = ModelParameter(string_value=str(value))
     return dataclasses.replace(config, parameters=parameters)
 
 
 def _read_threads(config: ModelConfig) -> Value:
-    said = config.parameters.get(THREADS.get(config.backend, ""))
-    return int(said.string_value) if said is not None and said.string_value.isdecimal() else 0
+    found = config.parameters.get(THREADS.get(config.backend, ""))
+    return int(found.string_value) if found is not None and found.string_value.isdecimal() else 0
 
 
 SETTINGS: Final = {
-    "backend": Setting("what runs the model", lambda config: config.backend, _backend, None),
-    "max_batch": Setting("the largest batch", lambda config: config.max_batch_size, _max_batch),
-    "preferred": Setting("the preferred size of batches, 0 for none", _read_preferred, _preferred),
+    "backend": Setting("backend that runs the model", lambda config: config.backend, _backend, None),
+    "max_batch": Setting("maximum batch size", lambda config: config.max_batch_size, _max_batch),
+    "preferred": Setting("preferred batch size, 0 for none", _read_preferred, _preferred),
     "delay": Setting(
-        "microseconds that requests wait for others, off for no dynamic batching",
+        "queue delay of the dynamic batcher in microseconds, off for no dynamic batching",
         _read_delay,
         _delay,
         frozenset({OFF}),
     ),
-    "instances": Setting("copies of the model", _read_instances, _instances),
-    "threads": Setting("threads of an instance, 0 for its share of the cores", _read_threads, _threads),
+    "instances": Setting("number of instances of the model", _read_instances, _instances),
+    "threads": Setting("threads per instance, 0 for its share of the cores", _read_threads, _threads),
 }
-"""By name, in the order in which they are changed."""
-
-# The models that are analyzed: those that are asked, and those whose settings are varied.
+"""All settings by name, in the order in which they are changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +140,17 @@ class Subject:
     """A model whose settings are varied."""
 
     path: Path
-    """Of its config.pbtxt, which need not be there."""
+    """Path of its config.pbtxt, which need not exist."""
     text: str
-    """What stands there."""
+    """Text of that file."""
     written: ModelConfig
-    """What that says."""
+    """Configuration as written in that file."""
     complete: ModelConfig
-    """What is made of it."""
+    """Configuration as completed when the model was loaded."""
 
     @classmethod
     def read(cls, directory: Path, complete: ModelConfig) -> Subject:
-        """Return the model in a directory, which has loaded as ``complete``."""
+        """Return the model in a directory, whose configuration was completed to ``complete`` when it was loaded."""
         path = directory / CONFIG_FILE
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         written = dataclasses.replace(poll_model_directory(directory).text.config, name=complete.name)
@@ -162,15 +158,15 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The model's name."""
+        """Name of the model."""
         return self.complete.name
 
     def config(self, values: Mapping[str, Value]) -> ModelConfig:
-        """Return its configuration as it is written, with settings changed."""
+        """Return the written configuration with changed settings."""
         return changed(self.written, self.complete.backend, values)
 
     def rewritten(self, values: Mapping[str, Value]) -> str:
-        """Return the text of its config.pbtxt with settings changed, and all else as it stands there."""
+        """Return the text of config.pbtxt with changed settings, and everything else unchanged."""
         return edited(self.text, self.written, self.config(values))
 
 
@@ -180,65 +176,65 @@ class Subjects:
 
     all: tuple[Subject, ...]
     prefixed: bool = False
-    """Settings are known as MODEL.SETTING."""
+    """Settings are named MODEL.SETTING."""
 
     def key(self, subject: Subject, setting: str) -> str:
-        """Return how a setting of a model is called."""
+        """Return the name of a model's setting."""
         return f"{subject.name}.{setting}" if self.prefixed else setting
 
     def values(self, changes: Mapping[str, Value]) -> Iterator[tuple[Subject, dict[str, Value]]]:
-        """Yield for each model what is changed of it."""
+        """Yield each model with its changed settings."""
         parts = [(*key.rpartition(".")[::2], value) for key, value in changes.items()]
         for subject in self.all:
             yield subject, {setting: value for model, setting, value in parts if model in ("", subject.name)}
 
     def identity(self, changes: Mapping[str, Value]) -> str:
-        """Return what tells configurations apart, whatever the present one is and however their texts are laid out."""
+        """Return a key of the configurations, independent of the current ones and of the layout of their text."""
         return "".join(to_text(subject.config(values)) for subject, values in self.values(changes))
 
     def texts(self, changes: Mapping[str, Value]) -> dict[str, str]:
-        """Return the config.pbtxt of each model."""
+        """Return the text of each model's config.pbtxt with the changes."""
         return {subject.name: subject.rewritten(values) for subject, values in self.values(changes)}
 
 
 Point: TypeAlias = tuple[Value, ...]
-"""A value for each setting, in their order."""
+"""A value for each setting, in the order of the axes."""
 Wanted: TypeAlias = Sequence[tuple[str, str, Sequence[Value]]]
-"""Values that somebody names: of which model (empty: of all that have it), setting, values."""
+"""Values requested by the user: model (empty for all models that have the setting), setting, values."""
 
 _LARGEST_BATCH: Final = 64
 _GROWING: Final = frozenset({"onnxruntime", "openvino", "pytorch"})
-"""Backends whose models are asked for larger batches than their configurations allow so far."""
+"""Backends whose models are tried with larger batches than their current configurations allow."""
 _DELAYS: Final = (0, 500, 2000)
 _ON_GPU: Final = (1, 2, 4)
 _NAMED_ONLY: Final = ("backend", "preferred")
-"""Settings that are varied where somebody names values."""
+"""Settings that are varied only if the user names values."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """A grid. The values of an axis are in order, so that a step leads to what is nearly the same."""
+    """A grid of configurations. The values of an axis are ordered, so that neighbouring points are similar."""
 
     axes: Mapping[str, tuple[Value, ...]]
     present: Point
-    """How the models are configured now. It is one of the points."""
+    """The current configuration, which is one of the points."""
 
     @property
     def size(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         return math.prod(len(values) for values in self.axes.values())
 
     @property
     def points(self) -> Iterator[Point]:
-        """All of them, the present one first."""
+        """All points, the current configuration first."""
         yield self.present
         yield from (point for point in itertools.product(*self.axes.values()) if point != self.present)
 
     @property
     def starts(self) -> Iterator[Point]:
-        """Where a search may begin, of all models.
+        """Starting points of a search, with the same choice for all models.
 
-        As it is now; one large instance; one with batches of a middle size that wait for others; many small ones.
+        The current configuration; one large instance; one with medium-sized batches and a delay; many small instances.
         """
         yield self.present
         for batch, delay, instances in ((1.0, None, 0.0), (0.67, 0.5, 0.0), (1.0, None, 1.0)):
@@ -246,16 +242,16 @@ class Space:
             yield tuple(map(partial(self._start, wanted), self.axes, self.present))
 
     def _start(self, wanted: Mapping[str, float | None], key: str, now: Value) -> Value:
-        """Return the value that is as far along an axis as is wanted; the present one where nothing is."""
+        """Return the value at the wanted fraction of an axis, or the current one if none is wanted."""
         values = self.axes[key]
         if key.rpartition(".")[2] == "threads" and wanted["threads"] == 0.0:
-            # The first value may say that an instance has its share, which is more than one.
+            # The first value may be 0, which gives an instance its share of the cores, and not one thread.
             return 1 if 1 in values else now
         along = wanted.get(key.rpartition(".")[2])
         return now if along is None else values[round(along * (len(values) - 1))]
 
     def step(self, point: Point, axis: int, steps: int) -> Point | None:
-        """Return the point that is so many values further on an axis; None beyond its end."""
+        """Return the point that is ``steps`` values further along an axis, or None beyond its end."""
         values = list(self.axes.values())[axis]
         place = values.index(point[axis]) + steps
         if not 0 <= place < len(values):
@@ -263,18 +259,18 @@ class Space:
         return (*point[:axis], values[place], *point[axis + 1 :])
 
     def place(self, point: Point) -> list[float]:
-        """Return where a point is: for each axis how far along its values, from 0 to 1."""
+        """Return the coordinates of a point, from 0 to 1 on each axis."""
         axes = zip(self.axes.values(), point, strict=True)
         return [values.index(value) / max(1, len(values) - 1) for values, value in axes]
 
     def changes(self, point: Point) -> dict[str, Value]:
-        """Return the settings that are not as they are now."""
+        """Return the settings that differ from the current configuration."""
         named = zip(self.axes, point, self.present, strict=True)
         return {name: value for name, value, now in named if value != now}
 
 
 def space_of(subjects: Subjects, cores: int, wanted: Wanted) -> Space:
-    """Return what may be tried. Raises ``InvalidArgument`` for a setting that nothing has, or nothing to vary."""
+    """Return the space of configurations to try. Raises ``InvalidArgument`` for a setting that no model has."""
     axes: dict[str, tuple[Value, ...]] = {}
     present: list[Value] = []
     used = set()
@@ -298,9 +294,9 @@ def space_of(subjects: Subjects, cores: int, wanted: Wanted) -> Space:
 def _no_such(model: str, name: str, subjects: Sequence[Subject], axes: Mapping[str, object]) -> str:
     names = [subject.name for subject in subjects]
     if model and model not in names:
-        return f"the settings of '{model}' are not varied here.\n    Those of: {', '.join(names)}."
+        return f"'{model}' is not one of the models whose settings vary.\n    These are: {', '.join(names)}."
     whose = f"'{model or names[0]}' has" if model or len(names) == 1 else "none of the models has"
-    return f"{whose} no {name} to vary.\n    There are: {', '.join(axes)}."
+    return f"{whose} no setting '{name}' that can vary.\n    Settings that can: {', '.join(axes)}."
 
 
 def _usual(config: ModelConfig, cores: int) -> Iterator[tuple[str, Sequence[Value]]]:
@@ -324,5 +320,5 @@ def _powers(factor: int, most: int) -> Iterator[int]:
 
 
 def _ordered(values: set[Value]) -> tuple[Value, ...]:
-    # Words (off, backends) stand before numbers.
+    # Text values (off, backends) sort before numbers.
     return tuple(sorted(values, key=lambda value: (isinstance(value, int), value)))

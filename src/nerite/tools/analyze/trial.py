@@ -1,4 +1,4 @@
-"""A configuration is tried: a server with these models alone, loaded with it, under load."""
+"""Tries a configuration: stages it, loads it in a trial server, and measures it under load; checkpoints the results."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ from nerite.tools.bench.measurement import LoadLevel, Rule
 from nerite.tools.bench.requests import BenchTarget, TensorLoad, prepared_tensors
 from nerite.tools.bench.session import Fleet, LevelOutcome, ServerReading, Session, together
 
-# A repository in which some models have other configurations, beside the one that there is.
-
 
 @contextmanager
 def staged(repository: Path, texts: Mapping[str, str]) -> Iterator[Path]:
-    """Yield a repository that is like another, but for the texts of config.pbtxt by model. It has links, no copies."""
+    """Yield a copy of a repository, made of symbolic links, in which models have other texts of config.pbtxt."""
     with tempfile.TemporaryDirectory(prefix="nerite-analyze-") as folder:
         for child in repository.resolve().iterdir():
             here = Path(folder, child.name)
@@ -54,38 +52,37 @@ def staged(repository: Path, texts: Mapping[str, str]) -> Iterator[Path]:
         yield Path(folder)
 
 
-# What is asked of each configuration, and for how long.
-
 _SEQUENCE: Final = 20
-"""Requests of a sequence where nobody says how many: as of perf_analyzer."""
+"""Default number of requests in a sequence, as in perf_analyzer."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Models that are asked at once, each by so many callers as a level says."""
+    """Load that each configuration is measured with: the models that receive requests together, and its levels."""
 
     asked: tuple[TensorLoad, ...]
+    """Models that receive requests."""
     concurrencies: tuple[int, ...]
     rule: Rule
     warm_up: float
     protocol: Literal["http", "grpc"] = "http"
     beside: tuple[str, ...] = ()
-    """Models that are not asked, but called by those that are."""
+    """Models that receive no requests themselves, but are called by those that do."""
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that are to be loaded."""
+        """Models to load."""
         return (*(wanted.model for wanted in self.asked), *self.beside)
 
     def fitted(self, configs: Mapping[str, ModelConfig]) -> Load:
-        """Return it with what follows from the models' configurations: streams, sequences, and whose shape is whose."""
+        """Return the load adapted to the models' configurations: streaming, sequences, and the shapes of each model."""
         fitted = [_fitted(wanted, configs[wanted.model], several=len(self.asked) > 1) for wanted in self.asked]
         return dataclasses.replace(self, asked=tuple(fitted))
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that figures depend on."""
+        """Return everything in the load that figures depend on as a JSON-serialisable document."""
         return {
-            **{wanted.model: _told(wanted) for wanted in self.asked},
+            **{wanted.model: _load_json(wanted) for wanted in self.asked},
             "beside": list(self.beside),
             "protocol": self.protocol,
             "concurrencies": list(self.concurrencies),
@@ -102,13 +99,13 @@ def _fitted(wanted: TensorLoad, config: ModelConfig, *, several: bool) -> Tensor
     length = wanted.sequence_length or (_SEQUENCE if config.sequence_batching is not None else 0)
     shapes = wanted.shapes
     if several:
-        # Of several models each has its own inputs; they are named with the model, where another has the same name.
+        # Each model has its own inputs; if names clash, shapes are given as MODEL.INPUT.
         names = {name: each.name for each in config.input for name in (each.name, f"{config.name}.{each.name}")}
         shapes = {names[name]: sizes for name, sizes in shapes.items() if name in names}
     return dataclasses.replace(wanted, streaming=streaming, sequence_length=length, shapes=shapes)
 
 
-def _told(wanted: TensorLoad) -> dict[str, Any]:
+def _load_json(wanted: TensorLoad) -> dict[str, Any]:
     return {
         "batch": wanted.batch,
         "shapes": {name: list(sizes) for name, sizes in wanted.shapes.items()},
@@ -120,7 +117,7 @@ def _told(wanted: TensorLoad) -> dict[str, Any]:
 
 
 def completed(repository: Path, models: Sequence[str]) -> dict[str, ModelConfig]:
-    """Return the whole configurations of models as they are now, and of those that ensembles among them are made of.
+    """Return the current complete configurations of models, and of the models that ensembles among them consist of.
 
     Raises ``NeriteError`` if one cannot be loaded.
     """
@@ -142,7 +139,7 @@ def measured(
     levels: Sequence[int],
     tell: Callable[[ServerReading], None],
 ) -> Finding:
-    """Serve models with these texts of config.pbtxt, and return what loads of these levels on them showed."""
+    """Serve models with these texts of config.pbtxt, and return their figures at these levels of load."""
     try:
         with staged(repository, texts) as place:
             try:
@@ -173,14 +170,14 @@ def _figures(
 
 @contextmanager
 def _loaded(repository: Path, models: Sequence[str], *, grpc: bool = False) -> Iterator[tuple[TrialServer, int]]:
-    """Yield a server that has the models, and the bytes that it took without them."""
+    """Yield a trial server that has loaded the models, and the memory in bytes that it used before."""
     with TrialServer(repository, grpc=grpc) as trial, trial.client as client:
         before = trial.memory()
         for model in models:
             try:
                 client.load(model)
             except ClientError as error:
-                reason = f"the server ended while it was loaded:\n{trial.last_words}" if trial.ended else str(error)
+                reason = f"the server exited while loading it:\n{trial.last_words}" if trial.ended else str(error)
                 raise InvalidArgument(f"'{model}' cannot be loaded: {reason}") from None
         yield trial, before
 
@@ -190,10 +187,10 @@ def _figure(outcome: LevelOutcome) -> Figure:
     return Figure(outcome.level.concurrency, found.rate, found.latency.mean, found.latency["p99"], found.failed)
 
 
-# What figures depend on beside the configuration, and what of it is no longer as it was.
+# Conditions of a measurement: everything besides the configuration that figures depend on.
 
 Conditions: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""Values by a name within a subject, of which JSON can be made."""
+"""JSON-serialisable values by category and name."""
 
 _PACKAGES: Final = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
@@ -203,24 +200,27 @@ _PACKAGES: Final = {
     "litert": ("ai-edge-litert",),
     "fil": ("xgboost", "treelite", "lightgbm"),
 }
-"""By backend, what computes."""
+"""Packages that run the models of each backend."""
 _KINDS: Final = {"files": "the files of the models", "machine": "the machine", "software": "the software"}
 
 
 def conditions(load: Mapping[str, Any], directories: Mapping[Path, ModelConfig], varied: Collection[str]) -> Conditions:
-    """Return the conditions of now, for models in these directories, some of which are ``varied``, under this load."""
+    """Return the current conditions for the models in these directories under this load.
+
+    The configurations of ``varied`` models are not part of the conditions.
+    """
     files = [_files(directory, config=config.name not in varied) for directory, config in directories.items()]
     backends = [config.backend for config in directories.values()]
     return {
         "load": dict(load),
-        "files": {name: told for each in files for name, told in each},
+        "files": {name: state for each in files for name, state in each},
         "machine": dict(_machine()),
         "software": dict(_software(backends)),
     }
 
 
 def differences(then: Conditions, now: Conditions) -> list[str]:
-    """Return what is not as it was: a line for each subject, and one below it for each value."""
+    """Return the differences: a line for each category that differs, followed by a line for each value."""
     found = []
     for kind in now:
         old, new = then.get(kind, {}), now[kind]
@@ -236,16 +236,16 @@ def _value(values: Mapping[str, Any], name: str) -> str:
 
 
 def _files(directory: Path, *, config: bool) -> Iterator[tuple[str, str]]:
-    """Yield each file, and how it looks. A configuration that is varied is known by what it says."""
+    """Yield each file of a model with its size and time. ``config``: include config.pbtxt, because it is not varied."""
     seen = model_fingerprint(directory)
     if config and seen.config is not None:
-        yield from _conditions_told(directory.name, [seen.config])
+        yield from _file_states(directory.name, [seen.config])
     for version, entries in seen.versions.items():
-        yield from _conditions_told(f"{directory.name}/{version}", entries)
-    yield from _conditions_told(directory.name, seen.shared)
+        yield from _file_states(f"{directory.name}/{version}", entries)
+    yield from _file_states(directory.name, seen.shared)
 
 
-def _conditions_told(folder: str, entries: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
+def _file_states(folder: str, entries: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
     for path, size, time_ns in entries:
         when = datetime.fromtimestamp(time_ns / 1e9, UTC)
         yield f"{folder}/{path}", f"{size:,} bytes of {when:%Y-%m-%d %H:%M:%S.%f}"
@@ -278,19 +278,20 @@ def _software(backends: Iterable[str]) -> Iterator[tuple[str, str]]:
             continue
 
 
-# What has been measured, in a file: a line of JSON for the conditions, and one for each configuration.
-
 _Key: TypeAlias = tuple[str, int, tuple[int, ...]]
-"""The configuration, how many times it was measured before, the levels."""
+"""Configuration, turn (number of earlier measurements), levels of load."""
 
 
 class Checkpoint:
-    """Findings by configuration and turn. Each is in the file as soon as it is known."""
+    """Findings by configuration and turn, written to a file immediately.
+
+    The file has a line of JSON for the conditions, followed by one for each finding.
+    """
 
     def __init__(self, path: Path, conditions: Conditions) -> None:
-        """Read the file, if there is one. Raises ``InvalidArgument`` if it is of other conditions, or something else.
+        """Read the file if it exists. Raises ``InvalidArgument`` if it is invalid or its conditions differ.
 
-        ``conditions`` are what figures depend on beside the configuration.
+        ``conditions`` are everything besides the configuration that figures depend on.
         """
         self.path = path
         self._conditions = conditions
@@ -299,25 +300,25 @@ class Checkpoint:
         try:
             data = path.read_bytes() if path.exists() else b""
         except OSError as error:
-            raise InvalidArgument(f"{path} cannot be read: {error.strerror}.") from None
+            raise InvalidArgument(f"cannot read {path}: {error.strerror}.") from None
         self._read(data)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def get(self, config: str, turn: int, levels: Sequence[int]) -> Finding | None:
-        """Return what a configuration showed at these levels when it had this turn."""
+        """Return the finding of a configuration at these levels in this turn, or None."""
         return self._known.get((config, turn, tuple(levels)))
 
     def add(self, config: str, turn: int, finding: Finding) -> None:
-        """Keep what was found. Raises ``Internal`` if it cannot be written."""
+        """Store a finding. Raises ``Internal`` if it cannot be written."""
         self._keep(config, turn, finding)
         document = {"config": config, "turn": turn, **finding.to_json()}
         head = [] if self._length else [self._conditions]
         lines = "".join(json.dumps(line) + "\n" for line in (*head, document)).encode()
         try:
             with self.path.open("r+b" if self._length else "wb") as file:
-                # What a run that was stopped has left of a line goes.
+                # Remove an incomplete line left by an interrupted run.
                 file.truncate(self._length)
                 file.seek(self._length)
                 file.write(lines)
@@ -325,7 +326,7 @@ class Checkpoint:
                 os.fsync(file.fileno())
         except OSError as error:
             raise Internal(
-                f"{self.path} cannot be written: {error.strerror}.\n    Name another --checkpoint."
+                f"cannot write {self.path}: {error.strerror}.\n    Specify another file with --checkpoint."
             ) from None
         self._length += len(lines)
 
@@ -336,8 +337,8 @@ class Checkpoint:
     def _read(self, data: bytes) -> None:
         whole = data[: data.rfind(b"\n") + 1]
         if data and not whole.strip():
-            raise InvalidArgument(f"{self.path} is no checkpoint.\n    Name another file with --checkpoint.")
-        remedy = "Remove it to measure anew, or name another file with --checkpoint."
+            raise InvalidArgument(f"{self.path} is not a checkpoint.\n    Specify another file with --checkpoint.")
+        remedy = "Remove it to start over, or specify another file with --checkpoint."
         for number, line in enumerate(whole.splitlines()):
             try:
                 document = json.loads(line)
@@ -346,8 +347,9 @@ class Checkpoint:
                 elif set(document) != set(self._conditions):
                     raise ValueError
             except (ValueError, KeyError, TypeError):
-                raise InvalidArgument(f"{self.path}:{number + 1} is no finding of an analysis.\n    {remedy}") from None
+                text = f"line {number + 1} of {self.path} is not a finding of an analysis.\n    {remedy}"
+                raise InvalidArgument(text) from None
             if not number and (changed := differences(document, self._conditions)):
-                told = "\n    ".join(changed)
-                raise InvalidArgument(f"{self.path} has figures of other conditions.\n    {told}\n    {remedy}")
+                lines = "\n    ".join(changed)
+                raise InvalidArgument(f"{self.path} was measured under other conditions.\n    {lines}\n    {remedy}")
         self._length = len(whole)

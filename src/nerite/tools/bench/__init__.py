@@ -1,1 +1,1 @@
-"""``nerite bench``: a load generator for servers that speak KServe v2 or OpenAI's API."""
+"""``nerite bench``: a load generator for servers that speak KServe v2 or the OpenAI API."""

@@ -1,4 +1,4 @@
-"""An input of a request, and what is asked of the outputs."""
+"""Requests of a benchmark: their content, their encoding for HTTP and gRPC, and the scripts that order them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nerite.wire import grpc_service
 
 @dataclass(frozen=True, slots=True)
 class RegionPlace:
-    """A place in shared memory that the server knows."""
+    """A place in a shared memory region that is registered with the server."""
 
     region: str
     size: int
@@ -28,7 +28,7 @@ class RegionPlace:
 
 @dataclass(frozen=True, slots=True)
 class BenchTensor:
-    """An input: its data in wire form, or where in shared memory they are."""
+    """An input: its data in wire format, or their place in shared memory."""
 
     name: str
     datatype: str
@@ -38,7 +38,7 @@ class BenchTensor:
 
 @dataclass(frozen=True, slots=True)
 class BenchOutput:
-    """An output that is asked for, and where it is to be put; None for into the answer."""
+    """A requested output, and its place in shared memory, or None to return it in the response."""
 
     name: str
     place: RegionPlace | None = None
@@ -46,17 +46,14 @@ class BenchOutput:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What a request says."""
+    """Content of an inference request."""
 
     model: str
     version: str
     inputs: tuple[BenchTensor, ...]
     outputs: tuple[BenchOutput, ...] = ()
-    """None: all of them, in the answer."""
+    """Requested outputs; empty for all outputs, in the response."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-
-
-# What a slot sends, one request after the other: bytes that were made before.
 
 
 class SequenceStep(NamedTuple):
@@ -68,42 +65,42 @@ class SequenceStep(NamedTuple):
 
 
 class RequestForm(ABC):
-    """A request, of which all is known but its place in a sequence. Can be sent to another process."""
+    """A complete request except for its place in a sequence. Can be pickled and sent to another process."""
 
     @abstractmethod
     def plain(self) -> bytes:
-        """Return the request as it is sent outside of sequences."""
+        """Return the encoded request outside of any sequence."""
 
     @abstractmethod
     def of(self, step: SequenceStep) -> bytes:
-        """Return the request at a place in a sequence."""
+        """Return the encoded request at a place in a sequence."""
 
 
 class Script(NamedTuple):
-    """What one slot sends."""
+    """Source of the encoded requests that one slot sends."""
 
     following: Callable[[], bytes]
     """Returns the next request."""
     ending: Callable[[], bytes | None] = lambda: None
-    """Returns the request that ends what is open on the server; None where nothing is."""
+    """Returns the request that ends the sequence that is open on the server, or None if none is open."""
 
 
 class Scripts(ABC):
-    """Says what slots send. Each of ``shares`` generators takes its share."""
+    """Source of the scripts of all slots. Each of ``shares`` generators takes its share."""
 
     @abstractmethod
     def begin(self, share: int, shares: int) -> Callable[[], Script]:
-        """Return what makes a script for each slot."""
+        """Return a factory that makes a script for each slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin(Scripts):
-    """The same requests over and over; slots take the next."""
+    """Repeats a list of requests; each slot takes the next one."""
 
     messages: Sequence[bytes]
 
     def begin(self, share: int, shares: int) -> Callable[[], Script]:
-        """Begin each share at another request."""
+        """Return a factory of scripts; each share starts at a different request."""
         count = len(self.messages)
         first = count * share // shares
         following = itertools.cycle([*self.messages[first:], *self.messages[:first]]).__next__
@@ -112,26 +109,26 @@ class RoundRobin(Scripts):
 
 @dataclass(frozen=True, slots=True)
 class Sequences(Scripts):
-    """Each slot has a sequence at a time: its requests, the first and the last of them marked."""
+    """Sends sequences: each slot has one at a time, and marks its first and last request."""
 
     forms: Sequence[Sequence[RequestForm]]
-    """The requests of a sequence; sequences take these in turn."""
+    """Contents of sequences, which are used in turn."""
     first_id: int = 1
 
     def begin(self, share: int, shares: int) -> Callable[[], Script]:
-        """Give no id twice."""
+        """Return a factory of scripts; sequence ids are unique across all shares."""
         ids = itertools.count(self.first_id + share, shares)
         contents = itertools.cycle(self.forms)
 
         def script() -> Script:
-            turn = _Turn(ids, contents)
-            return Script(turn.following, turn.ending)
+            sequence = _SlotSequences(ids, contents)
+            return Script(sequence.following, sequence.ending)
 
         return script
 
 
-class _Turn:
-    """One sequence after the other, of those that several share."""
+class _SlotSequences:
+    """The consecutive sequences of one slot, taken from ids and contents that all slots share."""
 
     def __init__(self, ids: Iterator[int], contents: Iterator[Sequence[RequestForm]]) -> None:
         self._ids = ids
@@ -141,7 +138,7 @@ class _Turn:
         self._sent = 0
 
     def following(self) -> bytes:
-        """Return the next request of the sequence, or the first of the next."""
+        """Return the next request of the sequence, or the first of a new one."""
         if self._sent == len(self._forms):
             self._id, self._forms, self._sent = next(self._ids), next(self._contents), 0
         self._sent += 1
@@ -149,29 +146,29 @@ class _Turn:
         return self._forms[self._sent - 1].of(step)
 
     def ending(self) -> bytes | None:
-        """Return the last request of a sequence that has begun."""
+        """Return a last request for the open sequence, or None if none is open."""
         if self._sent == len(self._forms):
             return None
         self._sent = len(self._forms)
         return self._forms[-1].of(SequenceStep(self._id, start=False, end=True))
 
 
-# Requests over gRPC: a message, behind its length.
+# Encoding for gRPC: a message preceded by its length.
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcInferForm(RequestForm):
-    """A request for an inference, over a stream or not."""
+    """An inference request over gRPC, unary or streaming."""
 
     asked: BenchRequest
     streaming: bool = False
 
     def plain(self) -> bytes:
-        """Return the request."""
+        """Return the encoded request."""
         return framed(self._message().SerializeToString())
 
     def of(self, step: SequenceStep) -> bytes:
-        """Return the request as a part of a sequence."""
+        """Return the encoded request at a place in a sequence."""
         message = self._message()
         set_parameter(message, "sequence_id", step.sequence_id)
         set_parameter(message, "sequence_start", step.start)
@@ -199,7 +196,7 @@ class GrpcInferForm(RequestForm):
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message as it stands in the body of a call."""
+    """Return a message with the 5-byte gRPC prefix, as in the body of a call."""
     return b"\0" + len(message).to_bytes(4) + message
 
 
@@ -211,7 +208,7 @@ def _place(tensor: Any, place: RegionPlace) -> None:
 
 
 def set_parameter(message: Any, name: str, value: object) -> None:
-    """Set a parameter of a message by the type of its value."""
+    """Set a parameter of a message, in the field for the type of its value."""
     parameter = message.parameters[name]
     match value:
         case bool():
@@ -224,11 +221,11 @@ def set_parameter(message: Any, name: str, value: object) -> None:
             parameter.string_param = str(value)
 
 
-# Requests over HTTP/1.1, with the tensors in binary behind the JSON.
+# Encoding for HTTP/1.1, with binary tensor data after the JSON.
 
 
 def post(address: Address, path: str, headers: Mapping[str, str], body: Sequence[Buffer]) -> bytes:
-    """Return a request, head and body."""
+    """Return an encoded POST request: head and body."""
     host = f"[{address.host}]" if ":" in address.host else address.host
     lines = [f"POST {address.prefix}{path} HTTP/1.1", f"Host: {host}:{address.port}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -237,24 +234,24 @@ def post(address: Address, path: str, headers: Mapping[str, str], body: Sequence
 
 
 def infer_path(model: str, version: str, action: str) -> str:
-    """Return the path under which a model does something."""
+    """Return the path of an action of a model."""
     return f"/v2/models/{quote(model)}{f'/versions/{quote(version)}' if version else ''}/{action}"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpInferForm(RequestForm):
-    """A request for an inference."""
+    """An inference request over HTTP."""
 
     address: Address
     headers: Mapping[str, str]
     asked: BenchRequest
 
     def plain(self) -> bytes:
-        """Return the request."""
+        """Return the encoded request."""
         return self._message({})
 
     def of(self, step: SequenceStep) -> bytes:
-        """Return the request as a part of a sequence."""
+        """Return the encoded request at a place in a sequence."""
         return self._message(_parameters(step))
 
     def _message(self, parameters: Mapping[str, Any]) -> bytes:
@@ -289,22 +286,22 @@ def _placed(place: RegionPlace) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class BenchGenerateForm(RequestForm):
-    """A request of the generate extension, whose answer is an event stream."""
+    """A request of the generate extension, which is answered by an event stream."""
 
     address: Address
     headers: Mapping[str, str]
     model: str
     version: str
     inputs: Mapping[str, Any]
-    """As JSON has them."""
+    """Inputs as JSON-serialisable values."""
     parameters: Mapping[str, Any]
 
     def plain(self) -> bytes:
-        """Return the request."""
+        """Return the encoded request."""
         return self._message({})
 
     def of(self, step: SequenceStep) -> bytes:
-        """Return the request as a part of a sequence."""
+        """Return the encoded request at a place in a sequence."""
         return self._message(_parameters(step))
 
     def _message(self, parameters: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The life of a generator: it is told what to begin, to hand over its records, and to end."""
+"""Load generator process: obeys commands from a pipe, runs a closed or open loop, and reports its records."""
 
 from __future__ import annotations
 
@@ -26,24 +26,22 @@ from nerite.tools.bench.grpc_generator import GrpcPort
 from nerite.tools.bench.http_generator import ChatEvents, Events, HttpPort, Recorder, RequestSlot
 from nerite.tools.bench.measurement import BenchPlan, LoadLevel, Records
 
-# A closed loop: so many requests under way at any time, each followed by the next.
-
 
 class ClosedLoop:
-    """Keeps its slots busy from ``begin`` on."""
+    """Keeps a fixed number of requests in flight: each answer is followed by the next request."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._running = True
 
     def begin(self, slots: list[RequestSlot]) -> None:
-        """Have each slot ask."""
+        """Send the first request on each slot."""
         for slot in slots:
             slot.due = slot.sent = perf_counter()
             slot.ask()
 
     def answered(self, slot: RequestSlot) -> None:
-        """Note the answer, and ask again."""
+        """Record the answer, and send the next request."""
         now = perf_counter()
         self.recorder.answered(slot.due, slot.sent, now)
         if self._running:
@@ -53,7 +51,7 @@ class ClosedLoop:
             slot.rest()
 
     def failed(self, slot: RequestSlot, reason: str) -> None:
-        """Note the failure, and ask again."""
+        """Record the failure, and send the next request."""
         self.recorder.refused(reason)
         if self._running:
             slot.due = slot.sent = perf_counter()
@@ -62,11 +60,9 @@ class ClosedLoop:
             slot.rest()
 
     def end(self) -> None:
-        """Ask nothing more."""
+        """Send no more requests."""
         self._running = False
 
-
-# Wakes the loop at a moment, exactly. The timers of event loops know milliseconds only.
 
 _MONOTONIC = 1
 _ABSOLUTE = 1
@@ -74,7 +70,10 @@ _NONBLOCK = 0o4000
 
 
 class ExactTimer:
-    """Calls ``ring`` at the moment that was set last. Within a millisecond where there is no timerfd (Linux has it)."""
+    """Timer with higher resolution than that of event loops, which is milliseconds. Calls ``ring`` at the set time.
+
+    Uses a timerfd on Linux; elsewhere it is accurate to a millisecond.
+    """
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -88,17 +87,17 @@ class ExactTimer:
             self._loop.add_reader(self._descriptor, self._expired)
 
     def set(self, moment: float) -> None:
-        """Ring at ``moment``, in seconds of ``perf_counter``, or at once if that has passed."""
+        """Set the time to ``moment``, in seconds of ``perf_counter``; ring immediately if that has passed."""
         if self._descriptor < 0:
             self._timer = self._loop.call_later(max(0.0, moment - perf_counter()), self._ring)
             return
         whole, part = divmod(max(int(moment * 1e9), 1), 1_000_000_000)
-        # No interval; the time when it ends.
+        # struct itimerspec: no interval, and an absolute expiration time.
         setting = (ctypes.c_long * 4)(0, 0, whole, part)
         self._libc.timerfd_settime(self._descriptor, _ABSOLUTE, ctypes.byref(setting), None)
 
     def close(self) -> None:
-        """Do not ring any more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
         if self._descriptor >= 0:
@@ -110,16 +109,16 @@ class ExactTimer:
         try:
             os.read(self._descriptor, 8)
         except BlockingIOError:
-            # It was set anew in between.
+            # The timer was set again in the meantime.
             return
         self._ring()
 
 
-# An open loop: requests are sent when they are due, whatever has become of those before.
-
-
 class OpenLoop:
-    """Sends by a schedule. A request for which no slot is free waits for one, and its latency counts from its time."""
+    """Sends requests on a schedule, regardless of answers.
+
+    A request for which no slot is free waits for one; its latency counts from its scheduled time.
+    """
 
     def __init__(
         self, recorder: Recorder, arrivals: Iterator[float], began: float, another: Callable[[], RequestSlot | None]
@@ -128,31 +127,32 @@ class OpenLoop:
         self._arrivals = arrivals
         self._began = began
         self._another = another
-        """Makes one more slot, or returns None where there are enough."""
+        """Makes one more slot, or returns None if the maximum number is reached."""
         self._next = began + next(arrivals)
         self._idle: list[RequestSlot] = []
         self._waiting: deque[tuple[float, float]] = deque()
-        """When each was due, and when it would have been sent if there had been a slot."""
+        """Scheduled time of each waiting request, and the time at which it would have been sent on a free slot."""
         self._alarm = ExactTimer(self._ring)
         self._running = True
 
     def begin(self, slots: list[RequestSlot]) -> None:
-        """Follow the schedule from now on."""
+        """Start sending on schedule."""
         self._idle.extend(slots)
         self._alarm.set(self._next)
 
     def answered(self, slot: RequestSlot) -> None:
-        """Note the answer; the slot is free."""
+        """Record the answer, and free the slot."""
         self.recorder.answered(slot.due, slot.sent, perf_counter())
         self._free(slot)
 
     def failed(self, slot: RequestSlot, reason: str) -> None:
-        """Note the failure; the slot is free."""
+        """Record the failure, and free the slot."""
         self.recorder.refused(reason)
         self._free(slot)
 
     def end(self) -> None:
-        """Send nothing more of the load."""
+        """Send no more requests."""
+        # Waiting requests are dropped.
         self._running = False
         self._waiting.clear()
         self._alarm.close()
@@ -188,65 +188,65 @@ class OpenLoop:
             self._idle.append(slot)
 
 
-# When requests are due in an open loop: at a steady pace, or at random as independent callers come.
+# Schedules of open loops.
 
-_DRAWN_AT_ONCE = 1_024
+_BLOCK_SIZE = 1_024
 
 
 def constant(rate: float, share: int = 0, shares: int = 1) -> Iterator[float]:
-    """Yield the seconds after the beginning at which requests are due, ``rate`` of them in a second.
+    """Yield the times at which requests are due at a constant ``rate``, in seconds after the start.
 
-    Of several generators each takes its share: the first, and every ``shares``-th after it.
+    Each of several generators takes every ``shares``-th request, starting with number ``share``.
     """
     return (number / rate for number in itertools.count(share, shares))
 
 
 def poisson(rate: float, share: int = 0, shares: int = 1, seed: int = 0) -> Iterator[float]:
-    """Yield the same for arrivals that know nothing of each other. What several generators send adds up to ``rate``."""
+    """Yield due times of a Poisson process. The rates of all generators add up to ``rate``."""
     generator = np.random.default_rng([seed, share])
     due = 0.0
     while True:
-        for gap in generator.exponential(shares / rate, _DRAWN_AT_ONCE).tolist():
+        for gap in generator.exponential(shares / rate, _BLOCK_SIZE).tolist():
             due += gap
             yield due
 
 
 MOST_SLOTS: Final = 1_000
-"""Requests that may be under way in an open loop, of each generator; more wait in the client."""
+"""Maximum number of requests in flight per generator in an open loop; further ones wait in the client."""
 _FIRST_SLOTS: Final = 16
 _DRAIN_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 0.01
+_POLL_SECONDS: Final = 0.01
 
 
 class Begin(NamedTuple):
-    """Command: put on this load. The answer is None."""
+    """Command: start this load. The reply is None."""
 
     level: LoadLevel
 
 
 class Take(NamedTuple):
-    """Command: hand over the records there are. The answer is a ``Report``."""
+    """Command: hand over the new records. The reply is a ``Report``."""
 
 
 class End(NamedTuple):
-    """Command: let the requests under way come to their end, and send nothing more. The answer is None."""
+    """Command: send no more requests, and let those in flight finish. The reply is None."""
 
 
 class Report(NamedTuple):
-    """What a generator hands over."""
+    """Records and processor time of a generator."""
 
     records: Records
     spent: float
-    """Seconds of processor time that it has used so far."""
+    """Seconds of processor time used so far."""
 
 
 def run(plan: BenchPlan, share: int, shares: int, pipe: Connection) -> None:
-    """Obey what comes through the pipe until it is closed."""
-    # Ctrl-C is for the process that reads the records; when that ends, the pipe is closed.
+    """Run a generator that executes commands from the pipe until it is closed."""
+    # Ctrl-C is handled by the parent process, which then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # There is next to nothing to collect, and a collection would be a pause that the server is blamed for.
+    # There is almost no garbage, and a collection pause would count as latency of the server.
     gc.freeze()
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -254,7 +254,7 @@ def run(plan: BenchPlan, share: int, shares: int, pipe: Connection) -> None:
 
 
 class Generator:
-    """One of ``shares`` that together put on a load."""
+    """One of ``shares`` generators that together produce a load."""
 
     def __init__(self, plan: BenchPlan, share: int, shares: int) -> None:
         self._plan = plan
@@ -266,13 +266,13 @@ class Generator:
         self._context = plan.context()
 
     async def obey(self, pipe: Connection) -> None:
-        """Do what is commanded."""
+        """Execute commands from the pipe until it is closed."""
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         loop.add_reader(pipe.fileno(), arrived.set)
-        # The loop has made it one that does not wait, and a report may be larger than what it takes at once.
+        # add_reader made the pipe non-blocking, and a report may be larger than the pipe's buffer.
         os.set_blocking(pipe.fileno(), True)
-        # A pipe that is closed means that nobody wants anything any more.
+        # A closed pipe means that the parent process has finished.
         with suppress(EOFError, BrokenPipeError):
             while True:
                 await arrived.wait()
@@ -285,7 +285,7 @@ class Generator:
                 self._begin(level)
                 pipe.send(None)
             case Take():
-                self._give_up_late_ones()
+                self._abandon_late_requests()
                 pipe.send(Report(self._recorder.take(), time.process_time()))
             case End():
                 await self._end()
@@ -293,7 +293,7 @@ class Generator:
 
     def _begin(self, level: LoadLevel) -> None:
         self._recorder.take()
-        make = self._factory()
+        make = self._slot_factory()
         if not level.open:
             work = ClosedLoop(self._recorder)
             count = level.concurrency // self._shares + (self._share < level.concurrency % self._shares)
@@ -315,7 +315,7 @@ class Generator:
         slots.extend(make(paced) for _ in range(_FIRST_SLOTS))
         paced.begin(slots)
 
-    def _factory(self) -> Callable[[ClosedLoop | OpenLoop], RequestSlot]:
+    def _slot_factory(self) -> Callable[[ClosedLoop | OpenLoop], RequestSlot]:
         plan = self._plan
         script = plan.scripts.begin(self._share, self._shares)
         port: GrpcPort | HttpPort
@@ -328,7 +328,7 @@ class Generator:
             port = HttpPort(plan.address, self._context, events if plan.streaming else None)
         return lambda work: port.slot(work, script())
 
-    def _give_up_late_ones(self) -> None:
+    def _abandon_late_requests(self) -> None:
         longest = perf_counter() - self._plan.timeout
         for slot in list(self._slots):
             if 0 < slot.sent < longest:
@@ -338,12 +338,12 @@ class Generator:
         if self._loop is None:
             return
         self._loop.end()
-        # A sequence that were left open would keep its place on the server, and the next level out of it.
+        # An open sequence would keep its slot on the server, which the next level of load would lack.
         patience = self._plan.timeout if isinstance(self._plan.scripts, Sequences) else _DRAIN_SECONDS
-        for _ in range(int(patience / _LOOK_SECONDS)):
+        for _ in range(int(patience / _POLL_SECONDS)):
             if not any(slot.sent for slot in self._slots):
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         for slot in self._slots:
             slot.close()
         self._slots = []

@@ -1,4 +1,4 @@
-"""How long to measure: windows of time, until the last few of them agree."""
+"""Records of requests, the windows of a measurement, the figures computed from them, and the plan of a load."""
 
 from __future__ import annotations
 
@@ -15,47 +15,46 @@ from nerite.client.connection import Address
 from nerite.core.tensor import Array
 from nerite.tools.bench.forms import Scripts
 
-# What became of requests: columns of times, in seconds of the monotonic clock that all processes share.
 
-
-def _none() -> Array:
+def _empty() -> Array:
     return np.empty(0)
 
 
 @dataclass(slots=True)
 class Records:
-    """Requests that were answered, one a row of each column, and those that failed.
+    """Columns with a row for each answered request, and separate columns for failed ones.
 
-    The columns from ``first`` on are those of answers that come in parts; they are empty where answers come whole.
+    Times are in seconds of the monotonic clock, which all processes share. The columns from ``first`` to ``gaps`` are
+    filled for streamed answers only.
     """
 
-    due: Array = field(default_factory=_none)
-    """When each was to be sent: what its latency counts from."""
-    sent: Array = field(default_factory=_none)
-    ended: Array = field(default_factory=_none)
-    first: Array = field(default_factory=_none)
-    """When the first part came."""
-    last: Array = field(default_factory=_none)
-    """When the last part came that had content."""
-    parts: Array = field(default_factory=_none)
-    """How many parts had content."""
-    tokens: Array = field(default_factory=_none)
-    """How many tokens there were, as the server says; a part counts as one where it does not."""
-    gaps: Array = field(default_factory=_none)
-    """The times between the parts of one answer, ``parts - 1`` for each row, in the order of the rows."""
-    failed: Array = field(default_factory=_none)
-    """When each of the others failed."""
+    due: Array = field(default_factory=_empty)
+    """Scheduled sending time of each request, from which its latency counts."""
+    sent: Array = field(default_factory=_empty)
+    ended: Array = field(default_factory=_empty)
+    first: Array = field(default_factory=_empty)
+    """Arrival of the first part."""
+    last: Array = field(default_factory=_empty)
+    """Arrival of the last part with content."""
+    parts: Array = field(default_factory=_empty)
+    """Number of parts with content."""
+    tokens: Array = field(default_factory=_empty)
+    """Number of tokens as reported by the server, or else the number of parts."""
+    gaps: Array = field(default_factory=_empty)
+    """Times between the parts of an answer: ``parts - 1`` values for each row, in the order of the rows."""
+    failed: Array = field(default_factory=_empty)
+    """Time at which each failed request failed."""
     reasons: list[str] = field(default_factory=list)
-    """Why each of these failed."""
+    """Reason of each failure."""
 
     @classmethod
     def joined(cls, several: Sequence[Records]) -> Records:
-        """Return the rows of several."""
-        columns = {name: np.concatenate([_none(), *(getattr(each, name) for each in several)]) for name in COLUMNS}
+        """Concatenate several records."""
+        columns = {name: np.concatenate([_empty(), *(getattr(each, name) for each in several)]) for name in COLUMNS}
         return cls(**columns, reasons=[reason for each in several for reason in each.reasons])
 
     def split(self, moment: float) -> tuple[Records, Records]:
-        """Return what had ended before a moment, and the rest."""
+        """Return the requests that ended before a moment, and the rest."""
         early = self.ended < moment
         before, after = self._chosen(early), self._chosen(~early)
         for part, mask in ((before, self.failed < moment), (after, self.failed >= moment)):
@@ -64,12 +63,12 @@ class Records:
 
     @property
     def streamed(self) -> bool:
-        """Whether answers came in parts."""
+        """True if answers were streamed."""
         return len(self.first) > 0
 
     @property
     def latency(self) -> Array:
-        """Seconds from when each was due to the end of its answer."""
+        """Seconds from the scheduled time of each request to the end of its answer."""
         return self.ended - self.due
 
     def _chosen(self, mask: Array) -> Records:
@@ -88,28 +87,28 @@ _ROWS = ("due", "sent", "ended", "first", "last", "parts", "tokens")
 COLUMNS = (*_ROWS, "gaps", "failed")
 
 AGREEING = 3
-"""How many windows in a row have to agree. Figures are those of these windows together."""
-_LONGEST = 10
-"""A window with too few requests goes on for at most this many times its length."""
+"""Number of consecutive windows that must agree. Figures are computed over these windows."""
+_MAX_EXTENSION = 10
+"""A window with too few requests is extended to at most this multiple of its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a measurement is over."""
+    """Length of windows, and when a measurement ends."""
 
     seconds: float = 2.0
-    """The length of a window."""
+    """Length of a window."""
     fewest: int = 30
-    """A window goes on until this many requests were answered in it."""
+    """A window is extended until at least this many requests have ended in it."""
     percentage: float = 10.0
-    """How far the rate and the latency of each window may be from their mean."""
+    """Maximum deviation of the rate and the latency of each window from their mean, in percent."""
     most: int = 10
-    """The windows after which it is over in any case."""
+    """Maximum number of windows, even if they do not agree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time, and what ended in it."""
+    """An interval of time, and the requests that ended in it."""
 
     began: float
     ended: float
@@ -117,22 +116,22 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Length of the window."""
         return self.ended - self.began
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return len(self.records.ended) / self.seconds
 
     @property
     def latency(self) -> float:
-        """The mean; 0 if there was no answer."""
+        """Mean latency in seconds; 0 if there was no answer."""
         return float(self.records.latency.mean()) if len(self.records.ended) else 0.0
 
 
 class Measurement:
-    """Cuts records into windows. It is told what came, and until when everything has been told."""
+    """Cuts records into windows, and decides when the measurement is over."""
 
     def __init__(self, rule: Rule, now: float) -> None:
         self.windows: list[Window] = []
@@ -141,16 +140,16 @@ class Measurement:
         self._records: list[Records] = []
 
     def add(self, records: Records, now: float) -> bool:
-        """Take the records that are new; say whether a window has ended.
+        """Add new records; return whether a window has ended.
 
-        Requests that end before ``now`` are all told with this call; some that end later may be among them.
+        With this call, all requests that ended before ``now`` must have been added; later ones may be included.
         """
         self._records.append(records)
         passed = now - self._began
         if passed < self._rule.seconds:
             return False
         enough = sum(len(each.ended) + len(each.failed) for each in self._records) >= self._rule.fewest
-        if not enough and passed < _LONGEST * self._rule.seconds:
+        if not enough and passed < _MAX_EXTENSION * self._rule.seconds:
             return False
         within, later = Records.joined(self._records).split(now)
         self.windows.append(Window(self._began, now, within))
@@ -159,7 +158,7 @@ class Measurement:
 
     @property
     def stable(self) -> bool:
-        """Whether the last windows agree."""
+        """True if the last windows agree."""
         last = self.last
         return (
             len(last) == AGREEING
@@ -170,21 +169,21 @@ class Measurement:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing to wait for: they agree, or never will, or nothing is answered at all."""
+        """True if windows agree, the maximum number is reached, or a window had no answers."""
         return self.stable or len(self.windows) >= self._rule.most or any(not each.rate for each in self.windows)
 
     @property
     def failures(self) -> Counter[str]:
-        """Why requests failed, in all windows."""
+        """Number of failures by reason, in all windows."""
         return Counter(reason for window in self.windows for reason in window.records.reasons)
 
     @property
     def last(self) -> list[Window]:
-        """The windows that count."""
+        """Windows that the figures are computed over."""
         return self.windows[-AGREEING:]
 
     def progress(self, now: float) -> float:
-        """Return how much of the shortest possible measurement is done, from 0 to 1."""
+        """Return the completed fraction of the shortest possible measurement, from 0 to 1."""
         current = min(1.0, (now - self._began) / self._rule.seconds)
         return min(1.0, (len(self.windows) + current) / AGREEING)
 
@@ -194,14 +193,14 @@ def _near(values: Sequence[float], percentage: float) -> bool:
     return all(abs(value - mean) <= mean * percentage / 100 for value in values)
 
 
-# Objectives for single requests: what makes an answer a good one, and how many were.
+# Objectives for single requests, and the figures of a measurement.
 
 MEASURES = {
     "latency": "until the answer is complete",
     "ttft": "until its first token",
     "itl": "between two tokens, on average over an answer",
 }
-"""What an objective may be about, all in milliseconds."""
+"""Measures that objectives can bound, all in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +211,13 @@ class Objective:
     milliseconds: float
 
     def met(self, records: Records) -> Array:
-        """Say of each answer whether it is good."""
+        """Return for each answer whether it meets the objective."""
         met: Array = measured(records, self.measure) * 1e3 <= self.milliseconds
         return met
 
 
 def measured(records: Records, measure: str) -> Array:
-    """Return the seconds of a measure for each answer. What did not come in parts came as one."""
+    """Return a measure for each answer in seconds. Answers that are not streamed count as a single part."""
     if measure == "latency":
         return records.latency
     if not records.streamed:
@@ -230,21 +229,19 @@ def measured(records: Records, measure: str) -> Array:
 
 
 def good(records: Records, objectives: tuple[Objective, ...]) -> int:
-    """Return how many answers meet all objectives."""
+    """Return the number of answers that meet all objectives."""
     met = np.ones(len(records.ended), bool)
     for objective in objectives:
         met &= objective.met(records)
     return int(met.sum())
 
 
-# What a measurement shows: rates, latencies, tokens, and what it cost the client.
-
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a time is distributed, in milliseconds."""
+    """Distribution of a time in milliseconds."""
 
     mean: float
     deviation: float
@@ -254,7 +251,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Array) -> Spread:
-        """Summarise times, of which there is at least one."""
+        """Summarise a non-empty array of times."""
         ms = seconds * 1e3
         values = np.quantile(ms, list(QUANTILES.values()), method="inverted_cdf")
         found = dict(zip(QUANTILES, values.tolist(), strict=True))
@@ -266,42 +263,42 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What only answers in parts have."""
+    """Figures of streamed answers."""
 
     first: Spread
-    """From when a request was due to its first token."""
+    """Time from a request's scheduled time to its first token."""
     between: Spread | None
-    """From token to token, on average over an answer: a value for each answer of more than one token."""
+    """Mean time between the tokens of an answer: a value for each answer of more than one token."""
     gaps: Spread | None
-    """Between two parts of an answer, as they came: a value for each pair."""
+    """Time between two consecutive parts of an answer: a value for each pair."""
     rate: float
-    """Tokens a second, of all answers together."""
+    """Tokens per second, over all answers."""
     mean: float
-    """Tokens of an answer."""
+    """Mean number of tokens per answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What some windows show together."""
+    """Figures over several windows."""
 
     seconds: float
     answered: int
     rate: float
-    """Answers a second."""
+    """Answers per second."""
     failed: int
     failures: Mapping[str, int]
     latency: Spread
     lag: Spread
-    """From when a request was due to when it was sent."""
+    """Delay from a request's scheduled time to its sending."""
     tokens: Tokens | None
     goodput: float | None
-    """Good answers a second; None without objectives."""
+    """Answers per second that meet all objectives; None without objectives."""
     latencies: Array = field(repr=False, default_factory=lambda: np.empty(0))
-    """Quantiles of the latency in milliseconds, evenly spaced, for a plot."""
+    """Evenly spaced quantiles of the latency in milliseconds, for a plot."""
 
 
 def figures(windows: Sequence[Window], objectives: tuple[Objective, ...] = ()) -> Figures | None:
-    """Return what windows show together; None if no request was answered in them."""
+    """Return the figures over several windows, or None if no request was answered in them."""
     records = Records.joined([window.records for window in windows])
     if not len(records.ended):
         return None
@@ -334,7 +331,7 @@ def _tokens(records: Records, seconds: float) -> Tokens:
     )
 
 
-# What generators are told: where to send what, and how much of it.
+# Instructions for generators: what to send where, and at which load.
 
 BenchProtocol = Literal["http", "grpc", "openai"]
 Arrivals = Literal["constant", "poisson"]
@@ -342,23 +339,23 @@ Arrivals = Literal["constant", "poisson"]
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What is the same for all levels of load."""
+    """Everything that is the same for all levels of load."""
 
     protocol: BenchProtocol
     address: Address
     scripts: Scripts
-    """What is sent."""
+    """Source of the requests to send."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Of calls over gRPC; in requests over HTTP they are already."""
+    """Headers of gRPC calls; HTTP requests already contain theirs."""
     streaming: bool = False
-    """Answers come in parts."""
+    """Answers are streamed."""
     decoupled: bool = False
-    """The model says which response of several is the last."""
+    """The model is decoupled and marks its last response."""
     timeout: float = 60.0
-    """Seconds after which a request is given up."""
+    """Seconds after which a request is abandoned."""
 
     def context(self) -> ssl.SSLContext | None:
-        """Return how connections are encrypted."""
+        """Return the TLS context of connections, or None for plain text."""
         if not self.address.tls:
             return None
         context = ssl.create_default_context()
@@ -368,7 +365,7 @@ class BenchPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """How much is asked: so many requests under way at any time, or so many a second."""
+    """A level of load: either a number of concurrent requests (closed loop), or a rate per second (open loop)."""
 
     concurrency: int = 0
     rate: float = 0.0
@@ -376,17 +373,17 @@ class LoadLevel:
 
     @property
     def open(self) -> bool:
-        """Whether requests are sent without regard to answers."""
+        """True for an open loop, which sends requests regardless of answers."""
         return self.rate > 0
 
     @property
     def kind(self) -> str:
-        """What its number means, in a word."""
+        """Kind of load: rate or concurrency."""
         return "rate" if self.open else "concurrency"
 
     @property
     def value(self) -> float:
-        """The number that it is known by."""
+        """Number of the level: its rate or concurrency."""
         return self.rate if self.open else self.concurrency
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""From what a user wants to the requests that are sent: asks the server about the model, and makes them."""
+"""Prepares the requests of a benchmark: queries the server about the model, and generates or reads inputs."""
 
 from __future__ import annotations
 
@@ -34,42 +34,42 @@ from nerite.tools.bench.forms import (
 from nerite.tools.bench.measurement import BenchPlan, BenchProtocol
 from nerite.tools.bench.session import BenchedServer, BenchRegions
 
-# What is sent as inputs: made up, or read from files in the forms that perf_analyzer reads.
+# Inputs: generated, or read from files in the formats of perf_analyzer.
 
 Request = Mapping[str, Array]
-"""The inputs of a request by name."""
+"""Inputs of a request by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What shape each input has."""
+    """Shapes of the inputs."""
 
     batch: int = 0
-    """How many elements a batch has; 0 for a model without batches, whose shapes have no dimension for them."""
+    """Batch size; 0 for a model without batching, whose shapes have no batch dimension."""
     given: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes for inputs, without the dimension of the batch."""
+    """Shapes given by the user, without the batch dimension."""
 
     def of(self, tensor: TensorDescription) -> tuple[int, ...]:
-        """Return the shape of an input, without the dimension of the batch. Raises ``ClientError``."""
+        """Return the shape of an input, without the batch dimension. Raises ``ClientError``."""
         own = tensor.shape[1:] if self.batch else tensor.shape
         given = self.given.get(tensor.name)
         if given is None:
             return smallest(TensorDescription(tensor.name, tensor.datatype, own))
         if len(given) != len(own) or any(size not in (-1, wanted) for size, wanted in zip(own, given, strict=True)):
-            raise ClientError(f"input {tensor}: a shape of {list(given)} does not fit{self._hint}")
+            raise ClientError(f"input {tensor}: the shape {list(given)} does not fit{self._hint}")
         return given
 
     @property
     def _hint(self) -> str:
-        return " (shapes are given without the dimension of the batch)" if self.batch else ""
+        return " (shapes are given without the batch dimension)" if self.batch else ""
 
     def batched(self, element: Array) -> Array:
-        """Return as many of it as a batch has."""
+        """Repeat an element to fill a batch."""
         return np.stack([element] * self.batch) if self.batch else element
 
 
 def made_up_data(inputs: Iterable[TensorDescription], shapes: Shapes, *, zero: bool = False) -> Request:
-    """Return random data, or zeros and empty texts."""
+    """Return random inputs, or zeros and empty strings."""
     made = {}
     for tensor in inputs:
         shape = (shapes.batch, *shapes.of(tensor)) if shapes.batch else shapes.of(tensor)
@@ -80,23 +80,23 @@ def made_up_data(inputs: Iterable[TensorDescription], shapes: Shapes, *, zero: b
 def _zeros(tensor: TensorDescription, shape: tuple[int, ...]) -> Array:
     if tensor.datatype == "BYTES":
         return np.full(shape, b"", object)
-    # Words of BF16 are written as the numbers they stand for.
+    # BF16 values are passed as float32.
     return np.zeros(shape, np.float32 if tensor.datatype == "BF16" else dtypes.BY_NAME[tensor.datatype].numpy)
 
 
 def read_data(path: Path, model: ModelDescription, shapes: Shapes) -> list[list[Request]]:
-    """Return the requests in a file or a directory, as sequences of one or several. Raises ``ClientError``."""
+    """Return the requests in a file or directory, as sequences of one or more requests. Raises ``ClientError``."""
     try:
         if path.is_dir():
             return [[_from_directory(path, model, shapes)]]
         document = orjson.loads(path.read_bytes())
     except OSError as error:
-        raise ClientError(f"the data in {error.filename} cannot be read: {error.strerror}") from None
+        raise ClientError(f"cannot read the data in {error.filename}: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
-        raise ClientError(f"the data in {path} are no JSON: {error}") from None
+        raise ClientError(f"the data in {path} are not JSON: {error}") from None
     sequences = document.get("data") if isinstance(document, dict) else None
     if not isinstance(sequences, list) or not sequences:
-        raise ClientError(f'{path} is no data: write {{"data": [{{"INPUT": [values], ...}}, ...]}}')
+        raise ClientError(f'{path} has no list of data: write {{"data": [{{"INPUT": [values], ...}}, ...]}}')
     sequences = [entry if isinstance(entry, list) else [entry] for entry in sequences]
     described = {tensor.name: tensor for tensor in model.inputs}
     return [
@@ -108,12 +108,12 @@ def read_data(path: Path, model: ModelDescription, shapes: Shapes) -> list[list[
 def _request(entry: Any, described: Mapping[str, TensorDescription], shapes: Shapes, place: str) -> Request:
     if not isinstance(entry, dict):
         raise ClientError(
-            f'{place}: write {{"INPUT": [values], ...}} for each request. The inputs: {", ".join(described)}'
+            f'{place}: write {{"INPUT": [values], ...}} for each request. Inputs of the model: {", ".join(described)}'
         )
     found = {}
     for name, value in entry.items():
         if name not in described:
-            raise ClientError(f"{place}: there is no input '{name}'. The inputs: {', '.join(described)}")
+            raise ClientError(f"{place}: the model has no input '{name}'. Its inputs: {', '.join(described)}")
         try:
             found[name] = shapes.batched(_value(value, described[name], shapes))
         except (ValueError, TypeError) as error:
@@ -132,19 +132,19 @@ def _value(value: Any, tensor: TensorDescription, shapes: Shapes) -> Array:
         value = value["content"]
         if isinstance(value, dict):
             return _from_bytes(base64.b64decode(value["b64"]), tensor, tuple(shape) or shapes.of(tensor))
-    # BF16 has no array type of its own: numbers of FP32 are shortened when they are sent.
+    # numpy has no BF16: values are float32, and rounded when they are encoded.
     kind = np.dtype(np.float32) if tensor.datatype == "BF16" else dtypes.BY_NAME[tensor.datatype].numpy
     array = np.array(value, kind).ravel()
     if not shape:
         own = tensor.shape[1:] if shapes.batch else tensor.shape
-        # One size that is free follows from how many values there are.
+        # A single variable dimension follows from the number of values.
         free = tensor.name not in shapes.given and list(own).count(-1) == 1
         shape = own if free else shapes.of(tensor)
     return array.reshape(shape)
 
 
 def _from_directory(path: Path, model: ModelDescription, shapes: Shapes) -> Request:
-    """Read a file for each input: its bytes, or for texts a line for each."""
+    """Read a file for each input: its raw bytes, or for BYTES one string per line."""
     found = {}
     for tensor in model.inputs:
         content = (path / tensor.name).read_bytes()
@@ -163,10 +163,10 @@ def _from_bytes(content: bytes, tensor: TensorDescription, shape: tuple[int, ...
     spec = TensorSpec(tensor.name, dtypes.BY_NAME[tensor.datatype], shape)
     if spec.byte_size not in (-1, len(content)):
         raise ClientError(
-            f"input {tensor}: {len(content)} bytes are not {spec.byte_size}, as a shape of {list(shape)} has"
+            f"input {tensor}: {len(content)} bytes are not {spec.byte_size}, as the shape {list(shape)} requires"
         )
     if tensor.datatype == "BF16":
-        # In the wire form already; what makes tensors takes numbers.
+        # The content is in wire format, but tensors are made from float32 values.
         return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
     return to_array(spec, content)
 
@@ -176,7 +176,7 @@ _NOTHING: Final = RoundRobin(())
 
 @dataclass(frozen=True, slots=True)
 class TensorLoad:
-    """What is to be asked of a model."""
+    """Specifies the inference requests to send to a model."""
 
     model: str
     version: str = ""
@@ -187,7 +187,7 @@ class TensorLoad:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     streaming: bool = False
     sequence_length: int = 0
-    """Requests of a sequence; 0 for none."""
+    """Number of requests in a sequence; 0 for no sequences."""
     first_id: int = 1
     output_room: int = 0
     """Bytes of shared memory for each output."""
@@ -195,7 +195,7 @@ class TensorLoad:
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """Where it is asked, and how."""
+    """Server that receives the requests, and the protocol."""
 
     protocol: BenchProtocol
     address: Address
@@ -203,22 +203,22 @@ class BenchTarget:
     timeout: float = 60.0
 
     def plan(self, scripts: Scripts = _NOTHING, *, streaming: bool = False, decoupled: bool = False) -> BenchPlan:
-        """Return what generators are told."""
+        """Return the plan for the generators."""
         return BenchPlan(self.protocol, self.address, scripts, self.headers, streaming, decoupled, self.timeout)
 
 
 def prepared_tensors(
     wanted: TensorLoad, target: BenchTarget, server: BenchedServer, regions: BenchRegions | None = None
 ) -> BenchPlan:
-    """Return a plan for a model that the server has, with tensors in ``regions``. Raises ``ClientError``."""
+    """Return a plan for a model on the server, with tensors in ``regions`` if given. Raises ``ClientError``."""
     model = server.model(wanted.model, wanted.version)
     config = server.config(wanted.model, wanted.version)
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
     if decoupled and not wanted.streaming:
-        raise ClientError(f"model '{model.name}' answers in any number of responses: measure it with --streaming")
+        raise ClientError(f"model '{model.name}' is decoupled: measure it with --streaming")
     batching = config.get("sequence_batching")
     if batching is not None and not batching.get("iterative_sequence") and not wanted.sequence_length:
-        raise ClientError(f"model '{model.name}' takes sequences: say how long they are with --sequence-length")
+        raise ClientError(f"model '{model.name}' takes sequences: set their length with --sequence-length")
     shapes = _shapes(wanted, model, int(config.get("max_batch_size", 0)))
     optional = {entry["name"] for entry in config.get("input", ()) if entry.get("optional")}
     if isinstance(wanted.data, Path):
@@ -236,7 +236,7 @@ def _scripts(wanted: TensorLoad, sequences: Sequence[Sequence[RequestForm]]) -> 
         return RoundRobin([form.plain() for sequence in sequences for form in sequence])
     if any(len(sequence) > 1 for sequence in sequences):
         return Sequences(sequences, wanted.first_id)
-    # Data that are no sequences are cut into some.
+    # Data that are not sequences are cut into sequences.
     forms = itertools.cycle(form for sequence in sequences for form in sequence)
     length = wanted.sequence_length
     return Sequences([list(itertools.islice(forms, length)) for _ in sequences], wanted.first_id)
@@ -244,8 +244,8 @@ def _scripts(wanted: TensorLoad, sequences: Sequence[Sequence[RequestForm]]) -> 
 
 def _shapes(wanted: TensorLoad, model: ModelDescription, most: int) -> Shapes:
     if wanted.batch > max(most, 1):
-        limit = f"takes batches of at most {most}" if most else "takes no batches"
-        raise ClientError(f"model '{model.name}' {limit}, and not of {wanted.batch}")
+        limit = f"takes batches of at most {most}" if most else "does not support batching"
+        raise ClientError(f"model '{model.name}' {limit}: --batch {wanted.batch} is too large")
     known = [tensor.name for tensor in model.inputs]
     for name in wanted.shapes:
         if name not in known:
@@ -256,7 +256,7 @@ def _shapes(wanted: TensorLoad, model: ModelDescription, most: int) -> Shapes:
 def _forms(
     wanted: TensorLoad, target: BenchTarget, model: ModelDescription, regions: BenchRegions | None
 ) -> Callable[[Request], RequestForm]:
-    """Return what makes a request of its inputs."""
+    """Return a function that makes a request from its inputs."""
     names = wanted.outputs or [tensor.name for tensor in model.outputs]
     outputs = tuple(map(BenchOutput, wanted.outputs))
     if regions is not None and wanted.output_room:
@@ -288,34 +288,34 @@ def _tensors(model: ModelDescription, request: Request) -> Iterator[BenchTensor]
 
 
 def _as_json(value: Array) -> Any:
-    """Return an input as the generate extension takes it: what is one element need be no list."""
+    """Return an input as the generate extension takes it: a list, or a scalar for a single element."""
     return to_json(value.flat[0] if value.size == 1 else value.ravel())
 
 
-# What language models are asked: made-up prompts of a length, or those in a file; as requests under ``/v1``.
+# Prompts for language models: generated, or read from a file.
 
 _SYLLABLES: Final = ("ka", "re", "mi", "to", "na", "lo", "shi", "ve", "du", "pa", "san", "tor", "el", "in")
-_MADE_UP: Final = 64
-"""Different prompts, so that a server that remembers prompts does not know the next one."""
+_PROMPTS: Final = 64
+"""Number of distinct generated prompts, so that prefix caching on the server does not distort the measurement."""
 _TEXTS: Final = ("prompt", "text", "text_input")
-"""Under which names a line of JSON may have its prompt: those of aiperf and genai-perf among them."""
+"""Keys that may hold the prompt in a line of JSON, including those of aiperf and genai-perf."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLoad:
-    """What is to be asked of a language model."""
+    """Specifies the chat completion requests to send to a language model."""
 
     model: str
     words: int = 100
-    """The length of prompts that are made up."""
+    """Length of generated prompts in words."""
     data: Path | None = None
-    """A file of prompts instead: a line each, of text or of JSON."""
+    """File of prompts to use instead: one per line, as text or JSON."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else goes with each request: ``max_tokens``, ``temperature`` and so on."""
+    """Additional fields of each request: ``max_tokens``, ``temperature`` and so on."""
 
 
 def prepared_prompts(wanted: PromptLoad, target: BenchTarget) -> BenchPlan:
-    """Return a plan for a model under ``/v1``. Raises ``ClientError``."""
+    """Return a plan for a model of the OpenAI API. Raises ``ClientError``."""
     chats = made_up_prompts(wanted.words) if wanted.data is None else read_prompts(wanted.data)
     headers = {**target.headers, "Content-Type": "application/json"}
     path = "/chat/completions" if target.address.prefix.endswith("/v1") else "/v1/chat/completions"
@@ -325,10 +325,10 @@ def prepared_prompts(wanted: PromptLoad, target: BenchTarget) -> BenchPlan:
 
 
 def made_up_prompts(words: int) -> list[Sequence[Mapping[str, Any]]]:
-    """Return prompts of so many words. They are the same each time."""
+    """Return generated prompts of ``words`` words. They are the same each time."""
     generator = np.random.default_rng(words)
     prompts = []
-    for _ in range(_MADE_UP):
+    for _ in range(_PROMPTS):
         sizes = generator.integers(1, 4, words)
         prompts.append(" ".join("".join(generator.choice(_SYLLABLES, size)) for size in sizes))
     return [_chat(prompt) for prompt in prompts]
@@ -339,9 +339,9 @@ def read_prompts(path: Path) -> list[Sequence[Mapping[str, Any]]]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ClientError(f"the prompts in {path} cannot be read: {error}") from None
+        raise ClientError(f"cannot read the prompts in {path}: {error}") from None
     if not lines:
-        raise ClientError(f"there are no prompts in {path}")
+        raise ClientError(f"{path} contains no prompts")
     return [_of_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 
@@ -351,7 +351,7 @@ def _of_line(line: str, place: str) -> Sequence[Mapping[str, Any]]:
     try:
         document = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise ClientError(f"{place} is no JSON: {error}") from None
+        raise ClientError(f"{place} is not JSON: {error}") from None
     if isinstance(document.get("messages"), list):
         messages: Sequence[Mapping[str, Any]] = document["messages"]
         return messages

@@ -1,4 +1,4 @@
-"""Measures a server at one level of load after the other."""
+"""Measurement of a server: controls the generator processes, measures levels of load, and searches for a limit."""
 
 from __future__ import annotations
 
@@ -38,21 +38,19 @@ from nerite.tools.bench.measurement import (
 )
 from nerite.wire import grpc_service
 
-# The generators, each a process: they are told the same, and what they report is put together.
-
 _PATIENCE = 10.0
 
 
 class Taken(NamedTuple):
-    """What all generators report."""
+    """Combined report of all generators."""
 
     records: Records
     spent: tuple[float, ...]
-    """Seconds of processor time that each has used so far."""
+    """Seconds of processor time that each generator has used so far."""
 
 
 class Fleet:
-    """A context manager; the processes end with it."""
+    """The generator processes. A context manager that starts and ends them."""
 
     def __init__(self, plan: BenchPlan, size: int = 1) -> None:
         self._plan = plan
@@ -83,73 +81,73 @@ class Fleet:
                 process.join()
 
     def begin(self, level: LoadLevel) -> None:
-        """Put on a load."""
-        self._tell(Begin(level))
+        """Start a load."""
+        self._command(Begin(level))
 
     def take(self) -> Taken:
-        """Return what has happened since the last time."""
-        reports: list[Report] = self._tell(Take())
+        """Return the records since the last call."""
+        reports: list[Report] = self._command(Take())
         return Taken(Records.joined([report.records for report in reports]), tuple(each.spent for each in reports))
 
     def end(self) -> None:
-        """Take the load off."""
-        self._tell(End())
+        """Stop the load."""
+        self._command(End())
 
-    def _tell(self, command: object) -> list[Any]:
-        """Send a command to all; return their answers."""
+    def _command(self, command: object) -> list[Any]:
+        """Send a command to all generators; return their replies."""
         try:
             for pipe in self._pipes:
                 pipe.send(command)
             return [pipe.recv() for pipe in self._pipes]
         except (EOFError, OSError) as error:
-            raise ClientError("a process that puts on the load has died") from error
+            raise ClientError("a load generator process has died") from error
 
 
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 BUSY: Final = 0.9
-"""From this share of a processor on, a generator has no time to spare."""
+"""CPU utilisation above which a generator counts as saturated."""
 LATE_SECONDS: Final = 0.001
-"""A client that sends this much too late, at the 99th percentile, has not kept to its schedule."""
+"""99th percentile of the sending delay above which the client counts as behind its schedule."""
 
 Count = Callable[[], ModelStatistics | None]
 
 
 class ServerReading(NamedTuple):
-    """What there is to tell while a level is measured."""
+    """Progress of the measurement of a level."""
 
     level: LoadLevel
     warming_up: bool
     part: float
-    """How much of the shortest possible measurement is done, from 0 to 1."""
+    """Completed fraction of the shortest possible measurement, from 0 to 1."""
     windows: int
     rate: float
-    """Answers a second in the last window; 0 if there was none yet."""
+    """Answers per second in the last window; 0 before the first window has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelOutcome:
-    """What a level of load showed."""
+    """Result of a level of load."""
 
     level: LoadLevel
     figures: Figures
     windows: tuple[Window, ...]
-    """All of them; the figures are of the last few."""
+    """All windows; the figures are computed over the last few."""
     stable: bool
     server: ModelStatistics | None
-    """What the server counted meanwhile."""
+    """Statistics of the server over the same time."""
     busy: float
-    """The share of a processor that the busiest generator used."""
+    """CPU utilisation of the busiest generator, from 0 to 1."""
     spent: float
-    """Seconds of processor time that generators used for an answer."""
+    """Processor time of the generators per answer, in seconds."""
 
     @property
     def client_is_the_limit(self) -> bool:
-        """Whether a faster client might have shown other figures."""
+        """True if the client may have been the bottleneck."""
         return self.busy >= BUSY or (self.level.open and self.figures.lag["p99"] > LATE_SECONDS * 1e3)
 
 
 class _Mark(NamedTuple):
-    """What was counted at the end of a window."""
+    """Counters at the end of a window."""
 
     moment: float
     spent: tuple[float, ...]
@@ -157,7 +155,7 @@ class _Mark(NamedTuple):
 
 
 class Session:
-    """Has a fleet put on loads, and looks at what comes of them."""
+    """Measures levels of load with a fleet of generators."""
 
     def __init__(
         self,
@@ -174,31 +172,34 @@ class Session:
         self.count = count
 
     def run(self, levels: Sequence[LoadLevel], tell: Callable[[ServerReading], None]) -> Iterator[LevelOutcome]:
-        """Yield what each level showed. Raises ``ClientError`` for one at which no request was answered."""
+        """Yield the outcome of each level. Raises ``ClientError`` for one at which no request was answered."""
         for level in levels:
             yield self.measure(level, tell)
 
     def measure(self, level: LoadLevel, tell: Callable[[ServerReading], None]) -> LevelOutcome:
-        """Return what a level showed. Raises ``ClientError`` if no request was answered."""
+        """Return the outcome of a level. Raises ``ClientError`` if no request was answered."""
         return together([self], level, tell)[0]
 
 
 def together(
     sessions: Sequence[Session], level: LoadLevel, tell: Callable[[ServerReading], None]
 ) -> list[LevelOutcome]:
-    """Put a load on by all sessions at once until each has measured; return what they saw. Raises as ``measure``."""
+    """Run the load of all sessions concurrently until each has measured; return their outcomes.
+
+    Raises what ``measure`` raises.
+    """
     begun: list[Session] = []
     try:
         for session in sessions:
             session.fleet.begin(level)
             begun.append(session)
         _warm_up(max(session.warm_up for session in sessions), level, tell)
-        watches = [_Watch(session, level) for session in sessions]
-        # Who is done keeps up its load, which the others are measured beside.
-        while under_way := [watch for watch in watches if not watch.over]:
-            time.sleep(_LOOK_SECONDS)
-            tell(min((watch.look() for watch in under_way), key=lambda look: look.part))
-        return [watch.outcome() for watch in watches]
+        observers = [_LevelObserver(session, level) for session in sessions]
+        # Finished sessions keep up their load, because it is part of the conditions of the others.
+        while unfinished := [observer for observer in observers if not observer.over]:
+            time.sleep(_POLL_SECONDS)
+            tell(min((observer.poll() for observer in unfinished), key=lambda reading: reading.part))
+        return [observer.outcome() for observer in observers]
     finally:
         for session in begun:
             session.fleet.end()
@@ -208,11 +209,11 @@ def _warm_up(seconds: float, level: LoadLevel, tell: Callable[[ServerReading], N
     began = perf_counter()
     while (passed := perf_counter() - began) < seconds:
         tell(ServerReading(level, True, passed / seconds, 0, 0.0))
-        time.sleep(min(_LOOK_SECONDS, seconds - passed))
+        time.sleep(min(_POLL_SECONDS, seconds - passed))
 
 
-class _Watch:
-    """What a session sees of a level."""
+class _LevelObserver:
+    """Collects the records of one session at one level."""
 
     def __init__(self, session: Session, level: LoadLevel) -> None:
         self._session = session
@@ -220,33 +221,33 @@ class _Watch:
         taken = session.fleet.take()
         now = perf_counter()
         self._measurement = Measurement(session.rule, now)
-        # What ended between the two belongs to the first window.
+        # Requests that ended after ``now`` belong to the first window.
         self._measurement.add(taken.records.split(now)[1], now)
-        self._timings = [_Mark(now, taken.spent, session.count())]
+        self._marks = [_Mark(now, taken.spent, session.count())]
 
     @property
     def over(self) -> bool:
-        """Whether it has seen enough."""
+        """True if the measurement is complete."""
         return self._measurement.over
 
-    def look(self) -> ServerReading:
-        """Take what there is; say how far it has come."""
+    def poll(self) -> ServerReading:
+        """Collect new records; return the progress."""
         now = perf_counter()
         taken = self._session.fleet.take()
         measurement = self._measurement
         if measurement.add(taken.records, now):
-            self._timings.append(_Mark(now, taken.spent, self._session.count()))
+            self._marks.append(_Mark(now, taken.spent, self._session.count()))
         rate = measurement.windows[-1].rate if measurement.windows else 0.0
         return ServerReading(self._level, False, measurement.progress(now), len(measurement.windows), rate)
 
     def outcome(self) -> LevelOutcome:
-        """Return what it showed. Raises ``ClientError`` if no request was answered."""
+        """Return the result. Raises ``ClientError`` if no request was answered."""
         measurement = self._measurement
         found = figures(measurement.last, self._session.objectives)
         if found is None:
             reasons = [f"{count} x {text}" for text, count in measurement.failures.most_common(3)]
             raise ClientError("\n    ".join([f"no request was answered at {self._level}", *reasons]))
-        first, last = self._timings[-len(measurement.last) - 1], self._timings[-1]
+        first, last = self._marks[-len(measurement.last) - 1], self._marks[-1]
         spent = [after - before for before, after in zip(first.spent, last.spent, strict=True)]
         return LevelOutcome(
             level=self._level,
@@ -259,24 +260,24 @@ class _Watch:
         )
 
 
-# The highest load within a limit of the latency: what to measure next, and what has been found.
+# Search for the highest load within a latency limit.
 
 KEPT_UP: Final = 0.95
-"""A server that answers less than this share of what it is asked has not kept up."""
-_PRECISE: Final = 1.05
-"""The search ends when the loads on both sides of the limit are no further apart than by this factor."""
+"""Fraction of the requested rate that a server must answer to keep up with the load."""
+_PRECISION: Final = 1.05
+"""The search ends when the loads on both sides of the limit differ by at most this factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimit:
-    """How long answers may take."""
+    """Upper bound of a latency measure."""
 
     measure: str
-    """A quantile, as figures name it, or ``mean``."""
+    """Name of a quantile, or ``mean``."""
     milliseconds: float
 
     def met_by(self, outcome: LevelOutcome) -> bool:
-        """Say whether a load was within it: answered in time, without failures, and as fast as it came."""
+        """Return whether a load was within the limit, without failures, and the server kept up with the rate."""
         figures, level = outcome.figures, outcome.level
         latency = figures.latency.mean if self.measure == "mean" else figures.latency[self.measure]
         kept_up = not level.open or figures.rate >= KEPT_UP * level.rate
@@ -287,19 +288,19 @@ class LatencyLimit:
 
 
 class Search:
-    """Measures the lowest and the highest load, and then between the two sides of the limit. It is told what came."""
+    """Bisection for the highest load within a limit: measures the lowest, the highest, then loads in between."""
 
     def __init__(self, limit: LatencyLimit, lowest: LoadLevel, highest: LoadLevel) -> None:
         self.limit = limit
         self.best: LevelOutcome | None = None
-        """Of the highest load so far that was within the limit."""
+        """Outcome of the highest load so far that was within the limit."""
         self.next: LoadLevel | None = lowest
-        """What to measure; None when it is over."""
+        """Load to measure next; None when the search is over."""
         self._highest = highest
         self._beyond: LoadLevel | None = None
 
     def add(self, outcome: LevelOutcome) -> None:
-        """Go on from what the load ``next`` showed."""
+        """Continue the search with the outcome of the load ``next``."""
         level = outcome.level
         if self.limit.met_by(outcome):
             self.best = outcome
@@ -314,9 +315,9 @@ class Search:
 
     @staticmethod
     def _between(within: LoadLevel, beyond: LoadLevel) -> LoadLevel | None:
-        # Loads differ by factors, and not by steps, in what they do to a server.
+        # Geometric mean, because the effect of loads on a server scales by factors rather than by steps.
         middle = math.sqrt(within.value * beyond.value)
-        if beyond.value <= within.value * _PRECISE:
+        if beyond.value <= within.value * _PRECISION:
             return None
         if within.open:
             return LoadLevel(rate=float(f"{middle:.3g}"), arrivals=within.arrivals)
@@ -324,13 +325,13 @@ class Search:
         return LoadLevel(concurrency=count) if count > within.concurrency else None
 
 
-# The server that is measured, as one asks it before and after: its models, its counts, its view of shared memory.
+# Queries to the server besides the load: models, statistics and shared memory.
 
 _PREFIX: Final = 5
 
 
 class BenchedServer(Protocol):
-    """What a ``Client`` does over HTTP. Every method raises ``ClientError`` where the server does not do as asked."""
+    """The server under test, as far as ``Client`` implements it for HTTP. Every method may raise ``ClientError``."""
 
     def model(self, name: str, version: str = "") -> ModelDescription:
         """Return the metadata of a model."""
@@ -339,58 +340,58 @@ class BenchedServer(Protocol):
         """Return the configuration of a model."""
 
     def models(self) -> list[ModelVersion]:
-        """Return what there is."""
+        """Return the repository index."""
 
     def statistics(self, model: str = "", version: str = "") -> list[ModelStatistics]:
-        """Return what the server has counted of each version."""
+        """Return the statistics of each version."""
 
     def register_shared_memory(self, region: str, key: str, size: int) -> None:
-        """Have the server know a region of shared memory."""
+        """Register a region of system shared memory."""
 
     def unregister_shared_memory(self, region: str) -> None:
-        """Have the server forget it."""
+        """Unregister a region of system shared memory."""
 
 
 class GrpcServer:
-    """The same over gRPC."""
+    """The server under test, queried over gRPC."""
 
     def __init__(self, plan: BenchPlan) -> None:
         self._plan = plan
 
     def model(self, name: str, version: str = "") -> ModelDescription:
         """Return the metadata of a model."""
-        return ModelDescription.read(self._ask("ModelMetadata", name=name, version=version))
+        return ModelDescription.read(self._call("ModelMetadata", name=name, version=version))
 
     def config(self, name: str, version: str = "") -> Mapping[str, Any]:
         """Return the configuration of a model."""
-        config: Mapping[str, Any] = self._ask("ModelConfig", name=name, version=version)["config"]
+        config: Mapping[str, Any] = self._call("ModelConfig", name=name, version=version)["config"]
         return config
 
     def models(self) -> list[ModelVersion]:
-        """Return what there is."""
-        return [ModelVersion.read(entry) for entry in self._ask("RepositoryIndex").get("models", ())]
+        """Return the repository index."""
+        return [ModelVersion.read(entry) for entry in self._call("RepositoryIndex").get("models", ())]
 
     def statistics(self, model: str = "", version: str = "") -> list[ModelStatistics]:
-        """Return what the server has counted of each version."""
-        document = self._ask("ModelStatistics", name=model, version=version)
+        """Return the statistics of each version."""
+        document = self._call("ModelStatistics", name=model, version=version)
         return [ModelStatistics.read(entry) for entry in document.get("model_stats", ())]
 
     def register_shared_memory(self, region: str, key: str, size: int) -> None:
-        """Have the server know a region of shared memory."""
-        self._ask("SystemSharedMemoryRegister", name=region, key=key, offset=0, byte_size=size)
+        """Register a region of system shared memory."""
+        self._call("SystemSharedMemoryRegister", name=region, key=key, offset=0, byte_size=size)
 
     def unregister_shared_memory(self, region: str) -> None:
-        """Have the server forget it."""
-        self._ask("SystemSharedMemoryUnregister", name=region)
+        """Unregister a region of system shared memory."""
+        self._call("SystemSharedMemoryUnregister", name=region)
 
-    def _ask(self, method: str, **fields: Any) -> dict[str, Any]:
+    def _call(self, method: str, **fields: Any) -> dict[str, Any]:
         request = getattr(grpc_service, f"{method}Request")(**fields)
         response = getattr(grpc_service, f"{method}Response")
-        received = asyncio.run(self._call(method, framed(request.SerializeToString())))
-        # Numbers of 64 bits become texts here, which those who read them know.
+        received = asyncio.run(self._send(method, framed(request.SerializeToString())))
+        # 64-bit integers become strings here, which the readers of the client accept.
         return MessageToDict(response.FromString(received[_PREFIX:]), preserving_proto_field_name=True)
 
-    async def _call(self, method: str, message: bytes) -> bytes:
+    async def _send(self, method: str, message: bytes) -> bytes:
         plan = self._plan
         line = GrpcLine(plan.address, plan.context(), header_block(plan.address, method, plan.headers))
         call = _Answer()
@@ -398,13 +399,13 @@ class GrpcServer:
         try:
             return await asyncio.wait_for(call.whole, plan.timeout)
         except TimeoutError:
-            raise ClientError(f"no answer from {plan.address} in {plan.timeout:g} seconds") from None
+            raise ClientError(f"no response from {plan.address} within {plan.timeout:g} seconds") from None
         finally:
             line.close()
 
 
 class _Answer(GrpcClientCall):
-    """A call whose answer is awaited."""
+    """A call whose complete response can be awaited as ``whole``."""
 
     def __init__(self) -> None:
         super().__init__(reads=True)
@@ -412,11 +413,11 @@ class _Answer(GrpcClientCall):
         self._received = bytearray()
 
     def received(self, data: bytes) -> None:
-        """Keep it."""
+        """Collect a piece of the response."""
         self._received += data
 
     def ended(self, reason: str) -> None:
-        """Hand it over, or raise what is wrong where it is awaited."""
+        """Complete ``whole`` with the response or an error."""
         if self.whole.done():
             return
         if reason:
@@ -426,14 +427,15 @@ class _Answer(GrpcClientCall):
             self.whole.set_result(bytes(self._received))
 
 
-# Tensors in system shared memory: inputs that are written once, and room for outputs.
-
 _ALIGNMENT: Final = 64
 _numbers = itertools.count()
 
 
 class BenchRegions:
-    """The regions of a measurement. A context manager: the server forgets them, and they are gone, at its end."""
+    """System shared memory for a measurement: inputs, which are written once, and room for outputs.
+
+    A context manager that unregisters and deletes the regions on exit.
+    """
 
     def __init__(self, server: BenchedServer) -> None:
         self._server = server
@@ -447,13 +449,13 @@ class BenchRegions:
         for memory in self._held:
             memory.close()
             memory.unlink()
-        # Where the server has gone, there is nothing to forget.
+        # A server that is gone has nothing to unregister.
         with suppress(Unreachable):
             for region in self._registered:
                 self._server.unregister_shared_memory(region)
 
     def inputs(self, tensors: Sequence[BenchTensor]) -> tuple[BenchTensor, ...]:
-        """Put the data of tensors into a region of their own; return the tensors that say where they are."""
+        """Copy the data of tensors into a new region; return tensors that refer to it."""
         sizes = [len(tensor.data) for tensor in tensors if not isinstance(tensor.data, RegionPlace)]
         memory = self._new(sum(map(_aligned, sizes)))
         placed, at = [], 0
@@ -469,7 +471,7 @@ class BenchRegions:
         return tuple(placed)
 
     def outputs(self, names: Sequence[str], size: int) -> tuple[BenchOutput, ...]:
-        """Return outputs with room for ``size`` bytes each. Nobody reads them, so all requests may share them."""
+        """Return outputs with room for ``size`` bytes each. All requests share them, because they are never read."""
         memory = self._new(len(names) * _aligned(size))
         return tuple(
             BenchOutput(name, RegionPlace(memory.name, size, at * _aligned(size))) for at, name in enumerate(names)

@@ -1,1 +1,1 @@
-"""gRPC: the same service as Triton's, on our own HTTP/2 (``nerite.http2``)."""
+"""The gRPC port: serves Triton's gRPC service on our own HTTP/2 implementation (``nerite.http2``)."""

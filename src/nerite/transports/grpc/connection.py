@@ -1,4 +1,4 @@
-"""One gRPC connection: a socket, an ``http2.Http2Connection``, and the calls that are under way on it."""
+"""A gRPC connection: one socket, one ``http2.Http2Connection``, and the calls that are in progress on it."""
 
 from __future__ import annotations
 
@@ -25,62 +25,62 @@ if TYPE_CHECKING:
 
 READ_SIZE = 256 * 1024
 _HIGH_WATER = 1024 * 1024
-_MOST_UNREAD = 1024 * 1024 * 1024
-"""Bytes of answers that are kept for a client that does not take them; what comes beyond is dropped, with an error."""
-_PREFIX = 5
+_MAX_UNREAD_BYTES = 1024 * 1024 * 1024
+"""Limit of reply bytes kept for a client that does not read; further replies are dropped with an error."""
+_PREFIX_SIZE = 5
 WAITING_CALL = 2048
-"""Bytes that a call takes in memory while its message has not come."""
-_TOGETHER = 8
-"""Answers that leave in one write. Not more, so that the client has something to do while we write the others."""
+"""Memory that a call takes while its message is outstanding, in bytes."""
+_MAX_CHUNKS_PER_WRITE = 8
+"""Maximum number of replies in one write, so that the client can already work while the others are written."""
 _NOT_HTTP2 = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-    b"This is the gRPC port, which speaks HTTP/2. The HTTP port is 8000 unless it was set otherwise.\n"
+    b"This is the gRPC port, which speaks HTTP/2. The HTTP port is 8000 by default.\n"
 )
 
 
 class CallTarget(Protocol):
-    """What a path leads to, worked out once for each distinct header block."""
+    """Handles the calls to one path; built once per distinct header block."""
 
     stream: StreamTarget | None
-    """Where the messages of a call go that carries many; the methods are for calls that carry one."""
+    """Receives the messages of a streaming call; the methods below are for unary calls."""
 
     refusal: bytes | None
-    """The whole reply, if the call is refused whatever it says."""
+    """Complete reply if every such call is refused regardless of its message."""
     timeout: float | None
-    """Seconds that the client will wait."""
+    """Seconds that the client waits for the reply."""
     max_message: int
-    """Bytes of the largest message that is taken."""
+    """Maximum size of a message in bytes."""
     outer_span: TraceContext | None
-    """The span that the call is made under, if its metadata name one."""
+    """Parent span named by the metadata of the call, if any."""
 
     def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
-        """Answer a call whose message says what an earlier one said, with other data; False if it does not.
+        """Answer a call whose message differs from an earlier one only in its tensor data; return False otherwise.
 
         ``framed`` is valid only until this returns.
         """
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
-        """Return where a large message of ``size`` bytes, which begins with ``beginning``, is to be collected."""
+        """Return the buffer for a large message of ``size`` bytes that starts with ``beginning``."""
 
     def start(self, call: GrpcCall, framed: memoryview) -> None:
-        """Answer a call, now or later, through the call."""
+        """Handle a call; the reply is sent through ``call``, now or later."""
 
     def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Send the answer of an inference that ``start`` began."""
+        """Send the response of an inference that ``start`` began."""
 
     def too_large(self, size: int) -> NeriteError:
-        """Count a message of more than ``max_message`` bytes, and return its refusal."""
+        """Count a message of more than ``max_message`` bytes, and return the error."""
 
 
 class CallService(Protocol):
-    """What connections ask where a call goes."""
+    """Resolves the target of a call."""
 
     def target(self, headers: RequestHeaders) -> CallTarget:
-        """Return the target of a call, and leave it on the headers, which repeat."""
+        """Return the target of a call, and memoize it on the headers, which are shared by equal header blocks."""
 
 
 class GrpcShared:
-    """What all connections of a listener have in common."""
+    """State shared by all connections of a listener."""
 
     __slots__ = ("bounds", "connections", "limits", "rules", "scratch", "service")
 
@@ -90,19 +90,19 @@ class GrpcShared:
         self.rules = rules
         self.bounds = bounds
         self.connections: set[GrpcConnection] = set()
-        # One read buffer for all: a read and its handling are one step of the loop.
+        # All connections share one read buffer: it is filled and consumed within one callback of the loop.
         self.scratch = memoryview(bytearray(READ_SIZE))
 
 
 class GrpcCall:
-    """One unary call: collects its message, then waits for its answer."""
+    """A unary call: collects its message, then waits for its response."""
 
     protocol = "GRPC"
 
     __slots__ = (
         "_filled",
         "_message",
-        "_missing",
+        "_partial_prefix",
         "began_ns",
         "connection",
         "deadline",
@@ -117,44 +117,44 @@ class GrpcCall:
         self.stream_id = stream_id
         self.target = target
         self.request: InferenceRequest | None = None
-        """The inference that this call is; cancelled when the client gives up."""
+        """Inference of this call; it is cancelled when the client gives up."""
         self.deadline: asyncio.TimerHandle | None = None
         self.share: ByteReservation | None = None
-        """What it has of the bytes in flight, unless its message is small and came in one piece."""
+        """Reservation of bytes in flight; None while the message is small and arrived in one piece."""
         self._message: memoryview | None = None
         self._filled = 0
-        self._missing: bytes | None = b""
-        """The first bytes, as long as there are not enough of them; None once the message is complete."""
+        self._partial_prefix: bytes | None = b""
+        """Start of the length prefix while it is incomplete; None once the message is complete."""
 
     @property
     def outer_span(self) -> TraceContext | None:
-        """The span that the call is made under."""
+        """Parent span of the call."""
         return self.target.outer_span
 
     def receive(self, data: bytes | memoryview, end: bool) -> None:
-        """Take a piece of the body."""
+        """Handle a piece of the request body."""
         if self._message is None:
-            if end and not self._missing and self.target.start_known(self, data):
+            if end and not self._partial_prefix and self.target.start_known(self, data):
                 return
-            if self._missing:
-                data = self._missing + data
-                self._missing = b""
-            if len(data) < _PREFIX:
-                self._missing = bytes(data)
+            if self._partial_prefix:
+                data = self._partial_prefix + data
+                self._partial_prefix = b""
+            if len(data) < _PREFIX_SIZE:
+                self._partial_prefix = bytes(data)
                 if end:
-                    self._broken()
+                    self._fail_malformed()
                 return
-            size = int.from_bytes(data[1:_PREFIX], "big")
+            size = int.from_bytes(data[1:_PREFIX_SIZE], "big")
             if size > self.target.max_message:
                 self.fail(messages.of_error(self.target.too_large(size)))
                 return
-            if end and len(data) == size + _PREFIX:
-                if size < COUNTED or self._counts(size, size):
-                    # A copy, because models may work in place.
+            if end and len(data) == size + _PREFIX_SIZE:
+                if size < COUNTED or self._reserve(size, size):
+                    # Copied, because models may modify their inputs in place.
                     self._complete(memoryview(bytearray(data)))
                 return
-            if len(data) > size + _PREFIX:
-                self._broken()
+            if len(data) > size + _PREFIX_SIZE:
+                self._fail_malformed()
                 return
             self._begin(data, size)
         else:
@@ -164,40 +164,40 @@ class GrpcCall:
             if self._filled == len(self._message):
                 self._complete(self._message)
             else:
-                self._broken()
+                self._fail_malformed()
 
     def _begin(self, data: bytes | memoryview, size: int) -> None:
-        """Find a place for a message that comes in pieces; keep its five bytes in front of it."""
-        taken = self.connection.bounds.bytes
-        if not taken.fits(size):
-            self.fail(messages.of_error(taken.refusal(size)))
+        """Allocate a buffer for a message that arrives in pieces; the five-byte prefix is kept in front of it."""
+        budget = self.connection.bounds.bytes
+        if not budget.fits(size):
+            self.fail(messages.of_error(budget.refusal(size)))
             return
         self.began_ns = time.monotonic_ns()
-        self._message = self.target.receive_buffer(memoryview(data)[_PREFIX:], size + _PREFIX)
+        self._message = self.target.receive_buffer(memoryview(data)[_PREFIX_SIZE:], size + _PREFIX_SIZE)
         self._append(data)
 
     def _append(self, data: bytes | memoryview) -> None:
         assert self._message is not None
         stop = self._filled + len(data)
         if stop > len(self._message):
-            self._broken()
+            self._fail_malformed()
             return
-        if (self.share is None or self.share.size < stop) and not self._counts(stop, len(self._message)):
+        if (self.share is None or self.share.size < stop) and not self._reserve(stop, len(self._message)):
             return
         self._message[self._filled : stop] = data
         self._filled = stop
 
     @property
     def waits(self) -> bool:
-        """Whether the message is not complete."""
-        return self._missing is not None and self.request is None
+        """Whether the message is still incomplete."""
+        return self._partial_prefix is not None and self.request is None
 
     def expect(self) -> None:
-        """Count what the call takes until its message is there, which has not come with its headers."""
-        self._counts(WAITING_CALL, WAITING_CALL)
+        """Reserve memory for a call whose message did not arrive together with its headers."""
+        self._reserve(WAITING_CALL, WAITING_CALL)
 
-    def _counts(self, arrived: int, whole: int) -> bool:
-        """Count the bytes that have arrived of a message, or fail if there is no room for them."""
+    def _reserve(self, arrived: int, whole: int) -> bool:
+        """Reserve the bytes of a message that have arrived, or fail the call if they exceed the limit."""
         if self.share is None:
             self.share = ByteReservation(self.connection.bounds.bytes)
         if self.share.cover(arrived, whole):
@@ -207,29 +207,29 @@ class GrpcCall:
 
     @property
     def arriving(self) -> int | None:
-        """How much of a message is here that is not complete; None if none is on its way."""
+        """Bytes received of an incomplete message; None if no message is arriving."""
         if self._message is not None:
             return self._filled
-        return len(self._missing) if self._missing is not None and self.request is None else None
+        return len(self._partial_prefix) if self._partial_prefix is not None and self.request is None else None
 
     def stall(self, seconds: float) -> None:
-        """Fail because the message has not come on for so long."""
+        """Fail the call because its message made no progress for ``seconds``."""
         self.fail(messages.stalled(seconds))
 
-    def _broken(self) -> None:
+    def _fail_malformed(self) -> None:
         self.fail(messages.trailers_only(messages.INTERNAL, "the call does not carry exactly one message"))
 
     def _complete(self, framed: memoryview) -> None:
-        self._message = self._missing = None
+        self._message = self._partial_prefix = None
         self.target.start(self, framed)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take the answer of an inference; drop it if its client is gone."""
+        """Handle the response of the inference; drop it if the client is gone."""
         if self.request is request:
             self.target.answer(self, request, response)
 
     def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
-        """Send the message of the reply, and OK."""
+        """Send the reply message with status OK."""
         connection = self.connection
         if (connection.congested or connection.http2.queued) and connection.full:
             self.fail(messages.UNREAD)
@@ -239,22 +239,22 @@ class GrpcCall:
         connection.answered()
 
     def fail(self, block: bytes) -> None:
-        """Send the status of a call that failed, ``status.trailers_only``."""
+        """Send an error status as made by ``messages.trailers_only``."""
         self._end()
         self.connection.http2.send_headers(self.stream_id, block, end_stream=True)
         self.connection.answered()
 
     def block(self, blocked: bool) -> None:
-        """Do nothing: the one answer is made when it is made."""
+        """Do nothing: a unary call has a single reply, which is not paused."""
 
     def writable(self) -> None:
         """Do nothing: a reply is queued as a whole."""
 
     def shut_down(self) -> None:
-        """Do nothing: the call ends with its answer."""
+        """Do nothing: the call ends with its reply."""
 
     def cancel(self, why: CancelReason) -> None:
-        """Forget the call: nobody waits for its answer."""
+        """Discard the call and cancel its inference: the client no longer waits."""
         request = self.request
         self._end()
         if request is not None:
@@ -275,7 +275,7 @@ class GrpcCall:
         return self.connection.calls.get(self.stream_id) is self
 
     def go_on(self, share: ByteReservation) -> bool:
-        """Take over bytes that were taken for the call meanwhile; give them back, and return False, if it is over."""
+        """Take over the reservation of background work; if the call has ended, release it and return False."""
         if not self._alive:
             share.give_back()
             return False
@@ -286,12 +286,12 @@ class GrpcCall:
         return True
 
     def expire(self) -> None:
-        """Answer DEADLINE_EXCEEDED, and stop the work."""
+        """Reply with DEADLINE_EXCEEDED, and cancel the inference."""
         self.deadline = None
         self._stop(messages.trailers_only(messages.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
     def abandon(self, error: NeriteError) -> None:
-        """Answer with ``error``, unless there was an answer already, and stop the work."""
+        """Reply with ``error`` unless the call has already ended, and cancel the inference."""
         if self._alive:
             self._stop(messages.of_error(error))
 
@@ -303,7 +303,7 @@ class GrpcCall:
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
-    """A client's connection. Also the handler of its ``http2.Http2Connection``."""
+    """Connection of one client, and event handler of its ``http2.Http2Connection``."""
 
     _unary: type[GrpcCall] = GrpcCall
     _streaming: type[StreamCall] = StreamCall
@@ -314,29 +314,29 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._loop = loop
         self._transport: asyncio.Transport
         self._receiving = False
-        self._gathering = False
-        """Answers wait for the end of this turn of the loop, to leave in one write."""
+        self._flush_scheduled = False
+        """A flush at the end of this loop turn is scheduled, which sends all replies of the turn in one write."""
         self._keepalive = Keepalive(shared.rules, loop.time())
         self.http2 = Http2Connection(self, shared.limits, loop.time(), GRPC_METADATA.put)
         self.calls: dict[int, GrpcCall | StreamCall] = {}
         self.congested = False
-        """The client has not taken what was written."""
-        self._begun: list[GrpcCall | StreamCall] = []
-        """Calls whose message has not come with their headers, since the last bytes were taken."""
-        self._arriving: dict[int, ArrivalTimeout] = {}
-        """Calls whose message is on its way, and under 0 the connection itself."""
+        """The client has not read what was written: the write buffer is above its high-water mark."""
+        self._awaiting_message: list[GrpcCall | StreamCall] = []
+        """Calls begun during the current read whose message did not arrive together with their headers."""
+        self._arrival_timeouts: dict[int, ArrivalTimeout] = {}
+        """Progress of each stream whose message is arriving; key 0 is the connection itself."""
 
-    # The socket's side
+    # Socket callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        """Register the connection."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self._transport.set_write_buffer_limits(_HIGH_WATER)
         self._shared.connections.add(self)
         self.bounds.connections.add(self, time.monotonic())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End: nobody waits for any answer."""
+        """Cancel all calls: their client is gone."""
         self._shared.connections.discard(self)
         self.bounds.connections.remove(self)
         self.http2.lost()
@@ -344,18 +344,18 @@ class GrpcConnection(asyncio.BufferedProtocol):
             call.cancel(CancelReason.DISCONNECTED)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
+        """Return the buffer for the next read."""
         return self._shared.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes; everything that is answered at once leaves in one write."""
+        """Process received bytes; everything answered meanwhile leaves in one write."""
         self._receiving = True
         now = self._loop.time()
         self._keepalive.heard(now)
         try:
             self.http2.receive(self._shared.scratch[:nbytes], now)
-            if self._begun:
-                self._count_begun()
+            if self._awaiting_message:
+                self._reserve_awaiting()
         except Exception as error:
             report("grpc", error, "while a connection was read")
             self.abort()
@@ -364,44 +364,44 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def eof_received(self) -> bool:
-        """Close: a client that sends no more cannot even acknowledge."""
+        """Close the connection: a client that sends no more cannot even acknowledge."""
         return False
 
     def pause_writing(self) -> None:
-        """Read no more until the client has taken what is there: its requests would only make it more."""
+        """Apply backpressure: stop reading until the client reads, as more requests would only add to the backlog."""
         self._transport.pause_reading()
-        self._congest(True)
+        self._set_congested(True)
 
     def resume_writing(self) -> None:
-        """Go on reading."""
+        """Resume reading."""
         self._transport.resume_reading()
-        self._congest(False)
+        self._set_congested(False)
 
-    def _congest(self, congested: bool) -> None:
+    def _set_congested(self, congested: bool) -> None:
         self.congested = congested
         for call in tuple(self.calls.values()):
             call.block(congested)
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is kept for the client, which has left so much unread."""
-        return self.http2.queued + self._transport.get_write_buffer_size() > _MOST_UNREAD
+        """Whether the client has left so much unread that further replies are dropped."""
+        return self.http2.queued + self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES
 
     def answered(self) -> None:
-        """Write an answer: at once if no other is due, else with those that follow in this turn of the loop."""
+        """Flush a reply: at once if no other call is pending, otherwise batched with the others of this loop turn."""
         self._keepalive.answered = True
-        if not self.calls or len(self.http2.outbound) >= _TOGETHER:
+        if not self.calls or len(self.http2.outbound) >= _MAX_CHUNKS_PER_WRITE:
             self.flush()
-        elif not self._gathering:
-            self._gathering = True
-            self._loop.call_soon(self._gathered)
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._scheduled_flush)
 
-    def _gathered(self) -> None:
-        self._gathering = False
+    def _scheduled_flush(self) -> None:
+        self._flush_scheduled = False
         self.flush()
 
     def flush(self) -> None:
-        """Write what is ready."""
+        """Write pending output to the socket, and close the socket once the HTTP/2 connection is finished."""
         if self._receiving:
             return
         http2 = self.http2
@@ -420,44 +420,44 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way, or its answer has not left."""
+        """Whether a call is in progress or its reply has not been fully written."""
         return self.http2.open_streams > 0 or self._transport.get_write_buffer_size() > 0
 
     @property
     def served(self) -> int:
-        """A number that changes with each call."""
+        """Number that changes with each call."""
         return self.http2.last_stream_id
 
     def retire(self) -> None:
-        """Close, as nothing is under way. A call that is on its way was not begun, as its client is told."""
+        """Close an idle connection. GOAWAY tells the client that a call still on its way was not processed."""
         self.http2.goaway()
         self.flush()
 
     def look_at_arrivals(self, now: float, seconds: float) -> None:
-        """Fail calls whose message has not come on for so long. Close if there is none, and no beginning of one."""
-        if self.congested:  # nothing is read
-            self._arriving.clear()
+        """Fail calls whose message made no progress for ``seconds``; close the connection if a frame made none."""
+        if self.congested:  # reading is paused
+            self._arrival_timeouts.clear()
             return
-        before, self._arriving = self._arriving, {}
+        before, self._arrival_timeouts = self._arrival_timeouts, {}
         stalled = []
         for stream_id, call in self.calls.items():
             received = call.arriving
             if received is not None:
-                patience = self._arriving[stream_id] = before.get(stream_id) or ArrivalTimeout()
-                if patience.exhausted((1, received), now, seconds):
+                arrival = self._arrival_timeouts[stream_id] = before.get(stream_id) or ArrivalTimeout()
+                if arrival.exhausted((1, received), now, seconds):
                     stalled.append(call)
         for call in stalled:
             self.bounds.refused["stalled"] += 1
             call.stall(seconds)
         if self.http2.incomplete:
-            patience = self._arriving[0] = before.get(0) or ArrivalTimeout()
-            if patience.exhausted((1 + self.served, 0), now, seconds):
+            arrival = self._arrival_timeouts[0] = before.get(0) or ArrivalTimeout()
+            if arrival.exhausted((1 + self.served, 0), now, seconds):
                 self.bounds.closed["stalled"] += 1
-                self.http2.give_up(f"a frame did not come on for {seconds:g} s")
+                self.http2.give_up(f"a frame made no progress for {seconds:g} s")
         self.flush()
 
     def look(self, now: float) -> None:
-        """Do what keepalive and connection age ask for."""
+        """Apply the keepalive and connection age rules."""
         verdict = self._keepalive.look(now, len(self.calls))
         if verdict is KeepaliveVerdict.PING:
             self.http2.ping()
@@ -469,13 +469,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.abort()
 
     def drain(self) -> None:
-        """Take no more calls once the client knows that it should make none here; finish those there are, and close."""
+        """Shut down gracefully: refuse calls once the client has been notified, finish those in progress, and close."""
         if self.http2.begun:
             self.http2.shutdown()
             self.flush()
 
     def shut_down(self) -> None:
-        """Take no more calls, finish those there are, and close."""
+        """Refuse new calls immediately, finish those in progress, and close."""
         self.http2.shutdown()
         self.http2.goaway()
         for call in tuple(self.calls.values()):
@@ -483,39 +483,39 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.flush()
 
     def abort(self) -> None:
-        """Close without ceremony."""
+        """Close immediately, without GOAWAY."""
         self._transport.abort()
 
-    # The HTTP/2 connection's side
+    # HTTP/2 callbacks
 
     def request_started(self, stream_id: int, headers: RequestHeaders, end_stream: bool) -> None:
-        """Begin a call."""
+        """Begin a call whose headers arrived first."""
         call = self._begin(stream_id, headers)
         if call is None:
             return
         if end_stream:
             self._receive(call, b"", True)
         else:
-            self._begun.append(call)
+            self._awaiting_message.append(call)
 
-    def _count_begun(self) -> None:
-        """Count the calls that have begun and whose message, mostly behind the headers of others, is still to come."""
-        begun, self._begun = self._begun, []
+    def _reserve_awaiting(self) -> None:
+        """Reserve memory for calls whose message is still outstanding after this read."""
+        begun, self._awaiting_message = self._awaiting_message, []
         for call in begun:
             if self.calls.get(call.stream_id) is call and call.waits:
                 call.expect()
 
     def request_received(self, stream_id: int, headers: RequestHeaders, body: bytes | memoryview) -> None:
-        """Begin a call whose message is here: the usual case."""
+        """Begin a call whose headers and message arrived together, which is the usual case."""
         call = self._begin(stream_id, headers)
         if call is not None:
             self._receive(call, body, True)
 
     def _begin(self, stream_id: int, headers: RequestHeaders) -> GrpcCall | StreamCall | None:
-        """Begin a call, or refuse it."""
+        """Create the call; return None if it was refused."""
         try:
             target: CallTarget = headers.memo or self._shared.service.target(headers)
-        except Exception as error:  # it must not cost others their connection
+        except Exception as error:  # an error must not cost other calls their connection
             failure = report("grpc", error, "when a call began")
             self.http2.send_headers(stream_id, messages.of_error(failure), end_stream=True)
             return None
@@ -532,7 +532,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _receive(self, call: GrpcCall | StreamCall, data: bytes | memoryview, end: bool) -> None:
         try:
             call.receive(data, end)
-        except Exception as error:  # it must not cost the client its answer, nor others their connection
+        except Exception as error:  # an error must not cost the call its reply, nor other calls their connection
             call.abandon(report("grpc", error, "in a call"))
 
     def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
@@ -542,16 +542,16 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._receive(call, data, end_stream)
 
     def stream_closed(self, stream_id: int, error_code: int) -> None:
-        """Cancel a call that its client gave up."""
+        """Cancel a call that the client has reset."""
         call = self.calls.get(stream_id)
         if call is not None:
             call.cancel(CancelReason.CANCELLED)
 
     def writable(self, stream_id: int) -> None:
-        """Have a stream go on."""
+        """Notify a call that flow control lets it send again."""
         call = self.calls.get(stream_id)
         if call is not None:
             call.writable()
 
     def connection_closing(self, error_code: int, reason: str) -> None:
-        """Nothing to do: ``flush`` closes the socket when the connection is finished."""
+        """Do nothing: ``flush`` closes the socket once the connection is finished."""

@@ -1,6 +1,6 @@
-"""Delays of gRPC that tests of clients ask for, by the environment variables that Triton has for this.
+"""Artificial delays of gRPC calls, for tests of clients, configured by Triton's environment variables.
 
-Triton's threads sleep. Here a call waits, and no other one with it; without such a variable none of this is in use.
+Triton's threads sleep. Here only the affected call waits. Without such a variable no wrapper is installed.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from nerite.transports.grpc.connection import CallTarget, GrpcCall
 
 ADMINISTRATION: Final = "TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC"
-"""Seconds that the answer of a call takes longer that is no inference."""
+"""Seconds by which the replies of administrative calls are delayed."""
 PROCESS: Final = "TRITONSERVER_DELAY_GRPC_PROCESS"
-"""Milliseconds until a call of ModelInfer begins."""
+"""Milliseconds by which the start of a ModelInfer call is delayed."""
 ENTRY: Final = "TRITONSERVER_DELAY_GRPC_PROCESS_ENTRY"
-"""The same, and for each request on a stream."""
+"""Like ``PROCESS``, and also for each request on a stream."""
 ANSWERS: Final = ("TRITONSERVER_DELAY_RESPONSE_COMPLETE_EXEC", "TRITONSERVER_DELAY_RESPONSE_COMPLETION")
-"""Milliseconds that the answer of ModelInfer takes longer."""
+"""Milliseconds by which the reply of a ModelInfer call is delayed."""
 COMPLETE: Final = "TRITONSERVER_DELAY_GRPC_COMPLETE"
-"""Milliseconds that each response on a stream takes longer."""
+"""Milliseconds by which each response on a stream is delayed."""
 RESPONSE: Final = "TRITONSERVER_DELAY_GRPC_RESPONSE"
-"""The same, of models that are decoupled."""
+"""Like ``COMPLETE``, for decoupled models only."""
 WITHOUT_EFFECT: Final = ("TRITONSERVER_DELAY_GRPC_NOTIFICATION", "TRITONSERVER_DELAY_GRPC_ENQUEUE")
-"""These have two of Triton's threads meet while a request is cancelled; there is one thread here."""
+"""Provoke a race between two of Triton's threads while a request is cancelled; Nerite has a single thread here."""
 _NUMBER: Final = re.compile(r"\s*([+-]?\d{1,9})")
 
 
 class Delays:
-    """What the environment asks for, in seconds."""
+    """Delays requested by the environment, in seconds."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Read the variables, and log those that are set."""
@@ -55,28 +55,28 @@ class Delays:
         self._entry = milliseconds[ENTRY]
         self._complete = milliseconds[COMPLETE]
         self._response = milliseconds[RESPONSE]
-        told = [f"{name}={value}" for name, value in found.items() if value]
-        told += [f"{name} (without effect here)" for name in WITHOUT_EFFECT if name in environment]
-        if told:
-            log.warning(f"gRPC is delayed, as the environment asks for tests of clients: {', '.join(told)}")
+        active = [f"{name}={value}" for name, value in found.items() if value]
+        active += [f"{name} (ignored)" for name in WITHOUT_EFFECT if name in environment]
+        if active:
+            log.warning(f"gRPC calls are delayed for tests of clients, as set in the environment: {', '.join(active)}")
 
     def handler(self, handler: Handler) -> Handler:
-        """Return a handler of a method that is no inference, whose answers come late."""
+        """Wrap the handler of an administrative method so that its replies are delayed."""
         return partial(_answer_late, handler, self._administration) if self._administration else handler
 
     def target(self, target: CallTarget) -> CallTarget:
-        """Return a target of unary inferences that begins late, and answers late."""
+        """Wrap a target of unary inferences so that their start and reply are delayed."""
         return _LateTarget(target, self._start, self._answer) if self._start or self._answer else target
 
     def stream(self, stream: StreamTarget) -> StreamTarget:
-        """Return a target of streams that begins late, and responds late."""
+        """Wrap a target of streams so that requests and responses are delayed."""
         if not (self._entry or self._complete or self._response):
             return stream
         return _LateStream(stream, self._entry, self._complete, self._response)
 
 
 def _number(name: str, value: str) -> int:
-    """Return the number that a variable begins with, 0 for one below zero or for none at all, as Triton does."""
+    """Return the number at the start of a value; 0 if it is negative or missing, as in Triton."""
     found = _NUMBER.match(value)
     if found is None:
         log.error(f"Unable to parse the debug variable {name}. Value provided: '{value}' is not a valid integer.")
@@ -99,7 +99,7 @@ def _answer_late(handler: Handler, seconds: float, request: Any, answer: Answer)
 
 
 class _LateTarget:
-    """The target of unary inferences."""
+    """Target of unary inferences that delays their start and reply."""
 
     def __init__(self, target: CallTarget, start: float, answer: float) -> None:
         self.stream = target.stream
@@ -114,11 +114,11 @@ class _LateTarget:
         self._answer = answer
 
     def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
-        """Know no message, so that each comes to ``start``."""
+        """Return False, so that every message goes through ``start``."""
         return False
 
     def start(self, call: GrpcCall, framed: memoryview) -> None:
-        """Begin a call, if its client still waits when its time has come."""
+        """Start a call after the delay, unless it has ended."""
 
         def start() -> None:
             if call.connection.calls.get(call.stream_id) is call:
@@ -127,7 +127,7 @@ class _LateTarget:
         _later(self._start, start)
 
     def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Answer a call, if its client still waits when its time has come."""
+        """Send a reply after the delay, unless the call has ended."""
 
         def answer() -> None:
             if call.request is request:
@@ -137,7 +137,7 @@ class _LateTarget:
 
 
 class _LateStream:
-    """The target of streams."""
+    """Target of streams that delays requests and responses."""
 
     def __init__(self, stream: StreamTarget, entry: float, complete: float, response: float) -> None:
         self.head = stream.head
@@ -154,7 +154,7 @@ class _LateStream:
         self._response = response
 
     def infer(self, call: StreamCall, framed: memoryview) -> bool:
-        """Begin an inference, later if that is asked for."""
+        """Begin an inference, after the delay if there is one."""
         late = cast(StreamCall, _LateCall(call, self._complete, self._response))
         if not self._entry:
             return self._stream.infer(late, framed)
@@ -168,7 +168,7 @@ class _LateStream:
 
 
 class _LateCall:
-    """A stream as one of its requests knows it: each response waits for the one before, and then for its time."""
+    """Stands in for the stream of one request: each response waits for the previous one, then for the delay."""
 
     def __init__(self, call: StreamCall, complete: float, response: float) -> None:
         self._call = call
@@ -177,17 +177,17 @@ class _LateCall:
         self._waiting: deque[tuple[InferenceRequest, InferenceResponse, bool]] = deque()
 
     def __getattr__(self, name: str) -> Any:
-        """Be the stream in all else."""
+        """Delegate everything else to the stream."""
         return getattr(self._call, name)
 
     def begin(self, request: InferenceRequest, decoupled: bool) -> None:
-        """Note that the request is under way."""
+        """Record a request that is in progress."""
         if decoupled:
             self._seconds += self._response
         self._call.begin(request, decoupled)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take a response."""
+        """Queue a response."""
         self._waiting.append((request, response, final))
         if len(self._waiting) == 1:
             _later(self._seconds, self._next)

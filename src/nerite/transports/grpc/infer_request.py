@@ -1,4 +1,7 @@
-"""Reading a ``ModelInferRequest``: bytes to an ``InferenceRequest``'s header, id and data."""
+"""Parses a ``ModelInferRequest``: from bytes to the header, id and tensor data of an ``InferenceRequest``.
+
+Parsed headers are memoized as plans, since clients repeat them. Typed contents are converted here to tensor bytes.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,10 @@ from nerite.transports.grpc import wire
 from nerite.transports.grpc.wire import MAX_FIELDS, MalformedMessage, each_field, read_field, read_varint
 from nerite.wire.grpc_service import ModelInferRequest
 
-# Typed contents of tensors: what protobuf's encoding of numbers and strings means, as the bytes of a tensor.
+# Typed contents: protobuf's encoding of numbers and strings, converted to the bytes of a tensor.
 #
-# Floats are encoded as the bytes that they are, so these are not copied. Numbers of variable length are decoded in
-# numpy, a piece at a time. Protobuf's own parser would make a Python object of each element, and release nothing
-# meanwhile.
+# Floats have the same encoding in both, so they are not copied. Varints are decoded with numpy, in pieces. Protobuf's
+# own parser would create a Python object per element, and hold the GIL meanwhile.
 
 CONTENTS: Final[Mapping[str, str]] = {
     "BOOL": "bool_contents",
@@ -44,62 +46,66 @@ CONTENTS: Final[Mapping[str, str]] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The field of each datatype."""
+"""Field of ``InferTensorContents`` by datatype."""
 _NAMES: Final = (
     "", "bool_contents", "int_contents", "int64_contents", "uint_contents", "uint64_contents", "fp32_contents",
     "fp64_contents", "bytes_contents",
 )  # fmt: skip
-"""By number."""
-_KINDS: Final = (-1, 0, 0, 0, 0, 0, 5, 1, 2)
-"""The wire type of one element of each."""
-_STRINGS: Final = 8
-_STRING_TAG: Final = _STRINGS << 3 | 2
+"""Names of the fields by field number."""
+_WIRE_TYPES: Final = (-1, 0, 0, 0, 0, 0, 5, 1, 2)
+"""Wire type of a single element by field number."""
+_BYTES_FIELD: Final = 8
+_BYTES_TAG: Final = _BYTES_FIELD << 3 | 2
 _PACKED: Final = 2
-_LONGEST: Final = 10
-"""Bytes of a number of 64 bits."""
+_MAX_VARINT_BYTES: Final = 10
+"""Maximum length of a 64-bit varint."""
 _PIECE: Final = 256 * 1024
-_FEW: Final = 128
-"""Bytes of numbers up to which Python is faster than numpy."""
-_MASK: Final = (1 << 64) - 1
+_MAX_PYTHON_BYTES: Final = 128
+"""Bytes of varints up to which Python is faster than numpy."""
+_UINT64_MASK: Final = (1 << 64) - 1
 _PAUSE_EVERY: Final = 4096
-"""Strings after which a thread sleeps, so that the event loop need not wait for the interpreter's lock to be taken."""
-_PAUSE: Final = 0.0002
-_SHORT: Final = tuple(size.to_bytes(4, "little") for size in range(0x80))
-"""What stands before a short string in the wire form of a tensor."""
+"""Number of strings after which a background thread sleeps, so that the event loop can take the GIL."""
+_PAUSE_SECONDS: Final = 0.0002
+_LENGTH_PREFIXES: Final = tuple(size.to_bytes(4, "little") for size in range(0x80))
+"""Length prefixes of short strings in the wire form of a tensor."""
 
 Take = Callable[[int], None]
-"""Is told of the size of a tensor before there is memory for it; what it raises ends the work."""
+"""Reserves the bytes of a tensor before they are allocated; an exception that it raises ends the work."""
 
 
 def read_contents(spec: TensorSpec, messages: Sequence[memoryview], model: str, take: Take, *, aside: bool) -> Buffer:
-    """Return the bytes of a tensor whose typed contents are ``messages``, joined.
+    """Return the bytes of a tensor whose typed contents are the concatenated ``messages``.
 
-    ``aside``: this is not the event loop's thread, which is let go on now and then. Raises ``MalformedMessage`` for
-    what is no message, ``InvalidArgument`` with Triton's text for contents of another type.
+    ``aside``: this is a background thread, which yields the GIL now and then. Raises ``MalformedMessage`` for bytes
+    that are not a message, and ``InvalidArgument`` with Triton's text for contents of another type.
     """
     expected = CONTENTS.get(spec.datatype.name)
-    if expected == _NAMES[_STRINGS]:
-        found, others = _strings(messages, take, aside=aside)
-        _check(spec, model, expected, others | {_STRINGS} if found else others)
+    if expected == _NAMES[_BYTES_FIELD]:
+        found, others = _read_strings(messages, take, aside=aside)
+        _check(spec, model, expected, others | {_BYTES_FIELD} if found else others)
         return found
     given: dict[int, list[memoryview]] = {}
     for message in messages:
         for tag, _, at, stop in each_field(message, MAX_FIELDS, f"in the contents of '{spec.name}'"):
             number, kind = tag >> 3, tag & 7
-            if 0 < number <= _STRINGS and kind in (_PACKED, _KINDS[number]) and (stop > at or number == _STRINGS):
-                # Elements that are not packed are together what a packed field has.
+            if (
+                0 < number <= _BYTES_FIELD
+                and kind in (_PACKED, _WIRE_TYPES[number])
+                and (stop > at or number == _BYTES_FIELD)
+            ):
+                # Unpacked elements, concatenated, are the bytes of a packed field.
                 given.setdefault(number, []).append(message[at:stop])
     _check(spec, model, expected, given.keys())
     if not given:
         return b""
     ((number, chunks),) = given.items()
-    if _KINDS[number]:
-        return _fixed(chunks, spec.datatype.size, take)
-    return _varints(chunks, spec.datatype.numpy, take)
+    if _WIRE_TYPES[number]:
+        return _read_fixed(chunks, spec.datatype.size, take)
+    return _read_varints(chunks, spec.datatype.numpy, take)
 
 
 def _check(spec: TensorSpec, model: str, expected: str | None, given: Any) -> None:
-    """Raise Triton's errors unless all that is given is what is expected. ``given`` are numbers of fields."""
+    """Raise Triton's errors unless all ``given`` field numbers are the expected field."""
     names = [_NAMES[number] for number in sorted(given)]
     for name in names:
         if name != expected:
@@ -120,7 +126,7 @@ def _check(spec: TensorSpec, model: str, expected: str | None, given: Any) -> No
         )
 
 
-def _fixed(chunks: list[memoryview], size: int, take: Take) -> Buffer:
+def _read_fixed(chunks: list[memoryview], size: int, take: Take) -> Buffer:
     if any(len(chunk) % size for chunk in chunks):
         raise MalformedMessage
     if len(chunks) == 1:
@@ -129,46 +135,46 @@ def _fixed(chunks: list[memoryview], size: int, take: Take) -> Buffer:
     return bytearray().join(chunks)
 
 
-def _varints(chunks: list[memoryview], datatype: np.dtype[Any], take: Take) -> Buffer:
-    if sum(map(len, chunks)) <= _FEW:
-        return np.array([*_few(chunks)], np.uint64).astype(datatype).data.cast("B")
-    count = sum(int(np.count_nonzero(piece < 0x80)) for chunk in chunks for piece in _pieces(chunk))
+def _read_varints(chunks: list[memoryview], datatype: np.dtype[Any], take: Take) -> Buffer:
+    if sum(map(len, chunks)) <= _MAX_PYTHON_BYTES:
+        return np.array([*_read_few_varints(chunks)], np.uint64).astype(datatype).data.cast("B")
+    count = sum(int(np.count_nonzero(piece < 0x80)) for chunk in chunks for piece in _varint_pieces(chunk))
     take(count * datatype.itemsize)
     values = np.empty(count, datatype)
     filled = 0
     for chunk in chunks:
-        for piece in _pieces(chunk):
-            decoded = _decoded(piece)
-            # Narrow integers travel in wider fields; what does not fit wraps, as it does in C.
+        for piece in _varint_pieces(chunk):
+            decoded = _decode_piece(piece)
+            # Narrow integers are sent in wider fields; values that do not fit wrap around, as in C.
             values[filled : filled + len(decoded)] = decoded != 0 if datatype == np.bool_ else decoded.astype(datatype)
             filled += len(decoded)
     return values.data.cast("B")
 
 
-def _few(chunks: list[memoryview]) -> Iterator[int]:
+def _read_few_varints(chunks: list[memoryview]) -> Iterator[int]:
     for chunk in chunks:
         at = 0
         while at < len(chunk):
             value, at = read_varint(chunk, at)
-            yield value & _MASK
+            yield value & _UINT64_MASK
 
 
-def _pieces(chunk: memoryview) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
-    """Yield numbers that follow each other, in pieces that end with the last byte of a number."""
+def _varint_pieces(chunk: memoryview) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+    """Split consecutive varints into pieces that end with the last byte of a varint."""
     whole = np.frombuffer(chunk, np.uint8)
     at = 0
     while at < len(whole):
         stop = min(at + _PIECE, len(whole))
-        last = np.flatnonzero(whole[max(at, stop - _LONGEST) : stop] < 0x80)
+        last = np.flatnonzero(whole[max(at, stop - _MAX_VARINT_BYTES) : stop] < 0x80)
         if not len(last) or (stop == len(whole) and whole[-1] >= 0x80):
             raise MalformedMessage
-        stop = max(at, stop - _LONGEST) + int(last[-1]) + 1
+        stop = max(at, stop - _MAX_VARINT_BYTES) + int(last[-1]) + 1
         yield whole[at:stop]
         at = stop
 
 
-def _decoded(piece: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
-    """Return the numbers in a piece, all without a sign."""
+def _decode_piece(piece: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+    """Return the varints of a piece as unsigned integers."""
     ends = np.flatnonzero(piece < 0x80)
     if len(ends) == len(piece):
         return piece
@@ -177,7 +183,7 @@ def _decoded(piece: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]
     starts[1:] = ends[:-1] + 1
     lengths = ends - starts + 1
     longest = int(lengths.max())
-    if longest > _LONGEST:
+    if longest > _MAX_VARINT_BYTES:
         raise MalformedMessage
     low = piece & 0x7F
     values = low[starts].astype(np.uint64)
@@ -187,8 +193,8 @@ def _decoded(piece: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]
     return values
 
 
-def _strings(messages: Sequence[memoryview], take: Take, *, aside: bool) -> tuple[bytearray, set[int]]:
-    """Return the wire form of the strings, and the numbers of the other fields that have contents."""
+def _read_strings(messages: Sequence[memoryview], take: Take, *, aside: bool) -> tuple[bytearray, set[int]]:
+    """Return the strings in the wire form of a tensor, and the numbers of other fields that have contents."""
     joined = bytearray()
     others: set[int] = set()
     taken = count = 0
@@ -196,19 +202,19 @@ def _strings(messages: Sequence[memoryview], take: Take, *, aside: bool) -> tupl
         at, end = 0, len(message)
         while at < end:
             count += 1
-            if message[at] == _STRING_TAG and at + 1 < end and (size := message[at + 1]) < 0x80:  # mostly
+            if message[at] == _BYTES_TAG and at + 1 < end and (size := message[at + 1]) < 0x80:  # the usual case
                 at += 2
                 stop = at + size
-                joined += _SHORT[size]
+                joined += _LENGTH_PREFIXES[size]
                 if size:
                     joined += message[at:stop]
             else:
                 tag, at, stop = read_field(message, at)
                 number = tag >> 3
-                if tag == _STRING_TAG:
+                if tag == _BYTES_TAG:
                     joined += (stop - at).to_bytes(4, "little")
                     joined += message[at:stop]
-                elif 0 < number < _STRINGS and tag & 7 in (_PACKED, _KINDS[number]) and stop > at:
+                elif 0 < number < _BYTES_FIELD and tag & 7 in (_PACKED, _WIRE_TYPES[number]) and stop > at:
                     others.add(number)
             if stop > end:
                 raise MalformedMessage
@@ -217,45 +223,45 @@ def _strings(messages: Sequence[memoryview], take: Take, *, aside: bool) -> tupl
                 take(len(joined) - taken)
                 taken = len(joined)
                 if aside:
-                    time.sleep(_PAUSE)
+                    time.sleep(_PAUSE_SECONDS)
     take(len(joined) - taken)
     return joined, others
 
 
 Read: TypeAlias = tuple[RequestHeader, str, Sequence[Any]]
-"""What a message says: header, id, and the data of each input, or where in shared memory it is."""
+"""A parsed message: header, id, and the data of each input or its place in shared memory."""
 
-_MAX_KNOWN = 16 * 1024
+_MAX_KNOWN_BYTES = 16 * 1024
 _LARGE_CONTENTS = 32 * 1024
-"""Bytes of typed contents from which on they are decoded in a thread."""
-_MAX_SAME = 4
-_PLAN = 512
-_TENSOR = 256
-"""Bytes that a plan, or a known message, takes in memory beside its header and text, and each tensor in it."""
-_UNKNOWN = DataType("<invalid>", "TYPE_INVALID", 0, 1, dtypes.UINT8.numpy)
+"""Size of typed contents from which they are decoded in a thread."""
+_MAX_KNOWN_PER_SIZE = 4
+_PLAN_BYTES = 512
+_TENSOR_BYTES = 256
+"""Memory of a plan or a known message, in bytes, apart from its header and text, and of each tensor in it."""
+_UNKNOWN_DATATYPE = DataType("<invalid>", "TYPE_INVALID", 0, 1, dtypes.UINT8.numpy)
 
 
 class GrpcInferPlan(NamedTuple):
-    """What a request says besides its id and its tensors."""
+    """Everything in a request apart from its id and tensor data."""
 
     header: RequestHeader
     typed: bool
-    """There are no raw contents: all inputs come as typed contents, or are in shared memory."""
+    """The request has no raw contents: each input has typed contents or is in shared memory."""
     shared: dict[int, SharedMemoryInput]
-    """Inputs in shared memory, by their place in the header."""
+    """Inputs in shared memory by their index in the header."""
     footprint: int
-    """Bytes that it takes in memory, about."""
+    """Approximate memory of the plan in bytes."""
 
 
 class KnownMessage:
-    """A message that was read before: what it said, and where in its framed form the tensors are."""
+    """An earlier message: its header, and where in its framed form the tensors are."""
 
     __slots__ = ("beginning", "gaps", "header", "older", "places", "size")
 
     def __init__(self, header: RequestHeader, message: memoryview, raw: Sequence[Buffer]) -> None:
-        """``raw`` are the contents at the end of ``message``, with nothing between them but tags and lengths."""
+        """``raw`` are the contents at the end of ``message``, separated only by tags and lengths."""
         self.older: KnownMessage | None = None
-        """Another one of the same length."""
+        """Next older message of the same length."""
         framed = b"\0" + len(message).to_bytes(4) + message
         end = self.size = len(framed)
         self.header = header
@@ -265,37 +271,37 @@ class KnownMessage:
             end -= len(tensor) + len(wire.raw_input(len(tensor)))
         self.beginning = framed[: self.places[0][0]]
         self.gaps = [(end, start, framed[end:start]) for (_, end), (start, _) in itertools.pairwise(self.places)]
-        """Start, end and bytes of what is between the tensors."""
+        """Start, end and bytes of each gap between tensors."""
 
     def data(self, framed: bytes) -> list[Buffer] | None:
-        """Return the tensors of ``framed``, which is as long; None if it says something else."""
+        """Return the tensors of ``framed``, which has the same length; None if it differs elsewhere."""
         if not framed.startswith(self.beginning):
             return None
-        if not self.gaps:  # one input, to the end
+        if not self.gaps:  # one input, which extends to the end
             return [bytearray(framed[len(self.beginning) :])]
         for start, end, expected in self.gaps:
             if framed[start:end] != expected:
                 return None
-        # Copies, because models may work in place.
+        # Copied, because models may modify their inputs in place.
         return [bytearray(framed[start:end]) for start, end in self.places]
 
 
 class InferReader:
-    """Reads the requests of every connection whose metadata say the same.
+    """Parses the requests of all connections that send the same metadata.
 
-    Keeps plans by the bytes they were.
+    Plans are memoized by the serialized header of the request.
     """
 
     def __init__(self, sender: SenderHeaders) -> None:
         self._sender = sender
         self._plans: Memo[bytes, GrpcInferPlan] = Memo()
         self._headers: Memo[tuple[object, ...], tuple[RequestHeader, int]] = Memo()
-        """By what they say; each with the bytes that it takes in memory."""
+        """Headers by identity, each with its memory in bytes."""
         self._known: Memo[int, KnownMessage] = Memo()
-        """By length: small messages of which only the data changes. Of several the last one, which has the others."""
+        """Most recent small message of each length, in which usually only the data changes; it links to older ones."""
 
     def known(self, framed: bytes | memoryview) -> tuple[RequestHeader, list[Buffer]] | None:
-        """Return header and data of a message that says what one before said; None if it does not."""
+        """Return header and data of a message that differs from an earlier one only in its data; None otherwise."""
         known = self._known.get(len(framed))
         if known is not None:
             framed = bytes(framed)
@@ -307,11 +313,11 @@ class InferReader:
         return None
 
     def read(self, parts: wire.InferParts, message: memoryview, take: Take, *, aside: bool = False) -> Read:
-        """Return what ``message`` says, of which ``parts`` are the parts.
+        """Parse ``message``, which was split into ``parts``.
 
-        ``aside``: this is not the event loop's thread. ``take`` is told of memory for tensors. Raises Triton's errors,
-        ``Internal`` for broken bytes, to which text that is not UTF-8 belongs, and ``InvalidArgument`` for text that
-        is too long and for too many of anything.
+        ``aside``: this is a background thread. ``take`` reserves memory for tensors. Raises Triton's errors,
+        ``Internal`` for malformed bytes including text that is not UTF-8, and ``InvalidArgument`` for text that is too
+        long and for too many elements of any kind.
         """
         try:
             checked(parts.id, "'id'")
@@ -332,17 +338,17 @@ class InferReader:
         if plan.shared:
             raw = iter(parts.raw)
             return header, parts.id, [plan.shared.get(at) or next(raw) for at in range(len(header.inputs))]
-        if parts.plain and parts.raw and not header.shared and len(message) <= _MAX_KNOWN:
+        if parts.plain and parts.raw and not header.shared and len(message) <= _MAX_KNOWN_BYTES:
             self._remember(KnownMessage(header, message, parts.raw), plan.footprint)
         return header, parts.id, parts.raw
 
     def _remember(self, known: KnownMessage, footprint: int) -> None:
         last = known.older = self._known.get(known.size)
-        for _ in range(_MAX_SAME - 2):
+        for _ in range(_MAX_KNOWN_PER_SIZE - 2):
             last = last and last.older
         if last is not None:
             last.older = None
-        GRPC_PLANS.put(self._known, known.size, known, footprint + known.size + _TENSOR * len(known.places))
+        GRPC_PLANS.put(self._known, known.size, known, footprint + known.size + _TENSOR_BYTES * len(known.places))
 
     def _plan(self, parts: wire.InferParts) -> GrpcInferPlan:
         message = ModelInferRequest.FromString(parts.header)
@@ -361,7 +367,7 @@ class InferReader:
         checked(message.model_version, "'model_version'")
         for tensor in message.inputs:
             checked(tensor.name, "the name of an input")
-            datatype = dtypes.BY_NAME.get(tensor.datatype) or _UNKNOWN
+            datatype = dtypes.BY_NAME.get(tensor.datatype) or _UNKNOWN_DATATYPE
             spec = TensorSpec(tensor.name, datatype, tuple(tensor.shape))
             specs.append(spec)
             if "shared_memory_region" in tensor.parameters:
@@ -393,23 +399,23 @@ class InferReader:
         if known is None:
             known = header, headers.request_header_bytes(header)
             GRPC_PLANS.put(self._headers, identity, known, known[1])
-        return GrpcInferPlan(known[0], not raw, shared, known[1] + _PLAN + _TENSOR * len(shared))
+        return GrpcInferPlan(known[0], not raw, shared, known[1] + _PLAN_BYTES + _TENSOR_BYTES * len(shared))
 
 
 def heavy(parts: wire.InferParts) -> bool:
-    """Return whether reading the rest of a request would hold up the event loop."""
+    """Return whether parsing the request would block the event loop for too long."""
     if len(parts.header) > wire.LARGE_HEADER:
         return True
     return bool(parts.typed) and sum(len(each) for messages in parts.typed for each in messages) > _LARGE_CONTENTS
 
 
 def broken() -> NeriteError:
-    """Return the refusal of bytes that are no message."""
+    """Return the error for bytes that are not a message."""
     return Internal("Unable to parse request")
 
 
 def _repeated(message: ModelInferRequest) -> Iterator[tuple[str, Any]]:
-    """Yield what there may be many of, with its name."""
+    """Yield the repeated fields of a message with their names."""
     yield "parameters", message.parameters
     yield "inputs", message.inputs
     yield "outputs", message.outputs
@@ -450,7 +456,7 @@ def _output(output: Any) -> RequestedOutput:
 
 
 def _shared_place(tensor: Any) -> SharedMemoryInput:
-    """Return where in shared memory a tensor is. Raises Triton's errors."""
+    """Return the place of a tensor in shared memory. Raises Triton's errors."""
     parameters = tensor.parameters
     region = parameters["shared_memory_region"]
     if not region.HasField("string_param"):
@@ -486,7 +492,7 @@ _FIELDS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 
 
 def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
-    """Split request parameters into the ones with a meaning and the custom ones."""
+    """Split request parameters into fields of the header and custom parameters."""
     fields: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     for key, parameter in parameters.items():
@@ -500,7 +506,7 @@ def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
             if type(value) is int and value < 0:
                 if key != "sequence_id":
                     raise InvalidArgument(f"invalid value for '{key}', expected value >= 0.")
-                value += 1 << 64  # an unsigned id, in the only field that there is for it
+                value += 1 << 64  # an unsigned id, which has only a signed field
             if type(value) is str and len(value.encode()) > MAX_CORRELATION_ID:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
             fields[name] = value

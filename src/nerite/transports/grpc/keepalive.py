@@ -1,4 +1,4 @@
-"""When to ping a silent client, when to give it up, and when a connection is old enough: a decider without a clock."""
+"""Decides when to ping a silent client, when to drop it, and when a connection is too old. Has no clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 from nerite.config.options import KeepaliveOptions
 
-_SHORTEST_LOOK: Final = 0.02
-_LONGEST_LOOK: Final = 30.0
+_MIN_INTERVAL: Final = 0.02
+_MAX_INTERVAL: Final = 30.0
 
 
 class KeepaliveVerdict(enum.Enum):
-    """What to do with a connection now."""
+    """Action to take on a connection."""
 
     NOTHING = enum.auto()
     PING = enum.auto()
@@ -21,7 +21,7 @@ class KeepaliveVerdict(enum.Enum):
 
 
 class KeepaliveRules:
-    """gRPC's keepalive and connection age, in seconds."""
+    """Settings of gRPC's keepalive and connection age, in seconds."""
 
     def __init__(self, options: KeepaliveOptions) -> None:
         self.time = options.time_ms / 1000
@@ -33,47 +33,47 @@ class KeepaliveRules:
 
     @property
     def look_every(self) -> float:
-        """How often each connection must be looked at for the rules to hold closely."""
-        return min(max(min(self.time, self.timeout, self.max_age, self.grace) / 4, _SHORTEST_LOOK), _LONGEST_LOOK)
+        """Interval at which each connection must be checked for the rules to hold closely."""
+        return min(max(min(self.time, self.timeout, self.max_age, self.grace) / 4, _MIN_INTERVAL), _MAX_INTERVAL)
 
 
 class Keepalive:
-    """One connection's record. Told of what arrives, asked now and then."""
+    """Keepalive state of one connection: notified of received bytes, polled at intervals."""
 
-    __slots__ = ("_born", "_heard", "_pinged", "_pings", "_rules", "_shut_down", "answered")
+    __slots__ = ("_last_received", "_opened_at", "_pinged_at", "_pings", "_rules", "_shut_down", "answered")
 
     def __init__(self, rules: KeepaliveRules, now: float) -> None:
         self._rules = rules
-        self._born = now
-        self._heard = now
-        self._pinged: float | None = None
+        self._opened_at = now
+        self._last_received = now
+        self._pinged_at: float | None = None
         self._pings = 0
         self._shut_down = False
         self.answered = False
-        """Set by the connection when an answer, or a part of one, leaves."""
+        """Set by the connection when it sends a reply or a part of one."""
 
     def heard(self, now: float) -> None:
-        """Note that bytes came."""
-        self._heard = now
-        self._pinged = None
+        """Record that bytes were received."""
+        self._last_received = now
+        self._pinged_at = None
 
     def look(self, now: float, calls: int) -> KeepaliveVerdict:
-        """Return what to do, given how many calls are under way."""
+        """Return the action to take, given the number of calls in progress."""
         rules = self._rules
-        if now - self._born >= rules.max_age:
+        if now - self._opened_at >= rules.max_age:
             if not self._shut_down:
                 self._shut_down = True
                 return KeepaliveVerdict.SHUT_DOWN
-            if now - self._born >= rules.max_age + rules.grace:
+            if now - self._opened_at >= rules.max_age + rules.grace:
                 return KeepaliveVerdict.ABORT
         if self.answered:
             self.answered = False
             self._pings = 0
-        if self._pinged is not None:
-            return KeepaliveVerdict.ABORT if now - self._pinged >= rules.timeout else KeepaliveVerdict.NOTHING
-        silent = now - self._heard >= rules.time
+        if self._pinged_at is not None:
+            return KeepaliveVerdict.ABORT if now - self._pinged_at >= rules.timeout else KeepaliveVerdict.NOTHING
+        silent = now - self._last_received >= rules.time
         if silent and (calls or rules.permit_without_calls) and (not rules.max_pings or self._pings < rules.max_pings):
-            self._pinged = now
+            self._pinged_at = now
             self._pings += 1
             return KeepaliveVerdict.PING
         return KeepaliveVerdict.NOTHING

@@ -1,4 +1,4 @@
-"""The gRPC port: opening it, and closing it in good order."""
+"""The gRPC port: opens it, maintains its connections, writes their access log, and shuts down gracefully."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nerite.transports.grpc.keepalive import KeepaliveRules
 from nerite.transports.grpc.stream import StreamCall, StreamTarget
 from nerite.transports.limits import LOOKS, TransportLimits
 
-# A gRPC connection whose calls stand in the access log.
+# Variants of connection and calls that write the access log.
 
 
 class LoggedCall(GrpcCall):
-    """A unary call."""
+    """Unary call that writes an access log line."""
 
     __slots__ = ("_access",)
 
@@ -33,64 +33,64 @@ class LoggedCall(GrpcCall):
         self._access = connection.beginning
 
     def receive(self, data: bytes | memoryview, end: bool) -> None:
-        """Take a piece of the body."""
+        """Handle a piece of the request body."""
         self._access.received += len(data)
         super().receive(data, end)
 
     def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
-        """Send the message of the reply, and OK."""
+        """Send the reply message with status OK."""
         self._note(messages.told(messages.TRAILERS_OK), sum(map(len, parts)))
         super().reply(head, parts)
 
     def fail(self, block: bytes) -> None:
-        """Send the status of a call that failed."""
+        """Send the status of a failed call."""
         self._note(messages.told(block))
         super().fail(block)
 
     def cancel(self, why: CancelReason) -> None:
-        """Forget the call: nobody waits for its answer."""
+        """Discard the call and cancel its inference: the client no longer waits."""
         self._note(messages.NAMES[messages.CANCELLED])
         super().cancel(why)
 
-    def _note(self, told: str, sent: int = 0) -> None:
+    def _note(self, status: str, sent: int = 0) -> None:
         self._access.asks(self.request)
-        self._access.answered(told, sent)
+        self._access.answered(status, sent)
 
 
 class LoggedStreamCall(StreamCall):
-    """A stream: one line at its end."""
+    """Stream that writes one access log line at its end."""
 
-    __slots__ = ("_access", "_asked", "_sent", "_told")
+    __slots__ = ("_access", "_request_count", "_response_count", "_sent")
 
     def __init__(self, connection: GrpcConnection, stream_id: int, target: StreamTarget) -> None:
         super().__init__(connection, stream_id, target)
         assert isinstance(connection, LoggedGrpcConnection)
         self._access = connection.beginning
-        self._asked = self._told = self._sent = 0
+        self._request_count = self._response_count = self._sent = 0
 
     def receive(self, data: bytes | memoryview, end: bool) -> None:
-        """Take a piece of the body."""
+        """Handle a piece of the request body."""
         self._access.received += len(data)
         super().receive(data, end)
 
     def begin(self, request: InferenceRequest, decoupled: bool) -> None:
-        """Note that a request is under way."""
-        self._asked += 1
+        """Record a request that is in progress."""
+        self._request_count += 1
         super().begin(request, decoupled)
 
     def refuse(self, request_id: str, error: NeriteError) -> None:
-        """Say why a message leads to no inference."""
-        self._asked += 1
+        """Report why a message was rejected."""
+        self._request_count += 1
         super().refuse(request_id, error)
 
     def cancel(self, why: CancelReason) -> None:
-        """Forget the call: nobody waits for its responses."""
+        """Discard the call and cancel its requests: the client no longer waits."""
         self._note(messages.CANCELLED)
         super().cancel(why)
 
     def _send(self, parts: Sequence[Buffer]) -> None:
         if parts:
-            self._told += 1
+            self._response_count += 1
             self._sent += sum(map(len, parts))
         super()._send(parts)
 
@@ -99,16 +99,18 @@ class LoggedStreamCall(StreamCall):
         super()._finish(code, message, retry_after)
 
     def _note(self, code: int) -> None:
-        self._access.answered(messages.NAMES[code], self._sent, requests=self._asked, responses=self._told)
+        self._access.answered(
+            messages.NAMES[code], self._sent, requests=self._request_count, responses=self._response_count
+        )
 
 
 class LoggedGrpcConnection(GrpcConnection):
-    """Gives each call its line."""
+    """Connection that writes an access log line for each call."""
 
     _unary = LoggedCall
     _streaming = LoggedStreamCall
     beginning: AccessRecord
-    """Of the call that is being begun."""
+    """Access record of the call that is being created."""
 
     def _begin(self, stream_id: int, headers: RequestHeaders) -> GrpcCall | StreamCall | None:
         self.beginning = AccessRecord(peer_of(self._transport))
@@ -121,11 +123,11 @@ class LoggedGrpcConnection(GrpcConnection):
         return call
 
 
-_FULL = "as many connections are open as --max-connections allows"
+_CONNECTION_LIMIT_TEXT = "the limit of open connections (--max-connections) is reached"
 
 
 class GrpcListener:
-    """Accepts connections and knows those that are open."""
+    """Accepts connections, and keeps track of open ones."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class GrpcListener:
         *,
         access_log: bool = False,
     ) -> None:
-        """``upload_seconds``: how long a message may arrive without coming on; 0 for any time."""
+        """``upload_seconds`` limits how long an arriving message may make no progress; 0 is no limit."""
         self._connection = LoggedGrpcConnection if access_log else GrpcConnection
         limits = Limits(
             min_recv_ping_interval_without_data_ms=keepalive.min_recv_ping_interval_without_data_ms,
@@ -153,7 +155,7 @@ class GrpcListener:
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
     ) -> int:
-        """Listen; return the port, which matters if 0 was asked for. Raises ``Unavailable`` if it cannot be had."""
+        """Listen, and return the port number, which matters if 0 was requested. Raises ``Unavailable`` on failure."""
         loop = asyncio.get_running_loop()
         self._port, number = await tcp.listen(
             "GRPC",
@@ -161,7 +163,7 @@ class GrpcListener:
             address,
             port,
             bounds=self._shared.bounds,
-            refusal=refusal_preface(self._shared.limits, _FULL),
+            refusal=refusal_preface(self._shared.limits, _CONNECTION_LIMIT_TEXT),
             reuse_port=reuse_port,
             tls=tls,
         )
@@ -169,7 +171,7 @@ class GrpcListener:
         return number
 
     def _look(self) -> None:
-        """Look after silent and old connections, and messages that arrive slowly, all of them, every now and then."""
+        """Periodically check all connections for keepalive, age, and messages that arrive too slowly."""
         loop = asyncio.get_running_loop()
         seconds = self._shared.bounds.patience(self._upload_seconds)
         for connection in tuple(self._shared.connections):
@@ -179,29 +181,29 @@ class GrpcListener:
         self._look_timer = loop.call_later(self._look_every, self._look)
 
     def forget(self) -> None:
-        """Look at every head anew, also on connections that are open: what is allowed has changed."""
+        """Re-evaluate all headers, also on open connections, because access rules have changed."""
         for connection in self._shared.connections:
             connection.http2.forget_headers()
 
     def drain(self) -> None:
-        """Have every client know that its connection ends soon, so that it sends its next calls elsewhere."""
+        """Notify all clients that their connection will end soon, so that they send further calls elsewhere."""
         for connection in tuple(self._shared.connections):
             connection.drain()
 
     def admit_no_more(self) -> None:
-        """Have no more connections begin; those that have begun are accepted."""
+        """Let no more connections begin; those already begun are still accepted."""
         if self._port is not None:
             tcp.admit_no_more(self._port.sockets)
 
     def stop_accepting(self) -> None:
-        """Close the port, and every connection as soon as it has nothing under way."""
+        """Close the port, and each connection as soon as it is idle."""
         if self._port is not None:
             self._port.close()
         for connection in tuple(self._shared.connections):
             connection.shut_down()
 
     def abort(self) -> None:
-        """Close what is left, at once."""
+        """Close all remaining connections immediately."""
         if self._look_timer is not None:
             self._look_timer.cancel()
         for connection in tuple(self._shared.connections):
@@ -209,5 +211,5 @@ class GrpcListener:
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return len(self._shared.connections)

@@ -1,4 +1,4 @@
-"""The administrative methods of the gRPC service: protobuf in, a call of the server, protobuf out."""
+"""Administrative methods of the gRPC service: each maps a protobuf request to a server call and a reply."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ METHODS: Final[Mapping[str, str]] = {
     f"{_SERVICE}CudaSharedMemoryRegister": "shared-memory",
     f"{_SERVICE}CudaSharedMemoryUnregister": "shared-memory",
 }
-"""Every method there is, and the category by which access to it is restricted."""
+"""All methods, with the category by which access to each is restricted."""
 
 Answer: TypeAlias = Callable[[Message | NeriteError], None]
 Handler: TypeAlias = Callable[[Any, Answer], Coroutine[Any, Any, None] | None]
-"""Answers now or later; returns what is still to be awaited, if anything."""
+"""Answers now or later; returns a coroutine if there is something to await."""
 
 
 class GrpcAdministration:
-    """Everything but inference."""
+    """Handlers of all methods except inference."""
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
@@ -79,7 +79,7 @@ class GrpcAdministration:
         }
 
     def handler(self, path: str) -> Handler:
-        """Return what answers the method of ``path``."""
+        """Return the handler of the method at ``path``."""
         return self._handlers[path.rpartition("/")[2]]
 
     def _live(self, request: Any, answer: Answer) -> None:
@@ -134,8 +134,8 @@ class GrpcAdministration:
     def _regions(self, request: Any, answer: Answer) -> None:
         reply = wire.SystemSharedMemoryStatusResponse()
         for region in self._server.regions.listed(request.name):
-            told = reply.regions[region.name]
-            told.name, told.key, told.offset, told.byte_size = region[:4]
+            entry = reply.regions[region.name]
+            entry.name, entry.key, entry.offset, entry.byte_size = region[:4]
         answer(reply)
 
     def _register(self, request: Any, answer: Answer) -> None:
@@ -158,7 +158,7 @@ class GrpcAdministration:
         answer(wire.CudaSharedMemoryUnregisterResponse())
 
     def _trace_setting(self, request: Any, answer: Answer) -> None:
-        """Change what is traced, if anything is given, and tell it."""
+        """Change the trace settings, if any are given, and return them."""
 
         def read(name: str, value: Any) -> Sequence[str] | None:
             if name != "trace_level" and len(value.value) > 1:
@@ -203,7 +203,7 @@ class GrpcAdministration:
 
 
 def _log_settings(request: Any, answer: Answer) -> None:
-    """Change what is logged, if anything is given, and tell it."""
+    """Change the log settings, if any are given, and return them."""
     fields = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
     def read(name: str, kind: type, value: Any) -> Value:
@@ -224,11 +224,11 @@ def _log_settings(request: Any, answer: Answer) -> None:
 
 
 def _load_parameters(parameters: Any) -> dict[str, Any]:
-    """Return the parameters of a load. Raises Triton's errors for what is none."""
+    """Return the parameters of a load. Raises Triton's errors for unknown ones."""
     values = {}
     for name, value in parameters.items():
         if name != "config" and not name.startswith("file:"):
-            raise InvalidArgument(f"unrecognized load parameter '{name}'. There are 'config' and 'file:<path>'.")
+            raise InvalidArgument(f"unrecognized load parameter '{name}'. Use 'config' or 'file:<path>'.")
         expected = "string_param" if name == "config" else "bytes_param"
         if value.WhichOneof("parameter_choice") != expected:
             raise InvalidArgument(f"invalid value type for load parameter '{name}', expected {expected}.")
@@ -237,7 +237,7 @@ def _load_parameters(parameters: Any) -> dict[str, Any]:
 
 
 def _unload_parameters(parameters: Any) -> dict[str, Any]:
-    """Return the parameters of an unload; those without a meaning are left out, as Triton does. Raises its errors."""
+    """Return the parameters of an unload; unknown ones are ignored, as in Triton. Raises Triton's errors."""
     if "unload_dependents" not in parameters:
         return {}
     value = parameters["unload_dependents"]
@@ -247,24 +247,24 @@ def _unload_parameters(parameters: Any) -> dict[str, Any]:
 
 
 def _only_repository(request: Any) -> None:
-    """Refuse to look at one of several repositories, as Triton does."""
+    """Reject a request for one of several repositories, as Triton does."""
     if request.repository_name:
         raise Unsupported("'repository_name' specification is not supported")
 
 
-# The lengths of all texts in the message of an administrative method, whichever fields it has.
+# Length checks for all texts in the message of an administrative method, whatever its fields.
 
-_VALUES: Final = ("string_param", "value")
-"""Fields that hold the value of a parameter or of a setting. All others hold names."""
+_VALUE_FIELDS: Final = ("string_param", "value")
+"""Fields that hold the value of a parameter or setting. All others hold names."""
 
 
 def check_texts(message: Message, where: str = "") -> None:
     """Raise ``InvalidArgument``, with the path of the field, for a text that is too long.
 
-    That texts are UTF-8 is seen to when a message is parsed. ``where`` is the path of ``message``.
+    Texts are already known to be UTF-8 from parsing. ``where`` is the path of ``message``.
     """
     for field, value in message.ListFields():
-        _check(f"{where}{field.name}", value, MAX_VALUE if field.name in _VALUES else MAX_NAME)
+        _check(f"{where}{field.name}", value, MAX_VALUE if field.name in _VALUE_FIELDS else MAX_NAME)
 
 
 def _check(path: str, value: Any, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""What is answered on the gRPC port: calls to calls of the server, results to replies."""
+"""Dispatches gRPC calls to the inference server, and turns its responses into replies."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _now = time.monotonic_ns
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
-_NOT_IN_ONE = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-_LARGE = 64 * 1024
-_OF_GRPC = frozenset(
+_DECOUPLED_ERROR = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+_LARGE_MESSAGE = 64 * 1024
+_PROTOCOL_HEADERS = frozenset(
     (
         b"content-type",
         b"grpc-accept-encoding",
@@ -57,15 +57,15 @@ _OF_GRPC = frozenset(
         b"te",
     )
 )
-"""RequestHeaders that are gRPC's own, which are no metadata of the call: nothing forwards them."""
-_READER = 1024
-"""Bytes that a reader takes in memory, beside the metadata that it passes on."""
-_PREFIX = 5
-_LEVELS: Mapping[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
+"""Headers of the gRPC protocol itself. They are not metadata of the call, and are never forwarded."""
+_READER_BYTES = 1024
+"""Memory of a reader in bytes, apart from the metadata that it forwards."""
+_PREFIX_SIZE = 5
+_ZLIB_LEVELS: Mapping[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
 
 
 class GrpcService:
-    """Finds the target of each call. Targets are kept on the headers, which repeat."""
+    """Resolves the target of each call, and memoizes it on the headers, which are shared by equal header blocks."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class GrpcService:
         callers: Callers | None = None,
         delays: Delays | None = None,
     ) -> None:
-        """Without ``callers`` nobody wants to know who asks."""
+        """Without ``callers``, requests carry no caller."""
         self._server = server
         self._bounds = bounds
         self._max_message = max_message
         self._locks = locks
         self._forward = forward_pattern
-        self._level = _LEVELS.get(compression, 0)
+        self._level = _ZLIB_LEVELS.get(compression, 0)
         self._callers = callers
         self._delays = delays or Delays({})
         self._readers: Memo[tuple[object, ...], InferReader] = Memo()
@@ -93,14 +93,14 @@ class GrpcService:
         self._methods = methods()
 
     def target(self, headers: RequestHeaders) -> CallTarget:
-        """Return the target of a call, and leave it on the headers, which repeat."""
-        target = headers.memo = self._find(headers)
+        """Return the target of a call, and memoize it on the headers."""
+        target = headers.memo = self._build_target(headers)
         timeout = headers.get(b"grpc-timeout")
         if timeout is not None:
             target.timeout = status.timeout_seconds(timeout)
         return target
 
-    def _find(self, headers: RequestHeaders) -> CallTarget:
+    def _build_target(self, headers: RequestHeaders) -> CallTarget:
         path = headers.path.decode("latin-1")
         content_type = headers.get(b"content-type") or b""
         if headers.method != b"POST" or not content_type.startswith(b"application/grpc"):
@@ -137,21 +137,21 @@ class GrpcService:
         return _Administrative(method.request, handler, messages)
 
     def _reader(self, path: str, sender: SenderHeaders) -> InferReader:
-        """Return what reads the messages of calls like this one."""
-        if sender.idempotency_key is not None:  # there are no others
+        """Return the reader for calls to ``path`` from ``sender``."""
+        if sender.idempotency_key is not None:  # keys are unique, so a memo would be useless
             return InferReader(sender)
-        # RequestHeaders remember where they lead to, which is not the same for both.
+        # Request headers memoize their target, which differs between unary and streaming calls.
         key = (path, sender.caller, *sorted(sender.forwarded.items()))
         reader = self._readers.get(key)
         if reader is None:
             reader = InferReader(sender)
             wanted_class = "" if sender.caller is None else sender.caller.wanted_class
-            size = _READER + parameters_bytes(sender.forwarded) + len(wanted_class)
+            size = _READER_BYTES + parameters_bytes(sender.forwarded) + len(wanted_class)
             GRPC_PLANS.put(self._readers, key, reader, size)
         return reader
 
     def _sender(self, headers: RequestHeaders) -> SenderHeaders:
-        """Return what the metadata say of who sent them. Raises ``InvalidArgument``."""
+        """Return what the metadata say about the sender. Raises ``InvalidArgument``."""
 
         def raw(name: str) -> str | None:
             value = headers.get(name.encode())
@@ -165,7 +165,7 @@ class GrpcService:
         fields = (
             (name.decode("latin-1"), value.decode(errors="surrogateescape"))
             for name, value in headers.fields
-            if name not in _OF_GRPC
+            if name not in _PROTOCOL_HEADERS
         )
         return SenderHeaders(forwarded(fields, self._forward), caller, key_of(get))
 
@@ -177,7 +177,7 @@ class GrpcService:
 
 
 def _outer_span(headers: RequestHeaders) -> TraceContext | None:
-    """Return the span that a call is made under."""
+    """Return the parent span named by the metadata, if any."""
     parent, state = headers.get(b"traceparent"), headers.get(b"tracestate")
     if parent is None:
         return None
@@ -185,7 +185,7 @@ def _outer_span(headers: RequestHeaders) -> TraceContext | None:
 
 
 class _Refused:
-    """Answers every call with the same status."""
+    """Target that refuses every call with the same status."""
 
     __slots__ = ("refusal", "stream", "timeout")
 
@@ -214,7 +214,7 @@ class _Refused:
 
 
 class _Inference:
-    """``ModelInfer``; for ``ModelStreamInfer`` what the two have in common."""
+    """Target of ``ModelInfer``, and the message handling that ``ModelStreamInfer`` shares with it."""
 
     __slots__ = (
         "_level",
@@ -246,73 +246,73 @@ class _Inference:
         self.head = status.head_with_encoding(reply_encoding) if reply_encoding else status.HEAD
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
-        """Return memory of the model's for a large request."""
-        if size >= _LARGE and self._messages.plain:
+        """Return a buffer in the model's shared memory for a large request, if possible."""
+        if size >= _LARGE_MESSAGE and self._messages.plain:
             name, version, data_at = wire.peek(beginning)
             if name:
-                buffer = self._server.receive_buffer(name, version, size, data_at + _PREFIX)
+                buffer = self._server.receive_buffer(name, version, size, data_at + _PREFIX_SIZE)
                 if buffer is not None:
                     return buffer
-        return _room(size)
+        return _allocate(size)
 
     def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
-        """Run an inference if only its data is new."""
+        """Start the inference if only the tensor data differs from an earlier message; return False otherwise."""
         known = self._reader.known(framed)
         if known is None:
             return False
         request = call.request = InferenceRequest(known[0], known[1], call, _now())
-        self._server.infer(request, _NOT_IN_ONE)
+        self._server.infer(request, _DECOUPLED_ERROR)
         return True
 
     def start(self, call: GrpcCall, framed: memoryview) -> None:
-        """Run an inference."""
+        """Parse the message and start the inference."""
         now = _now()
         try:
-            said = self._messages.read(framed, self._reader)
+            content = self._messages.read(framed, self._reader)
         except NeriteError as error:
             self._refuse(call, self._messages.beginning(framed), error)
             return
-        if said is None:
-            self._messages.read_aside(framed, self._reader, partial(self._go_on, call, now))
+        if content is None:
+            self._messages.read_aside(framed, self._reader, partial(self._resume, call, now))
         else:
-            self._begin(call, now, said, framed)
+            self._begin(call, now, content, framed)
 
-    def _go_on(self, call: GrpcCall, now: int, opened: OpenedMessage) -> None:
-        """Run an inference whose message was read in a thread, if it is still wanted."""
+    def _resume(self, call: GrpcCall, now: int, opened: OpenedMessage) -> None:
+        """Start an inference whose message was parsed in a thread, unless the call has ended."""
         if not call.go_on(opened.share):
             return
         try:
-            if isinstance(opened.said, NeriteError):
-                self._refuse(call, opened.message, opened.said)
+            if isinstance(opened.content, NeriteError):
+                self._refuse(call, opened.message, opened.content)
             else:
-                self._begin(call, now, opened.said, memoryview(b""), opened.message)
+                self._begin(call, now, opened.content, memoryview(b""), opened.message)
         except Exception as error:
             call.abandon(report("grpc", error, "in a call"))
 
     def _begin(
-        self, call: GrpcCall, now: int, said: Read, framed: memoryview, message: memoryview | None = None
+        self, call: GrpcCall, now: int, content: Read, framed: memoryview, message: memoryview | None = None
     ) -> None:
         try:
-            request = self._server.request(said[0], said[2], call, now, said[1])
+            request = self._server.request(content[0], content[2], call, now, content[1])
         except NeriteError as error:
             self._refuse(call, self._messages.beginning(framed) if message is None else message, error)
             return
         call.request = request
-        self._server.infer(request, _NOT_IN_ONE)
+        self._server.infer(request, _DECOUPLED_ERROR)
 
     def _refuse(self, call: GrpcCall, message: memoryview, error: NeriteError) -> None:
-        """Answer with what is wrong with a request: ``error``, unless there is nobody to ask, which comes first."""
+        """Refuse a request with ``error``, or with the model lookup's error, which takes precedence."""
         name, version, _ = wire.peek(message)
-        if name and not isinstance(error, Internal):  # else the message cannot be read
+        if name and not isinstance(error, Internal):  # an unreadable message names no model
             try:
-                self._server.find(name, version, _NOT_IN_ONE)
+                self._server.find(name, version, _DECOUPLED_ERROR)
             except NeriteError as unknown:
                 error = unknown.without_frames()
         access_log.log_refusal(wire.id_of(message), error)
         call.fail(status.of_error(error))
 
     def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Send the answer."""
+        """Send the response of an inference."""
         if response.error is not None:
             access_log.log_refusal(request.id, response.error)
             call.fail(status.of_error(response.error))
@@ -329,32 +329,32 @@ class _Inference:
         call.reply(self.head, self.packed(parts))
 
     def too_large(self, size: int) -> NeriteError:
-        """Count a message that is too large, and return its refusal."""
+        """Count an oversized message, and return the error."""
         return self._messages.too_large(size)
 
     def read(self, framed: memoryview) -> Read | None:
-        """Return what a message says; None if that is to be read aside. Raises ``NeriteError``."""
+        """Return the parsed message; None if it has to be parsed in a thread. Raises ``NeriteError``."""
         return self._messages.read(framed, self._reader)
 
     def read_aside(self, framed: memoryview, then: Callable[[OpenedMessage], None]) -> None:
-        """GrpcCall ``then`` with what a message says, when that was read in a thread."""
+        """Parse a message in a thread, and call ``then`` with the result."""
         self._messages.read_aside(framed, self._reader, then)
 
     def beginning(self, framed: memoryview) -> memoryview:
-        """Return a message, of which something is wrong, as far as it is to be had at once."""
+        """Return as much of an invalid message as can be had without blocking."""
         return self._messages.beginning(framed)
 
     def packed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Return a message with its length, compressed if the client wants it."""
+        """Return a framed message, compressed if the client accepts that."""
         if not self._reply_encoding:
             return parts
         encoder = zlib.compressobj(self._level, zlib.DEFLATED, WINDOWS[self._reply_encoding])
-        message = b"".join(parts)[_PREFIX:]
+        message = b"".join(parts)[_PREFIX_SIZE:]
         return [status.framed(encoder.compress(message) + encoder.flush(), compressed=True)]
 
 
 class _Administrative:
-    """A method that is not an inference."""
+    """Target of an administrative method."""
 
     __slots__ = ("_handle", "_messages", "_request", "_tasks", "max_message", "refusal", "stream", "timeout")
 
@@ -376,23 +376,23 @@ class _Administrative:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
-        """Know no message: nothing here is worth it."""
+        """Return False: administrative messages are not memoized."""
         return False
 
     def too_large(self, size: int) -> NeriteError:
-        """Count a message that is too large, and return its refusal."""
+        """Count an oversized message, and return the error."""
         return self._messages.too_large(size)
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
-        """Return memory for a message that comes in pieces."""
-        return _room(size)
+        """Return a buffer for a message that arrives in pieces."""
+        return _allocate(size)
 
     def start(self, call: GrpcCall, framed: memoryview) -> None:
-        """Run the method; a coroutine goes on by itself."""
+        """Parse the message and run the method; a coroutine runs as a task."""
         try:
             request = self._messages.parsed(framed, self._parse)
             if request is None:
-                self._messages.parse_aside(framed, self._parse, partial(self._go_on, call))
+                self._messages.parse_aside(framed, self._parse, partial(self._resume, call))
             else:
                 self._run(call, request)
         except NeriteError as error:
@@ -406,8 +406,8 @@ class _Administrative:
         check_texts(request)
         return request
 
-    def _go_on(self, call: GrpcCall, share: ByteReservation, request: Message | NeriteError) -> None:
-        """Run a method whose message was read in a thread, if it is still wanted."""
+    def _resume(self, call: GrpcCall, share: ByteReservation, request: Message | NeriteError) -> None:
+        """Run a method whose message was parsed in a thread, unless the call has ended."""
         if not call.go_on(share):
             return
         try:
@@ -439,6 +439,6 @@ class _Administrative:
         raise AssertionError("only inferences are answered this way")
 
 
-def _room(size: int) -> memoryview:
-    """Return memory for a message that is only announced so far: it costs nothing before the bytes come."""
+def _allocate(size: int) -> memoryview:
+    """Return a buffer for an announced message; it takes no physical memory until bytes arrive."""
     return np.empty(size, np.uint8).data

@@ -1,8 +1,8 @@
-"""``ModelStreamInfer``: many requests on one call, and their responses as they come.
+"""``ModelStreamInfer``: many requests on one call, and their responses as they become available.
 
-Order is as Triton has it. The one response of each request to a model that is not decoupled leaves in the order of
-those requests; responses of decoupled models leave at once. Where a client reads slowly the stream is blocked, and the
-models are told to pause; where it asks without end, no more than so many requests are under way.
+Responses are ordered as in Triton: the single response of each request to a model that is not decoupled leaves in
+request order; responses of decoupled models leave at once. If a client reads slowly, its stream is blocked and the
+models are paused; if it sends without limit, reading stops at a maximum number of requests in progress.
 """
 
 from __future__ import annotations
@@ -33,61 +33,62 @@ from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferRespons
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-_PREFIX = 5
-_OPEN_STREAM = 2048
-"""Bytes that a stream takes in memory without any message."""
+_PREFIX_SIZE = 5
+_STREAM_BYTES = 2048
+"""Memory of an open stream without any message, in bytes."""
 _HIGH_WATER = 1024 * 1024
-"""Bytes of responses that may wait for the client before the models are told to pause."""
-_MOST_REQUESTS = 1024
-"""Requests under way on one stream beyond which no more are read."""
+"""Bytes of buffered responses above which the models of a stream are paused."""
+_MAX_REQUESTS = 1024
+"""Requests in progress on one stream at which reading is paused."""
 
 
 class StreamConnection(Protocol):
-    """The connection of a stream, as the stream sees it."""
+    """Connection of a stream, as the stream sees it."""
 
     bounds: TransportLimits
     http2: Http2Connection
     calls: dict[int, Any]
-    """Those under way, by the stream that each is on."""
+    """Calls in progress by stream id."""
     congested: bool
-    """The client has not taken what was written."""
+    """The client has not read what was written."""
 
     @property
     def full(self) -> bool:
-        """Whether as much waits to be written as may wait."""
+        """Whether the write buffer is at its limit."""
 
     def answered(self) -> None:
-        """Write an answer: at once if no other is due, else with those that follow in this turn of the loop."""
+        """Flush a reply: at once if no other call is pending, otherwise batched with the others of this loop turn."""
 
 
 class StreamTarget(Protocol):
-    """What a stream's messages lead to."""
+    """Handles the messages of a stream."""
 
     head: bytes
     errors_end_it: bool
-    """The client asked that the first error of a model ends the stream."""
+    """The client requested that the first error of a model ends the stream."""
     outer_span: TraceContext | None
-    """The span that the stream was opened under, if its metadata name one."""
+    """Parent span named by the metadata of the stream, if any."""
     max_message: int
-    """Bytes of the largest message that is taken."""
+    """Maximum size of a message in bytes."""
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
-        """Return where a message of ``size`` bytes, which begins with ``beginning``, is to be collected."""
+        """Return the buffer for a message of ``size`` bytes that starts with ``beginning``."""
 
     def infer(self, call: StreamCall, framed: memoryview) -> bool:
-        """Begin the inference that a message asks for: ``call.begin``, or ``call.refuse``.
+        """Begin the inference of a message through ``call.begin``, or reject it through ``call.refuse``.
 
-        False: that takes a while. ``call.go_on`` is called first, and ``call.proceed`` when it is done.
+        Return False if the message is parsed in a thread; ``call.go_on`` is then called first, and ``call.proceed``
+        when done.
         """
 
     def too_large(self, size: int) -> NeriteError:
-        """Count a message of more than ``max_message`` bytes, and return its refusal."""
+        """Count a message of more than ``max_message`` bytes, and return the error."""
 
     def write(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> Sequence[Buffer]:
-        """Return a response as a message with its length in front; nothing for one that is not to be sent."""
+        """Return a response as a framed message; empty if nothing is to be sent."""
 
     def write_refusal(self, request_id: str, error: NeriteError) -> Sequence[Buffer]:
-        """Return the message that says why there is no inference."""
+        """Return the framed message that reports why a request was rejected."""
 
 
 class StreamCall:
@@ -95,22 +96,22 @@ class StreamCall:
 
     protocol = "GRPC"
     waits = True
-    """It counts as long as it is open."""
+    """Always true: an open stream counts towards the bytes in flight."""
 
     __slots__ = (
-        "_begun",
         "_blocked",
+        "_buffered_end",
+        "_buffered_input",
         "_filled",
         "_half_closed",
-        "_later",
-        "_later_ends",
+        "_headers_sent",
         "_message",
+        "_message_share",
         "_order",
         "_prefix",
         "_reading",
+        "_request_shares",
         "_requests",
-        "_share",
-        "_shares",
         "_stopping",
         "connection",
         "deadline",
@@ -125,64 +126,64 @@ class StreamCall:
         self.target = target
         self.deadline: asyncio.TimerHandle | None = None
         self.share = ByteReservation(connection.bounds.bytes)
-        """What the stream itself has of the bytes in flight."""
+        """Reservation of bytes in flight for the stream itself."""
         self._prefix = b""
         self._message: memoryview | None = None
         self._filled = 0
-        self._later: bytearray | None = None
-        """What comes while a message is read in a thread; None while none is."""
-        self._later_ends = False
-        self._share: ByteReservation | None = None
-        """What the message that arrives has of the bytes in flight, unless it is small and came in one piece."""
-        self._shares: dict[InferenceRequest, ByteReservation] = {}
-        """The same of requests."""
+        self._buffered_input: bytearray | None = None
+        """Input that arrives while a message is parsed in a thread; None at other times."""
+        self._buffered_end = False
+        self._message_share: ByteReservation | None = None
+        """Reservation of the message that is arriving; None while it is small and arrived in one piece."""
+        self._request_shares: dict[InferenceRequest, ByteReservation] = {}
+        """Reservations of requests in progress."""
         self._half_closed = False
-        self._begun = False
-        """The headers of the reply have left."""
+        self._headers_sent = False
+        """The reply headers were sent."""
         self._blocked = False
         self._reading = True
         self._stopping = False
-        """No more requests are taken."""
+        """The server is shutting down: no more requests are accepted."""
         self._requests: dict[InferenceRequest, int | None] = {}
-        """Those under way, with their place in the order, None for those that have none."""
+        """Requests in progress with their position in the response order; None for decoupled models."""
         self._order: ResponseOrder[Sequence[Buffer]] = ResponseOrder()
 
     @property
     def outer_span(self) -> TraceContext | None:
-        """The span that the stream was opened under."""
+        """Parent span of the stream."""
         return self.target.outer_span
 
-    # What the client says
+    # Input from the client
 
     def receive(self, data: bytes | memoryview, end: bool) -> None:
-        """Take a piece of the body: messages one after the other, cut anywhere. None while the server stops."""
+        """Handle a piece of the body: consecutive messages, split anywhere. Ignored during shutdown."""
         if self._stopping:
-            return  # its status will say so
+            return  # the final status reports the shutdown
         rest = memoryview(data)
-        while len(rest) and self._alive and self._later is None:
+        while len(rest) and self._alive and self._buffered_input is None:
             rest = self._take(rest)
-        if self._later is not None:
-            self._later_ends = end
+        if self._buffered_input is not None:
+            self._buffered_end = end
             if not self.share.take(len(rest)):
                 self._refuse(self.connection.bounds.bytes.refusal(len(rest)))
                 return
-            self._later += rest
+            self._buffered_input += rest
             return
         if end and self._alive:
             if self._prefix or self._message is not None:
-                self._finish(messages.INTERNAL, "the last message of the stream is not complete")
+                self._finish(messages.INTERNAL, "the last message of the stream is incomplete")
                 return
             self._half_closed = True
             self._finish_if_done()
 
     def _take(self, rest: memoryview) -> memoryview:
-        """Take bytes of one message; return what follows them."""
+        """Consume bytes of one message; return the remaining bytes."""
         message = self._message
         if message is None:
-            missing = _PREFIX - len(self._prefix)
+            missing = _PREFIX_SIZE - len(self._prefix)
             self._prefix += bytes(rest[:missing])
             rest = rest[missing:]
-            if len(self._prefix) < _PREFIX:
+            if len(self._prefix) < _PREFIX_SIZE:
                 return rest
             size = int.from_bytes(self._prefix[1:])
             if size > self.target.max_message:
@@ -192,13 +193,15 @@ class StreamCall:
             if (size >= COUNTED or size > len(rest)) and not bounds.fits(size):
                 self._refuse(bounds.refusal(size))
                 return rest
-            message = self._message = self.target.receive_buffer(rest, size + _PREFIX)
-            message[:_PREFIX] = self._prefix
+            message = self._message = self.target.receive_buffer(rest, size + _PREFIX_SIZE)
+            message[:_PREFIX_SIZE] = self._prefix
             self._prefix = b""
-            self._filled = _PREFIX
+            self._filled = _PREFIX_SIZE
         stop = min(self._filled + len(rest), len(message))
-        # What is small and came in one piece does not count.
-        if (stop < len(message) or stop >= COUNTED or self._share is not None) and not self._counts(stop, len(message)):
+        # A small message that arrived in one piece needs no reservation.
+        if (stop < len(message) or stop >= COUNTED or self._message_share is not None) and not self._reserve(
+            stop, len(message)
+        ):
             return rest
         taken = stop - self._filled
         message[self._filled : stop] = rest[:taken]
@@ -206,95 +209,95 @@ class StreamCall:
         if self._filled == len(message):
             self._message = None
             if not self.target.infer(self, message):
-                self._later = bytearray()
+                self._buffered_input = bytearray()
                 self.connection.http2.pause(self.stream_id)
-            elif len(self._requests) >= _MOST_REQUESTS and self._reading:
+            elif len(self._requests) >= _MAX_REQUESTS and self._reading:
                 self._reading = False
                 self.connection.http2.pause(self.stream_id)
         return rest[taken:]
 
-    def _counts(self, arrived: int, whole: int) -> bool:
-        """Count the bytes that have arrived of a message, or end the stream if there is no room for them."""
+    def _reserve(self, arrived: int, whole: int) -> bool:
+        """Reserve the bytes of a message that have arrived, or end the stream if they exceed the limit."""
         bounds = self.connection.bounds.bytes
-        if self._share is None:
-            self._share = ByteReservation(bounds)
-        if self._share.cover(arrived, whole):
+        if self._message_share is None:
+            self._message_share = ByteReservation(bounds)
+        if self._message_share.cover(arrived, whole):
             return True
         self._refuse(bounds.refusal(arrived))
         return False
 
     def expect(self) -> None:
-        """Count what the stream takes beside its messages."""
-        if not self.share.take(_OPEN_STREAM):
-            self._refuse(self.connection.bounds.bytes.refusal(_OPEN_STREAM))
+        """Reserve memory for the stream itself."""
+        if not self.share.take(_STREAM_BYTES):
+            self._refuse(self.connection.bounds.bytes.refusal(_STREAM_BYTES))
 
     @property
     def arriving(self) -> int | None:
-        """How much of a message is here that is not complete; None if none is on its way, or nothing is read."""
-        if self._later is not None or not self._reading:
+        """Bytes received of an incomplete message; None if no message is arriving or reading is paused."""
+        if self._buffered_input is not None or not self._reading:
             return None
         if self._message is not None:
             return self._filled
         return len(self._prefix) or None
 
     def stall(self, seconds: float) -> None:
-        """End the stream because a message has not come on for so long."""
+        """End the stream because a message made no progress for ``seconds``."""
         self._finish(messages.DEADLINE_EXCEEDED, messages.stalled_text(seconds))
 
     def go_on(self, share: ByteReservation) -> bool:
-        """Take over bytes that were taken for the message that is read; give them back, and return False, at the end.
+        """Take over the reservation of background work; if the stream has ended, release it and return False.
 
-        The message is the last that was given to ``infer``.
+        It belongs to the message that was last passed to ``infer``.
         """
         if not self._alive:
             share.give_back()
             return False
-        if self._share is None:
-            self._share = share
+        if self._message_share is None:
+            self._message_share = share
         else:
-            self._share.absorb(share)
+            self._message_share.absorb(share)
         return True
 
     def proceed(self) -> None:
-        """Take what came while a message was read."""
-        later, self._later = self._later, None
-        if later is None:
+        """Handle the input that arrived while a message was parsed in a thread."""
+        pending, self._buffered_input = self._buffered_input, None
+        if pending is None:
             return
-        self.share.give_back(len(later))
-        if len(self._requests) >= _MOST_REQUESTS:
+        self.share.give_back(len(pending))
+        if len(self._requests) >= _MAX_REQUESTS:
             self._reading = False
         if self._reading:
             self.connection.http2.resume(self.stream_id)
-        self.receive(memoryview(later), self._later_ends)
+        self.receive(memoryview(pending), self._buffered_end)
         self.connection.answered()
 
     def begin(self, request: InferenceRequest, decoupled: bool) -> None:
-        """Note that a request is under way."""
+        """Record a request that is in progress."""
         self._requests[request] = None if decoupled else self._order.begin()
-        if self._share is not None:
-            self._shares[request] = self._share
-            self._share = None
+        if self._message_share is not None:
+            self._request_shares[request] = self._message_share
+            self._message_share = None
 
     def refuse(self, request_id: str, error: NeriteError) -> None:
-        """Say why a message leads to no inference. The stream goes on."""
-        if self._share is not None:
-            self._share.give_back()
-            self._share = None
+        """Report why a message was rejected. The stream goes on."""
+        if self._message_share is not None:
+            self._message_share.give_back()
+            self._message_share = None
         for parts in self._order.finish(self._order.begin(), self.target.write_refusal(request_id, error)):
             self._send(parts)
 
-    # What models say
+    # Responses of models
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take a response; drop it if the client is gone."""
+        """Handle a response; drop it if the client is gone."""
         if request not in self._requests:
             return
-        place = self._requests[request]
-        # A model that is not decoupled has one response, whatever else it sends.
-        over = final or place is not None
+        position = self._requests[request]
+        # A model that is not decoupled has exactly one response; anything further that it sends is dropped.
+        over = final or position is not None
         if over:
             del self._requests[request]
-            if self._shares and (share := self._shares.pop(request, None)) is not None:
+            if self._request_shares and (share := self._request_shares.pop(request, None)) is not None:
                 share.give_back()
         if response.error is not None and self.target.errors_end_it:
             error = response.error
@@ -302,15 +305,15 @@ class StreamCall:
             return
         blocked = self._blocked
         parts = self.target.write(request, response, final)
-        if place is None:
+        if position is None:
             self._send(parts)
         else:
-            for released in self._order.finish(place, parts):
+            for released in self._order.finish(position, parts):
                 self._send(released)
         if over:
-            if not self._reading and len(self._requests) < _MOST_REQUESTS // 2:
+            if not self._reading and len(self._requests) < _MAX_REQUESTS // 2:
                 self._reading = True
-                if self._later is None:
+                if self._buffered_input is None:
                     self.connection.http2.resume(self.stream_id)
                     self.connection.answered()
             self._finish_if_done()
@@ -324,18 +327,18 @@ class StreamCall:
         if (self.connection.congested or http2.queued) and self.connection.full:
             self._finish(messages.RESOURCE_EXHAUSTED, messages.UNREAD_TEXT)
             return
-        if not self._begun:
-            self._begun = True
+        if not self._headers_sent:
+            self._headers_sent = True
             http2.send_headers(self.stream_id, self.target.head)
         http2.send_data(self.stream_id, parts)
         self.connection.answered()
         if http2.buffered(self.stream_id) > _HIGH_WATER:
             self.block(True)
 
-    # Flow
+    # Flow control
 
     def block(self, blocked: bool) -> None:
-        """Have the models pause, or go on, because of how the client reads."""
+        """Pause or resume the models, depending on whether the client reads."""
         if not blocked and self.connection.http2.buffered(self.stream_id):
             return
         if blocked != self._blocked:
@@ -344,10 +347,10 @@ class StreamCall:
                 request.pause(blocked)
 
     def writable(self) -> None:
-        """Go on: the client has taken what was held back."""
+        """Resume: the client has read what was buffered."""
         self.block(self.connection.congested)
 
-    # The end
+    # End of the call
 
     @property
     def _alive(self) -> bool:
@@ -363,14 +366,14 @@ class StreamCall:
             self._finish(messages.UNAVAILABLE, refusal, retry_after=1)
 
     def _refuse(self, error: NeriteError) -> None:
-        """End the stream because of what was sent on it."""
+        """End the stream because of an error in the client's input."""
         self._finish(error.grpc_status, error.message, error.retry_after)
 
     def _finish(self, code: int, message: str, retry_after: int = 0) -> None:
-        """End the call, and cancel what is under way."""
+        """End the call, and cancel its requests."""
         requests = self._end()
         http2 = self.connection.http2
-        if self._begun:
+        if self._headers_sent:
             http2.send_trailers(self.stream_id, messages.trailers(code, message, retry_after))
         else:
             http2.send_headers(self.stream_id, messages.trailers_only(code, message, retry_after), end_stream=True)
@@ -380,16 +383,16 @@ class StreamCall:
             request.cancel(why)
 
     def _end(self) -> list[InferenceRequest]:
-        """Forget the call; return what was under way."""
+        """Discard the call; return its requests in progress."""
         requests = list(self._requests)
         self._requests.clear()
-        self._message = self._later = None
-        for share in (self.share, *self._shares.values()):
+        self._message = self._buffered_input = None
+        for share in (self.share, *self._request_shares.values()):
             share.give_back()
-        self._shares.clear()
-        if self._share is not None:
-            self._share.give_back()
-            self._share = None
+        self._request_shares.clear()
+        if self._message_share is not None:
+            self._message_share.give_back()
+            self._message_share = None
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
@@ -397,27 +400,27 @@ class StreamCall:
         return requests
 
     def cancel(self, why: CancelReason) -> None:
-        """Forget the call: nobody waits for its responses."""
+        """Discard the call and cancel its requests: the client no longer waits."""
         for request in self._end():
             request.cancel(why)
 
     def expire(self) -> None:
-        """Answer DEADLINE_EXCEEDED, and stop the work."""
+        """Reply with DEADLINE_EXCEEDED, and cancel the requests."""
         self.deadline = None
         self._finish(messages.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def abandon(self, error: NeriteError) -> None:
-        """Answer with ``error``, and stop the work."""
+        """Reply with ``error``, and cancel the requests."""
         if self._alive:
             self._finish(error.grpc_status, error.message)
 
     def shut_down(self) -> None:
-        """End the stream as soon as nothing is under way on it."""
+        """End the stream as soon as no request is in progress."""
         self._stopping = True
         self._finish_if_done()
 
 
-# What the messages of ``ModelStreamInfer`` lead to, and how their responses are written.
+# The target of a stream: starts inferences and serializes their responses.
 
 _now = time.monotonic_ns
 
@@ -428,37 +431,37 @@ def _marker(final: bool) -> bytes:
     return message.SerializeToString()
 
 
-_FINAL: Final = {final: _marker(final) for final in (False, True)}
-"""The response parameter that every response on a stream has, serialized."""
+_FINAL_MARKERS: Final = {final: _marker(final) for final in (False, True)}
+"""Serialized response parameter that marks final and other responses on a stream."""
 
 
 class StreamMessages(Protocol):
-    """How messages of a call are packed, and what they say."""
+    """Parses and packs the messages of a call."""
 
     head: bytes
     max_message: int
 
     def too_large(self, size: int) -> NeriteError:
-        """Count a message that is too large, and return its refusal."""
+        """Count an oversized message, and return the error."""
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
-        """Return memory for a message of ``size`` bytes that begins with ``beginning``."""
+        """Return the buffer for a message of ``size`` bytes that starts with ``beginning``."""
 
     def read(self, framed: memoryview) -> Read | None:
-        """Return what a message says; None if that is to be read aside. Raises ``NeriteError``."""
+        """Return the parsed message; None if it has to be parsed in a thread. Raises ``NeriteError``."""
 
     def read_aside(self, framed: memoryview, then: Callable[[OpenedMessage], None]) -> None:
-        """Call ``then`` with what a message says, when that was read in a thread."""
+        """Parse a message in a thread, and call ``then`` with the result."""
 
     def beginning(self, framed: memoryview) -> memoryview:
-        """Return a message, of which something is wrong, as far as it is to be had at once."""
+        """Return as much of an invalid message as can be had without blocking."""
 
     def packed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Return a message with its length, compressed if the client wants it."""
+        """Return a framed message, compressed if the client accepts that."""
 
 
 class StreamInference:
-    """The target of a stream."""
+    """Starts the inferences of a stream, and serializes their responses."""
 
     def __init__(
         self,
@@ -475,41 +478,41 @@ class StreamInference:
         self._messages = messages
 
     def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
-        """Return memory of the model's for a large request."""
+        """Return a buffer in the model's shared memory for a large request, if possible."""
         return self._messages.receive_buffer(beginning, size)
 
     def too_large(self, size: int) -> NeriteError:
-        """Count a message that is too large, and return its refusal."""
+        """Count an oversized message, and return the error."""
         return self._messages.too_large(size)
 
     def infer(self, call: StreamCall, framed: memoryview) -> bool:
-        """Begin an inference, or tell the client why there is none; False if that takes a while."""
+        """Begin or reject an inference; return False if its message is parsed in a thread."""
         try:
-            said = self._messages.read(framed)
+            content = self._messages.read(framed)
         except NeriteError as error:
             self._refuse(call, self._messages.beginning(framed), error)
             return True
-        if said is None:
-            self._messages.read_aside(framed, partial(self._go_on, call))
+        if content is None:
+            self._messages.read_aside(framed, partial(self._resume, call))
             return False
-        self._begin(call, said)
+        self._begin(call, content)
         return True
 
-    def _go_on(self, call: StreamCall, opened: OpenedMessage) -> None:
-        """Begin an inference whose message was read in a thread, if it is still wanted."""
+    def _resume(self, call: StreamCall, opened: OpenedMessage) -> None:
+        """Begin an inference whose message was parsed in a thread, unless the stream has ended."""
         if not call.go_on(opened.share):
             return
         try:
-            if isinstance(opened.said, NeriteError):
-                self._refuse(call, opened.message, opened.said)
+            if isinstance(opened.content, NeriteError):
+                self._refuse(call, opened.message, opened.content)
             else:
-                self._begin(call, opened.said)
+                self._begin(call, opened.content)
             call.proceed()
         except Exception as error:
             call.abandon(report("grpc", error, "in a call"))
 
-    def _begin(self, call: StreamCall, said: Read) -> None:
-        header, request_id, data = said
+    def _begin(self, call: StreamCall, content: Read) -> None:
+        header, request_id, data = content
         try:
             request = self._server.request(header, data, call, _now(), request_id)
             version = self._server.version_of(request)
@@ -523,7 +526,7 @@ class StreamInference:
         call.refuse(wire.id_of(message), error)
 
     def write(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> Sequence[Buffer]:
-        """Return a response as a message; nothing for an empty one that the client did not ask for."""
+        """Return a response as a framed message; empty for an empty final response that the client did not request."""
         if response.error is not None:
             return self._failed(request, response.error, final)
         if response.empty:
@@ -538,13 +541,15 @@ class StreamInference:
         except Exception as error:
             failure = report("grpc", error, f"in an answer of '{request.header.model_name}'", request.id)
             return self._failed(request, failure, final)
-        size = len(_FINAL[final]) + sum(map(len, parts)) - _PREFIX
-        before = b"\x12" + fields.varint(size) + _FINAL[final]
-        framed = b"\0" + (len(before) + size - len(_FINAL[final])).to_bytes(4) + before + parts[0][_PREFIX:]
+        size = len(_FINAL_MARKERS[final]) + sum(map(len, parts)) - _PREFIX_SIZE
+        before = b"\x12" + fields.varint(size) + _FINAL_MARKERS[final]
+        framed = (
+            b"\0" + (len(before) + size - len(_FINAL_MARKERS[final])).to_bytes(4) + before + parts[0][_PREFIX_SIZE:]
+        )
         return self._messages.packed([framed, *parts[1:]])
 
     def write_refusal(self, request_id: str, error: NeriteError) -> Sequence[Buffer]:
-        """Return the message that says why there is no inference."""
+        """Return the framed message that reports why a request was rejected."""
         access_log.log_refusal(request_id, error)
         message = ModelStreamInferResponse(error_message=error.message)
         if text_error(request_id) is None:

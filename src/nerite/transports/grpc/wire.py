@@ -1,8 +1,8 @@
-"""The wire form of the two inference messages, read and written without making objects of the tensors.
+"""Reads and writes the wire form of the two inference messages without creating objects for tensors.
 
-A serialized ``ModelInferRequest`` from one client begins with the same bytes again and again: model, inputs, outputs.
-Only the id in the middle and the contents of the tensors differ. ``split`` takes those apart, so that the rest can be
-looked up, and the contents become views. It looks at a bounded number of fields, and only at those that there are.
+A serialized ``ModelInferRequest`` from one client repeatedly begins with the same bytes: model, inputs, outputs. Only
+the id in the middle and the tensor contents differ. ``split`` separates these, so that the rest can be looked up in a
+memo and the contents become views. It visits a bounded number of fields, and only known ones.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from nerite.wire import fields
 from nerite.wire.grpc_service import InferParameter, ModelInferResponse
 
 MAX_FIELDS: Final = 5_000
-"""Fields of a request, those of its inputs and outputs among them, but for the values of tensors."""
+"""Maximum number of fields of a request, including those of its inputs and outputs, but not tensor values."""
 MAX_REPEATED: Final = 1_024
-"""Inputs, outputs, parameters, raw contents, and dimensions of a shape."""
+"""Maximum number of inputs, outputs, parameters, raw contents, and dimensions of a shape."""
 MAX_HEADER: Final = 4 * 1024 * 1024
-"""Bytes of a request beside its tensors. A parameter may have a million characters."""
+"""Maximum size of a request without its tensors, in bytes. A parameter may have a million characters."""
 LARGE_HEADER: Final = 64 * 1024
-"""From here on the fields of inputs and outputs are counted before protobuf reads them."""
+"""Size from which the fields of inputs and outputs are counted before protobuf parses them."""
 _LONGEST_NAME: Final = 4 * MAX_NAME
-"""Bytes of an id or a name, beyond which it has too many characters whatever they are."""
+"""Bytes of an id or a name above which it exceeds ``MAX_NAME`` characters in any case."""
 _MAX_PEEKED: Final = 64
-"""Fields that are looked at in the first bytes of a message."""
+"""Fields that ``peek`` visits at the start of a message."""
 
 MODEL_NAME = 0x0A  # field 1, length-delimited
 MODEL_VERSION = 0x12
@@ -44,10 +44,10 @@ _OUTPUT = 0x32
 _CONTENTS = 0x2A  # of an input
 _NO_CONTENTS = bytes((_CONTENTS, 0))
 _RESPONSE_ID = 3
-_NAMES: Final = {
+_HEADER_FIELDS: Final = {
     MODEL_NAME: "model_name", MODEL_VERSION: "model_version", 0x22: "parameters", _INPUT: "inputs", _OUTPUT: "outputs",
 }  # fmt: skip
-"""The fields beside id and raw contents. All of them are messages or texts."""
+"""Fields other than the id and raw contents. All of them are length-delimited."""
 
 
 class MalformedMessage(Exception):
@@ -55,25 +55,25 @@ class MalformedMessage(Exception):
 
 
 class TooManyFields(InvalidArgument):
-    """The message has more of something than is read."""
+    """The message has more elements of some kind than are allowed."""
 
 
 class InferParts(NamedTuple):
-    """A request taken apart."""
+    """A request split into header, id and tensor contents."""
 
     header: bytes
-    """What is left of it without the id, the raw contents, the typed contents, and fields that there are not."""
+    """Serialized request without its id, raw contents, typed contents and unknown fields."""
     id: str
     raw: list[Buffer]
     plain: bool
-    """``header`` is the beginning of the message, and the raw contents, with the shortest lengths, are the rest."""
+    """``header`` is the start of the message, and raw contents with minimal length encodings are the rest."""
     typed: list[list[memoryview]]
-    """The typed contents of each input: messages, of which the fields are to be joined. Empty where there are raw ones,
-    unless the header is large."""
+    """Typed contents of each input: messages whose fields are to be concatenated. Empty if the request has raw
+    contents, unless the header is large."""
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number and where it ends. Raises ``MalformedMessage``."""
+    """Return a varint and its end. Raises ``MalformedMessage``."""
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
@@ -104,15 +104,15 @@ def read_field(message: memoryview, at: int) -> tuple[int, int, int]:
     return tag, at, stop
 
 
-def each_field(message: memoryview, most: int, what: str) -> Iterator[tuple[int, int, int, int]]:
+def each_field(message: memoryview, limit: int, what: str) -> Iterator[tuple[int, int, int, int]]:
     """Yield tag, start, start of the value and end of each field.
 
-    Raises ``MalformedMessage``, or ``TooManyFields`` if there are more than ``most``; ``what`` it is then that has
-    them.
+    Raises ``MalformedMessage``, or ``TooManyFields`` if there are more than ``limit``; ``what`` then names their
+    location.
     """
     end = len(message)
     at = 0
-    for _ in range(most):
+    for _ in range(limit):
         if at >= end:
             return
         start = at
@@ -124,12 +124,12 @@ def each_field(message: memoryview, most: int, what: str) -> Iterator[tuple[int,
 
 
 def _too_many_fields(what: str) -> TooManyFields:
-    """Return the refusal of a request with more fields than are looked at, most of which are ``what``."""
+    """Return the error for a request with too many fields, most of which are ``what``."""
     return TooManyFields(f"the request has more than the {MAX_FIELDS} fields that are allowed, most of them {what}")
 
 
 def split(message: memoryview) -> InferParts:
-    """Take a serialized ``ModelInferRequest`` apart.
+    """Split a serialized ``ModelInferRequest`` into its parts.
 
     Raises ``MalformedMessage``, ``TooManyFields``, or ``InvalidArgument`` for an id that is too long.
     """
@@ -140,7 +140,7 @@ def split(message: memoryview) -> InferParts:
     request_id = ""
     plain = True
     header_size = 0
-    # As ``read_field``, in line: this runs for each request.
+    # ``read_field`` is inlined, as this runs for each request.
     for _ in range(MAX_FIELDS):
         if at >= end:
             break
@@ -164,14 +164,14 @@ def split(message: memoryview) -> InferParts:
         if tag == RAW_INPUT:
             raw.append(message[at:stop])
             plain = plain and at - start == len(raw_input(stop - at))
-        elif tag in _NAMES:
+        elif tag in _HEADER_FIELDS:
             kept.append(message[start:stop])
             header_size += stop - start
             plain = plain and not raw
         else:
             plain = False
             if tag == ID:
-                request_id = _text(message[at:stop])
+                request_id = _decode_id(message[at:stop])
             elif not 8 <= tag < 1 << 32:
                 raise MalformedMessage
         at = stop
@@ -181,25 +181,25 @@ def split(message: memoryview) -> InferParts:
         raise too_many("raw_input_contents", len(raw))
     typed: list[list[memoryview]] = []
     if (not raw and header_size) or header_size > LARGE_HEADER:
-        kept, typed = _without_contents(kept)
+        kept, typed = _split_contents(kept)
         header_size = sum(map(len, kept))
         plain = False
     if header_size > MAX_HEADER:
         raise TooManyFields(
-            f"the request has {header_size} bytes beside its tensors, more than the {MAX_HEADER} that are allowed"
+            f"the request has {header_size} bytes besides its tensors, more than the {MAX_HEADER} that are allowed"
         )
     return InferParts(b"".join(kept), request_id, raw, plain, typed)
 
 
 def too_many(what: str, count: int) -> TooManyFields:
-    """Return the refusal of a request with more than ``MAX_REPEATED`` of something."""
+    """Return the error for more than ``MAX_REPEATED`` elements of one kind."""
     return TooManyFields(f"'{what}' has {count} elements, more than the {MAX_REPEATED} that are allowed")
 
 
-def _text(raw: memoryview) -> str:
-    """Return an id.
+def _decode_id(raw: memoryview) -> str:
+    """Decode an id.
 
-    Raises ``MalformedMessage`` for one that is not UTF-8, ``InvalidArgument`` for one of any length.
+    Raises ``MalformedMessage`` if it is not UTF-8, ``InvalidArgument`` if it is far too long to decode.
     """
     if len(raw) > _LONGEST_NAME:
         raise InvalidArgument(f"'id' is {len(raw)} bytes long, more than the {MAX_NAME} characters that are allowed")
@@ -210,17 +210,17 @@ def _text(raw: memoryview) -> str:
 
 
 def _most_frequent(kept: list[memoryview], raw: list[Buffer]) -> str:
-    """Return what most of the fields are."""
-    counts = Counter(f"'{_NAMES[read_varint(field, 0)[0]]}'" for field in kept)
+    """Return the most frequent kind of field."""
+    counts = Counter(f"'{_HEADER_FIELDS[read_varint(field, 0)[0]]}'" for field in kept)
     counts["'raw_input_contents'"] = len(raw)
     counts["unknown"] = MAX_FIELDS - len(kept) - len(raw)
     return counts.most_common(1)[0][0]
 
 
-def _without_contents(kept: list[memoryview]) -> tuple[list[memoryview], list[list[memoryview]]]:
-    """Return the fields of a header without the values of tensors, and those of each input.
+def _split_contents(kept: list[memoryview]) -> tuple[list[memoryview], list[list[memoryview]]]:
+    """Separate the typed contents of each input from the header fields.
 
-    Where there were typed contents are empty ones: that there are any is said by the header.
+    Empty contents take their place, so that the header still says which inputs have some.
     """
     left = MAX_FIELDS - len(kept)
     rest: list[memoryview] = []
@@ -234,7 +234,7 @@ def _without_contents(kept: list[memoryview]) -> tuple[list[memoryview], list[li
         value = field[at:]
         parts: list[memoryview] = []
         contents: list[memoryview] = []
-        for inner, start, at, stop in each_field(value, left, f"in '{_NAMES[tag]}'"):
+        for inner, start, at, stop in each_field(value, left, f"in '{_HEADER_FIELDS[tag]}'"):
             left -= 1
             if tag == _INPUT and inner == _CONTENTS:
                 contents.append(value[at:stop])
@@ -251,9 +251,9 @@ def _without_contents(kept: list[memoryview]) -> tuple[list[memoryview], list[li
 
 
 def peek(beginning: memoryview) -> tuple[str, str, int]:
-    """Return model name, version, and where the first tensor's bytes begin, from the first bytes of a request.
+    """Return model name, version and offset of the first tensor's bytes, from the first bytes of a request.
 
-    What is not there, or not in the usual order, is empty or 0.
+    A value that is missing or not in the usual order is empty or 0.
     """
     name = version = ""
     at = 0
@@ -281,7 +281,7 @@ def peek(beginning: memoryview) -> tuple[str, str, int]:
 
 
 def id_of(message: memoryview) -> str:
-    """Return the id of a request that may be wrong, empty where it cannot be found."""
+    """Return the id of a possibly invalid request; empty if it cannot be found."""
     try:
         return split(message).id
     except (MalformedMessage, InvalidArgument):
@@ -289,36 +289,36 @@ def id_of(message: memoryview) -> str:
 
 
 def response_id(request_id: str) -> bytes:
-    """Return the id field of a response."""
+    """Return the serialized id field of a response."""
     return fields.nested_field(_RESPONSE_ID, request_id.encode())
 
 
 def raw_input(size: int) -> bytes:
-    """Return what stands before ``size`` bytes of raw contents in a request, as every encoder writes it."""
+    """Return the tag and length before ``size`` bytes of raw contents in a request, in their minimal encoding."""
     return bytes((RAW_INPUT,)) + fields.varint(size)
 
 
 def raw_output(size: int) -> bytes:
-    """Return what stands before ``size`` bytes of raw contents in a response."""
+    """Return the tag and length before ``size`` bytes of raw contents in a response."""
     return bytes((RAW_OUTPUT, size)) if size < 0x80 else bytes((RAW_OUTPUT,)) + fields.varint(size)
 
 
-# Writing a ``ModelInferResponse``: headers once for each shape of answer, tensors as they are.
+# Serializing a ``ModelInferResponse``: headers once per distinct header, tensors without copying.
 
 
 class EncodedHeader(NamedTuple):
-    """The reply that a response header means, cut where the tensors go: everything is known but their bytes."""
+    """Encoded response header, cut where the tensors go: everything except their bytes."""
 
     first: bytes
-    """The message's prefix and all that stands before the first tensor."""
+    """Message prefix and everything before the first tensor."""
     rest: tuple[bytes, ...]
-    """What stands before each of the others."""
+    """Bytes before each further tensor."""
 
 
 def write_infer_response(
     request: InferenceRequest, response: InferenceResponse, signature_of: Callable[[InferenceRequest], Signature]
 ) -> list[Buffer]:
-    """Return the serialized response with its length in front, in pieces. Raises Triton's errors of formatting."""
+    """Return the framed response in pieces. Raises Triton's formatting errors."""
     header = response.header
     assert header is not None
     data = response.data
@@ -327,7 +327,7 @@ def write_infer_response(
         if request.header.classifies:
             header, data = _classified(request, response, header, signature_of(request))
         if request.header.shared:
-            data = _without_shared(request, response, header, data)
+            data = _write_shared(request, response, header, data)
         encoded = _encode(header, [len(buffer) for buffer in data], request.id)
         plain = header is response.header and data is response.data and not request.id
         if plain and all(spec.byte_size >= 0 for spec in header.outputs):
@@ -339,7 +339,7 @@ def write_infer_response(
 
 
 def _encode(header: ResponseHeader, sizes: Sequence[int], request_id: str) -> EncodedHeader:
-    message = _beginning(header)
+    message = _serialize_header(header)
     if request_id:
         # Fields may come in any order.
         message += response_id(request_id)
@@ -349,7 +349,7 @@ def _encode(header: ResponseHeader, sizes: Sequence[int], request_id: str) -> En
     return EncodedHeader(first, tuple(before[1:]))
 
 
-def _beginning(header: ResponseHeader) -> bytes:
+def _serialize_header(header: ResponseHeader) -> bytes:
     message = ModelInferResponse(
         model_name=header.model_name,
         model_version=header.model_version,
@@ -368,10 +368,10 @@ def _beginning(header: ResponseHeader) -> bytes:
     return message.SerializeToString()
 
 
-def _without_shared(
+def _write_shared(
     request: InferenceRequest, response: InferenceResponse, header: ResponseHeader, data: Sequence[Buffer]
 ) -> list[Buffer]:
-    """Write outputs to shared memory that are wanted there, and return the data of the others."""
+    """Write outputs requested in shared memory, and return the data of the others."""
     placed = {output.name for output in request.header.outputs if output.place}
     left: list[Buffer] = []
     for spec, buffer in zip(header.outputs, data, strict=True):

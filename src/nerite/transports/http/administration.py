@@ -1,4 +1,4 @@
-"""The calls that are no inference: bodies to calls of the server, results to replies."""
+"""Administrative endpoints of the HTTP port: everything that is not an inference."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ _DONE: Final = Reply(200, b"", "application/json")
 
 
 class HttpAdministration:
-    """Each method is named for its endpoint (``routes``), takes what the path says, and sends one reply."""
+    """Answers the administrative endpoints.
+
+    Each method is named after its endpoint (``routes``), takes the arguments in the path, and sends one reply.
+    """
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
         self._background_calls = BackgroundCalls()
 
     def live(self, connection: HttpExchange, body: memoryview) -> None:
-        """Say whether the server runs."""
+        """Report whether the server is live."""
         connection.send([_health(self._server.live).encode()])
 
     def ready(self, connection: HttpExchange, body: memoryview) -> None:
-        """Say whether requests can be served."""
+        """Report whether the server can serve requests."""
         self._server.ask_ready(lambda ready: connection.send([_health(ready).encode()]))
 
     def model_ready(self, connection: HttpExchange, body: memoryview, model: str, version: str) -> None:
-        """Say whether a model can be served."""
+        """Report whether a model can serve requests."""
 
         def answer(ready: bool) -> None:
             connection.send([(reply.EMPTY if ready else reply.MODEL_NOT_READY).encode()])
@@ -56,24 +59,24 @@ class HttpAdministration:
         connection.send([reply.json_reply(self._server.model_metadata(model, version)).encode()])
 
     def config(self, connection: HttpExchange, body: memoryview, model: str, version: str) -> None:
-        """Tell a model's configuration."""
+        """Send the configuration of a model."""
         connection.send([reply.json_reply(self._server.model_config(model, version)).encode()])
 
     def statistics(self, connection: HttpExchange, body: memoryview, model: str, version: str) -> None:
-        """Tell the statistics of a model."""
+        """Send the statistics of a model."""
         connection.send([reply.json_reply({"model_stats": self._server.statistics(model, version)}).encode()])
 
     def all_statistics(self, connection: HttpExchange, body: memoryview) -> None:
-        """Tell the statistics of all models."""
+        """Send the statistics of all models."""
         connection.send([reply.json_reply({"model_stats": self._server.statistics("", "")}).encode()])
 
     def quota(self, connection: HttpExchange, body: memoryview) -> None:
-        """Tell what tenants have used, and what they have left."""
+        """Send the usage and the remaining quota of the tenants."""
         connection.send([reply.json_reply(self._server.quota()).encode()])
 
     def index(self, connection: HttpExchange, body: memoryview, repository: str) -> None:
         """List the models of the repositories."""
-        ready = _object(body).get("ready", False)
+        ready = _json_object(body).get("ready", False)
         if type(ready) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         self._background_calls.start(connection, self._index(ready))
@@ -90,7 +93,7 @@ class HttpAdministration:
             connection.send([reply.error_reply(error).encode()])
 
         if len(body) <= LARGE:
-            load(request_bodies.read_load_parameters(_object(body)))
+            load(request_bodies.read_load_parameters(_json_object(body)))
             return
 
         def done(values: list[Any]) -> None:
@@ -102,18 +105,18 @@ class HttpAdministration:
         """Unload a model."""
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
-        parameters = _object(body).get("parameters", {})
-        if not isinstance(parameters, dict):  # Triton looks for one it knows, and finds none
+        parameters = _json_object(body).get("parameters", {})
+        if not isinstance(parameters, dict):  # Triton ignores it, too
             parameters = {}
         self._background_calls.start(connection, _done(self._server.unload(model, parameters)))
 
     def regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """List the regions of shared memory."""
         listed = self._server.regions.listed(region)
-        told = [
+        described = [
             {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for each in listed
         ]
-        connection.send([reply.json_reply(told).encode()])
+        connection.send([reply.json_reply(described).encode()])
 
     def register(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """Register a region of shared memory."""
@@ -121,40 +124,40 @@ class HttpAdministration:
         connection.send([_DONE.encode()])
 
     def unregister(self, connection: HttpExchange, body: memoryview, region: str) -> None:
-        """Forget a region of shared memory, or all."""
+        """Unregister one or all regions of shared memory."""
         self._server.regions.unregister(region)
         connection.send([_DONE.encode()])
 
     def cuda_regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
-        """List the regions of CUDA memory: there are none."""
+        """List the regions of CUDA memory, which is always an empty list."""
         self._server.regions.check_cuda(region)
         connection.send([reply.json_reply([]).encode()])
 
     def register_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
-        """Refuse to register CUDA memory."""
+        """Reject the registration of CUDA memory."""
         request_bodies.check_cuda_region(region, body)
         self._server.regions.register_cuda(region)
 
     def unregister_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
-        """Forget a region of CUDA memory."""
+        """Unregister a region of CUDA memory."""
         self._server.regions.unregister_cuda(region)
         connection.send([_DONE.encode()])
 
     def logging(self, connection: HttpExchange, body: memoryview) -> None:
-        """Tell what is logged."""
+        """Send the log settings."""
         connection.send([reply.json_reply(log.settings).encode()])
 
     def change_logging(self, connection: HttpExchange, body: memoryview) -> None:
-        """Change what is logged, and tell it."""
+        """Change the log settings, and send the result."""
 
         def read(name: str, kind: type, value: Any) -> settings.Value:
             fits = type(value) is kind
             if not fits or (kind is int and value < 0):
-                raise _not_of_kind({bool: "boolean", int: "unsigned-integer", str: "string"}[kind])
+                raise _wrong_type({bool: "boolean", int: "unsigned-integer", str: "string"}[kind])
             found: settings.Value = value
             return found
 
-        # As with Triton what is no object says nothing, and so does a null.
+        # As in Triton, a body that is not an object changes nothing, and neither does a null.
         given = [item for item in _members(body).items() if item[1] is not None]
         settings.change_log_settings(
             given, read, lambda name: Unavailable(f"invalid argument for --log_format, got: {name}")
@@ -162,23 +165,23 @@ class HttpAdministration:
         self.logging(connection, body)
 
     def trace(self, connection: HttpExchange, body: memoryview, model: str) -> None:
-        """Tell what is traced."""
-        told = self._server.trace_settings(model).told(model)
-        # Not by way of a dict: Triton names each resource attribute with the same key.
-        members = b",".join(orjson.dumps(name) + b":" + orjson.dumps(value) for name, value in told)
+        """Send the trace settings."""
+        current = self._server.trace_settings(model).told(model)
+        # Not through a dict: Triton uses the same key for each resource attribute.
+        members = b",".join(orjson.dumps(name) + b":" + orjson.dumps(value) for name, value in current)
         connection.send([Reply(200, b"{" + members + b"}").encode()])
 
     def change_trace(self, connection: HttpExchange, body: memoryview, model: str) -> None:
-        """Change what is traced, and tell it."""
+        """Change the trace settings, and send the result."""
 
         def read(name: str, value: Any) -> Sequence[str] | None:
             if value is None:
                 return None
             if name == "trace_level" and not isinstance(value, list):
-                raise _not_of_kind("array")
+                raise _wrong_type("array")
             texts = value if name == "trace_level" else [value]
             if not all(isinstance(text, str) for text in texts):
-                raise _not_of_kind("string")
+                raise _wrong_type("string")
             return texts
 
         settings.change_trace_settings(self._server.trace_settings(model), model, _members(body), read)
@@ -197,16 +200,16 @@ def _health(healthy: bool) -> Reply:
     return reply.EMPTY if healthy else Reply(400, b"", "text/plain")
 
 
-def _not_of_kind(kind: str) -> NeriteError:
+def _wrong_type(kind: str) -> NeriteError:
     return Internal(f"attempt to access JSON non-{kind} as {kind}")
 
 
 def _members(body: memoryview) -> dict[str, Any]:
-    """Return the members of the JSON object that a body is; none of a body that is JSON, but no object."""
+    """Return the members of the JSON object in a body; an empty dict for JSON that is not an object."""
     value = parse_settings(body)
     return value if isinstance(value, dict) else {}
 
 
-def _object(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object that an administrative body is; an empty body is an empty object."""
+def _json_object(body: memoryview) -> dict[str, Any]:
+    """Return the JSON object in a body; an empty body counts as an empty object."""
     return _members(body) if len(body) else {}

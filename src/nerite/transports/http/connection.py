@@ -1,19 +1,20 @@
-"""One HTTP/1.1 connection: bytes in, one exchange at a time, bytes out. Knows nothing of paths or models.
+"""One HTTP/1.1 connection: bytes in, one exchange at a time, bytes out. Knows nothing about paths or models.
 
 Theory of operation. The connection is in one of these states:
 
-    HEAD      waits for the empty line that ends a head; bytes so far are in ``_stash``
-    BODY      a sized body arrives, straight into its own buffer (``_missing`` is what is left of that)
-    CHUNKED   a chunked body arrives, through the decoder
-    DISCARD   a body that was refused is read and forgotten (``_discard`` bytes are left)
-    BUSY      an exchange is being answered; whatever the client sends ahead goes to ``_stash``
-    LINGER    the last answer has left; what the client is sending still is read and forgotten
+    HEAD      waits for the empty line that ends a head; the bytes received so far are in ``_stash``
+    BODY      receives a body of known size directly into its own buffer (``_missing`` is the part still to come)
+    CHUNKED   receives a chunked body through the decoder
+    DISCARD   reads and discards the body of a rejected request (``_discard`` bytes remain)
+    BUSY      waits for the reply to the current exchange; pipelined bytes go to ``_stash``
+    LINGER    has sent its last reply; reads and discards what the client still sends
 
-Small requests never leave HEAD before they are complete. A body is received where it will be used: in memory that the
-model's worker maps, if the handler offers it. Answers leave in the order of requests: there is only one exchange.
+Small requests stay in HEAD until they are complete. A body is received where it will be used (zero-copy): in memory
+that the model's worker maps, if the handler offers it. Only one exchange is open at a time, so replies leave in the
+order of requests.
 
-A client asks the same again and again, with other numbers in the tensors. So the connection remembers, for each length,
-the last request that its handler said may come again: one that begins with the same bytes is handed over unread.
+Clients repeat the same request with other tensor data. The connection therefore remembers, for each request length,
+the last request that its handler declared repeatable; a request that begins with the same bytes skips parsing.
 """
 
 from __future__ import annotations
@@ -43,20 +44,21 @@ if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpWork
 
 _MAX_STASH = 64 * 1024
-"""Bytes that a client may send ahead before reading stops until they are used."""
+"""Bytes that a client may pipeline before the connection stops reading (backpressure)."""
 
 
 class RememberedRequest(NamedTuple):
-    """A request of a connection that may come again."""
+    """Parsed request that is reused when the same bytes arrive again on the connection."""
 
     beginning: bytes
-    """Its head, and the text in its body."""
+    """The head and the JSON part of the body."""
     head: RequestHead
     meaning: Any
+    """The handler's ``HttpQuestion.meaning``."""
 
 
 class ConnectionState(enum.Enum):
-    """What the next bytes are."""
+    """State of a connection: how the next bytes are interpreted."""
 
     HEAD = enum.auto()
     BODY = enum.auto()
@@ -66,12 +68,12 @@ class ConnectionState(enum.Enum):
     LINGER = enum.auto()
 
 
-# Looking up a member of an enumeration costs as much as a call.
+# Module globals, because looking up an enum member costs as much as a call.
 _HEAD, _BODY, _CHUNKED, _DISCARD, _BUSY, _LINGER = ConnectionState
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A client's connection."""
+    """Server side of one client connection: receives requests, hands them to the handler and sends its replies."""
 
     protocol = "HTTP"
     began_ns = 0
@@ -81,77 +83,77 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._shared = shared
         self._state = _HEAD
         self._stash = b""
-        self._asked: Memo[int, RememberedRequest] = Memo()
-        """By their length."""
+        self._remembered: Memo[int, RememberedRequest] = Memo()
+        """Repeatable requests by their length in bytes."""
         self._head: RequestHead | None = None
         self._body = memoryview(b"")
         self._missing = memoryview(b"")
         self._chunks: ChunkDecoder | None = None
         self._discard = 0
-        self._pieces = 0
-        """Requests that came in pieces."""
-        self._patience = ArrivalTimeout()
-        self._share = ByteReservation(shared.bounds.bytes)
-        """Bytes of the request that arrives or is answered, unless they are few."""
-        self._ahead = ByteReservation(shared.bounds.bytes)
-        """Those of ``_stash``."""
+        self._partial_requests = 0
+        """Number of requests so far that arrived in several reads."""
+        self._arrival_timeout = ArrivalTimeout()
+        self._reservation = ByteReservation(shared.bounds.bytes)
+        """Bytes of the request that is being received or answered, unless it is small."""
+        self._stash_reservation = ByteReservation(shared.bounds.bytes)
+        """Bytes of ``_stash``."""
         self.served = 0
-        """Requests that were answered."""
+        """Number of requests that were answered."""
         self._transport: asyncio.Transport
         self._reading = True
         self._writable = True
         self._advancing = False
         self._opened = False
-        """A part of the reply to the current exchange has left."""
+        """Part of the reply to the current exchange has been sent."""
         self._last = False
-        """The next answer is the last of the connection."""
+        """The connection closes after the next reply."""
         self._unread = False
-        """The client may be sending what is not read any more."""
+        """The client may still be sending bytes that are no longer parsed."""
         self._lingered = False
-        """It has been in ``LINGER`` for a while."""
+        """The connection was already in ``LINGER`` at the previous check."""
         self._closing = False
         self.request: HttpWork | None = None
-        """What this exchange runs; cancelled when the client goes."""
+        """The work that this exchange runs; cancelled if the client disconnects."""
 
     @property
     def head(self) -> RequestHead:
-        """The head of the exchange that is being answered."""
+        """The head of the current exchange."""
         assert self._head is not None
         return self._head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        """Register the connection."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self._shared.connections.add(self)
         self._last = self._shared.draining
         self._shared.bounds.connections.add(self, time.monotonic())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End: nobody waits for an answer any more."""
+        """Release everything and cancel the current request: its client is gone."""
         self._shared.connections.discard(self)
         self._shared.bounds.connections.remove(self)
         self._closing = True
         self._drop_body()
-        self._share.give_back()
-        self._ahead.give_back()
-        self._asked.clear()
+        self._reservation.give_back()
+        self._stash_reservation.give_back()
+        self._remembered.clear()
         request, self.request = self.request, None
         if request is not None:
             request.cancel(CancelReason.DISCONNECTED)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go. Never empty."""
+        """Return the buffer for the next bytes. It is never empty."""
         return self._missing if self._state is _BODY else self._shared.scratch_view
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take note of bytes received."""
+        """Process ``nbytes`` received bytes."""
         try:
             state = self._state
             if state is _BODY:
                 self._missing = missing = self._missing[nbytes:]
                 whole = len(self._body)
                 arrived = whole - len(missing)
-                if self._share.size < arrived and not self._share.cover(arrived, whole):
+                if self._reservation.size < arrived and not self._reservation.cover(arrived, whole):
                     self._no_room(arrived)
                 elif not missing:
                     self._complete(self._body)
@@ -160,26 +162,26 @@ class HttpConnection(asyncio.BufferedProtocol):
             if self._stash or state is not _HEAD or not self._writable:
                 self._receive(bytes(shared.scratch_view[:nbytes]))
                 return
-            # The usual cases: the whole request in one piece, handled where it was received, and one that is known.
-            asked = self._asked.get(nbytes)
-            if asked is not None and shared.scratch.startswith(asked.beginning):
+            # Fast paths: a known request, and a whole request in one read, parsed in the read buffer.
+            known = self._remembered.get(nbytes)
+            if known is not None and shared.scratch.startswith(known.beginning):
                 self._state = _BUSY
-                self._head = asked.head
+                self._head = known.head
                 self.outer_span = None
-                if nbytes >= COUNTED and not self._share.take(nbytes):
+                if nbytes >= COUNTED and not self._reservation.take(nbytes):
                     self.send([reply.error_reply(shared.bounds.bytes.refusal(nbytes)).encode()])
                     return
-                shared.handler.handle_again(self, asked.meaning, shared.scratch[len(asked.beginning) : nbytes])
+                shared.handler.handle_again(self, known.meaning, shared.scratch[len(known.beginning) : nbytes])
             else:
                 self._parse(shared.scratch, shared.scratch_view, nbytes)
                 if self._stash:
-                    self._pieces += 1
+                    self._partial_requests += 1
                     self._count_ahead()
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """End the connection after an exception that was not foreseen, with a reply if none has begun."""
+        """Close the connection after an unexpected exception, with an error reply if none has begun."""
         failure = report("http", error, "in a connection")
         if self._closing:
             return
@@ -189,27 +191,27 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._hang_up(failure.http_status, failure.message)
 
     def eof_received(self) -> bool:
-        """Close: a client that stops sending has stopped listening, as far as HTTP is concerned."""
+        """Close: HTTP treats a client that stops sending as one that no longer reads."""
         return False
 
     @property
     def secure(self) -> bool:
-        """Whether the client came over TLS."""
+        """Whether the client is connected over TLS."""
         return self._transport.get_extra_info("sslcontext") is not None
 
     @property
     def writable(self) -> bool:
-        """Whether the client takes what is written."""
+        """Whether the client keeps up with what is written."""
         return self._writable
 
     def pause_writing(self) -> None:
-        """Stop answering: the client does not read."""
+        """Pause the responses of the current request: the client does not read (backpressure)."""
         self._writable = False
         if self.request is not None:
             self.request.pause(True)
 
     def resume_writing(self) -> None:
-        """Go on answering."""
+        """Resume the responses of the current request."""
         self._writable = True
         if self.request is not None:
             self.request.pause(False)
@@ -217,16 +219,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._next()
 
     def hold(self, share: ByteReservation) -> None:
-        """Take over bytes that were taken for the current exchange."""
-        self._share.absorb(share)
+        """Take over the bytes that were reserved for the current exchange."""
+        self._reservation.absorb(share)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take the answer of an inference; drop it if its client is gone."""
+        """Have the handler send the response of an inference; drop it if the client is gone."""
         if self.request is request:
             self._shared.handler.answer(self, request, response)
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send the reply to the current exchange, and go on to the next request."""
+        """Send the complete reply to the current exchange, then continue with the next request."""
         self.request = None
         head = self._head
         if self._closing or head is None:
@@ -242,16 +244,16 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._transport.write(parts[0])
             else:
                 self._transport.writelines(parts)
-        except Exception as error:  # a part may have left
+        except Exception as error:  # part of the reply may have been sent
             self._opened = True
             self._fail(error)
             return
         self._answered(last)
 
     def open(self, first: bytes, data: bytes = b"") -> None:
-        """Begin a reply with a head of ``chunked_head`` and a first part: ``send_chunk`` and ``close_reply`` follow.
+        """Begin a reply with a head of ``chunked_head`` and a first chunk; ``send_chunk``, ``close_reply`` follow.
 
-        A client that speaks HTTP/1.0 gets the same without chunks, up to the end of the connection.
+        An HTTP/1.0 client gets the same bytes without chunked framing; the end of the connection ends the reply.
         """
         if self._closing:
             return
@@ -263,12 +265,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.write(first + self._chunk(data) if data else first)
 
     def send_chunk(self, data: bytes) -> None:
-        """Send a part of the reply."""
+        """Send one chunk of the reply."""
         if not self._closing:
             self._transport.write(self._chunk(data))
 
     def send_pieces(self, pieces: Sequence[Buffer]) -> None:
-        """Send a part of the reply that is large: it is not copied."""
+        """Send one large chunk of the reply without copying it."""
         if self._closing:
             return
         if self.head.version != "1.0":
@@ -279,7 +281,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return data if self.head.version == "1.0" else b"%x\r\n%b\r\n" % (len(data), data)
 
     def close_reply(self) -> None:
-        """End a reply that ``open`` began, and go on to the next request."""
+        """End the reply that ``open`` began, then continue with the next request."""
         self.request = None
         head = self._head
         if self._closing or head is None:
@@ -292,8 +294,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head = None
         self._opened = False
         self.served += 1
-        if self._share.size:
-            self._share.give_back()
+        if self._reservation.size:
+            self._reservation.give_back()
         if last:
             self._close()
             return
@@ -303,71 +305,71 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._next()
 
     def look(self, now: float, seconds: float) -> None:
-        """Close if a request has begun to arrive and does not come on for so long."""
+        """Close the connection if a partly received request has made no progress for ``seconds``."""
         if self._state is _LINGER:
             if self._lingered:
                 self._close()
             self._lingered = True
-        elif self._patience.exhausted(self._arriving, now, seconds):
+        elif self._arrival_timeout.exhausted(self._arriving, now, seconds):
             if self._state is _DISCARD:
                 self._shared.bounds.closed["stalled"] += 1
-                self._close()  # it was answered before
+                self._close()  # the error reply was already sent
             else:
                 self._shared.bounds.refused["stalled"] += 1
-                self._hang_up(408, f"Request Timeout: the request did not come on for {seconds:g} s")
+                self._hang_up(408, f"Request Timeout: no more of the request arrived for {seconds:g} s")
 
     @property
     def _arriving(self) -> tuple[int, int] | None:
-        """The request that is on its way: its number among those in pieces, and how much of it is here."""
+        """Number and received size of the request that is arriving; None if none is. Changes on any progress."""
         state = self._state
         if self._closing or state is _BUSY or not self._writable:
             return None
         if state is _HEAD:
-            return (self._pieces, len(self._stash)) if self._stash else None
+            return (self._partial_requests, len(self._stash)) if self._stash else None
         if state is _BODY:
-            return self._pieces, len(self._body) - len(self._missing)
+            return self._partial_requests, len(self._body) - len(self._missing)
         if state is _CHUNKED and self._chunks is not None:
-            return self._pieces, len(self._chunks.body)
-        return self._pieces, -self._discard
+            return self._partial_requests, len(self._chunks.body)
+        return self._partial_requests, -self._discard
 
     def forget(self) -> None:
-        """Read the next request whole, whatever it begins with: what is allowed has changed."""
-        self._asked.clear()
+        """Discard remembered requests, because access rules have changed: the next request is parsed in full."""
+        self._remembered.clear()
 
     def abort(self) -> None:
-        """Close without ceremony."""
+        """Close at once, discarding unsent bytes."""
         self._transport.abort()
 
     @property
     def gone(self) -> bool:
-        """Nobody waits for an answer any more."""
+        """Whether the client no longer waits for a reply."""
         return self._closing
 
     @property
     def busy(self) -> bool:
-        """A request is being received or answered, or an answer has not left."""
+        """Whether a request is being received or answered, or reply bytes are still unsent."""
         if self._state is _LINGER:
             return False
         return self._state is not _HEAD or bool(self._stash) or self._transport.get_write_buffer_size() > 0
 
     def drain(self) -> None:
-        """Close with the next answer."""
+        """Close after the next reply."""
         self._last = True
 
     def shut_down(self) -> None:
-        """Close as soon as the current exchange is answered: at once if there is none."""
+        """Close once the current exchange is answered, or at once if none is open."""
         self._last = True
         if self._head is None and not self._stash:
             self._close()
 
     def retire(self) -> None:
-        """Close, as nothing is under way."""
+        """Close an idle connection."""
         self._close()
 
     def _close(self) -> None:
-        """Close. If the client may be sending still, its side is left open until it closes, or a while has passed.
+        """Close. If the client may still be sending, linger: close the write side and wait for the client or a timeout.
 
-        Whoever sends to a closed socket gets a reset, and may lose an answer that it has not read.
+        A client that sends to a closed socket gets a reset, and may lose a reply that it has not read yet.
         """
         if self._unread and not self._closing and self._transport.can_write_eof():
             self._closing = True
@@ -381,13 +383,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _next(self) -> None:
-        """Go on with what the client sent ahead, and with reading."""
+        """Process the pipelined bytes in ``_stash`` and resume reading."""
         if not self._writable or self._advancing:
             return
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()
-        # A loop, and not one call in the other: a client may have sent any number of requests.
+        # A loop instead of recursion: a client may pipeline any number of requests.
         self._advancing = True
         try:
             while self._stash and self._state is _HEAD and self._writable and not self._closing:
@@ -402,12 +404,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._advancing = False
 
     def _count_ahead(self) -> None:
-        """Count what the client has sent ahead, or of a head. Read no more if there is no room for it."""
+        """Reserve the bytes of ``_stash``. If the limit is reached, reject a partial head, or stop reading."""
         size = len(self._stash) if len(self._stash) > COUNTED else 0
-        if size == self._ahead.size:
+        if size == self._stash_reservation.size:
             return
-        self._ahead.give_back()
-        if self._closing or self._ahead.take(size):
+        self._stash_reservation.give_back()
+        if self._closing or self._stash_reservation.take(size):
             return
         if self._state is _HEAD:
             error = self._shared.bounds.bytes.refusal(size)
@@ -417,7 +419,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _no_room(self, size: int) -> None:
-        """Refuse the request of which a part has arrived, and let the rest of its body pass by."""
+        """Reject a partly received request for lack of memory, and skip the rest of its body."""
         if self._state is _BODY:
             self._state = _DISCARD
             self._discard = len(self._missing)
@@ -430,7 +432,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._skip(b"")
 
     def _receive(self, data: bytes) -> None:
-        """Take bytes in any state but BODY."""
+        """Process received bytes in any state except BODY."""
         state = self._state
         if state is _CHUNKED:
             self._decode(data)
@@ -449,7 +451,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._next()
 
     def _parse(self, data: bytes | bytearray, view: memoryview, size: int) -> None:
-        """Read requests from ``data`` while they are complete and can be answered; keep the rest."""
+        """Parse and handle requests from ``data`` while they are complete and can be answered; stash the rest."""
         at = 0
         while at < size:
             found = data.find(b"\r\n\r\n", at, size)
@@ -471,8 +473,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 refusal = reply.too_large(head, head.content_length, self._shared.max_body)
             if refusal is None and head.content_length >= COUNTED:
                 taken = self._shared.bounds.bytes
-                # What arrives in pieces is counted as it arrives: an announcement takes nothing from others.
-                if not (self._share.take if stop <= size else taken.fits)(head.content_length):
+                # A body in several pieces is reserved as it arrives: announcing a size takes nothing from others.
+                if not (self._reservation.take if stop <= size else taken.fits)(head.content_length):
                     refusal = reply.error_reply(taken.refusal(head.content_length))
             if refusal is not None:
                 self._refuse(refusal, head, view[end:size])
@@ -481,27 +483,27 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._open_body(head, view[end:size])
                 return
             self._state = _BUSY
-            # A copy, because the read buffer is used again; writable, because models may work in place.
+            # A copy, because the read buffer is shared; writable, because models may work in place.
             body = memoryview(bytearray(view[end:stop]))
             question = self._shared.handler.handle(self, head, body)
             if question is not None and at == 0 and self.outer_span is None:
                 text = bytes(data[:end]) + bytes(body[: question.text_size])
                 footprint = len(text) + head.footprint + question.footprint
-                HTTP_REPEATS.put(self._asked, stop, RememberedRequest(text, head, question.meaning), footprint)
+                HTTP_REPEATS.put(self._remembered, stop, RememberedRequest(text, head, question.meaning), footprint)
             at = stop
             if self._state is not _HEAD or not self._writable:
                 break
         if at < size:
             self._stash = bytes(view[at:size]) + self._stash
             if at:
-                self._pieces += 1
+                self._partial_requests += 1
 
     def _open_body(self, head: RequestHead, rest: memoryview) -> None:
-        """Receive the body of ``head``, of which ``rest`` is here."""
-        if not head.chunked and not self._share.cover(len(rest), head.content_length):
+        """Start to receive the body of ``head``, whose first bytes are ``rest``."""
+        if not head.chunked and not self._reservation.cover(len(rest), head.content_length):
             self._refuse(reply.error_reply(self._shared.bounds.bytes.refusal(len(rest))), head, rest)
             return
-        self._pieces += 1
+        self._partial_requests += 1
         self.began_ns = time.monotonic_ns()
         if head.expects_continue:
             self._transport.write(reply.CONTINUE)
@@ -520,7 +522,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _decode(self, data: bytes) -> None:
         assert self._chunks is not None and self._head is not None
-        if not self._share.take(len(data)):
+        if not self._reservation.take(len(data)):
             self._no_room(len(data))
             return
         try:
@@ -543,7 +545,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._complete(memoryview(body))
 
     def _skip(self, data: bytes) -> None:
-        """Forget the rest of a refused body."""
+        """Discard the rest of a rejected body."""
         if len(data) < self._discard:
             self._discard -= len(data)
             return
@@ -555,7 +557,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._next()
 
     def _complete(self, body: memoryview) -> None:
-        """Hand over a request whose body has arrived."""
+        """Hand a request whose body is complete to the handler."""
         assert self._head is not None
         self._state = _BUSY
         self._drop_body()
@@ -567,25 +569,25 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._chunks = None
 
     def _refuse(self, refusal: Reply, head: RequestHead, rest: memoryview) -> None:
-        """Answer before the body has come, and then let it pass by."""
+        """Send ``refusal`` before the body has arrived, then discard the body."""
         if head.chunked:
             self._leave_unread()
             self._state = _BUSY
             self.send([refusal.encode()])
             return
         self._state = _DISCARD
-        self._pieces += 1
+        self._partial_requests += 1
         self._discard = head.content_length
         self.send([refusal.encode()])
         if not self._closing:
             self._skip(bytes(rest))
 
     def _leave_unread(self) -> None:
-        """Have the next answer be the last: where a chunked body ends is known only to who decodes it."""
+        """Make the next reply the last one: only decoding would show where a chunked body ends."""
         self._last = self._unread = True
 
     def _refuse_bytes(self, reason: str) -> None:
-        """Answer bytes that are not HTTP, and close: what comes next cannot be known."""
+        """Answer bytes that are not HTTP and close, because the start of the next request is unknown."""
         self._hang_up(400, f"Bad Request: {reason}")
 
     def _hang_up(self, status: int, reason: str, retry_after: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What is answered under ``/ui``: the files of the page, and the numbers that it draws."""
+"""The console under ``/ui``: the static files of the page, and the data that it polls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from nerite.transports.http.reply import Reply
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
-# The files of the console: read once, told apart by their content, and the same for everybody.
-
 _FOLDER: Final = Path(__file__).with_name("pages") / "console"
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -29,21 +27,21 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""What is not in here, such as a licence, is for those who read the folder."""
+"""Content types by suffix. Files with other suffixes, such as licences, are not served."""
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""The page's Content-Security-Policy: its own scripts, its own server, and no text that becomes a script."""
+"""The page's Content-Security-Policy: only its own scripts, only its own server, and no script made from text."""
 _HEADERS: Final = (
     f"Content-Security-Policy: {_POLICY}\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
-    # Kept, and asked for each time whether it is still the same: an upgrade is seen at once.
+    # Cached, but revalidated each time, so that an upgrade takes effect at once.
     "Cache-Control: no-cache\r\n"
 )
 
 
 class ConsoleFile:
-    """A file of the page."""
+    """Static file of the console, with an entity tag made from its content."""
 
     def __init__(self, path: Path) -> None:
         content = path.read_bytes()
@@ -53,12 +51,12 @@ class ConsoleFile:
         self._same = Reply(304, headers=headers)
 
     def reply(self, head: RequestHead) -> Reply:
-        """Return the file, or that the client has it already."""
+        """Return the file, or 304 if the client already has it."""
         return self._same if self._tag in head.headers.get("if-none-match", "") else self._whole
 
 
 def read_files() -> dict[str, ConsoleFile]:
-    """Return all files by their names."""
+    """Read all files; return them by name."""
     return {path.name: ConsoleFile(path) for path in sorted(_FOLDER.rglob("*")) if path.suffix in _TYPES}
 
 
@@ -67,18 +65,18 @@ _METRICS: Final = f"{PATH}/metrics"
 _INSTANCES: Final = f"{PATH}/instances"
 _CONTROL: Final = f"{PATH}/control"
 _MOVED: Final = Reply(308, content_type=reply.PLAIN, headers=b"Location: ../ui\r\n")
-"""The page's own links are relative, so that it also works behind a proxy that puts a path in front."""
+"""Links of the page are relative, so that it also works behind a proxy that adds a path prefix."""
 _NO_STORE: Final = b"Cache-Control: no-store\r\n"
-_NO_METRICS: Final = Reply(404, b'{"error":"there are no metrics: the server runs with --allow-metrics=false"}')
+_NO_METRICS: Final = Reply(404, b'{"error":"metrics are disabled: the server runs with --allow-metrics=false"}')
 
 
 class Console:
-    """Answers what is its own, and leaves everything else to another router.
+    """Router of the paths under ``/ui``; passes all other paths on to another router.
 
-    The files are for everybody: they say nothing of the server. All that the page shows it asks of the endpoints that
-    there are, with the keys that they need. Its numbers are the page of the metrics port, under the keys of statistics
-    and of metrics; what it tells of instances needs that of statistics, and whether models are loaded by calls that of
-    the model repository.
+    The files need no key: they reveal nothing about the server. The page gets everything it shows from the usual
+    endpoints, with the keys that those need. Its numbers are the page of the metrics port, which needs the keys of
+    statistics and of metrics here; the list of instances needs the key of statistics, and the note about model control
+    that of the model repository.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class Console:
         locks: Mapping[str, Lock],
         target_of: Callable[[RequestHead], HttpTarget],
     ) -> None:
-        """``metrics`` are None where the server has no page of them."""
+        """``metrics`` is None if the server has no metrics page."""
         self._server = server
         self._metrics = metrics
         self._background_calls = BackgroundCalls()
@@ -98,7 +96,7 @@ class Console:
         self._files = {PATH: found.pop("index.html"), **{f"{PATH}/{name}": file for name, file in found.items()}}
 
     def target(self, head: RequestHead) -> HttpTarget:
-        """Return what a head asks for."""
+        """Return the target of a head."""
         if not head.path.startswith(PATH):
             return self._target_of(head)
         file = self._files.get(head.path)
@@ -113,27 +111,27 @@ class Console:
         if head.path == _CONTROL:
             refusal = access.key_refusal(self._locks, "model-repository", head)
             return HttpTarget(reply.json_reply({"note": self._server.control_note}), refusal)
-        return self._numbers(head) if head.path == _METRICS else HttpTarget(_MOVED)
+        return self._metrics_target(head) if head.path == _METRICS else HttpTarget(_MOVED)
 
-    def _numbers(self, head: RequestHead) -> HttpTarget:
+    def _metrics_target(self, head: RequestHead) -> HttpTarget:
         categories = ("statistics", METRICS_CATEGORY)
         refusals = (access.key_refusal(self._locks, category, head) for category in categories)
         refusal = next((each for each in refusals if each is not None), None)
         if self._metrics is None:
             return HttpTarget(_NO_METRICS, refusal)
-        return HttpTarget(refusal=refusal, call=self._send_numbers)
+        return HttpTarget(refusal=refusal, call=self._send_metrics)
 
     def _send_instances(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         self._background_calls.start(connection, self._instances())
 
     async def _instances(self) -> Reply:
         turns = LoopTurns()
-        told = []
+        listed = []
         for instance in self._server.instances():
-            told.append(instance)
+            listed.append(instance)
             await turns.go_on()
-        return reply.json_reply(told)._replace(headers=_NO_STORE)
+        return reply.json_reply(listed)._replace(headers=_NO_STORE)
 
-    def _send_numbers(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+    def _send_metrics(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         assert self._metrics is not None
         self._metrics.send_page(connection, head, "text/plain; charset=utf-8", _NO_STORE)

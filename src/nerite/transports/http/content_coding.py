@@ -1,4 +1,4 @@
-"""Content codings: gzip and deflate, both ways."""
+"""Content codings (gzip and deflate, both directions) and a decoder for the chunked transfer coding."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from nerite.transports import unpacking
 
 _WINDOW = {"gzip": 31, "deflate": 15}
 _EITHER = 47
-"""A window of zlib's that takes both codings, whichever the body is: clients confuse them."""
+"""zlib's ``wbits`` value that detects either coding, as clients confuse the two."""
 _LEVEL = 1
 
 
 def known_coding(encoding: str) -> bool:
-    """Return whether there is code for a coding."""
+    """Return whether a coding is supported."""
     return encoding == "identity" or encoding in _WINDOW
 
 
 def check_coding(encoding: str) -> None:
-    """Raise ``Unsupported`` for a coding that there is no code for."""
+    """Raise ``Unsupported`` if a coding is not supported."""
     if not known_coding(encoding):
         raise Unsupported("Unsupported compression type")
 
 
 def decompress(body: memoryview, limit: int, take: Callable[[int], None] | None = None) -> memoryview:
-    """Return the body as it was before compression. Raises ``InvalidArgument`` if it is none, or beyond ``limit``.
+    """Return the decompressed body. Raises ``InvalidArgument`` if it is empty, broken, or larger than ``limit``.
 
-    ``take`` is told of bytes before there is memory for them; what it raises ends the work.
+    ``take`` is called with a number of bytes before they are allocated, and may raise to stop the decompression.
     """
     if not body:
         raise InvalidArgument("nothing to be decompressed")
@@ -41,7 +41,7 @@ def decompress(body: memoryview, limit: int, take: Callable[[int], None] | None 
 
 
 def decompress_small(body: memoryview, limit: int) -> memoryview | None:
-    """Return the body as ``decompress`` does, or None if it is so large that this would hold up the event loop."""
+    """Return the decompressed body as ``decompress`` does, or None if it is so large that it would block the loop."""
     if not body:
         raise InvalidArgument("nothing to be decompressed")
     try:
@@ -60,7 +60,7 @@ def _refusal(error: Exception, limit: int) -> NeriteError:
 
 
 def accepted(header: str) -> str:
-    """Return the coding to use for a reply, by ``Accept-Encoding``; empty for none."""
+    """Return the coding for a reply, given the ``Accept-Encoding`` header; empty for none."""
     best, best_weight = "", 0.0
     identity = 0.0
     for item in header.split(","):
@@ -80,13 +80,13 @@ def accepted(header: str) -> str:
 
 
 def compress(encoding: str, pieces: Iterable[Buffer]) -> bytes:
-    """Return what the pieces are together, compressed."""
+    """Return the concatenated pieces, compressed."""
     encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
     return b"".join([*map(encoder.compress, pieces), encoder.flush()])
 
 
 def coding_line(encoding: str) -> bytes:
-    """Return the header line that says how a body is compressed."""
+    """Return the ``Content-Encoding`` header line."""
     return b"Content-Encoding: %b\r\n" % encoding.encode()
 
 
@@ -101,19 +101,17 @@ def compress_reply(encoding: str, parts: Sequence[Buffer]) -> list[Buffer]:
     return [b"\r\n".join(lines) + b"\r\n\r\n" + packed]
 
 
-# The chunked transfer coding, reading side: a pure decoder.
-
 MAX_CHUNKS = 65536
 _MAX_LINE = 4096
 _HEX = re.compile(rb"[0-9a-fA-F]{1,16}").fullmatch
 
 
 class BadChunk(Exception):
-    """The bytes do not follow the chunked coding; the connection cannot go on."""
+    """Raised for bytes that violate the chunked coding; the connection must close."""
 
 
 class ChunkDecoder:
-    """Takes bytes as they come; collects the body in ``body``."""
+    """Incremental decoder for the chunked transfer coding, without I/O; collects the body in ``body``."""
 
     __slots__ = ("_chunks", "_input", "_missing", "_trailers", "body", "complete", "limit")
 
@@ -121,16 +119,16 @@ class ChunkDecoder:
         self.body = bytearray()
         self.complete = False
         self.limit = limit
-        """Bytes of body that are kept; what comes beyond is counted by the caller's check of ``len(body)``."""
+        """Once ``body`` is larger than this, further data is dropped; callers check ``len(body)``."""
         self._input = bytearray()
         self._missing = 0
         self._chunks = 0
         self._trailers = False
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Take bytes; return what lies behind the end of the body, once that is ``complete``.
+        """Process bytes; once the body is ``complete``, return the bytes behind its end.
 
-        Raises ``BadChunk`` where the coding is broken, ``InvalidArgument`` for too many chunks.
+        Raises ``BadChunk`` if the coding is violated, ``InvalidArgument`` for too many chunks.
         """
         self._input += data
         while not self.complete:
@@ -144,7 +142,7 @@ class ChunkDecoder:
         return b""
 
     def _take_data(self) -> bool:
-        """Move what is there of the chunk to the body; True when the chunk is over."""
+        """Move the available bytes of the chunk to the body; return True at the end of the chunk."""
         size = min(self._missing - 2, len(self._input))
         if size > 0:
             if len(self.body) <= self.limit:
@@ -154,13 +152,13 @@ class ChunkDecoder:
         if self._missing > 2 or len(self._input) < 2:
             return False
         if self._input[:2] != b"\r\n":
-            raise BadChunk("a chunk is longer than it says")
+            raise BadChunk("a chunk is longer than its size line says")
         del self._input[:2]
         self._missing = 0
         return True
 
     def _take_line(self) -> bool:
-        """Read a size line, or a line of the trailers; False if it is not complete."""
+        """Read a size line or a trailer line; return False if it is incomplete."""
         end = self._input.find(b"\r\n")
         if end < 0:
             if len(self._input) > _MAX_LINE:

@@ -1,4 +1,7 @@
-"""The page for people: which models there are, how to ask them, and every endpoint. It needs nothing but itself."""
+"""Self-contained documentation page: the models, sample commands for each, and every endpoint.
+
+Page and OpenAPI document are made on request, because models come and go.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,19 @@ if TYPE_CHECKING:
 
 _STYLE: Final = (Path(__file__).with_name("pages") / "docs" / "page.css").read_text(encoding="utf-8")
 _SCRIPT: Final = (Path(__file__).with_name("pages") / "docs" / "page.js").read_text(encoding="utf-8")
-_MOST_OPEN: Final = 3
-"""Of more models only the names are shown at first."""
+_MAX_OPEN: Final = 3
+"""Up to this many models are shown expanded."""
 
 
-def _source(text: str) -> str:
+def _hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 POLICY: Final = (
-    f"default-src 'none'; style-src {_source(_STYLE)}; script-src {_source(_SCRIPT)}; connect-src 'self'; "
+    f"default-src 'none'; style-src {_hash_source(_STYLE)}; script-src {_hash_source(_SCRIPT)}; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""The page's Content-Security-Policy: it runs its own script, and asks its own server."""
+"""The page's Content-Security-Policy: only its own script and style, and requests only to its own server."""
 
 
 def docs_page(
@@ -49,11 +52,11 @@ def docs_page(
 ) -> str:
     """Return the page of the server called ``name``.
 
-    ``idle`` are model, version and state of those that are not served; ``key_headers`` has the header that a
+    ``idle`` has the model, version and state of versions that are not served; ``key_headers`` has the header that each
     restricted category needs.
     """
     key_header = key_headers.get("inference", "")
-    opened = " open" if len({each.model for each in served}) <= _MOST_OPEN else ""
+    opened = " open" if len({each.model for each in served}) <= _MAX_OPEN else ""
     models = "".join(_model(each, key_header, url, opened) for each in served)
     rest = "".join(
         f"<tr><td>{escape(model)}<td>{escape(version)}<td class={state or 'none'}>{state or 'not loaded'}"
@@ -74,7 +77,7 @@ def docs_page(
 {models or "<p>No model is served.</p>"}
 {rest}
 <h2>Endpoints</h2>
-{_table(("Method", "Path", "What it does", "Category"), _endpoints(key_headers))}
+{_table(("Method", "Path", "Description", "Category"), _endpoints(key_headers))}
 </main>
 <script>{_SCRIPT}</script>
 """
@@ -82,7 +85,7 @@ def docs_page(
 
 def _model(each: ServedModel, key_header: str, url: str, opened: str) -> str:
     signature = each.signature
-    batch = f"batches of up to {signature.max_batch_size}" if signature.max_batch_size else "no batches"
+    batch = f"batches of up to {signature.max_batch_size}" if signature.max_batch_size else "no batching"
     tensors = "".join(
         f"<tr><td>{kind}<td><code>{escape(declared.name)}</code><td>{declared.datatype.name}"
         f"<td><code>{each.shape(declared)}</code>"
@@ -96,19 +99,19 @@ def _model(each: ServedModel, key_header: str, url: str, opened: str) -> str:
 
 
 def _example(each: ServedModel, key_header: str, url: str) -> str:
-    """Return a command that asks a model, and a form that does the same."""
+    """Return a sample command for a model, and a form that sends the same request."""
     sample = sample_of(each.signature, decoupled=each.decoupled)
     if not each.paths:
-        return "<p>This name cannot stand in the path of a URL: use gRPC.</p>"
+        return "<p>The name of this model is not valid in a URL path: use gRPC.</p>"
     if sample is None:
         return f"<p>{NO_SAMPLE}</p>"
     path = each.paths[0]
     what = escape(f"{each.model}, version {each.version}")
     key = f'<label>{escape(key_header)} <input name="{escape(key_header)}"></label>' if key_header else ""
-    zeros = f"<p>and {sample.zeros} zero bytes of tensors behind it</p>" if sample.zeros else ""
+    zeros = f"<p>followed by {sample.zeros} zero bytes of tensor data</p>" if sample.zeros else ""
     return (
-        f'<div><pre tabindex="0" aria-label="Command that asks {what}">{escape(sample.curl(url + path, key_header))}'
-        f'</pre><button type="button" class="copy" aria-label="Copy the command that asks {what}">Copy</button></div>'
+        f'<div><pre tabindex="0" aria-label="Command for {what}">{escape(sample.curl(url + path, key_header))}'
+        f'</pre><button type="button" class="copy" aria-label="Copy the command for {what}">Copy</button></div>'
         f'<form action="{escape(path)}" data-zeros="{sample.zeros}">'
         f'<textarea rows="3" spellcheck="false" aria-label="Body of a request to {what}">{escape(sample.text)}'
         f'</textarea>{zeros}{key}<button aria-label="Send the request to {what}">Send</button>'
@@ -133,17 +136,15 @@ def _table(titles: Iterable[str], rows: str) -> str:
     return f'<div class="wide"><table><thead><tr>{heads}<tbody>{rows}</table></div>'
 
 
-# The documentation that the server gives of itself, made when it is asked for: models come and go.
-
-_NOT_KEPT: Final = b"Cache-Control: no-store\r\n"
+_NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _PAGE_HEADERS: Final = (
-    b"Content-Security-Policy: %b\r\nX-Content-Type-Options: nosniff\r\n" % POLICY.encode() + _NOT_KEPT
+    b"Content-Security-Policy: %b\r\nX-Content-Type-Options: nosniff\r\n" % POLICY.encode() + _NO_STORE
 )
-_host = re.compile(r"[0-9A-Za-z.\-_]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?").fullmatch
+_is_host = re.compile(r"[0-9A-Za-z.\-_]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?").fullmatch
 
 
 class Documentation:
-    """Each method is named for its endpoint (``routes``), and sends one reply."""
+    """Answers the documentation endpoints. Each method is named after its endpoint (``routes``) and sends one reply."""
 
     def __init__(self, server: InferenceServer, locks: Mapping[str, Lock]) -> None:
         self._server = server
@@ -151,14 +152,14 @@ class Documentation:
         self._key_headers = {category: lock.header for category, lock in locks.items()}
 
     def docs(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
-        """Show the page."""
+        """Send the documentation page."""
         self._background_calls.start(connection, self._page(_url(connection, head)))
 
     def openapi(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
-        """Return the OpenAPI document."""
+        """Send the OpenAPI document."""
         served = served_models(self._server.manager.records)
         made = openapi_document(served, self._key_headers, _url(connection, head))
-        connection.send([reply.json_reply(made)._replace(headers=_NOT_KEPT).encode()])
+        connection.send([reply.json_reply(made)._replace(headers=_NO_STORE).encode()])
 
     async def _page(self, url: str) -> Reply:
         idle = await self._idle()
@@ -167,7 +168,7 @@ class Documentation:
         return Reply(200, text.encode(), "text/html; charset=utf-8", _PAGE_HEADERS)
 
     async def _idle(self) -> list[tuple[str, str, str]]:
-        """Return model, version and state of what is not served, unless listing that needs a key of its own."""
+        """Return the model, version and state of what is not served; nothing if listing the repository needs a key."""
         if "model-repository" in self._key_headers:
             return []
         index = await self._server.repository_index(False)
@@ -176,7 +177,7 @@ class Documentation:
 
 
 def _url(connection: HttpExchange, head: RequestHead) -> str:
-    """Return where the client found the server, as far as it says so."""
+    """Return the URL of the server as the client sees it, from its request headers."""
     secure = connection.secure or head.headers.get("x-forwarded-proto") == "https"
     host = head.headers.get("host", "")
-    return f"{'https' if secure else 'http'}://{host if _host(host) else 'localhost:8000'}"
+    return f"{'https' if secure else 'http'}://{host if _is_host(host) else 'localhost:8000'}"

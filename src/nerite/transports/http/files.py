@@ -1,4 +1,4 @@
-"""Files as tensors: a picture, a recording or a document as it is on the disk, without JSON around it."""
+"""Converts request bodies without Triton's JSON to tensors: forms, files such as images, and raw bytes."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ from nerite.transports.http.json_text import parse_json
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Forms: bodies of type ``multipart/form-data``, which have a part for each input.
+# Forms: bodies of type ``multipart/form-data`` with one part for each input.
 
 TYPE: Final = "multipart/form-data"
 _BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
 _NAME: Final = re.compile(r';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
 _FILE_NAME: Final = re.compile(r";\s*filename\*?=", re.IGNORECASE)
-_MOST_PARTS: Final = 1024
+_MAX_PARTS: Final = 1024
 _UNKNOWN: Final = "application/octet-stream"
-"""The type of a file that says none."""
+"""Media type of a file without a content type."""
 
 
 class FormPart(NamedTuple):
-    """A part of a form, or a body that is all there is."""
+    """A part of a form, or a whole body that is one file."""
 
     name: str
     media_type: str
-    """Empty for a field that is filled in, and no file."""
+    """Empty for a plain form field."""
     data: Buffer
 
 
 def form_media_type(content_type: str) -> str:
-    """Return a content type in small letters, without parameters."""
+    """Return a content type in lower case, without parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 
 def parse_multipart(content_type: str, body: Buffer) -> list[FormPart]:
-    """Take a form apart. Raises ``InvalidArgument`` where that can not be done."""
+    """Split a form into its parts. Raises ``InvalidArgument`` if it is malformed."""
     found = _BOUNDARY.search(content_type)
     if found is None:
         raise InvalidArgument(f"a body of type {TYPE} needs a boundary in its Content-Type, got: {content_type}")
     delimiter = b"\r\n--" + header_bytes_of(found[1] or found[2])
-    # The first delimiter may have no line before it.
-    _, *pieces = b"".join((b"\r\n", body)).split(delimiter, _MOST_PARTS + 1)
+    # The first delimiter need not follow a line break.
+    _, *pieces = b"".join((b"\r\n", body)).split(delimiter, _MAX_PARTS + 1)
     if pieces and delimiter in pieces[-1]:
-        raise InvalidArgument(f"the form has more than {_MOST_PARTS} parts")
+        raise InvalidArgument(f"the form has more than {_MAX_PARTS} parts")
     if not pieces or not pieces[-1].startswith(b"--"):
-        raise InvalidArgument(f"the body is no complete form of type {TYPE}: the boundary that ends it is missing")
+        raise InvalidArgument(f"the body is not a complete form of type {TYPE}: the closing boundary is missing")
     return [_part(number, piece) for number, piece in enumerate(pieces[:-1], start=1)]
 
 
@@ -72,35 +72,35 @@ def _part(number: int, piece: bytes) -> FormPart:
     disposition = headers.get("content-disposition", "")
     name = _NAME.search(disposition)
     if name is None:
-        raise InvalidArgument(f"part {number} of the form has no name: it needs the name of an input")
+        raise InvalidArgument(f"part {number} of the form has no name: it must have the name of an input")
     given = form_media_type(headers.get("content-type", ""))
     if not given and _FILE_NAME.search(disposition):
         given = _UNKNOWN
     return FormPart(name[1] or name[2] or "", given, memoryview(piece)[end + 4 :])
 
 
-# Images as tensors: JPEG, PNG and the like to the pixels that a model takes. Needs Pillow, and only then imports it.
+# Images: JPEG, PNG and other formats are decoded to pixels by Pillow, which is imported only when it is needed.
 #
-# A model takes pixels if its input is UINT8 with three dimensions, of which the last (height, width, channels) or
-# else the first (channels, height, width) is 1, 3 or 4: grey, RGB or RGBA; or with two (height, width), which is grey
-# too. Height and width may be fixed or variable. Images are converted to these channels, and never resized.
+# An input takes pixels if it is UINT8 with three dimensions, of which the last (height, width, channels) or else the
+# first (channels, height, width) is 1, 3 or 4: grey, RGB or RGBA; or with two dimensions (height, width): grey. Height
+# and width may be fixed or variable. Images are converted to these channels, and never resized.
 
 _MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What people send. Pillow reads more, some of it with the help of programs that should not see strangers' files."""
+"""Accepted formats. Pillow reads more, some with external programs that must not process untrusted files."""
 
 
 def takes_image(declared: SignatureInput) -> bool:
-    """Say whether an input takes pixels."""
+    """Return whether an input takes pixels."""
     dims = declared.dims
     fits = len(dims) == 2 or (len(dims) == 3 and (dims[2] in _MODES or dims[0] in _MODES))
     return fits and declared.datatype is dtypes.UINT8
 
 
 def read_image(declared: SignatureInput, data: Buffer, max_size: int) -> Array:
-    """Return the pixels of an encoded image, of at most ``max_size`` bytes. Takes milliseconds: not for the loop.
+    """Return the pixels of an encoded image, at most ``max_size`` bytes. Takes milliseconds: do not call on the loop.
 
-    Raises ``InvalidArgument`` for what is no image, or not of the declared size.
+    Raises ``InvalidArgument`` if ``data`` is not an image or does not have the declared size.
     """
     module = _pillow(declared)
     channels, first = _channels(declared.dims)
@@ -108,13 +108,13 @@ def read_image(declared: SignatureInput, data: Buffer, max_size: int) -> Array:
         with module.open(io.BytesIO(data), formats=_FORMATS) as image:
             size = (image.height, image.width)
             shape = size if len(declared.dims) == 2 else (channels, *size) if first else (*size, channels)
-            _check(declared, image, shape, max_size)
+            _check_image(declared, image, shape, max_size)
             pixels: Array = np.array(image.convert(_MODES[channels]))
     except InvalidArgument:
         raise
-    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
+    except Exception as error:  # Pillow's readers may raise any exception for a broken file
         raise InvalidArgument(
-            f"the image for input '{declared.name}' can not be read: {_told(error, module)}"
+            f"the image for input '{declared.name}' can not be read: {_reason(error, module)}"
         ) from None
     if first and channels > 1:
         pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -122,26 +122,26 @@ def read_image(declared: SignatureInput, data: Buffer, max_size: int) -> Array:
 
 
 def _channels(dims: Sequence[int]) -> tuple[int, bool]:
-    """Return how many channels an image has to have, and whether they are the first dimension."""
+    """Return the required number of channels, and whether they are the first dimension."""
     if len(dims) == 2:
         return 1, False
     return (dims[2], False) if dims[2] in _MODES else (dims[0], True)
 
 
 def _pillow(declared: SignatureInput) -> Any:
-    """Return Pillow's module. Raises ``Unsupported`` where it is not installed."""
+    """Return Pillow's module. Raises ``Unsupported`` if it is not installed."""
     try:
         import PIL.Image
     except ImportError:
         raise Unsupported(
-            f"images for input '{declared.name}' are decoded by Pillow, which is not installed where the server runs: "
+            f"images for input '{declared.name}' are decoded by Pillow, which is not installed on the server: "
             "pip install 'nerite[image]'"
         ) from None
     return PIL.Image
 
 
-def _check(declared: SignatureInput, image: Image, shape: Sequence[int], max_size: int) -> None:
-    """Refuse an image before it is decoded, if it does not fit."""
+def _check_image(declared: SignatureInput, image: Image, shape: Sequence[int], max_size: int) -> None:
+    """Reject an image that does not fit the input, before it is decoded."""
     if any(dim not in (-1, size) for dim, size in zip(declared.dims, shape, strict=True)):
         raise InvalidArgument(
             f"unexpected size of the image for input '{declared.name}': expected {shape_text(declared.dims)}, got "
@@ -158,7 +158,7 @@ def _check(declared: SignatureInput, image: Image, shape: Sequence[int], max_siz
         )
 
 
-def _told(error: Exception, module: Any) -> str:
+def _reason(error: Exception, module: Any) -> str:
     if isinstance(error, module.DecompressionBombError):
         return str(error)
     if isinstance(error, module.UnidentifiedImageError):
@@ -171,38 +171,38 @@ _JSON: Final = ("", "application/json")
 
 
 def is_file(media_type: str) -> bool:
-    """Say whether a body of a type is a file. All other types are what Triton takes them for: JSON, or raw bytes."""
+    """Return whether a body of this type is a file. Other types are treated as in Triton: as JSON or raw bytes."""
     return media_type.startswith(_FILES)
 
 
 def takes_long(declared: SignatureInput, part: FormPart) -> bool:
-    """Say whether ``read`` works for so long that others should not have to wait."""
+    """Return whether ``read_file`` takes so long for this part that it should run in a thread."""
     return part.media_type.startswith("image/") and takes_image(declared)
 
 
 def is_json(declared: SignatureInput, part: FormPart) -> bool:
-    """Say whether a part is JSON, and no file."""
+    """Return whether a part is JSON, not a file."""
     return declared.datatype is not dtypes.BYTES and part.media_type in _JSON
 
 
 def read_file(
     declared: SignatureInput, batched: bool, part: FormPart, max_size: int, half: bool
 ) -> tuple[TensorSpec, Buffer]:
-    """Return the tensor that a part is: the one element of a BYTES input, pixels, JSON numbers, or plain bytes.
+    """Convert a part to a tensor: the one element of a BYTES input, pixels, JSON numbers, or plain bytes.
 
-    No more than ``max_size`` bytes of pixels are made. ``half``: numbers may be FP16 and BF16. Raises ``NeriteError``
-    for what the input does not take.
+    ``max_size`` limits the bytes of pixels. ``half``: numbers may be FP16 and BF16. Raises ``NeriteError`` if the part
+    does not fit the input.
     """
     if is_json(declared, part):
         value = parse_json(bytes(part.data))
         elements = json_tensors.flat(value if isinstance(value, list) else [value])
         spec = TensorSpec(declared.name, declared.datatype, json_tensors.shape_of(declared, batched, len(elements)))
         return spec, json_tensors.read_tensor(spec, elements, half)
-    shape, data = _file(declared, part, max_size)
+    shape, data = _file_data(declared, part, max_size)
     return TensorSpec(declared.name, declared.datatype, (1, *shape) if batched else shape), data
 
 
-def _file(declared: SignatureInput, part: FormPart, max_size: int) -> tuple[tuple[int, ...], Buffer]:
+def _file_data(declared: SignatureInput, part: FormPart, max_size: int) -> tuple[tuple[int, ...], Buffer]:
     if declared.datatype is dtypes.BYTES and all(dim in (1, -1) for dim in declared.dims):
         return (1,) * len(declared.dims), b"".join((len(part.data).to_bytes(4, "little"), part.data))
     if takes_long(declared, part):
@@ -219,11 +219,11 @@ def _file(declared: SignatureInput, part: FormPart, max_size: int) -> tuple[tupl
     )
 
 
-# A body that is the bytes of the model's only input, without any JSON.
+# Raw bodies: the data of the model's only input, without any JSON.
 
 
 def read_raw_body(signature: Signature, body: memoryview) -> tuple[TensorSpec, tuple[int, int] | Buffer]:
-    """Return the tensor that a body is, and its place in the body or its bytes. Raises Triton's errors."""
+    """Return the spec of the tensor in a raw body, and its place in the body or its bytes. Raises Triton's errors."""
     size = len(body)
     inputs = list(signature.inputs.values())
     if len(inputs) != 1:
@@ -237,10 +237,10 @@ def read_raw_body(signature: Signature, body: memoryview) -> tuple[TensorSpec, t
         if declared.dims != (1,):
             raise InvalidArgument(f"For BYTE datatype raw input '{declared.name}', the model must have input shape [1]")
         return TensorSpec(declared.name, declared.datatype, (*batch, 1)), join_bytes([bytes(body)])
-    shape = _deduced(declared.name, declared.dims, size // declared.datatype.size)
+    shape = _deduced_shape(declared.name, declared.dims, size // declared.datatype.size)
     spec = TensorSpec(declared.name, declared.datatype, (*batch, *shape))
     if spec.byte_size != size:
-        # Triton's name for an input that nobody has named.
+        # 'raw_input' is Triton's name for the unnamed input.
         raise InvalidArgument(
             f"input byte size mismatch for input 'raw_input' for model '{signature.model_name}'. "
             f"Expected {spec.byte_size}, got {size} (a body that is empty, or whose "
@@ -249,7 +249,7 @@ def read_raw_body(signature: Signature, body: memoryview) -> tuple[TensorSpec, t
     return spec, (0, size)
 
 
-def _deduced(name: str, dims: Sequence[int], elements: int) -> tuple[int, ...]:
+def _deduced_shape(name: str, dims: Sequence[int], elements: int) -> tuple[int, ...]:
     if dims.count(-1) > 1:
         raise InvalidArgument(
             f"The shape of the raw input '{name}' can not be deduced because there are more than one "

@@ -1,4 +1,4 @@
-"""One exchange of the generate extension: from the first response of a model to the end of the reply."""
+"""Sends the responses of a generate request: one JSON object, or a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _NOT_ONE: Final = (
 
 
 class Generation:
-    """The sink of a request: sends one JSON object, or with ``events`` each response as it comes.
+    """Sink of a generate request: sends one JSON object or, with ``events``, each response as it arrives.
 
-    As with Triton any error of a model is a 400, and only the first response decides on the status. A refusal that
-    Triton does not know keeps its own.
+    As in Triton, any error of a model is a 400, and only the first response determines the status. Errors that Triton
+    does not have keep their own status.
     """
 
     protocol = "HTTP"
@@ -37,7 +37,7 @@ class Generation:
     __slots__ = ("_begun", "_connection", "_count", "_events", "_first", "_half", "_server", "_waiting")
 
     def __init__(self, connection: HttpExchange, server: InferenceServer, *, events: bool, half: bool = False) -> None:
-        """``half``: FP16 and BF16 are given."""
+        """``half``: FP16 and BF16 are allowed."""
         self._connection = connection
         self._server = server
         self._events = events
@@ -46,15 +46,15 @@ class Generation:
         self._count = 0
         self._first = InferenceResponse(None)
         self._waiting: deque[tuple[InferenceResponse, bool]] = deque()
-        """A response that a helper writes, and those behind it; each with whether it is the last."""
+        """The response that a helper is writing, and those queued behind it, each with its ``final`` flag."""
 
     @property
     def outer_span(self) -> TraceContext | None:
-        """The span that the request was sent under."""
+        """The trace context of the client."""
         return self._connection.outer_span
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Take a response; drop it if the client is gone."""
+        """Send or queue a response; drop it if the client is gone."""
         connection = self._connection
         if connection.request is not request:
             return
@@ -68,7 +68,7 @@ class Generation:
             if self._waiting or _is_large(response):
                 self._waiting.append((response, final))
                 if len(self._waiting) == 1:
-                    self._write_outside(request)
+                    self._write_in_helper(request)
             else:
                 self._send(request, response, final)
         if not final and (self._waiting or not connection.writable):
@@ -83,7 +83,7 @@ class Generation:
             self._close()
 
     def _send_text(self, text: bytes, error: NeriteError | None) -> None:
-        """Send a response, or an error, as JSON."""
+        """Send the JSON of a response or error."""
         if self._events:
             text = b"data: " + text + b"\n\n"
         if self._begun:
@@ -101,8 +101,8 @@ class Generation:
     def _content_type(self) -> str:
         return _EVENTS if self._events else "application/json"
 
-    def _write_outside(self, request: InferenceRequest) -> None:
-        """Have a helper write the first response that waits, and go on with the others when that is sent."""
+    def _write_in_helper(self, request: InferenceRequest) -> None:
+        """Have a helper write the first queued response; once it is sent, continue with the others."""
         connection = self._connection
 
         def done(values: list[Any], error: NeriteError | None) -> None:
@@ -112,13 +112,13 @@ class Generation:
             if error is None:
                 self._send_large(values[0])
             else:
-                self._send_text(self._refused(request, error), error)
+                self._send_text(self._error_text(request, error), error)
             if final:
                 self._close()
             while self._waiting and not _is_large(self._waiting[0][0]):
                 self._send(request, *self._waiting.popleft())
             if self._waiting:
-                self._write_outside(request)
+                self._write_in_helper(request)
             elif not final and connection.writable:
                 request.pause(False)
 
@@ -126,14 +126,14 @@ class Generation:
         large_json.write_in_helper(self._server.helpers, large_json.write_generate, arguments, done)
 
     def _send_large(self, text: memoryview) -> None:
-        """Send a response as JSON, without a copy of it."""
+        """Send the JSON of a large response without copying it."""
         if not self._begun:
             self._begun = True
             self._connection.open(_head(None, self._content_type))
         self._connection.send_pieces([b"data: ", text, b"\n\n"] if self._events else [text])
 
     def _written(self, request: InferenceRequest, response: InferenceResponse) -> tuple[bytes, NeriteError | None]:
-        """Return a response as JSON, and the error that it is."""
+        """Return the JSON of a response, and its error, if any."""
         error = response.error
         if error is None:
             try:
@@ -141,22 +141,22 @@ class Generation:
             except NeriteError as refusal:
                 error = refusal.without_frames()
             except Exception as failure:
-                error = report("http", failure, f"in an answer of '{request.header.model_name}'", request.id)
-        return self._refused(request, error), error
+                error = report("http", failure, f"in a response of '{request.header.model_name}'", request.id)
+        return self._error_text(request, error), error
 
     @staticmethod
-    def _refused(request: InferenceRequest, error: NeriteError) -> bytes:
+    def _error_text(request: InferenceRequest, error: NeriteError) -> bytes:
         access_log.log_refusal(request.id, error)
         return generate_form.write_generate_error(error)
 
 
 def _is_large(response: InferenceResponse) -> bool:
-    """Say whether a response takes long to be written as JSON."""
+    """Return whether a response is too large to be written as JSON on the event loop."""
     return sum(map(len, response.data)) > LARGE
 
 
 def _head(error: NeriteError | None, content_type: str) -> bytes:
-    """Return the beginning of the reply that has this error, or none, for its first response."""
+    """Return the head of a reply whose first response has this error, or none."""
     if error is None:
         return reply.chunked_head(200, content_type)
     if not error.plain:

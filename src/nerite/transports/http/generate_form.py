@@ -1,4 +1,4 @@
-"""The generate extension's form: tensors and parameters as the keys of one flat JSON object, both ways."""
+"""JSON form of the generate extension: tensors and parameters as keys of one flat object, in requests and responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NESTED: Final = "parameters"
 
 
 class GenerateForm:
-    """What a body says: fill it in once with ``read``."""
+    """Parsed body of a generate request. Filled in once, by ``read`` or by ``fill``."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class GenerateForm:
         sender: SenderHeaders,
         half: bool = False,
     ) -> None:
-        """``half``: FP16 and BF16 are taken."""
+        """``half``: FP16 and BF16 are allowed."""
         self._inputs = signature.inputs
         self._batched = signature.max_batch_size > 0
         self._specs: dict[str, TensorSpec] = {}
@@ -42,18 +42,18 @@ class GenerateForm:
         """The tensors, in the order of the header's inputs."""
         self.id = ""
         self.wrong: str | None = None
-        """What is wrong with how many elements strings have, empty if nothing is; None: that was not looked at."""
+        """Error in the number of elements of string tensors; empty if there is none, None if it was not checked."""
 
     def read(self, body: bytes) -> None:
-        """Take a body apart. Raises Triton's errors."""
-        value = parse_json(body, self._text_of)
+        """Parse a body. Raises Triton's errors."""
+        value = parse_json(body, self._without_inputs)
         if not isinstance(value, dict):
             raise Internal("attempt to get members for non-object")
         self.id = request_bodies.read_id(value)
         if _NESTED in value and _NESTED in self._inputs:
             raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
-        request_bodies.check_count("the body", value, self._most)
-        self._check_twice(body, value)
+        request_bodies.check_count("the body", value, self._max_entries)
+        self._reject_duplicates(body, value)
         for key, item in value.items():
             if key != _NESTED:
                 self._take(key, item)
@@ -62,24 +62,24 @@ class GenerateForm:
                     f"Expected JSON object for keyword: '{key}': attempt to access JSON non-object as object"
                 )
             else:
-                request_bodies.check_count(f"'{key}'", item, self._most)
-                self._take_all(key, item)
+                request_bodies.check_count(f"'{key}'", item, self._max_entries)
+                self._take_nested(key, item)
 
-    def _check_twice(self, body: bytes, value: Mapping[str, Any]) -> None:
-        """Refuse a body in which the key of an input stands twice. Any other counts the last time it stands there."""
+    def _reject_duplicates(self, body: bytes, value: Mapping[str, Any]) -> None:
+        """Reject a body in which the key of an input occurs twice. For any other key the last occurrence counts."""
         for key in self._inputs.keys() & value.keys():
             if body.count(orjson.dumps(key)) > 1 and _keys(body).count(key) > 1:
-                raise self._exists(key)
+                raise self._duplicate(key)
 
-    def _exists(self, key: str) -> InvalidArgument:
+    def _duplicate(self, key: str) -> InvalidArgument:
         return InvalidArgument(f"[request id: {self.id or '<id_unknown>'}] input '{key}' already exists in request")
 
     def said(self) -> tuple[str, bool, dict[str, Parameter]]:
-        """Return what a body says beside the inputs: ``fill`` takes it."""
+        """Return everything that was parsed except the inputs, for ``fill``."""
         return self.id, self._base64, self._parameters
 
     def fill(self, said: Sequence[Any], specs: Iterable[TensorSpec], data: Sequence[Buffer], wrong: str) -> None:
-        """Take what another form was told by ``read``, and what is wrong with how many elements there are."""
+        """Take over what ``read`` has parsed in another form; ``wrong`` is the error in the element counts, if any."""
         self.id, self._base64, self._parameters = said
         self._specs = {spec.name: spec for spec in specs}
         self.data = list(data)
@@ -87,14 +87,14 @@ class GenerateForm:
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """The inputs."""
+        """The specs of the inputs."""
         return list(self._specs.values())
 
-    def _most(self) -> int:
+    def _max_entries(self) -> int:
         return request_bodies.MOST + len(self._inputs)
 
-    def _text_of(self, document: Any) -> Any:
-        """Return a body without the inputs: the strings in those may be any bytes."""
+    def _without_inputs(self, document: Any) -> Any:
+        """Return a body without the inputs, whose strings need not be valid UTF-8."""
         if not isinstance(document, dict):
             return document
         texts = {key: item for key, item in document.items() if key not in self._inputs}
@@ -103,7 +103,7 @@ class GenerateForm:
         return texts
 
     def header(self, model: str, version: str) -> RequestHeader:
-        """Return the header of the request that the form makes."""
+        """Return the header of the request."""
         parameters = {**self._parameters, **self._sender.forwarded}
         header = RequestHeader(
             model,
@@ -118,7 +118,7 @@ class GenerateForm:
             header.sizes = [*map(len, self.data)]
         return header
 
-    def _take_all(self, keyword: str, nested: Mapping[str, Any]) -> None:
+    def _take_nested(self, keyword: str, nested: Mapping[str, Any]) -> None:
         for key, item in nested.items():
             try:
                 self._take(key, item)
@@ -134,7 +134,7 @@ class GenerateForm:
             self._parameters[key] = request_bodies.read_parameter(key, item)
             return
         if key in self._specs:
-            raise self._exists(key)
+            raise self._duplicate(key)
         elements = item if isinstance(item, list) else [item]
         spec = TensorSpec(key, declared.datatype, json_tensors.shape_of(declared, self._batched, len(elements)))
         self.data.append(json_tensors.read_tensor(spec, elements, self._half))
@@ -142,18 +142,18 @@ class GenerateForm:
 
 
 def _keys(body: bytes) -> list[str]:
-    """Return the keys of the object that ``body`` is, each as often as it stands there; none if that takes too much."""
+    """Return the keys of the JSON object in ``body``, with duplicates; an empty list if it cannot be parsed here."""
     try:
         pairs = json.loads(body.decode(errors="surrogateescape"), object_pairs_hook=list)
-    except (ValueError, RecursionError):  # what only Triton takes for JSON, or is nested a thousand levels deep
+    except (ValueError, RecursionError):  # only Triton accepts it as JSON, or it is nested a thousand levels deep
         return []
     return [key for key, _ in pairs]
 
 
 def write_generate(request: InferenceRequest, response: InferenceResponse, half: bool = False) -> bytes:
-    """Return a response as JSON: a single element is no list. Raises Triton's errors of formatting.
+    """Return a response as JSON, with single elements not in a list. Raises Triton's formatting errors.
 
-    ``half``: FP16 and BF16 are given.
+    ``half``: FP16 and BF16 are allowed.
     """
     header = response.header
     assert header is not None

@@ -1,4 +1,8 @@
-"""What a connection gives its requests to, and hears from it."""
+"""Interfaces between HTTP connections and the handlers that answer their requests, and what both sides share.
+
+Also: the state that all connections of a listener share, the dialects of ports that speak Triton's HTTP, background
+calls, and cooperative yielding for long work on the event loop.
+"""
 
 from __future__ import annotations
 
@@ -20,125 +24,123 @@ from nerite.transports.limits import ByteReservation, TransportLimits
 
 
 class HttpHandler(Protocol):
-    """What connections give their requests to."""
+    """Answers the requests of connections."""
 
     def begin(self, head: RequestHead) -> Reply | None:
-        """Look at a head before its body. A reply is sent at once, and the body skipped."""
+        """Check a head before its body arrives. A returned reply is sent at once, and the body is skipped."""
 
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
-        """Return writable memory of ``head.content_length`` bytes for a large body, or None for any."""
+        """Return writable memory of ``head.content_length`` bytes for a large body, or None if any memory will do."""
 
     def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> HttpQuestion | None:
         """Answer a request, now or later, through ``connection.send``.
 
-        Returns what to remember of a request that may come again with other data.
+        Returns what the connection should remember if the request may be repeated with other tensor data.
         """
 
     def handle_again(self, connection: HttpExchange, meaning: Any, data: bytearray) -> None:
-        """Answer a request whose text is that of a ``HttpQuestion`` with this meaning, given what follows the text."""
+        """Answer a repeated request, given the remembered ``HttpQuestion.meaning`` and the data behind the text."""
 
     def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Send the answer of an inference that ``handle`` began."""
+        """Send the reply to an inference that ``handle`` started."""
 
 
 class HttpWork(Protocol):
-    """What an exchange runs: an inference, or several that are answered as one."""
+    """Work that an exchange runs: one inference, or several that are answered together."""
 
     @property
     def id(self) -> str:
-        """The request's id, or that of the first."""
+        """The id of the request, or of the first of several."""
 
     @property
     def header(self) -> RequestHeader:
-        """What is asked of which model."""
+        """The header of the request, which names the model."""
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
-        """Say that nobody waits for the answer any more."""
+        """Cancel the work: its result is no longer wanted."""
 
     def pause(self, paused: bool) -> None:
-        """Say that no more responses are wanted for now, or that they are again."""
+        """Pause responses (backpressure), or resume them."""
 
 
 class HttpQuestion(NamedTuple):
-    """What a handler makes of a request, apart from its data."""
+    """Parsed form of a repeatable request, without its tensor data, for the connection to remember."""
 
     text_size: int
-    """So many bytes of the body say what is asked; what follows is data."""
+    """Length in bytes of the JSON part at the start of the body; tensor data follows it."""
     meaning: Any
-    """The handler's own."""
+    """Opaque to the connection; passed to ``HttpHandler.handle_again``."""
     footprint: int
-    """Bytes that the meaning takes in memory, about."""
+    """Approximate size of the meaning in memory, in bytes."""
 
 
 class HttpExchange(ReplySink, Protocol):
-    """A request of a connection and its reply, as those see it who answer."""
+    """One request of a connection and its reply, as the code that answers it sees them."""
 
     request: HttpWork | None
-    """What the exchange runs; cancelled when the client goes."""
+    """The work that the exchange runs; cancelled if the client disconnects."""
     began_ns: int
     outer_span: TraceContext | None
 
     @property
     def head(self) -> RequestHead:
-        """The head of the exchange that is being answered."""
+        """The head of the current exchange."""
 
     @property
     def secure(self) -> bool:
-        """Whether the client came over TLS."""
+        """Whether the client is connected over TLS."""
 
     @property
     def writable(self) -> bool:
-        """Whether the client takes what is written."""
+        """Whether the client keeps up with what is written."""
 
     @property
     def gone(self) -> bool:
-        """Nobody waits for an answer any more."""
+        """Whether the client no longer waits for a reply."""
 
     def hold(self, share: ByteReservation) -> None:
-        """Take over bytes that were taken for the current exchange."""
+        """Take over the bytes that were reserved for the current exchange."""
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send the reply to the current exchange, and go on to the next request."""
+        """Send the complete reply to the current exchange, then continue with the next request."""
 
     def open(self, first: bytes, data: bytes = b"") -> None:
-        """Begin a reply with a head of ``chunked_head`` and a first part: ``send_chunk`` and ``close_reply`` follow."""
+        """Begin a reply with a head of ``chunked_head`` and a first chunk; ``send_chunk``, ``close_reply`` follow."""
 
     def send_chunk(self, data: bytes) -> None:
-        """Send a part of the reply."""
+        """Send one chunk of the reply."""
 
     def send_pieces(self, pieces: Sequence[Buffer]) -> None:
-        """Send a part of the reply that is large: it is not copied."""
+        """Send one large chunk of the reply without copying it."""
 
     def close_reply(self) -> None:
-        """End a reply that ``open`` began, and go on to the next request."""
+        """End the reply that ``open`` began, then continue with the next request."""
 
 
 class OpenConnection(Protocol):
-    """A connection, as its listener sees it."""
+    """A connection as its listener sees it."""
 
     def look(self, now: float, seconds: float) -> None:
-        """Refuse a request that has not come on for so long."""
+        """Close the connection if a partly received request has made no progress for ``seconds``."""
 
     def forget(self) -> None:
-        """Read the next request whole, whatever it begins with: what is allowed has changed."""
+        """Discard remembered requests, because access rules have changed: the next request is parsed in full."""
 
     def abort(self) -> None:
-        """Close without ceremony."""
+        """Close at once, discarding unsent bytes."""
 
     def drain(self) -> None:
-        """Close with the next answer."""
+        """Close after the next reply."""
 
     def shut_down(self) -> None:
-        """Close as soon as the current exchange is answered: at once if there is none."""
+        """Close once the current exchange is answered, or at once if none is open."""
 
-
-# What all connections of one HTTP listener have in common.
 
 READ_SIZE = 256 * 1024
 
 
 class HttpShared:
-    """Made by a listener, given to each of its connections."""
+    """State that all connections of one HTTP listener share."""
 
     __slots__ = (
         "_whole_heads", "bounds", "connections", "draining", "handler", "heads", "max_body", "scratch", "scratch_view",
@@ -147,7 +149,7 @@ class HttpShared:
     def __init__(
         self, handler: HttpHandler, max_body: int, bounds: TransportLimits, *, whole_heads: bool = False
     ) -> None:
-        """``whole_heads``: the lines that name a span are passed on like others, and stay in the head."""
+        """``whole_heads``: trace context lines stay in the head and are forwarded like any other header."""
         self.handler = handler
         self.bounds = bounds
         self._whole_heads = whole_heads
@@ -155,41 +157,41 @@ class HttpShared:
         self.heads = HeadCache()
         self.connections: set[OpenConnection] = set()
         self.draining = False
-        """Each connection ends with its next answer."""
-        # One read buffer for all: a read and its handling are one step of the loop, so nobody else needs it meanwhile,
-        # and an idle connection costs no memory.
+        """Connections close after their next reply."""
+        # One read buffer for all connections: it is filled and consumed within one loop callback, so they never
+        # compete for it, and an idle connection costs no memory.
         self.scratch = bytearray(READ_SIZE)
         self.scratch_view = memoryview(self.scratch)
 
     def head(self, raw: bytes) -> tuple[RequestHead, TraceContext | None]:
-        """Return the head that ``raw`` is, and the span that it names. Raises ``BadHead``."""
+        """Parse ``raw`` or look it up; return the head and the trace context that it names. Raises ``BadHead``."""
         text, span = split_span(raw, self._whole_heads)
         return self.heads.get(text), span
 
 
-# What differs between ports that speak Triton's HTTP: how an inference says its sizes, and how its refusals look.
-
-
 class HttpDialect(NamedTuple):
-    """How inferences are written on a port."""
+    """What differs between ports that speak Triton's HTTP: how sizes are announced and how errors look."""
 
     json_size: Callable[[RequestHead], int]
-    """Returns the bytes of the JSON part; -1: all; 0: none, the body is the tensor. Raises ``InvalidArgument``."""
+    """Returns the size of the JSON part; -1: the whole body; 0: none, the body is the tensor.
+
+    Raises ``InvalidArgument``.
+    """
     binary_headers: bytes
-    """Content type and more of a reply with tensors behind its JSON part; %d is the size of that part."""
+    """Header lines of a reply with tensors behind its JSON part; %d stands for the size of that part."""
     compresses: bool
-    """Content codings mean something."""
+    """Whether the port supports content codings."""
     early_type: str = reply.PLAIN
-    """The content type of a refusal for which the body was not looked at."""
+    """Content type of an error that is sent before the body was parsed."""
     status_of: Callable[[NeriteError], int] | None = None
-    """Returns the status of a refusal, where it is not the usual one."""
+    """Returns the status of an error reply, if it differs from the usual one."""
 
     def binary_head(self, json_size: int, size: int) -> bytes:
-        """Return status line and headers of a reply with tensors behind its JSON part."""
+        """Return the status line and headers of a reply with tensors behind its JSON part."""
         return reply.status_line(200) + self.binary_headers % json_size + b"Content-Length: %d\r\n\r\n" % size
 
     def refusal(self, error: NeriteError, content_type: str) -> Reply:
-        """Return the reply that a refusal is."""
+        """Return the reply for an error."""
         answer = reply.error_reply(error, content_type)
         return answer if self.status_of is None else answer._replace(status=self.status_of(error))
 
@@ -213,19 +215,17 @@ HTTP: Final = HttpDialect(
     compresses=True,
 )
 
-# Calls that take their time: run beside everything else, and answered when they are over.
-
 
 class BackgroundCalls:
-    """The coroutines that are under way."""
+    """Runs slow calls as tasks beside everything else, and sends their replies when they finish."""
 
     def __init__(self, refusal_of: Callable[[NeriteError], Reply] = reply.error_reply) -> None:
-        """``refusal_of`` makes the answer of one that is refused."""
+        """``refusal_of`` makes the reply for a call that fails."""
         self._refusal_of = refusal_of
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, connection: HttpExchange, work: Coroutine[Any, Any, Reply]) -> None:
-        """Run a coroutine, and send what it returns."""
+        """Run a coroutine and send the reply that it returns."""
 
         async def run() -> None:
             try:
@@ -233,7 +233,7 @@ class BackgroundCalls:
             except NeriteError as error:
                 answer = self._refusal_of(error)
             except Exception as error:
-                answer = self._refusal_of(report("http", error, "in a call that takes its time"))
+                answer = self._refusal_of(report("http", error, "in a background call"))
             connection.send([answer.encode(), *answer.rest])
 
         task = asyncio.get_running_loop().create_task(run())
@@ -241,20 +241,18 @@ class BackgroundCalls:
         task.add_done_callback(self._tasks.discard)
 
 
-# Long work on the loop, in turns: requests are answered in between.
-
 _TURN: Final = 0.0005
-"""Seconds of the loop that the work takes at once: requests wait no longer for it, however much there is."""
+"""Time slice in seconds: however large the work is, requests wait no longer than this for it."""
 
 
 class LoopTurns:
-    """Those of one piece of work."""
+    """Splits long work on the event loop into time slices, so that requests are answered in between."""
 
     def __init__(self) -> None:
         self._over = time.monotonic() + _TURN
 
     async def go_on(self) -> None:
-        """Return when there is time."""
+        """Yield to the event loop if the current time slice is used up."""
         if time.monotonic() >= self._over:
             await asyncio.sleep(0)
             self._over = time.monotonic() + _TURN

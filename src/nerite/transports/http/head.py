@@ -1,7 +1,7 @@
-"""The head of an HTTP request: parsed by ``httptools``, and parsed once for each distinct head.
+"""Heads of HTTP requests, parsed by ``httptools`` once for each distinct head.
 
-A client sends the same head again and again, byte for byte, so connections look heads up by their bytes before they
-parse. What is cached is an immutable description; everything derived from the head alone hangs on it too.
+Clients send the same head again and again, byte for byte, so heads are looked up by their bytes before they are parsed.
+The cached object is an immutable description that also carries what was derived from the head alone.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from nerite.core.byte_budget import HTTP_HEADS, Memo
 from nerite.core.trace_context import TraceContext, parse
 
 MAX_HEAD = 64 * 1024
-_HEAD = 3 * 1024
-_FIELD = 448
-"""Bytes that a head takes in memory, with what it leads to, and each field of it, beside the text."""
+_HEAD_SIZE = 3 * 1024
+_FIELD_SIZE = 448
+"""Approximate bytes of memory of a head with its target, and of each header field, without their text."""
 
 _METHOD = re.compile(rb"[A-Z_]{1,64}(?= )")
-"""What Triton's parser takes for a method, of a bounded length: the access log has it."""
+"""A method as Triton's parser accepts it, but of bounded length, because it appears in the access log."""
 
 
 class BadHead(Exception):
-    """The bytes are not the head of an HTTP request."""
+    """Raised for bytes that are not the head of an HTTP request."""
 
 
 class RequestHead:
-    """Method, path and headers, and what follows from them. Never changed after parsing, but for the memos."""
+    """Method, path and headers of a request. Immutable after parsing, except for memos."""
 
     __slots__ = (
         "chunked",
@@ -53,34 +53,34 @@ class RequestHead:
         self.path = ""
         self.version = "1.1"
         self.headers: dict[str, str] = {}
-        """By lower-case name; of a name that stands twice, the first."""
+        """Header values by lower-case name; the first value if a name occurs twice."""
         self.fields: list[tuple[str, str]] = []
-        """As they came, names as the client spells them."""
+        """All header fields in order, with names as the client spells them."""
         self.footprint = 0
-        """Bytes that it takes in memory, about."""
+        """Approximate size in memory in bytes."""
         self.content_length = 0
         self.chunked = False
         self.keep_alive = True
         self.expects_continue = False
         self.route: Any = None
-        """The router's memo."""
+        """Memo of the router: the target."""
         self.reply_lines = b""
-        """Header lines that every reply has besides its own, as the router found; no line end behind them."""
+        """Extra header lines of every reply, set by the router, without a trailing line end."""
         self.load: Callable[[], bytes] | None = None
-        """Makes one more header line for each reply, if the client asked for it; as the router found."""
+        """Makes the load report line of each reply, if the client requested it; set by the router."""
         self.special = False
-        """Replies are not sent as they are: they get other lines, or the method is HEAD and they lose the body."""
+        """Replies are modified before they are sent: header lines are added, or the body is dropped (HEAD)."""
 
 
 class _Parser:
-    """Collects what ``httptools`` calls out."""
+    """Receives the callbacks of ``httptools`` and builds a ``RequestHead``."""
 
     def __init__(self) -> None:
         self.parser = httptools.HttpRequestParser(self)
         self.head = RequestHead()
         self.complete = False
         self.codings: list[str] = []
-        """All that ``Transfer-Encoding`` says, as often as it stands."""
+        """Values of all ``Transfer-Encoding`` fields."""
 
     def on_url(self, url: bytes) -> None:
         self.head.path += header_text_of(url)
@@ -95,26 +95,26 @@ class _Parser:
 
     def on_headers_complete(self) -> None:
         self.complete = True
-        # Now: behind a request without a body the parser has forgotten it.
+        # Read it now: after a request without a body the parser has reset it.
         self.head.keep_alive = self.parser.should_keep_alive()
 
 
 def header_text_of(raw: bytes) -> str:
-    """Return bytes of a head as text, in which lone surrogates stand for bytes that are not UTF-8."""
+    """Return bytes of a head as text, with bytes that are not UTF-8 as lone surrogates."""
     return raw.decode(errors="surrogateescape")
 
 
 def header_bytes_of(text: str) -> bytes:
-    """Return the bytes that ``text_of`` was given."""
+    """Return the original bytes of a text from ``header_text_of``."""
     return text.encode(errors="surrogateescape")
 
 
 def parse_head(raw: bytes) -> RequestHead:
-    """Parse a head, given up to and including its empty line. Raises ``BadHead``."""
+    """Parse a head, including its final empty line. Raises ``BadHead``."""
     try:
         return _parsed(raw)
     except httptools.HttpParserInvalidMethodError as error:
-        # A method that the parser does not know is one that no path takes, and is told so.
+        # No path allows a method that the parser does not know, so the request is to get "method not allowed".
         method = _METHOD.match(raw)
         if method is None:
             raise BadHead(str(error)) from None
@@ -124,19 +124,19 @@ def parse_head(raw: bytes) -> RequestHead:
 
 
 def _parsed(raw: bytes) -> RequestHead:
-    """Do as ``parse``, for a method that the parser knows. Raises its error for any other."""
+    """Parse a head with a method that the parser knows; raise the parser's error for any other."""
     collected = _Parser()
     parser = collected.parser
     try:
         parser.feed_data(raw)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-        # Behind the head it is an upgrade, which nobody need grant, or a coding, which is looked at below.
+        # After the head, the cause is an upgrade, which may be ignored, or a transfer coding, which is checked below.
         if not collected.complete:
             if isinstance(error, httptools.HttpParserInvalidMethodError):
                 raise
             raise BadHead(str(error)) from None
     finally:
-        del collected.parser  # which has it, too
+        del collected.parser  # break the reference cycle
     if not collected.complete:
         raise BadHead("incomplete")
     head = collected.head
@@ -147,25 +147,25 @@ def _parsed(raw: bytes) -> RequestHead:
     head.expects_continue = head.headers.get("expect", "").lower() == "100-continue"
     length = head.headers.get("content-length")
     if collected.codings:
-        # Where a body of any other coding ends, nobody here would know.
+        # The end of a body in any other coding could not be determined.
         if collected.codings != ["chunked"] or length is not None:
-            raise BadHead("a transfer coding that is not taken")
+            raise BadHead("unsupported transfer coding: only 'chunked' is accepted")
         head.chunked = True
     elif length is not None:
         head.content_length = int(length)
-    head.footprint = _HEAD + 3 * len(raw) + _FIELD * len(head.fields)
+    head.footprint = _HEAD_SIZE + 3 * len(raw) + _FIELD_SIZE * len(head.fields)
     return head
 
 
 def _origin(target: str) -> str:
-    """Return the path of a request target, which proxies may send with scheme and host in front."""
+    """Return the path of a request target; proxies may put scheme and host in front of it."""
     if target.startswith(("http://", "https://")):
         return "/" + target.split("/", 3)[3] if target.count("/") >= 3 else "/"
     return target
 
 
 class HeadCache:
-    """Heads by their bytes."""
+    """Cache of parsed heads by their bytes."""
 
     __slots__ = ("_heads",)
 
@@ -173,7 +173,7 @@ class HeadCache:
         self._heads: Memo[bytes, RequestHead] = Memo()
 
     def get(self, raw: bytes) -> RequestHead:
-        """Return the head that ``raw`` is. Raises ``BadHead``."""
+        """Return the parsed head of ``raw``. Raises ``BadHead``."""
         head = self._heads.get(raw)
         if head is None:
             head = parse_head(raw)
@@ -181,23 +181,23 @@ class HeadCache:
         return head
 
     def clear(self) -> None:
-        """Forget all heads, and with them what follows from them."""
+        """Remove all heads, and with them what was derived from them."""
         self._heads.clear()
 
 
-# The lines of a head that name a span: cut out of it, since they are new with each request of a client that traces.
+# Trace context lines differ in each request of a client that traces, so they are cut out of the head.
 #
-# What is left repeats, byte for byte, and is what heads and all that hangs on them are looked up by.
+# The remaining bytes repeat exactly and serve as the key of the head cache.
 
-_LINE: Final = re.compile(rb"\r\n(trace(?:parent|state))[ \t]*:([^\r\n]*)(?=\r\n)", re.IGNORECASE)
+_TRACE_LINE: Final = re.compile(rb"\r\n(trace(?:parent|state))[ \t]*:([^\r\n]*)(?=\r\n)", re.IGNORECASE)
 
 
 def split_span(head: bytes, whole: bool) -> tuple[bytes, TraceContext | None]:
-    """Return a head without the lines, and the span; the head as it is if it names none, or is to stay ``whole``."""
+    """Return the head without its trace context lines, and the context; the head is unchanged if ``whole``."""
     if b"parent" not in head and b"PARENT" not in head and b"Parent" not in head:
         return head, None
     found: dict[bytes, str] = {}
-    for name, value in _LINE.findall(head):
+    for name, value in _TRACE_LINE.findall(head):
         found.setdefault(name.lower(), value.decode("latin-1"))
     span = parse(found.get(b"traceparent"), found.get(b"tracestate"))
-    return (head if whole or span is None else _LINE.sub(b"", head)), span
+    return (head if whole or span is None else _TRACE_LINE.sub(b"", head)), span

@@ -1,7 +1,9 @@
-"""Reading an infer request: JSON and the bytes behind it to a plan of what is asked, and where each tensor is.
+"""Turns the body of an infer request into a plan: the request header, and where each tensor is.
 
-A body whose JSON part was seen before, under the same head, costs one dictionary look-up. Most clients that give ids
-write them first, and go on as before: then it costs one more, without the id.
+A body whose JSON part was seen before, under the same head, costs one dictionary look-up. Most clients that send ids
+put the id first and repeat the rest: such a body costs a second look-up, without the id.
+
+Also: the target that a head is routed to, and recorded requests, which warm models up.
 """
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.request_bodies import Asked, HttpInferPlan
 
-_MAX_SEARCHED = 16 * 1024
-"""Bytes of a JSON part in which an id is looked for: what is longer is mostly data."""
-_PLAN = 512
-_PLACE = 160
-"""Bytes that a plan takes in memory beside its header, and each place in it."""
+_MAX_ID_SEARCH = 16 * 1024
+"""Largest JSON part in bytes that is searched for an id: longer ones are mostly data."""
+_PLAN_SIZE = 512
+_PLACE_SIZE = 160
+"""Approximate bytes of memory of a plan without its header, and of each place in it."""
 _ID_FIRST = re.compile(rb'\{\s*"id"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*(?=")')
-"""An id at the beginning of a JSON object that goes on: plain text, nothing escaped."""
+"""An id that is the first member of a JSON object with more members, as plain text without escapes."""
 _ID = b'"id"'
 
 
 class HttpInferReader:
-    """Makes plans for one head: the model, the version and what is said of who sends it are fixed."""
+    """Makes plans for the requests of one head, which fixes the model, the version and the sender."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class HttpInferReader:
         half: bool = False,
         most: Callable[[], int] = lambda: request_bodies.MOST,
     ) -> None:
-        """``half``: FP16 and BF16 are taken in the JSON. ``most``: how many inputs, and outputs, there may be."""
+        """``half``: FP16 and BF16 are allowed in JSON. ``most`` returns the maximum number of inputs and outputs."""
         self.model_name = model_name
         self.model_version = model_version
         self._sender = sender
@@ -55,16 +57,16 @@ class HttpInferReader:
         self.most = most
         self._plans: Memo[bytes, HttpInferPlan] = Memo()
         self._headers: Memo[tuple[object, ...], tuple[RequestHeader, int]] = Memo()
-        """By what they say; each with the bytes that it takes in memory."""
+        """Interned headers by their identity, each with its size in memory in bytes."""
 
     def plan(self, text: bytes) -> HttpInferPlan:
-        """Return how to read a body whose JSON part is ``text``. Raises Triton's errors."""
+        """Return the plan for a body whose JSON part is ``text``. Raises Triton's errors."""
         plan = self._plans.get(text)
         if plan is not None:
             return plan
-        found = _ID_FIRST.match(text) if len(text) <= _MAX_SEARCHED else None
+        found = _ID_FIRST.match(text) if len(text) <= _MAX_ID_SEARCH else None
         rest = b"{" + text[found.end() :] if found is not None else text
-        if found is None or _ID in rest:  # of several, the last one counts
+        if found is None or _ID in rest:  # if there are several ids, the last one counts
             return self._remembered(text, self._make(text))
         plan = self._plans.get(rest)
         if plan is None:
@@ -74,13 +76,13 @@ class HttpInferReader:
         return plan.of(request_bodies.checked_id(found[1].decode(errors="surrogateescape")))
 
     def _remembered(self, text: bytes, plan: HttpInferPlan) -> HttpInferPlan:
-        """Keep a plan for the next time, if the same text always means the same."""
+        """Memoize a plan if the same text always leads to the same plan; return it."""
         if plan.repeats:
             HTTP_PLANS.put(self._plans, text, plan, plan.footprint + 2 * len(text))
         return plan
 
     def raw(self, signature: Signature, body: memoryview) -> HttpInferPlan:
-        """Return how to read a body that is the bytes of the model's only input. Raises Triton's errors."""
+        """Return the plan for a body that is the raw data of the model's only input. Raises Triton's errors."""
         try:
             spec, place = files.read_raw_body(signature, body)
         except InvalidArgument as error:
@@ -88,7 +90,7 @@ class HttpInferReader:
         return HttpInferPlan(self.header([spec], binary=True), "", [place], len(body), raw=True)
 
     def header(self, specs: Sequence[TensorSpec], *, binary: bool = False) -> RequestHeader:
-        """Return the header of a request that has these inputs and says no more; ``binary``: it wants bytes back."""
+        """Return the header of a request with only these inputs; ``binary``: outputs are returned as binary data."""
         return self._intern(
             RequestHeader(
                 self.model_name,
@@ -102,7 +104,7 @@ class HttpInferReader:
         )[0]
 
     def _intern(self, header: RequestHeader) -> tuple[RequestHeader, int]:
-        """Return the header that says this, so that what others note on it is found again, and the bytes it takes."""
+        """Return the interned equal of ``header``, which carries what others memoized on it, and its size in memory."""
         identity = header.identity()
         known = self._headers.get(identity)
         if known is None:
@@ -114,14 +116,14 @@ class HttpInferReader:
         asked = request_bodies.read_infer_document(text, self.max_size, self.half, self.most)
         header, takes = self._intern(self._header_of(asked))
         request_id, _, _, _, places, size, _ = asked
-        return HttpInferPlan(header, request_id, places, size, footprint=takes + _PLAN + _PLACE * len(places))
+        return HttpInferPlan(header, request_id, places, size, footprint=takes + _PLAN_SIZE + _PLACE_SIZE * len(places))
 
     def plan_of(self, read: Sequence[Any]) -> tuple[HttpInferPlan, str]:
-        """Return how to read a body that ``json_calls.read_infer`` has read, and what is wrong with its strings."""
+        """Return the plan for a body that ``large_json.read_infer`` has read, and the error in its strings, if any."""
         asked, wrong = large_json.asked_of(read)
         header = self._header_of(asked)
         request_id, _, _, specs, places, size, _ = asked
-        if not wrong:  # nor is there any need to look at all of them again
+        if not wrong:  # the helper has checked the sizes, so later validation need not scan the strings again
             header.sizes = [
                 spec.byte_size if isinstance(place, (tuple, SharedMemoryInput)) else len(place)
                 for spec, place in zip(specs, places, strict=True)
@@ -129,7 +131,7 @@ class HttpInferReader:
         return HttpInferPlan(header, request_id, places, size), wrong
 
     def _header_of(self, asked: Asked) -> RequestHeader:
-        """Return the header of a request that says this."""
+        """Return the header of a parsed request."""
         _, fields, custom, specs, places, _, outputs = asked
         return RequestHeader(
             self.model_name,
@@ -144,43 +146,42 @@ class HttpInferReader:
         )
 
 
-# What the head of a request leads to.
-
 Call = Callable[[HttpExchange, RequestHead, memoryview], None]
 """Answers one request, now or later."""
 
 
 class HttpTarget(NamedTuple):
-    """Worked out once for each distinct head; the head keeps it."""
+    """What a head is routed to. Computed once for each distinct head, and kept with it."""
 
     answer: Reply | None = None
-    """Known without asking anybody: not found, not allowed."""
+    """A constant reply, such as not found or not allowed."""
     refusal: Reply | None = None
+    """The error reply of a request that is rejected before its body is received."""
     reader: HttpInferReader | None = None
-    """For inference."""
+    """Set for inference."""
     json_size: int = 0
-    """Bytes of the JSON part of an infer request; -1: all of it; 0: none, the body is the tensor."""
+    """Size of the JSON part of an infer request; -1: the whole body; 0: none, the body is the tensor."""
     encoding: str = ""
-    """How the body is compressed, and empty if it is not."""
+    """Content coding of the body; empty if it is not compressed."""
     accepts: str = ""
-    """How the reply is to be compressed."""
+    """Content coding of the reply; empty for none."""
     call: Call | None = None
-    """For everything but an infer request of Triton's kinds."""
+    """Set for everything except Triton's infer requests."""
     dialect: HttpDialect = HTTP
     """For inference."""
     half: bool = False
-    """FP16 and BF16 are given in JSON."""
-
-
-# Recorded requests: lines of a file, each the JSON that a client posts. They warm models up.
+    """Outputs of type FP16 and BF16 may be returned in JSON."""
 
 
 def read_recorded_request(model: str, line: bytes) -> tuple[RequestHeader, list[Buffer]]:
-    """Return the request to ``model`` that a line is, with FP16 and BF16 as numbers. Raises the errors of the port."""
+    """Return the request to ``model`` in one line of a file of recorded requests: the JSON that a client posts.
+
+    FP16 and BF16 are allowed as numbers. Raises the errors of the HTTP port.
+    """
     plan = HttpInferReader(model, "", SenderHeaders({}), sys.maxsize, half=True).plan(line)
     if plan.size or plan.header.shared:
         raise InvalidArgument(
-            "the data of a recorded request has to be in its JSON: 'binary_data_size' and 'shared_memory_region' "
-            "say that it is elsewhere"
+            "the data of a recorded request must be in its JSON: 'binary_data_size' and 'shared_memory_region' "
+            "are not supported"
         )
     return plan.header, plan.data(memoryview(b""), 0)

@@ -1,4 +1,4 @@
-"""Writing an infer response: the JSON part, and the tensors behind it as they are."""
+"""Writes infer responses: the JSON part, with binary tensors behind it uncopied, and the engine load header (ORCA)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN = RequestedOutput("")
 _BINARY = RequestedOutput("", binary=True)
 _BASE64 = RequestedOutput("", base64=True)
 JOINED = 16 * 1024
-"""Up to this size a reply is copied into one piece: cheaper than writing several."""
+"""Largest reply in bytes that is copied into one buffer, which is cheaper than writing several."""
 
 
 def write_infer_response(
@@ -37,12 +37,11 @@ def write_infer_response(
     half: bool = False,
     most: int = sys.maxsize,
 ) -> list[Buffer]:
-    """Return the whole HTTP reply to a request that succeeded; nothing if there is too much to be written.
+    """Return the whole HTTP reply to a successful request, or an empty list if it is too large to write here.
 
-    That is so if more than ``most`` bytes of tensors are to be converted. Raises Triton's errors of formatting.
-    ``half``: FP16 and BF16 are given in the JSON.
-    Where everything is binary and of known size, or in shared memory, the text part depends only on the two headers,
-    and is remembered.
+    It is too large if more than ``most`` bytes of tensors must be converted to JSON. Raises Triton's formatting errors.
+    ``half``: FP16 and BF16 are allowed in JSON. If all outputs are binary and of known size, or in shared memory, the
+    JSON part depends only on the headers of request and response, and is memoized.
     """
     header = response.header
     assert header is not None
@@ -111,20 +110,20 @@ def _shape(shape: Sequence[int]) -> bytes:
     return b"[" + b",".join(b"%d" % size for size in shape) + b"]"
 
 
-# The load of engines, told with a reply to a balancer that asks for it (ORCA): a header for a header.
+# Load report of engines (ORCA): a reply header for load balancers that request it with a request header.
 #
-# What is told, and in which words, is Triton's. Of a path without a model it is that of all engines of the server.
+# Content and format are Triton's. For a path without a model the report covers all engines of the server.
 
-_WANTED: Final = "endpoint-load-metrics-format"
-_LINE: Final = b"endpoint-load-metrics: "
+_REQUEST_HEADER: Final = "endpoint-load-metrics-format"
+_REPORT_LINE: Final = b"endpoint-load-metrics: "
 
 
 def load_report_of(head: RequestHead, reports: Callable[[], Sequence[EngineReport]]) -> Callable[[], bytes] | None:
-    """Return what makes the header line of a reply, empty where there is no engine; None if nobody asks.
+    """Return a function that makes the report's header line, empty without engines; None if it is not requested.
 
-    ``reports`` are those of the engines that are meant, as they are at the time.
+    ``reports`` returns the current reports of the engines to include.
     """
-    form = _FORMS.get(head.headers.get(_WANTED, ""))
+    form = _FORMS.get(head.headers.get(_REQUEST_HEADER, ""))
     if form is None:
         return None
 
@@ -132,7 +131,7 @@ def load_report_of(head: RequestHead, reports: Callable[[], Sequence[EngineRepor
         latest = reports()
         if not latest:
             return b""
-        return _LINE + form(kv_utilization(latest), sum(each.total_blocks * each.block_size for each in latest))
+        return _REPORT_LINE + form(kv_utilization(latest), sum(each.total_blocks * each.block_size for each in latest))
 
     return line
 

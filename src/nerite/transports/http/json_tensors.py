@@ -1,4 +1,4 @@
-"""Tensors in JSON: lists of numbers or strings to wire form, and back."""
+"""Converts tensors between JSON lists of numbers or strings and their wire form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nerite.core.signature import SignatureInput, shape_text
 from nerite.core.tensor import Array, Buffer, DataType, TensorSpec, WrongElementCount, join_bytes, split_bytes
 from nerite.transports.http.json_text import MAX_DEPTH, TooDeep
 
-# Tensors of strings in JSON: an element is a string, or ``{"b64": "…"}`` where its bytes need not be text.
+# BYTES tensors in JSON: an element is a string, or ``{"b64": "…"}`` for arbitrary bytes.
 
 _KEY = "b64"
 _text = itemgetter(_KEY)
@@ -29,9 +29,10 @@ _base64 = partial(a2b_base64, strict_mode=True)
 
 
 def read_strings(spec: TensorSpec, elements: list[Any], kinds: set[type]) -> bytes:
-    """Return the wire form of ``elements``, which are of these types. Raises Triton's errors, and ours for base64.
+    """Return the wire form of ``elements``, whose types are ``kinds``. Raises Triton's errors, and ours for base64.
 
-    How many there are is checked with the signature, as for strings that come as bytes: of too many, one is enough.
+    A wrong number of elements is reported later, with the signature, as for binary strings; so of too many elements
+    only one extra is kept.
     """
     if len(elements) > spec.elements and kinds <= {str, dict}:
         elements = elements[: spec.elements + 1]
@@ -47,7 +48,7 @@ def read_strings(spec: TensorSpec, elements: list[Any], kinds: set[type]) -> byt
 
 
 def _decoded(elements: list[Any]) -> list[bytes]:
-    """Return what elements stand for that are all in base64; none if that is not so."""
+    """Return the decoded elements if all of them are valid base64 objects, else an empty list."""
     try:
         if set(map(len, elements)) != {1}:
             return []
@@ -72,15 +73,15 @@ def _element(spec: TensorSpec, index: int, element: Any) -> bytes:
         return _base64(text)
     except ValueError as error:
         raise InvalidArgument(
-            f"element {index} of input '{spec.name}' is not valid base64: {error}. What is taken is the standard "
+            f"element {index} of input '{spec.name}' is not valid base64: {error}. Use the standard "
             "alphabet (A-Z a-z 0-9 + /), padded with '=', without line breaks"
         ) from None
 
 
 def write_strings(spec: TensorSpec, data: Buffer) -> bytes:
-    """Return the JSON array of a tensor, its elements as strings.
+    """Return a tensor as a JSON array of strings.
 
-    Bytes that are not UTF-8 stand for themselves, as in Triton, though JSON does not allow them.
+    Bytes that are not UTF-8 are written unchanged, as in Triton, although JSON does not allow them.
     """
     elements = split_bytes(data, spec.elements)
     try:
@@ -91,14 +92,14 @@ def write_strings(spec: TensorSpec, data: Buffer) -> bytes:
 
 
 def write_base64(spec: TensorSpec, data: Buffer) -> bytes:
-    """Return the JSON array of a tensor, its elements in the form that ``read`` takes for any bytes."""
+    """Return a tensor as a JSON array of base64 objects, which ``read_strings`` accepts."""
     elements = split_bytes(data, spec.elements)
     return b"[" + b",".join(b'{"b64":"%b"}' % b2a_base64(element, newline=False) for element in elements) + b"]"
 
 
-# Numbers of two bytes, FP16 and BF16, from JSON numbers and back.
+# FP16 and BF16 as JSON numbers, which Triton does not support.
 #
-# Triton refuses them in JSON. What is too large becomes infinite, as it does with FP32 here, in numpy and in torch.
+# Values that are too large become infinite, as they do with FP32 here, in numpy and in torch.
 
 _Doubles = NDArray[np.float64]
 _Words = NDArray[np.uint16]
@@ -106,18 +107,18 @@ _SIGN = 0x8000
 
 
 def read_half(datatype: DataType, numbers: _Doubles) -> _Words:
-    """Return ``numbers`` as words, each rounded once, to the nearest; of two as near, to the even one."""
-    return _FORMATS[datatype].words(numbers)
+    """Return ``numbers`` as 16-bit words, each rounded once, to nearest with ties to even."""
+    return _HALF_FORMATS[datatype].words(numbers)
 
 
 def write_half(datatype: DataType, data: Buffer) -> bytes:
-    """Return a JSON array, each number with as few digits as are read as the same; NaN and Infinity are bare words."""
+    """Return a JSON array of the shortest decimals that read back unchanged; NaN and Infinity are bare words."""
     words: list[int] = np.frombuffer(data, "<u2").tolist()
-    return b"[" + b",".join(map(_FORMATS[datatype].__getitem__, words)) + b"]"
+    return b"[" + b",".join(map(_HALF_FORMATS[datatype].__getitem__, words)) + b"]"
 
 
-class _Format(dict[int, bytes]):
-    """One of the two types: how doubles become words of 16 bits, and the text of each word that was ever written."""
+class _HalfFormat(dict[int, bytes]):
+    """Conversions of one 16-bit type, and a memo of the JSON text of each word written so far."""
 
     def __init__(self, words: Callable[[_Doubles], _Words], doubles: Callable[[_Words], _Doubles]) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ class _Format(dict[int, bytes]):
 
     @cached_property
     def _values(self) -> list[float]:
-        """All numbers without a sign: ascending, then Infinity, then the NaNs."""
+        """All values with a clear sign bit: the numbers in ascending order, then Infinity, then the NaNs."""
         values: list[float] = self._doubles(np.arange(_SIGN, dtype="<u2")).tolist()
         return values
 
@@ -147,7 +148,7 @@ class _Format(dict[int, bytes]):
             return b"Infinity"
         if word == 0:
             return b"0.0"
-        # What is read as this number lies between the middles to its neighbours, or on them if it is even.
+        # Decimals that round to this value lie between the midpoints to its neighbours, or on them if it is even.
         below = (self._values[word - 1] + value) / 2
         above = (value + self._values[word + 1]) / 2
         if above == float("inf"):
@@ -170,9 +171,9 @@ def _half_doubles(words: _Words) -> _Doubles:
 
 
 def _brain_words(numbers: _Doubles) -> _Words:
-    """Return the upper half of the FP32 numbers, rounded.
+    """Return the upper halves of the FP32 numbers, rounded.
 
-    On the way from 64 bits there, what is cut off is left as a last bit that is set, so that nothing is rounded twice.
+    The conversion from 64 to 32 bits rounds to odd (a sticky last bit), which avoids double rounding.
     """
     with np.errstate(over="ignore", under="ignore"):
         singles = numbers.astype(np.float32)
@@ -187,21 +188,21 @@ def _brain_words(numbers: _Doubles) -> _Words:
 
 
 def _brain_doubles(words: _Words) -> _Doubles:
-    with np.errstate(invalid="ignore"):  # some NaNs signal, and are NaNs all the same
+    with np.errstate(invalid="ignore"):  # signalling NaNs are converted like any other NaN
         return (words.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
-_FORMATS = {
-    dtypes.FP16: _Format(_half_words, _half_doubles),
-    dtypes.BF16: _Format(_brain_words, _brain_doubles),
+_HALF_FORMATS = {
+    dtypes.FP16: _HalfFormat(_half_words, _half_doubles),
+    dtypes.BF16: _HalfFormat(_brain_words, _brain_doubles),
 }
 
 HALVES = (dtypes.FP16, dtypes.BF16)
-"""Types that JSON has nothing for, as far as Triton is concerned."""
-_EMPTY_TEXT = 4
-"""Bytes of an element of BYTES that is empty: its length."""
-_DEEPEST = MAX_DEPTH - 1
-"""Lists that an element may be in, the data itself among them. Triton counts the element, too."""
+"""Types that Triton does not support in JSON."""
+_EMPTY_STRING_SIZE = 4
+"""Size of an empty BYTES element: only its length field."""
+_MAX_NESTING = MAX_DEPTH - 1
+"""Maximum nesting of lists, including the outermost. Triton's limit also counts the element."""
 _REMEDY = "or start the server with --http-json-half-precision=true"
 _INTEGERS = frozenset(
     (
@@ -218,9 +219,9 @@ _INTEGERS = frozenset(
 
 
 def shape_of(declared: SignatureInput, batched: bool, count: int) -> tuple[int, ...]:
-    """Return the shape that ``count`` elements have: what is left over goes to the innermost free dimension.
+    """Return a shape for ``count`` elements: the innermost free dimension takes them all, other free ones are 1.
 
-    ``batched``: there is a dimension in front of the declared ones. Raises Triton's error.
+    ``batched``: a batch dimension precedes the declared ones. Raises Triton's error if the elements do not fit.
     """
     dims = [-1, *declared.dims] if batched else [*declared.dims]
     fixed = prod(dim for dim in dims if dim >= 0)
@@ -236,14 +237,14 @@ def shape_of(declared: SignatureInput, batched: bool, count: int) -> tuple[int, 
 
 
 def read_tensor(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
-    """Return the wire form of ``data``, nested or flat. Raises Triton's errors.
+    """Return the wire form of a nested or flat list. Raises Triton's errors.
 
-    ``half``: FP16 and BF16 are taken.
+    ``half``: FP16 and BF16 are allowed.
     """
     datatype = spec.datatype
-    if not spec.shape:  # as in Triton nothing is read: no model takes a tensor without dimensions
-        return bytes(datatype.size or _EMPTY_TEXT)
-    if not spec.elements:  # nor here
+    if not spec.shape:  # the data is not read, as in Triton: no model takes a tensor without dimensions
+        return bytes(datatype.size or _EMPTY_STRING_SIZE)
+    if not spec.elements:  # the data is not read here either
         return b""
     if datatype in HALVES and not half:
         raise InvalidArgument(
@@ -256,24 +257,24 @@ def read_tensor(spec: TensorSpec, value: object, half: bool = False) -> Buffer:
     if datatype is dtypes.BYTES:
         return read_strings(spec, elements, kinds)
     if len(elements) > spec.elements:
-        raise _miscounted(spec, elements)
+        raise _wrong_count(spec, elements)
     _check_kinds(datatype, elements, kinds)
     if len(elements) < spec.elements:
-        raise _miscounted(spec, elements)
+        raise _wrong_count(spec, elements)
     if datatype is dtypes.BOOL:
         array: Array = np.array(elements, dtype=np.bool_)
     elif datatype in _INTEGERS:
-        # Numbers that do not fit wrap around, as they do in C.
+        # Numbers that do not fit wrap around, as in C.
         wide = np.array(elements, dtype=np.uint64 if datatype.name.startswith("U") else np.int64)
         array = wide.astype(datatype.numpy)
     else:
         doubles = np.array(elements, dtype=np.float64)
-        with np.errstate(over="ignore"):  # what is too large for the type is infinite
+        with np.errstate(over="ignore"):  # values too large for the type become infinite
             array = read_half(datatype, doubles) if datatype in HALVES else doubles.astype(datatype.numpy)
     return array.data.cast("B") if array.size else b""
 
 
-def _miscounted(spec: TensorSpec, elements: list[Any]) -> NeriteError:
+def _wrong_count(spec: TensorSpec, elements: list[Any]) -> NeriteError:
     return Internal(
         "Unable to parse 'data': Shape does not match true shape of 'data' field "
         f"(input '{spec.name}' has {len(elements)} values, and its shape {shape_text(spec.shape)} needs "
@@ -287,16 +288,16 @@ def flat(value: list[Any]) -> list[Any]:
 
 
 def _flat(value: list[Any]) -> tuple[list[Any], set[type]]:
-    """Return the elements, and of which types they are.
+    """Return the elements of a nested list, and the set of their types.
 
-    Takes time for each element and each list once, whatever their depth.
+    Runs in time linear in the number of elements and lists, whatever their depth.
     """
     kinds = set(map(type, value))
     depth = 1
     while list in kinds:
         if len(kinds) > 1:
-            value = _flat_unevenly(value, depth)
-        elif depth == _DEEPEST:
+            value = _flat_uneven(value, depth)
+        elif depth == _MAX_NESTING:
             raise TooDeep
         else:
             depth += 1
@@ -305,14 +306,14 @@ def _flat(value: list[Any]) -> tuple[list[Any], set[type]]:
     return value, kinds
 
 
-def _flat_unevenly(value: list[Any], depth: int) -> list[Any]:
-    """Do as ``_flat`` where lists stand beside other elements. ``depth`` is that of ``value``."""
+def _flat_uneven(value: list[Any], depth: int) -> list[Any]:
+    """Flatten a list of ``depth`` that mixes lists and other elements."""
     elements: list[Any] = []
     under_way = [iter(value)]
     while under_way:
         for item in under_way[-1]:
             if type(item) is list:
-                if depth + len(under_way) > _DEEPEST:
+                if depth + len(under_way) > _MAX_NESTING:
                     raise TooDeep
                 under_way.append(iter(item))
                 break
@@ -323,7 +324,7 @@ def _flat_unevenly(value: list[Any], depth: int) -> list[Any]:
 
 
 def _check_kinds(datatype: dtypes.DataType, elements: list[Any], kinds: set[type]) -> None:
-    # Large tensors come as lists too: all of this runs without a step of Python for each element.
+    # No Python code runs per element, because large tensors arrive as lists, too.
     if datatype is dtypes.BOOL:
         if not kinds <= {bool}:
             raise Internal("Unable to parse 'data': attempt to access JSON non-boolean as boolean")
@@ -338,9 +339,9 @@ def _check_kinds(datatype: dtypes.DataType, elements: list[Any], kinds: set[type
 
 
 def write_tensor(spec: TensorSpec, data: Buffer, half: bool = False, base64: bool = False) -> bytes:
-    """Return the JSON array of a tensor: flat, row-major. Raises Triton's errors.
+    """Return a tensor as a flat JSON array in row-major order. Raises Triton's errors.
 
-    ``half``: FP16 and BF16 are given. ``base64``: elements of BYTES are in base64.
+    ``half``: FP16 and BF16 are allowed. ``base64``: BYTES elements are written as base64.
     """
     datatype = spec.datatype
     if datatype in HALVES:
@@ -354,13 +355,13 @@ def write_tensor(spec: TensorSpec, data: Buffer, half: bool = False, base64: boo
         return (write_base64 if base64 else write_strings)(spec, data)
     array = np.frombuffer(data, datatype.numpy)
     if datatype is dtypes.FP32:
-        array = array.astype(np.float64)  # Triton prints the double that a float is
+        array = array.astype(np.float64)  # Triton prints a float converted to double
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
-    return _with_words(text, array) if datatype in (dtypes.FP32, dtypes.FP64) and b"n" in text else text
+    return _with_nonfinite(text, array) if datatype in (dtypes.FP32, dtypes.FP64) and b"n" in text else text
 
 
-def _with_words(text: bytes, array: Array) -> bytes:
-    """Write the three numbers that JSON lacks as bare words, as Triton does, where ``text`` has null."""
+def _with_nonfinite(text: bytes, array: Array) -> bytes:
+    """Replace each null in ``text`` with NaN, Infinity or -Infinity as a bare word, as Triton writes them."""
     others = array[~np.isfinite(array)]
     if np.isnan(others).all():
         return text.replace(b"null", b"NaN")

@@ -1,4 +1,4 @@
-"""JSON as Triton reads it: more than the standard allows, and refused in Triton's words."""
+"""Parses JSON as Triton does: accepts more than the standard allows, and rejects the rest with Triton's error texts."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ from numpy.typing import NDArray
 from nerite.core.client_text import check_document
 from nerite.core.errors import Internal, InvalidArgument
 
-# What is wrong with a JSON text, in the words and at the place that Triton's parser gives.
-#
-# Runs only after a fast parser has refused the text, perhaps because it has NaN or Infinity in it, which are numbers
-# here. Python's own parser finds the first place that is no JSON to either; what Triton refuses beyond that is
-# searched for in an ``Outline``. No step of Python is taken for each character or element, as texts may be long.
+# Slow path: runs only after a fast parser has rejected the text, perhaps because of NaN or Infinity, which are numbers
+# here. It reports the first error with the text and the offset of Triton's parser. Python's own parser finds the first
+# place that neither parser accepts; an ``Outline`` finds what only Triton rejects. No Python code runs per character
+# or element, because texts may be long.
 
 _Letters = NDArray[np.uint8]
 
 MAX_DEPTH: Final = 100
 _BLOCK: Final = 1 << 20
-"""Bytes of which the depth is worked out at once."""
+"""Number of bytes whose depths are computed at once."""
 _INFINITY: Final = np.frombuffer(b"Infinity", np.uint8)
 _FRACTION: Final = np.frombuffer(b".0", np.uint8)
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HEX: Final = re.compile(rb"[0-9a-fA-F]{4}")
 _LARGE_EXPONENT: Final = re.compile(rb"[0-9][eE]\+?[0-9]{3}")
-_LARGE: Final = re.compile(
+_LARGE_NUMBER: Final = re.compile(
     rb"(?<![0-9.eE+-])-?(?:[1-9][0-9]{199,}+(?:\.[0-9]++|(?!\.))(?:[eE][+-]?[0-9]++|(?![eE]))"
     rb"|(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?[eE]\+?[0-9]{3,}+)"
 )
-"""Numbers that may be beyond a double, which ends at 309 digits: with that many, or with an exponent of three."""
-_LONG: Final = re.compile(rb"(?<![0-9.eE+-])-?[1-9][0-9]{18,}+(?!\.[0-9]|[eE][+-]?[0-9])")
-"""Integers that may be beyond 64 bits, which is so from 19 digits on."""
+"""Numbers that may exceed a double, whose limit is 309 digits: at least 200 digits, or a three-digit exponent."""
+_LONG_INTEGER: Final = re.compile(rb"(?<![0-9.eE+-])-?[1-9][0-9]{18,}+(?!\.[0-9]|[eE][+-]?[0-9])")
+"""Integers that may exceed 64 bits: those with at least 19 digits."""
 _NUMERIC: Final = b"0123456789.eE+-"
 
 
@@ -55,18 +54,18 @@ _OPENS: Final = _table(b"[{")
 _CLOSES: Final = _table(b"]}")
 _DIGITS: Final = _table(b"0123456789")
 _BEGINS: Final = ~_table(b"]},: \t\n\r")
-"""Characters that values and names begin with, right or wrong."""
+"""Characters that begin a value or a name, valid or not."""
 
 
 class JsonError(Exception):
-    """The first mistake in a text."""
+    """The first error in a JSON text."""
 
     def __init__(self, what: str, at: int) -> None:
         super().__init__(f"{what} at {at}")
 
 
 class TooDeep(InvalidArgument):
-    """The text is nested deeper than ``MAX_DEPTH``."""
+    """Raised for a text that is nested deeper than ``MAX_DEPTH``."""
 
     def __init__(
         self, message: str = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})", retry_after: int = 0
@@ -75,23 +74,23 @@ class TooDeep(InvalidArgument):
 
 
 class Outline:
-    """A text of which strings are recognized. It is right up to the first mistake, and places in it are the text's."""
+    """A JSON text with its strings masked. It is valid up to the first error, and its offsets are those of the text."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
         self._escapes = text.replace(rb"\\", b"__").replace(rb"\"", b"__")
-        """The text, where now each quote is the end of a string, and each backslash begins an escape."""
+        """The text with escaped quotes and backslashes masked: quotes delimit strings, backslashes begin escapes."""
         letters: _Letters = np.frombuffer(self._escapes, np.uint8)
-        inside = np.cumsum(letters == ord('"'), dtype=np.uint8) & np.uint8(1)  # wraps around, and stays odd or even
+        inside = np.cumsum(letters == ord('"'), dtype=np.uint8) & np.uint8(1)  # overflow does not change the parity
         self._letters: _Letters = np.where(inside, np.uint8(ord("_")), letters)
-        """The text without its strings."""
+        """The text with the contents of its strings masked."""
 
     @cached_property
     def _plain(self) -> bytes:
         return self._letters.tobytes()
 
     def infinities(self) -> NDArray[np.int64]:
-        """Return where ``Inf`` ends, which is Triton's alone."""
+        """Return the end offsets of ``Inf``, which only Triton accepts."""
         letters = np.append(self._letters, np.zeros(_INFINITY.size, np.uint8))
         found = np.flatnonzero(letters == _INFINITY[0])
         for place in (1, 2):
@@ -102,12 +101,12 @@ class Outline:
         return found[~whole] + 3
 
     def long_integers(self) -> NDArray[np.int64]:
-        """Return where integers end that are beyond 64 bits."""
-        found = _LONG.finditer(self._plain) if self._has_digits(19) else ()
-        return np.fromiter((each.end() for each in found if not _fits(each[0])), np.int64)
+        """Return the end offsets of integers that exceed 64 bits."""
+        found = _LONG_INTEGER.finditer(self._plain) if self._has_digits(19) else ()
+        return np.fromiter((each.end() for each in found if not _fits_64_bits(each[0])), np.int64)
 
     def too_deep(self) -> int | None:
-        """Return where a value begins that is in more than ``MAX_DEPTH`` others."""
+        """Return the offset of the first value that is nested deeper than ``MAX_DEPTH``; None if none is."""
         depth = 0
         for start in range(0, self._letters.size, _BLOCK):
             block = self._letters[start : start + _BLOCK]
@@ -120,29 +119,29 @@ class Outline:
         return None
 
     def _has_digits(self, count: int) -> bool:
-        """Say whether there may be a number of so many digits in a row: if there is one, there is."""
-        half = (count + 1) // 2  # of so many in a row, as many are aligned
+        """Return whether ``count`` digits in a row may occur. False positives are possible, false negatives are not."""
+        half = (count + 1) // 2  # a run of ``count`` digits always contains an aligned block of this size
         blocks = _DIGITS[self._letters[: self._letters.size // half * half]].reshape(-1, half)
         return bool(blocks.all(axis=1).any())
 
     def half_pair(self) -> int | None:
-        """Return where a code is the half of a surrogate pair without the other."""
+        """Return the offset of the first unpaired surrogate escape; None if none occurs."""
         if _SURROGATE.search(self._escapes) is None:
             return None
-        found = _SURROGATE.search(_PAIR.sub(b"____________", self._escapes))
+        found = _SURROGATE.search(_SURROGATE_PAIR.sub(b"____________", self._escapes))
         return None if found is None else found.start()
 
     def too_large(self) -> int | None:
-        """Return where a number is beyond a double."""
+        """Return the offset of the first number that exceeds a double; None if none does."""
         if not self._has_digits(200) and _LARGE_EXPONENT.search(self._plain) is None:
             return None
-        infinite = np.flatnonzero(np.isinf([*map(float, _LARGE.findall(self._plain))]))
+        infinite = np.flatnonzero(np.isinf([*map(float, _LARGE_NUMBER.findall(self._plain))]))
         if not infinite.size:
             return None
-        return next(islice(_LARGE.finditer(self._plain), int(infinite[0]), None)).start()
+        return next(islice(_LARGE_NUMBER.finditer(self._plain), int(infinite[0]), None)).start()
 
     def in_array(self, at: int) -> bool:
-        """Say whether a place is in an array, and not in an object."""
+        """Return whether an offset is inside an array, not an object."""
         before = self._letters[:at]
         brackets = before[_OPENS[before] | _CLOSES[before]]
         opens = _OPENS[brackets]
@@ -152,20 +151,20 @@ class Outline:
 
     @property
     def ends_in_escape(self) -> bool:
-        """The last character is a backslash that begins an escape."""
+        """Whether the last character is a backslash that begins an escape."""
         return self._escapes.endswith(b"\\")
 
 
 def loads_like_triton(text: bytes) -> Any:
-    """Parse a text as Triton does. Raises ``JsonError`` for the first mistake in it, ``TooDeep`` if that comes first.
+    """Parse a text as Triton does. Raises ``JsonError`` for the first error, ``TooDeep`` if nesting is exceeded first.
 
-    Integers beyond 64 bits are floating-point numbers. Bytes that are not UTF-8 become lone surrogates.
+    Integers beyond 64 bits become floating-point numbers. Bytes that are not UTF-8 become lone surrogates.
     """
     outline = Outline(text)
     infinities, integers = outline.infinities(), outline.long_integers()
     plain, places = text, np.empty(0, np.int64)
     if infinities.size or integers.size:
-        # What only Triton reads is written so that Python reads it, too, and as Triton does.
+        # Rewrite what only Triton accepts so that Python parses it with the same result.
         places = np.concatenate((np.repeat(infinities, _INFINITY.size - 3), np.repeat(integers, _FRACTION.size)))
         added = np.concatenate((np.tile(_INFINITY[3:], infinities.size), np.tile(_FRACTION, integers.size)))
         plain = np.insert(np.frombuffer(text, np.uint8), places, added).tobytes()
@@ -177,13 +176,13 @@ def loads_like_triton(text: bytes) -> Any:
         document = json.loads(decoded)
     except json.JSONDecodeError as error:
         at = len(decoded[: error.pos].encode("utf-8", "surrogateescape"))
-        # Each that was added stands so many places further than the letter that it was put before.
+        # Map the error offset back to the original text: subtract the characters inserted before it.
         places.sort(kind="stable")
         at -= int(np.searchsorted(places + np.arange(places.size), at))
-        found.append(_mistake(text, outline, error.msg, at))
-    except RecursionError as error:  # it is too deep, which is found below
+        found.append(_json_error(text, outline, error.msg, at))
+    except RecursionError as error:  # nested too deeply, which is reported below
         failure = error
-    # Of those at one place, depth is looked at first, and then whether anything may stand there.
+    # If several errors are at the same offset, depth takes precedence, then the syntax error.
     if (deep := outline.too_deep()) is not None:
         found.insert(0, (deep, TooDeep()))
     if (half := outline.half_pair()) is not None:
@@ -195,19 +194,19 @@ def loads_like_triton(text: bytes) -> Any:
             raise min(found, key=itemgetter(0))[1]
         if failure is not None:
             raise failure
-    finally:  # a mistake has this frame, which has them, and the text
+    finally:  # break the reference cycle: an exception refers to this frame, which refers to it and to the text
         found.clear()
         failure = None
     return document
 
 
-def _fits(digits: bytes) -> bool:
-    """Say whether an integer has 64 bits."""
+def _fits_64_bits(digits: bytes) -> bool:
+    """Return whether an integer fits into 64 bits, signed or unsigned."""
     return len(digits) <= 20 and -(1 << 63) <= int(digits) < 1 << 64
 
 
-def _mistake(text: bytes, outline: Outline, said: str, at: int) -> tuple[int, Exception]:
-    """Return the mistake of which Python's parser says this, and where Triton's finds it."""
+def _json_error(text: bytes, outline: Outline, said: str, at: int) -> tuple[int, Exception]:
+    """Translate an error of Python's parser into Triton's; return its offset and the error."""
     what = "Invalid value."
     if said.startswith("Expecting property name"):
         what = "Missing a name for object member."
@@ -222,10 +221,10 @@ def _mistake(text: bytes, outline: Outline, said: str, at: int) -> tuple[int, Ex
     elif said.startswith("Unterminated string"):
         what, at = _unterminated(text, outline)
     elif said.startswith("Invalid control character"):
-        ends = text[at] == 0  # to Triton a text ends there
+        ends = text[at] == 0  # Triton treats a NUL as the end of the text
         what = "Missing a closing quotation mark in string." if ends else "Invalid escape character in string."
     elif said.startswith("Invalid \\uXXXX"):
-        if _HEX.match(text, at + 1):  # the text ends behind it
+        if _HEX.match(text, at + 1):  # the text ends after the escape
             what, at = _unterminated(text, outline)
         else:
             what, at = "Incorrect hex digit after \\u escape in string.", at - 1
@@ -239,7 +238,7 @@ def _mistake(text: bytes, outline: Outline, said: str, at: int) -> tuple[int, Ex
 
 
 def _behind_value(text: bytes, outline: Outline, at: int, *, last: bool) -> tuple[str, int]:
-    """Return what is wrong where a value has ended and nothing follows that may; it may be the value itself."""
+    """Return text and offset of the error for invalid input after a value, which may be an incomplete number."""
     next_letter = text[at : at + 1]
     if next_letter in (b".", b"e", b"E") and text[at - 1 : at].isdigit():
         number = text[len(text[:at].rstrip(_NUMERIC)) : at].lower()
@@ -255,27 +254,27 @@ def _behind_value(text: bytes, outline: Outline, at: int, *, last: bool) -> tupl
 
 
 def _unterminated(text: bytes, outline: Outline) -> tuple[str, int]:
-    """Return what is wrong with a text that ends in a string."""
+    """Return text and offset of the error for a text that ends inside a string."""
     if outline.ends_in_escape:
         return "Invalid escape character in string.", len(text) - 1
     return "Missing a closing quotation mark in string.", len(text)
 
 
 LARGE: Final = 128 * 1024
-"""Bytes of JSON that are read, or written, on the event loop: whatever is in them, that takes at most some 25 ms."""
+"""Largest JSON in bytes that is parsed or written on the event loop; takes at most about 25 ms in the worst case."""
 
 
-def whole_numbers(document: Any) -> Any:
-    """Return a document, all of which is text."""
+def _whole_document(document: Any) -> Any:
+    """Return ``document``: all of its strings must be valid UTF-8."""
     return document
 
 
-def parse_json(text: bytes, text_of: Callable[[Any], Any] = whole_numbers) -> Any:
-    """Parse JSON; NaN and Infinity are numbers here, and integers beyond 64 bits are floating-point numbers.
+def parse_json(text: bytes, text_of: Callable[[Any], Any] = _whole_document) -> Any:
+    """Parse JSON, with NaN and Infinity as numbers and integers beyond 64 bits as floating-point numbers.
 
-    Strings in what ``text_of`` returns of the document are valid UTF-8; all others may be any bytes, those that are not
-    UTF-8 as lone surrogates. Raises ``Internal`` in Triton's words, ``InvalidArgument`` for too much nesting, and for
-    text that is not UTF-8.
+    Strings in the part of the document that ``text_of`` returns must be valid UTF-8; in all others, bytes that are not
+    UTF-8 become lone surrogates. Raises ``Internal`` with Triton's texts, ``InvalidArgument`` for too deep nesting and
+    for text that is not UTF-8.
     """
     try:
         return orjson.loads(text)
@@ -291,7 +290,7 @@ def parse_json(text: bytes, text_of: Callable[[Any], Any] = whole_numbers) -> An
 
 
 def parse_settings(body: memoryview) -> Any:
-    """Parse the JSON of a request that needs little of it. Raises as ``parse``."""
+    """Parse the JSON body of an administrative request, which may not be large. Raises like ``parse_json``."""
     if len(body) > LARGE:
         raise InvalidArgument(f"the body has {len(body)} bytes, more than the {LARGE} that such a request may have")
     return parse_json(bytes(body))

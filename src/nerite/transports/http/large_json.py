@@ -1,4 +1,9 @@
-"""What would hold up the event loop, done in a helper process while the connection waits: large JSON, both ways."""
+"""Large JSON, parsed and written in helper processes so that it does not block the event loop.
+
+The functions that run in a helper (``read_...``, ``write_...``) do there what the event loop does itself for small
+JSON. Arguments and results cross as short JSON and the bytes of tensors; ``..._of`` and ``..._arguments`` are their
+counterparts in the server.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +36,14 @@ from nerite.transports.http.json_text import parse_json
 from nerite.transports.http.request_bodies import Asked, Place
 from nerite.workers.helper_pool import Answered, HelperCall, HelperPool
 
-_SECONDS: Final = 10.0
-"""For any piece of work, and more for each byte of it."""
+_BASE_SECONDS: Final = 10.0
+"""Base timeout of a call; ``_SECONDS_PER_BYTE`` is added for each byte of its arguments."""
 _SECONDS_PER_BYTE: Final = 1 / 1_000_000
-"""Several times as long as it takes on a slow processor."""
+"""Several times the duration on a slow processor."""
 
 
 class InferReading:
-    """A request that a helper reads. To its connection it is what runs, though nothing is known of it yet."""
+    """A request that a helper is parsing. It stands in as the work of its exchange until the real work is known."""
 
     id = ""
     header = RequestHeader("", "", ())
@@ -52,22 +57,22 @@ class InferReading:
         done: Callable[[list[Any]], None],
         refuse: Callable[[NeriteError], None],
     ) -> None:
-        """Begin. ``done`` takes what ``function`` returns, ``refuse`` the refusals of both."""
+        """Start the call. ``done`` gets the result of ``function``; ``refuse`` gets the error of either."""
         self._connection = connection
         self._done = done
         self._refuse = refuse
         connection.request = self
-        self._call = _call(helpers, function, arguments, "reading the request", self._answered)
+        self._call = _call(helpers, function, arguments, "reading the request", self._finished)
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
-        """Stop: nobody waits for it."""
+        """Cancel the call."""
         self._call.cancel()
 
     def pause(self, paused: bool) -> None:
-        """Go on: there are no responses yet."""
+        """Do nothing, as no responses exist yet."""
 
-    def _answered(self, values: list[Any], error: NeriteError | None) -> None:
-        if error is not None:  # not raised: what knows its own traceback waits for the collector, and the body with it
+    def _finished(self, values: list[Any], error: NeriteError | None) -> None:
+        if error is not None:  # not raised: the reference cycle through its traceback would keep the body alive
             self._refuse(error)
             return
         try:
@@ -75,7 +80,7 @@ class InferReading:
         except NeriteError as refusal:
             self._refuse(refusal)
         except Exception as failure:
-            self._refuse(report("http", failure, "in a request that was read by a helper"))
+            self._refuse(report("http", failure, "in a request that a helper has parsed"))
 
 
 def write_in_helper(
@@ -84,7 +89,7 @@ def write_in_helper(
     arguments: Sequence[Any],
     done: Answered,
 ) -> None:
-    """Have a function write an answer."""
+    """Call ``function`` in a helper to write a reply."""
     _call(helpers, function, arguments, "writing the answer", done)
 
 
@@ -93,22 +98,17 @@ def _call(
 ) -> HelperCall:
     name = f"{function.__module__}:{function.__name__}"
     size = sum(len(each) for each in arguments if isinstance(each, bytes | bytearray | memoryview))
-    return helpers.call(name, arguments, answered, what, seconds=_SECONDS + size * _SECONDS_PER_BYTE)
+    return helpers.call(name, arguments, answered, what, seconds=_BASE_SECONDS + size * _SECONDS_PER_BYTE)
 
-
-# What a helper process is called for (``outside``): each function does there what is done on the event loop
-# elsewhere.
-#
-# Requests and answers cross as JSON that is short, and the bytes of their tensors. ``…_of`` is the other side of it.
 
 Json: TypeAlias = Any
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
-# Reading
+# Reading requests.
 
 
 def read_infer(body: memoryview, model: str, max_size: int, half: bool, most: int) -> tuple[Any, ...]:
-    """Read the JSON part of an infer request."""
+    """Parse the JSON part of an infer request."""
     asked = request_bodies.read_infer_document(bytes(body), max_size, half, lambda: most)
     request_id, fields, custom, specs, places, size, outputs = asked
     here = [
@@ -117,11 +117,14 @@ def read_infer(body: memoryview, model: str, max_size: int, half: bool, most: in
         if not isinstance(place, tuple | SharedMemoryInput)
     ]
     described = request_id, fields, custom, _specs(specs), [*map(_place, places)], size, _outputs(outputs)
-    return described, _miscounted(model, request_id, here), *(data for _, data in here)
+    return described, _count_error(model, request_id, here), *(data for _, data in here)
 
 
 def asked_of(values: Sequence[Any]) -> tuple[Asked, str]:
-    """Return what ``read_infer`` has read, and what is wrong with it if the model takes such a request at all."""
+    """Return the request that ``read_infer`` has parsed, and the error in its strings, if any.
+
+    The error is reported only if the request passes the model's other checks.
+    """
     described, wrong, *data = values
     request_id, fields, custom, specs, places, size, outputs = described
     arrived = iter(data)
@@ -130,21 +133,21 @@ def asked_of(values: Sequence[Any]) -> tuple[Asked, str]:
 
 
 def read_form(body: memoryview, model: str, inputs: Json, batched: bool, half: bool) -> tuple[Any, ...]:
-    """Read the body of a request to ``generate``, given the inputs of the model."""
+    """Parse the body of a generate request, given the inputs of the model."""
     form = GenerateForm(Signature(model, int(batched), tensors_from_json(inputs), []), SenderHeaders({}), half)
     form.read(bytes(body))
-    wrong = _miscounted(model, form.id, zip(form.specs, form.data, strict=True))
+    wrong = _count_error(model, form.id, zip(form.specs, form.data, strict=True))
     return form.said(), _specs(form.specs), wrong, *form.data
 
 
 def fill(form: GenerateForm, values: Sequence[Any]) -> None:
-    """Fill in a form with what ``read_form`` has read."""
+    """Fill in a form with the result of ``read_form``."""
     said, specs, wrong, *data = values
     form.fill(said, _specs_of(specs), data, wrong)
 
 
 def read_parts(inputs: Json, types: Sequence[str], batched: bool, max_size: int, half: bool, *data: memoryview) -> Any:
-    """Read the parts of an upload, each for one of the inputs and of one of the types."""
+    """Convert the parts of an upload to tensors, given the input and the media type of each part."""
     tensors = [
         files.read_file(declared, batched, FormPart(declared.name, media_type, part), max_size, half)
         for declared, media_type, part in zip(tensors_from_json(inputs), types, data, strict=True)
@@ -153,27 +156,27 @@ def read_parts(inputs: Json, types: Sequence[str], batched: bool, max_size: int,
 
 
 def tensors_of(values: Sequence[Any]) -> list[tuple[TensorSpec, Buffer]]:
-    """Return what ``read_parts`` has read."""
+    """Return the tensors that ``read_parts`` has made."""
     specs, *data = values
     return list(zip(_specs_of(specs), data, strict=True))
 
 
 def read_load(body: memoryview) -> tuple[Any, ...]:
-    """Read the body of a load: the names of its parameters, and their values."""
+    """Parse the body of a load request; return the names of its parameters, then their values."""
     document = parse_json(bytes(body))
     parameters = request_bodies.read_load_parameters(document if isinstance(document, dict) else {})
     return list(parameters), *parameters.values()
 
 
 def load_of(read: Sequence[Any]) -> dict[str, str | bytes]:
-    """Return the parameters that ``read_load`` has read."""
+    """Return the parameters that ``read_load`` has parsed."""
     names, *found = read
     values = [bytes(each) if isinstance(each, memoryview) else each for each in found]
     return dict(zip(names, values, strict=True))
 
 
-def _miscounted(model: str, request_id: str, tensors: Iterable[tuple[TensorSpec, Buffer]]) -> str:
-    """Return what is wrong with tensors of strings that have other numbers of elements than their shapes say."""
+def _count_error(model: str, request_id: str, tensors: Iterable[tuple[TensorSpec, Buffer]]) -> str:
+    """Return the error for string tensors whose number of elements does not match their shape; empty if none."""
     wrong = [(spec, data) for spec, data in tensors if type(data) is WrongElementCount]
     header = RequestHeader(model, "", [spec for spec, _ in wrong])
     request = InferenceRequest(header, [data for _, data in wrong], NOBODY, 0, request_id)
@@ -181,7 +184,7 @@ def _miscounted(model: str, request_id: str, tensors: Iterable[tuple[TensorSpec,
     return "" if refusal is None else refusal.message
 
 
-# Writing
+# Writing responses.
 
 
 def write_infer(
@@ -194,7 +197,7 @@ def write_infer(
     accepts: str,
     *data: memoryview,
 ) -> tuple[Buffer, ...]:
-    """Write the whole reply to an infer request: its head, and what follows."""
+    """Write the whole reply to an infer request: its head, then the parts of its body."""
     outputs = [SignatureOutput(name, dtypes.BYTES, (), tuple(classes)) for name, classes in labels.items()]
     signature = Signature("", int(batched), [], outputs)
     dialect = HTTP._replace(binary_headers=binary_headers.encode())
@@ -215,7 +218,7 @@ def infer_arguments(
     half: bool,
     accepts: str,
 ) -> list[Any]:
-    """Return what ``write_infer`` needs to know."""
+    """Return the arguments for ``write_infer``."""
     assert response.header is not None
     outputs = request.header.outputs
     return [
@@ -231,18 +234,18 @@ def infer_arguments(
 
 
 def write_generate(request: Json, response: Json, half: bool, *data: memoryview) -> bytes:
-    """Write a response to ``generate``."""
+    """Write a generate response."""
     answer = InferenceResponse(headers.response_header_from_json(response), data)
     return generate_form.write_generate(_request_of(request), answer, half)
 
 
 def generate_arguments(request: InferenceRequest, response: InferenceResponse, half: bool) -> list[Any]:
-    """Return what ``write_generate`` needs to know."""
+    """Return the arguments for ``write_generate``."""
     assert response.header is not None
     return [_request(request), headers.header_to_json(response.header), half, *response.data]
 
 
-# How it crosses
+# Conversion to JSON and back.
 
 
 def tensors_json(declared: Iterable[SignatureInput]) -> Json:
@@ -251,7 +254,7 @@ def tensors_json(declared: Iterable[SignatureInput]) -> Json:
 
 
 def tensors_from_json(described: Json) -> list[SignatureInput]:
-    """Return what ``inputs`` has described."""
+    """Return the inputs that ``tensors_json`` has described."""
     return [SignatureInput(name, dtypes.BY_NAME[datatype], tuple(dims)) for name, datatype, dims in described]
 
 
@@ -264,7 +267,7 @@ def _specs_of(described: Json) -> list[TensorSpec]:
 
 
 def _place(place: Place | None) -> Json:
-    """Return a place as JSON; None for bytes, which cross by themselves."""
+    """Return a place as JSON; None for bytes, which cross separately."""
     if isinstance(place, SharedMemoryInput):
         return place.region, place.offset, place.byte_size
     return place if isinstance(place, tuple) else None
@@ -292,7 +295,7 @@ def _outputs_of(described: Json) -> list[RequestedOutput]:
 
 
 def _request(request: InferenceRequest) -> Json:
-    """Return what a request says of its answer."""
+    """Return the part of a request that its reply depends on, as JSON."""
     header = request.header
     return request.id, _outputs(header.outputs), header.binary_by_default, header.base64_by_default
 
@@ -301,12 +304,12 @@ def _request_of(described: Json) -> InferenceRequest:
     request_id, outputs, binary, base64 = described
     header = RequestHeader("", "", (), _outputs_of(outputs), binary_by_default=binary, base64_by_default=base64)
     request = SharedMemoryRequest(header, (), NOBODY, 0, request_id)
-    request.places = {output.name: _WRITTEN for output in header.outputs if output.place is not None}
+    request.places = {output.name: _ALREADY_WRITTEN for output in header.outputs if output.place is not None}
     return request
 
 
-class _Written:
-    """The place of an output that the server has written itself."""
+class _AlreadyWritten:
+    """Place of an output in shared memory that the server process has already written."""
 
     size = sys.maxsize
 
@@ -314,4 +317,4 @@ class _Written:
         """Do nothing."""
 
 
-_WRITTEN: Final = _Written()
+_ALREADY_WRITTEN: Final = _AlreadyWritten()

@@ -1,4 +1,4 @@
-"""The HTTP port: opening it, and closing it in good order."""
+"""HTTP ports: listening, graceful shutdown, and connections that write the access log."""
 
 from __future__ import annotations
 
@@ -16,65 +16,63 @@ from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import HttpHandler, HttpShared
 from nerite.transports.limits import LOOKS, TransportLimits
 
-# An HTTP connection whose exchanges stand in the access log.
-
 _CONSOLE = "/ui"
-"""What begins like this is the console's own. It reads its numbers every two seconds: that would drown the rest."""
-_GONE = 499
-"""The status of an exchange whose client did not wait for the answer, as other servers write it."""
+"""Prefix of the console's paths. It polls every two seconds, so only its errors are logged, lest it flood the log."""
+_CLIENT_CLOSED = 499
+"""Logged status of an exchange whose client disconnected before the reply, as in other servers."""
 
 
 class LoggedHttpConnection(HttpConnection):
-    """Notes when a request begins to arrive, and what is sent in answer."""
+    """HTTP connection that writes each exchange to the access log."""
 
     _access: AccessRecord | None = None
-    """The exchange of which something has arrived."""
+    """Record of the exchange whose request has begun to arrive."""
     _size = 0
-    """Bytes of a body that came in pieces."""
+    """Size of a body that arrived in pieces."""
     _status = 0
     _sent = 0
-    """Status and bytes of a reply that is sent in chunks."""
+    """Status and size of a reply that is sent in chunks."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, perhaps in the middle of an exchange."""
+        """Log an unfinished exchange, then release everything."""
         if self._head is not None and not self._closing:
-            self._note(_GONE)
+            self._log_exchange(_CLIENT_CLOSED)
         super().connection_lost(exc)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take note of bytes received."""
+        """Process ``nbytes`` received bytes."""
         if self._access is None:
             self._access = AccessRecord(peer_of(self._transport))
         super().buffer_updated(nbytes)
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send the reply to the current exchange, and go on to the next request."""
+        """Send the complete reply to the current exchange, then continue with the next request."""
         if self._head is not None and not self._closing:
             first = bytes(parts[0])
             body = len(first) - first.index(b"\r\n\r\n") - 4
-            self._note(_status_of(first), body + sum(map(len, parts[1:])))
+            self._log_exchange(_status_of(first), body + sum(map(len, parts[1:])))
         super().send(parts)
 
     def open(self, first: bytes, data: bytes = b"") -> None:
-        """Begin a reply that comes in chunks."""
+        """Begin a reply that is sent in chunks."""
         self._status = _status_of(first)
         self._sent = len(data)
         super().open(first, data)
 
     def send_chunk(self, data: bytes) -> None:
-        """Send a part of the reply."""
+        """Send one chunk of the reply."""
         self._sent += len(data)
         super().send_chunk(data)
 
     def send_pieces(self, pieces: Sequence[Buffer]) -> None:
-        """Send a part of the reply that is large."""
+        """Send one large chunk of the reply without copying it."""
         self._sent += sum(map(len, pieces))
         super().send_pieces(pieces)
 
     def close_reply(self) -> None:
-        """End a reply that ``open`` began."""
+        """End the reply that ``open`` began."""
         if self._head is not None and not self._closing:
-            self._note(self._status, self._sent)
+            self._log_exchange(self._status, self._sent)
         super().close_reply()
 
     def _complete(self, body: memoryview) -> None:
@@ -82,17 +80,17 @@ class LoggedHttpConnection(HttpConnection):
         super()._complete(body)
 
     def _refuse_bytes(self, reason: str) -> None:
-        self._note(400)
+        self._log_exchange(400)
         super()._refuse_bytes(reason)
 
-    def _note(self, status: int, sent: int = 0) -> None:
-        """Write the line of the current exchange, before it is over: when it is, the next one begins."""
+    def _log_exchange(self, status: int, sent: int = 0) -> None:
+        """Log the current exchange. Must be called before it ends, because the next one then begins at once."""
         access, self._access = self._access or AccessRecord(peer_of(self._transport)), None
         head = self._head
         if head is not None:
             access.method, access.path = head.method, head.path
             access.received = self._size if head.chunked else head.content_length
-            access.model, access.version = _named(head.path)
+            access.model, access.version = _model_in_path(head.path)
         self._size = 0
         if status < 400 and access.path.startswith(_CONSOLE):
             return
@@ -101,30 +99,32 @@ class LoggedHttpConnection(HttpConnection):
 
 
 def _status_of(first: bytes) -> int:
-    """Return the status of a reply that begins like this."""
+    """Return the status in the first bytes of a reply."""
     return int(first[9:12])
 
 
-_names: Final[Memo[str, tuple[str, str]]] = Memo()
-"""By path."""
+_models_by_path: Final[Memo[str, tuple[str, str]]] = Memo()
+"""Model and version by path."""
 
 
-def _named(path: str) -> tuple[str, str]:
-    """Return the model and the version that a path names."""
-    named = _names.get(path)
+def _model_in_path(path: str) -> tuple[str, str]:
+    """Return the model and version in a path; empty strings if it has none."""
+    named = _models_by_path.get(path)
     if named is None:
         route = routes.find_route(path)
         arguments = route.arguments if route is not None else {}
         named = arguments.get("model", ""), arguments.get("version", "")
-        ACCESS_LOG.put(_names, path, named, 256 + 2 * len(path))
+        ACCESS_LOG.put(_models_by_path, path, named, 256 + 2 * len(path))
     return named
 
 
-_FULL = "Service Unavailable: as many connections are open as --max-connections allows. Try again in 1 s"
+_TOO_MANY_CONNECTIONS = (
+    "Service Unavailable: the limit of open connections (--max-connections) is reached. Try again in 1 s"
+)
 
 
 class HttpListener:
-    """Accepts connections and knows those that are open."""
+    """Accepts connections on a port, keeps track of those that are open, and closes them gracefully."""
 
     def __init__(
         self,
@@ -137,75 +137,75 @@ class HttpListener:
         access_log: bool = False,
         whole_heads: bool = False,
     ) -> None:
-        """``upload_seconds``: how long a request may arrive without coming on; 0 for any time.
+        """``upload_seconds``: maximum time without progress while a request arrives; 0 for no limit.
 
-        ``whole_heads``: headers are passed on to models, those that name spans among them.
+        ``whole_heads``: trace context lines stay in the head, because headers are forwarded to models.
         """
         self._name = name
         self._connection = LoggedHttpConnection if access_log else HttpConnection
         self._shared = HttpShared(handler, max_body, bounds, whole_heads=whole_heads)
         self._upload_seconds = upload_seconds
         self._port: tcp.TcpPort | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._progress_timer: asyncio.TimerHandle | None = None
 
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
     ) -> int:
-        """Listen; return the port, which matters if 0 was asked for. Raises ``Unavailable`` if it cannot be had."""
+        """Listen and return the port, which matters if ``port`` is 0. Raises ``Unavailable`` if it cannot be opened."""
         self._port, number = await tcp.listen(
             self._name,
             lambda: self._connection(self._shared),
             address,
             port,
             bounds=self._shared.bounds,
-            refusal=reply.farewell(503, _FULL, retry_after=1).encode(),
+            refusal=reply.farewell(503, _TOO_MANY_CONNECTIONS, retry_after=1).encode(),
             reuse_port=reuse_port,
             tls=tls,
         )
         if self._upload_seconds:
-            self._look()
+            self._check_progress()
         return number
 
-    def _look(self) -> None:
-        """Look after requests that arrive slowly, all of them, every now and then."""
+    def _check_progress(self) -> None:
+        """Periodically close connections whose request makes no progress."""
         loop = asyncio.get_running_loop()
         seconds = self._shared.bounds.patience(self._upload_seconds)
         for connection in tuple(self._shared.connections):
             connection.look(loop.time(), seconds)
-        self._look_timer = loop.call_later(self._upload_seconds / LOOKS, self._look)
+        self._progress_timer = loop.call_later(self._upload_seconds / LOOKS, self._check_progress)
 
     def forget(self) -> None:
-        """Look at every head anew, also on connections that are open: what is allowed has changed."""
+        """Discard cached heads and remembered requests, also on open connections: access rules have changed."""
         self._shared.heads.clear()
         for connection in self._shared.connections:
             connection.forget()
 
     def drain(self) -> None:
-        """Have every connection, also those that come yet, close with its next answer, which tells the client."""
+        """Make every connection, including new ones, close after its next reply, which announces that to the client."""
         self._shared.draining = True
         for connection in self._shared.connections:
             connection.drain()
 
     def admit_no_more(self) -> None:
-        """Have no more connections begin; those that have begun are accepted."""
+        """Stop new connections from being established; those already established are still accepted."""
         if self._port is not None:
             tcp.admit_no_more(self._port.sockets)
 
     def stop_accepting(self) -> None:
-        """Close the port, and every connection as soon as it has nothing under way."""
+        """Close the port, and each connection once its current exchange is finished."""
         if self._port is not None:
             self._port.close()
         for connection in tuple(self._shared.connections):
             connection.shut_down()
 
     def abort(self) -> None:
-        """Close what is left, at once."""
-        if self._look_timer is not None:
-            self._look_timer.cancel()
+        """Close all remaining connections at once."""
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
         for connection in tuple(self._shared.connections):
             connection.abort()
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return len(self._shared.connections)

@@ -1,4 +1,4 @@
-"""The metrics port: one page."""
+"""Handler of the metrics port, which serves one page: ``/metrics``. The console gets its numbers from the same page."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
 _TYPE: Final = "text/plain; charset=utf-8"
-_OPEN: Final = "application/openmetrics-text"
-_OPEN_TYPE: Final = f"{_OPEN}; version=1.0.0; charset=utf-8"
+_OPENMETRICS: Final = "application/openmetrics-text"
+_OPENMETRICS_TYPE: Final = f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
 class MetricsService:
@@ -44,7 +44,7 @@ class MetricsService:
         guard: BrowserGuard,
         ports: Callable[[], Sequence[MetricFamily]],
     ) -> None:
-        """``locks`` are those of the HTTP port. Without ``gpus`` nothing is said of GPUs. ``ports`` tells of ports."""
+        """``locks`` are those of the HTTP port. Without ``gpus``: no GPU metrics. ``ports`` returns those of ports."""
         self._server = server
         self._options = options
         self._locks = locks
@@ -55,7 +55,7 @@ class MetricsService:
         self._background_calls = BackgroundCalls()
 
     def begin(self, head: RequestHead) -> Reply | None:
-        """Refuse who lacks the key, if there is one, and what a page of another site has a browser send."""
+        """Reject requests without the required key, and requests that a browser sends for another site's page."""
         try:
             self._guard.check(head)
         except Forbidden as error:
@@ -63,13 +63,13 @@ class MetricsService:
         return access.key_refusal(self._locks, METRICS_CATEGORY, head)
 
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
-        """Offer nothing: no body matters here."""
+        """Return None: bodies are ignored on this port."""
         return None
 
     def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> HttpQuestion | None:
-        """Answer, the page as soon as it is made."""
+        """Answer a request; the page is sent once it is complete."""
         if head.path in ("/metrics", "/metrics/") and head.method == "GET":
-            self.send_page(connection, head, _TYPE, openly=_OPEN in head.headers.get("accept", ""))
+            self.send_page(connection, head, _TYPE, openly=_OPENMETRICS in head.headers.get("accept", ""))
         else:
             answer = Reply(200, b"", _TYPE) if head.method == "GET" else reply.NOT_ALLOWED
             connection.send([answer.encode()])
@@ -84,14 +84,14 @@ class MetricsService:
         *,
         openly: bool = False,
     ) -> None:
-        """Send the page. ``openly``: with exemplars, if there are some, which only OpenMetrics can have."""
+        """Send the page. ``openly``: use OpenMetrics if there are exemplars, which the other format lacks."""
         openly = openly and self._server.tracing.exports
-        answer = Reply(200, b"", _OPEN_TYPE if openly else content_type, headers)
+        answer = Reply(200, b"", _OPENMETRICS_TYPE if openly else content_type, headers)
         coding = content_coding.accepted(head.headers.get("accept-encoding", ""))
         self._background_calls.start(connection, self._filled(answer, coding, openly=openly))
 
     async def _filled(self, answer: Reply, coding: str, *, openly: bool) -> Reply:
-        """Return an answer with the page as its body."""
+        """Return ``answer`` with the page as its body."""
         pieces = await self._pieces(openly=openly)
         if coding:
             answer = answer._replace(headers=answer.headers + content_coding.coding_line(coding))
@@ -99,7 +99,7 @@ class MetricsService:
         return answer._replace(rest=pieces)
 
     async def _pieces(self, *, openly: bool) -> list[bytes]:
-        """Make the page. Other work of the loop goes on meanwhile, but not between two lines of a model version."""
+        """Make the page, yielding to the loop in between, but never between two lines of one model version."""
         page = Page(openly=openly)
         latencies = self._options.counter_latencies
         page.add(model_metrics.core_families([], latencies=latencies))
@@ -124,42 +124,42 @@ class MetricsService:
         return pieces
 
     def handle_again(self, connection: HttpExchange, meaning: object, data: bytearray) -> None:
-        """Answer nothing: no request on this port has data."""
+        """Fail: requests on this port have no data."""
         raise AssertionError("no request on this port has data")
 
     def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Answer nothing: there are no inferences on this port."""
+        """Fail: this port has no inferences."""
         raise AssertionError("no inferences on this port")
 
 
 def _internal_errors() -> MetricFamily:
     return MetricFamily(
         "nerite_internal_errors_total",
-        "Exceptions that the server did not foresee, by the part of it that caught them",
+        "Unexpected exceptions in the server, by the part that caught them",
         "counter",
         [(label("where", where), count) for where, count in sorted(internal_errors.counts.items())],
     )
 
 
 def _internal_caches() -> list[MetricFamily]:
-    of = [(label("cache", budget.name), budget) for budget in BUDGETS]
+    labelled = [(label("cache", budget.name), budget) for budget in BUDGETS]
     return [
         MetricFamily(
             "nerite_internal_cache_bytes",
-            "Memory that the server's own caches of requests, headers and replies take at most",
+            "Upper bound of the memory of the server's internal caches of requests, headers and replies, in bytes",
             "gauge",
-            [(labels, budget.used) for labels, budget in of],
+            [(labels, budget.used) for labels, budget in labelled],
         ),
         MetricFamily(
             "nerite_internal_cache_limit_bytes",
-            "Memory that they may take",
+            "Memory limit of the server's internal caches, in bytes",
             "gauge",
-            [(labels, budget.limit) for labels, budget in of],
+            [(labels, budget.limit) for labels, budget in labelled],
         ),
         MetricFamily(
             "nerite_internal_cache_evictions_total",
-            "Entries that were evicted from them to make room",
+            "Entries evicted from the server's internal caches to make room",
             "counter",
-            [(labels, budget.evictions) for labels, budget in of],
+            [(labels, budget.evictions) for labels, budget in labelled],
         ),
     ]

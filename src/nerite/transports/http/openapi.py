@@ -1,4 +1,4 @@
-"""The OpenAPI document: every endpoint of the table of routes, and every model that is served with what it takes."""
+"""Builds the OpenAPI document, with every endpoint and every served model, and sample requests for models."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from nerite.transports.http.routes import ENDPOINTS as ROUTES
 if TYPE_CHECKING:
     from nerite.repository.catalogue import ModelRecord
 
-# JSON schemas: of the tensors that a model takes and gives, and of what all models have in common.
+# JSON schemas of requests and responses, for each model and in general.
 
 Schema: TypeAlias = dict[str, Any]
-"""A JSON schema of the dialect of OpenAPI 3.1, or a part of such a document."""
+"""A JSON schema in the dialect of OpenAPI 3.1, or a part of an OpenAPI document."""
 
 _SCALAR: Final[Schema] = {"type": ["boolean", "number", "string"]}
 _PARAMETERS: Final[Schema] = {"type": "object", "additionalProperties": _SCALAR}
 
 
 def schema_reference(name: str) -> Schema:
-    """Return a reference to one of ``common``."""
+    """Return a reference to a schema in ``COMMON``."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def infer_request_schema(signature: Signature) -> Schema:
-    """Return what the body of an inference must be."""
+    """Return the schema of the body of an infer request."""
     batch = signature.max_batch_size
     inputs = [_tensor(declared, batch) for declared in signature.inputs.values()]
     listed: Schema = {"type": "array", "minItems": len(signature.required), "maxItems": len(inputs)}
@@ -56,7 +56,7 @@ def infer_request_schema(signature: Signature) -> Schema:
 
 
 def infer_response_schema(signature: Signature) -> Schema:
-    """Return what the answer of an inference is."""
+    """Return the schema of the body of an infer response."""
     outputs = [_tensor(declared, signature.max_batch_size) for declared in signature.outputs.values()]
     return {
         "type": "object",
@@ -71,7 +71,7 @@ def infer_response_schema(signature: Signature) -> Schema:
 
 
 def generate_request_schema(signature: Signature) -> Schema:
-    """Return what the body of the generate extension must be: inputs are keys, and all others are parameters."""
+    """Return the schema of the body of a generate request: inputs are keys, and all other keys are parameters."""
     return {
         "type": "object",
         "required": sorted(signature.required),
@@ -85,7 +85,7 @@ def generate_request_schema(signature: Signature) -> Schema:
 
 
 def _tensor(declared: SignatureInput | SignatureOutput, max_batch_size: int) -> Schema:
-    """Return the form of one tensor."""
+    """Return the schema of one tensor."""
     batch = [{"type": "integer", "minimum": 1, "maximum": max_batch_size, "title": "batch"}] if max_batch_size else []
     sizes = [*batch, *({"type": "integer", "minimum": 0} if size == -1 else {"const": size} for size in declared.dims)]
     shape: Schema = {"type": "array", "minItems": len(sizes), "maxItems": len(sizes)}
@@ -130,7 +130,7 @@ def _element(datatype: DataType) -> Schema:
 def _data(datatype: DataType) -> Schema:
     return {
         "type": "array",
-        "description": f"Elements of {datatype.name}, in one flat list or nested as the shape is.",
+        "description": f"Elements of {datatype.name}, as a flat list or nested like the shape.",
         "items": {"anyOf": [_element(datatype), schema_reference(datatype.name)]},
     }
 
@@ -200,7 +200,7 @@ COMMON: Final[dict[str, Schema]] = {
         choices=_list({"type": "object"}),
         usage={"type": "object"},
     )
-    | {"description": "With `stream`, events of the same form, and `[DONE]`."},
+    | {"description": "With `stream`: events of the same form, then `[DONE]`."},
     "InferRequest": _object(id=_TEXT, inputs=_list(_ANY_TENSOR), outputs=_list(_wanted([])), parameters=_PARAMETERS)
     | {"required": ["inputs"]},
     "InferResponse": _object(
@@ -208,12 +208,12 @@ COMMON: Final[dict[str, Schema]] = {
     ),
     "GenerateRequest": {"type": "object", "description": "Inputs and parameters, by name."},
     "GenerateResponse": _object(id=_TEXT, model_name=_TEXT, model_version=_TEXT)
-    | {"description": "Besides these: outputs and parameters, by name."},
+    | {"description": "Also contains the outputs and parameters, by name."},
     "ServerMetadata": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "ModelMetadata": _object(
         name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_DECLARED), outputs=_list(_DECLARED)
     ),
-    "ModelConfig": {"type": "object", "description": "config.pbtxt as JSON, complete."},
+    "ModelConfig": {"type": "object", "description": "The complete config.pbtxt as JSON."},
     "Statistics": _object(model_stats=_list({"type": "object"})),
     "Quota": _object(
         tenants=_list({"type": "object"}), models=_list({"type": "object"}), use=_list({"type": "object"})
@@ -239,29 +239,29 @@ COMMON: Final[dict[str, Schema]] = {
     "Page": _TEXT,
     "OpenApi": {"type": "object", "description": "This document."},
 }
-"""Schemas by name: of the data of each type, and of what every server takes and says."""
+"""Schemas by name: the data of each tensor type, and the requests and responses that do not depend on a model."""
 
-# A request that a model's signature accepts, and the curl command that sends it.
+# Sample requests that a model's signature accepts, and the curl commands that send them.
 
-_MOST_IN_JSON: Final = 16
-"""A tensor of more elements is not something to paste."""
-_MOST_IN_A_FORM: Final = 4096
-"""The generate extension knows nothing but JSON, and a command line has its limits."""
-NO_SAMPLE: Final = "No command is short enough for these tensors, or JSON lacks their type: use gRPC."
-_SIZE_OF_NO_TEXT: Final = 4
-"""Bytes of an element of BYTES that is empty: its length."""
+_MAX_JSON_ELEMENTS: Final = 16
+"""Larger tensors are sent as binary data, which keeps the command short enough to paste."""
+_MAX_GENERATE_ELEMENTS: Final = 4096
+"""Limit for the generate extension, which supports only JSON, as the length of a command line is limited."""
+NO_SAMPLE: Final = "No sample command: the tensors are too large for one, or JSON lacks their type; use gRPC."
+_EMPTY_STRING_SIZE: Final = 4
+"""Size of an empty BYTES element: only its length field."""
 
 
 class SampleRequest(NamedTuple):
-    """A request: zeros, false and short texts, in the smallest shapes that are allowed."""
+    """A sample request: zeros, false and short texts, in the smallest allowed shapes."""
 
     body: dict[str, Any]
     zeros: int = 0
-    """Zero bytes behind the JSON, for the tensors that are not in it."""
+    """Number of zero bytes behind the JSON, for the tensors that are not in it."""
     binary: bool = False
-    """The answer has tensors behind its JSON."""
+    """The response has tensors behind its JSON."""
     streams: bool = False
-    """The answer comes in pieces."""
+    """The response is streamed."""
 
     @property
     def text(self) -> str:
@@ -270,11 +270,11 @@ class SampleRequest(NamedTuple):
 
     @property
     def brief(self) -> bool:
-        """The request and its answer are text, and nothing else."""
+        """Whether the request and its response are only text."""
         return not self.zeros and not self.binary
 
     def curl(self, url: str, key_header: str = "") -> str:
-        """Return a command for a POSIX shell. The key, where one is needed, is expected in the variable ``KEY``."""
+        """Return a command for a POSIX shell. If a key is needed, it is expected in the variable ``KEY``."""
         words = ["curl", *(["-N"] if self.streams else []), shlex.quote(url)]
         if key_header:
             words.append(f'-H {shlex.quote(f"{key_header}: ")}"$KEY"')
@@ -288,9 +288,9 @@ class SampleRequest(NamedTuple):
 
 
 def sample_of(signature: Signature, *, decoupled: bool) -> SampleRequest | None:
-    """Return a request for ``infer``, or for ``generate_stream`` if the model is ``decoupled``.
+    """Return a sample request for ``infer``, or for ``generate_stream`` if the model is ``decoupled``.
 
-    None where the latter cannot carry the tensors.
+    None if ``generate_stream`` cannot carry the tensors.
     """
     wanted = [declared for declared in signature.inputs.values() if not declared.optional]
     batch = (1,) if signature.max_batch_size > 0 else ()
@@ -298,7 +298,7 @@ def sample_of(signature: Signature, *, decoupled: bool) -> SampleRequest | None:
     outside = any(declared.datatype in HALVES for declared in signature.outputs.values())
     if decoupled:
         counts = [math.prod(shape) for shape in shapes.values()]
-        if outside or sum(counts) > _MOST_IN_A_FORM or any(declared.datatype in HALVES for declared in wanted):
+        if outside or sum(counts) > _MAX_GENERATE_ELEMENTS or any(declared.datatype in HALVES for declared in wanted):
             return None
         body = {declared.name: _sample_data(declared, count) for declared, count in zip(wanted, counts, strict=True)}
         return SampleRequest(body, streams=True)
@@ -311,8 +311,8 @@ def sample_of(signature: Signature, *, decoupled: bool) -> SampleRequest | None:
 def _input(declared: SignatureInput, shape: tuple[int, ...]) -> dict[str, Any]:
     tensor: dict[str, Any] = {"name": declared.name, "datatype": declared.datatype.name, "shape": list(shape)}
     count = math.prod(shape)
-    if count > _MOST_IN_JSON or declared.datatype in HALVES:
-        return tensor | {"parameters": {"binary_data_size": count * (declared.datatype.size or _SIZE_OF_NO_TEXT)}}
+    if count > _MAX_JSON_ELEMENTS or declared.datatype in HALVES:
+        return tensor | {"parameters": {"binary_data_size": count * (declared.datatype.size or _EMPTY_STRING_SIZE)}}
     return tensor | {"data": _sample_data(declared, count)}
 
 
@@ -328,22 +328,22 @@ def _sample_element(datatype: DataType) -> object:
     return 0.0 if datatype in (dtypes.FP32, dtypes.FP64) else 0
 
 
-# The model versions that take requests, as the documentation needs them.
+# Served model versions, as the documentation needs them.
 
-_IN_A_PATH = "!$&'()*+,;=:@~"
+_PATH_CHARACTERS = "!$&'()*+,;=:@~"
 
 
 class ServedModel(NamedTuple):
-    """A version of a model."""
+    """A model version that takes requests."""
 
     model: str
     version: str
     latest: bool
-    """Requests that name no version come here."""
+    """Requests without a version go to this one."""
     platform: str
     signature: Signature
     decoupled: bool
-    """A request has any number of responses."""
+    """A request may have any number of responses."""
 
     @property
     def endpoint(self) -> str:
@@ -352,29 +352,29 @@ class ServedModel(NamedTuple):
 
     @property
     def paths(self) -> list[str]:
-        """The paths of that endpoint, the shortest first; none if the model's name cannot stand in a URL."""
-        if quote(self.model, safe=_IN_A_PATH) != self.model:  # names in paths are taken as they are written
+        """The paths of the endpoint, shortest first; none if the model's name is not valid in a URL."""
+        if quote(self.model, safe=_PATH_CHARACTERS) != self.model:  # the server does not unquote names in paths
             return []
         model = f"/v2/models/{self.model}"
         shortest = [f"{model}/{self.endpoint}"] if self.latest else []
         return [*shortest, f"{model}/versions/{self.version}/{self.endpoint}"]
 
     def tensors(self) -> Iterator[tuple[str, SignatureInput | SignatureOutput]]:
-        """Yield what goes in and what comes out, each with a word for it."""
+        """Yield the inputs and outputs, each with its kind in words."""
         for declared in self.signature.inputs.values():
             yield "optional input" if declared.optional else "input", declared
         for output in self.signature.outputs.values():
             yield "output", output
 
     def shape(self, declared: SignatureInput | SignatureOutput) -> str:
-        """Return a shape as metadata has it: -1 is any size, and the first is the batch if there are batches."""
+        """Return a shape as in the model metadata: -1 is any size, and the batch dimension comes first, if any."""
         return shape_text((-1, *declared.dims) if self.signature.max_batch_size else declared.dims)
 
 
 def served_models(records: Iterable[ModelRecord]) -> list[ServedModel]:
-    """Return every version that runs, by model and number.
+    """Return every running version, by model and version number.
 
-    Models that share a name, each in its namespace, are left out: a request cannot say which it means.
+    Models with the same name in several namespaces are left out: over HTTP, the name does not identify them.
     """
     running = [record for record in records if record.running]
     names = Counter(record.name for record in running)
@@ -398,7 +398,7 @@ _BINARY: Final = "application/octet-stream"
 _JSON_SIZE: Final[Schema] = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
-    "description": "Bytes of JSON, where the bytes of tensors stand behind it.",
+    "description": "Size of the JSON part in bytes, if binary tensors follow it.",
     "schema": {"type": "integer", "minimum": 0},
 }
 _ERROR: Final[Schema] = {"default": {"$ref": "#/components/responses/Error"}}
@@ -423,8 +423,8 @@ def openapi_document(served: Iterable[ServedModel], key_headers: Mapping[str, st
         "info": {
             "title": "Nerite",
             "version": __version__,
-            "description": "What this server answers over HTTP, with a path for each model that it serves now. "
-            "Models come and go: ask again.",
+            "description": "The HTTP API of this server, with a path for each model that is served now. Models may be "
+            "loaded and unloaded at any time, so fetch this document again when needed.",
         },
         "servers": [{"url": url}],
         "tags": [{"name": category} for category in categories],
@@ -432,7 +432,7 @@ def openapi_document(served: Iterable[ServedModel], key_headers: Mapping[str, st
         "components": {
             "schemas": COMMON,
             "responses": {
-                name: {"description": "What is wrong", "content": {_JSON: {"schema": schema_reference(name)}}}
+                name: {"description": "Error", "content": {_JSON: {"schema": schema_reference(name)}}}
                 for name in ("Error", "OpenAiError")
             },
             "securitySchemes": {
@@ -443,8 +443,8 @@ def openapi_document(served: Iterable[ServedModel], key_headers: Mapping[str, st
 
 
 def _endpoint(route: Endpoint, path: str, method: str, locked: Mapping[str, str]) -> Schema:
-    """Return what is told of an endpoint, for one of its paths and methods."""
-    told = ENDPOINT_DESCRIPTIONS[route.name]
+    """Return the operation of an endpoint, for one of its paths and methods."""
+    described = ENDPOINT_DESCRIPTIONS[route.name]
     arguments = _arguments_of(path)
     words = [route.name, *(name for name in arguments if name not in _arguments_of(route.paths[0]))]
     if len(route.methods) > 1:
@@ -452,32 +452,32 @@ def _endpoint(route: Endpoint, path: str, method: str, locked: Mapping[str, str]
     errors = _OPENAI_ERROR if path.startswith("/v1/") else _ERROR
     operation: Schema = {
         "operationId": "_".join(words),
-        "summary": told.summary,
+        "summary": described.summary,
         "tags": [route.category],
-        "parameters": [_argument(name) for name in arguments] + ([_JSON_SIZE] if told.tensors else []),
-        "responses": {"200": _answer(told, schema_reference(told.gives)), **errors},
+        "parameters": [_argument(name) for name in arguments] + ([_JSON_SIZE] if described.tensors else []),
+        "responses": {"200": _answer(described, schema_reference(described.gives)), **errors},
     }
-    if told.takes and method == "POST":
-        operation["requestBody"] = _body(told, schema_reference(told.takes))
+    if described.takes and method == "POST":
+        operation["requestBody"] = _body(described, schema_reference(described.takes))
     return operation | _security(route.category, locked)
 
 
 def _inference(
     each: ServedModel, sample: SampleRequest | None, path: str, url: str, locked: Mapping[str, str]
 ) -> Schema:
-    """Return what is told of inferences by one version of a model."""
-    told = ENDPOINT_DESCRIPTIONS[each.endpoint]
+    """Return the operation of an inference by one version of a model."""
+    described = ENDPOINT_DESCRIPTIONS[each.endpoint]
     takes = generate_request_schema(each.signature) if each.decoupled else infer_request_schema(each.signature)
-    gives = schema_reference(told.gives) if each.decoupled else infer_response_schema(each.signature)
-    body = _body(told, takes)
+    gives = schema_reference(described.gives) if each.decoupled else infer_response_schema(each.signature)
+    body = _body(described, takes)
     operation: Schema = {
         "operationId": path.removeprefix("/v2/models/").replace("/", "."),
         "summary": f"Infer with {each.model}, version {each.version}",
         "description": _description(each, sample),
         "tags": ["inference"],
-        "parameters": [_JSON_SIZE] if told.tensors else [],
+        "parameters": [_JSON_SIZE] if described.tensors else [],
         "requestBody": body,
-        "responses": {"200": _answer(told, gives), **_ERROR},
+        "responses": {"200": _answer(described, gives), **_ERROR},
     }
     if sample is not None:
         if not sample.zeros:
@@ -488,7 +488,7 @@ def _inference(
 
 
 def _description(each: ServedModel, sample: SampleRequest | None) -> str:
-    """Return what a model takes and gives, as Markdown."""
+    """Return the inputs and outputs of a model as Markdown."""
     signature = each.signature
     lines = ["| | name | type | shape |", "|---|---|---|---|"]
     for kind, declared in each.tensors():
@@ -496,10 +496,7 @@ def _description(each: ServedModel, sample: SampleRequest | None) -> str:
     if signature.max_batch_size:
         lines += ["", f"The first dimension is the batch, of up to {signature.max_batch_size}."]
     if sample is None:
-        lines += [
-            "",
-            NO_SAMPLE,
-        ]
+        lines += ["", NO_SAMPLE]
     return "\n".join(lines)
 
 
@@ -508,17 +505,17 @@ def _argument(name: str) -> Schema:
     return {"name": name, "in": "path", "required": True, "description": ARGUMENTS[name], "schema": form}
 
 
-def _body(told: EndpointDescription, takes: Schema) -> Schema:
+def _body(described: EndpointDescription, takes: Schema) -> Schema:
     content: Schema = {_JSON: {"schema": takes}}
-    if told.tensors:
+    if described.tensors:
         content[_BINARY] = {}
-    return {"required": told.tensors, "content": content}
+    return {"required": described.tensors, "content": content}
 
 
-def _answer(told: EndpointDescription, gives: Schema) -> Schema:
+def _answer(described: EndpointDescription, gives: Schema) -> Schema:
     answer: Schema = {"description": "OK"}
-    if told.gives:
-        answer["content"] = {kind: {"schema": gives} if kind != _BINARY else {} for kind in told.kinds}
+    if described.gives:
+        answer["content"] = {kind: {"schema": gives} if kind != _BINARY else {} for kind in described.kinds}
     return answer
 
 

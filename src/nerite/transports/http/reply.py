@@ -1,4 +1,4 @@
-"""The bytes of replies."""
+"""Encodes HTTP replies: status lines, headers and error replies."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Reply(NamedTuple):
-    """Status, body and headers of an answer that is not an inference."""
+    """A reply that is not an inference response."""
 
     status: int
     body: bytes = b""
     content_type: str = "application/json"
     headers: bytes = b""
     rest: Sequence[bytes] = ()
-    """What follows in the body, of one that is so long that it is not put together only to be sent."""
+    """Further parts of a large body, which are sent without joining them."""
 
     def encode(self) -> bytes:
         """Return the reply as bytes, without the rest."""
-        if self.status in (204, 304):  # which have no body, and may not say so
+        if self.status in (204, 304):  # these have no body and must not have a Content-Length
             return status_line(self.status) + self.headers + b"\r\n"
         length = len(self.body) + sum(map(len, self.rest))
         return head(self.status, self.content_type, length, self.headers) + self.body
 
 
 def status_line(status: int) -> bytes:
-    """Return the first line of a reply."""
+    """Return the status line of a reply."""
     return b"HTTP/1.1 %d %b\r\n" % (status, REASONS[status])
 
 
 def head(status: int, content_type: str, length: int, headers: bytes = b"") -> bytes:
-    """Return status line and headers, for a body of ``length`` bytes."""
+    """Return the status line and headers for a body of ``length`` bytes."""
     return status_line(status) + b"Content-Type: %b\r\n%bContent-Length: %d\r\n\r\n" % (
         content_type.encode(),
         headers,
@@ -69,13 +69,13 @@ def head(status: int, content_type: str, length: int, headers: bytes = b"") -> b
 
 
 def chunked_head(status: int, content_type: str, retry_after: int = 0) -> bytes:
-    """Return status line and headers, for a body that comes in chunks."""
+    """Return the status line and headers for a body in chunks."""
     headers = b"Content-Type: %b\r\n%bTransfer-Encoding: chunked\r\n\r\n"
     return status_line(status) + headers % (content_type.encode(), retry_line(retry_after))
 
 
 def retry_line(seconds: int) -> bytes:
-    """Return the header line that says when to come again; nothing where nobody knows."""
+    """Return the ``Retry-After`` header line; empty if ``seconds`` is 0."""
     return b"Retry-After: %d\r\n" % seconds if seconds else b""
 
 
@@ -86,7 +86,7 @@ def with_header(encoded: bytes, line: bytes) -> bytes:
 
 
 def addressed(first: bytes, to: RequestHead, *, last: bool) -> bytes:
-    """Return the beginning of a reply with the header lines that its request and its connection add."""
+    """Return the first part of a reply with the header lines that its request and its connection require."""
     if last and to.version == "1.1":
         first = with_header(first, b"Connection: close")
     if to.reply_lines:
@@ -97,30 +97,30 @@ def addressed(first: bytes, to: RequestHead, *, last: bool) -> bytes:
 
 
 def json_reply(value: object, status: int = 200) -> Reply:
-    """Return a reply that is JSON."""
+    """Return a JSON reply."""
     return Reply(status, orjson.dumps(value))
 
 
 def farewell(status: int, reason: str, retry_after: int = 0) -> Reply:
-    """Return the refusal after which a connection is closed."""
+    """Return the error reply after which a connection is closed."""
     headers = b"Connection: close\r\n" + retry_line(retry_after)
     return json_reply({"error": reason}, status)._replace(headers=headers)
 
 
 _refusals: Final[Memo[tuple[int, str, int, str], Reply]] = Memo()
 _REFUSAL: Final = 768
-"""Bytes that a refusal takes in memory beside its text."""
+"""Approximate bytes of memory of an error reply without its text."""
 
 
 def error_reply(error: NeriteError, content_type: str = "application/json") -> Reply:
-    """Return the reply that a refusal is.
+    """Return the reply for an error.
 
-    Remembered, as a server of which too much is asked says the same again and again: refusing must be cheap.
+    Memoized, because an overloaded server sends the same error again and again: rejecting requests must be cheap.
     """
     key = (error.http_status, error.message, error.retry_after, content_type)
     known = _refusals.get(key)
     if known is None:
-        # What a model raises may have half a character in it, as file names do that are not UTF-8.
+        # Errors of models may contain lone surrogates, like file names that are not UTF-8.
         message = error.message.encode(errors="replace").decode()
         body = orjson.dumps({"error": message})
         known = Reply(error.http_status, body, content_type, retry_line(error.retry_after))
@@ -132,13 +132,13 @@ PLAIN: Final = "text/plain"
 
 
 def too_large(head: RequestHead, size: int, limit: int) -> Reply:
-    """Return the refusal of a body that is larger than the server takes."""
+    """Return the error reply for a body that exceeds the maximum size."""
     json_size = head.headers.get("inference-header-content-length")
     if json_size is None:
         what = f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes."
     elif json_size == "0":
         what = f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {limit} bytes."
-    else:  # Triton takes tensors behind the JSON of any size
+    else:  # Triton has no limit for tensors behind the JSON part
         what = (
             f"request size of {size} bytes, tensors included, exceeds the maximum allowed input size of {limit} bytes."
         )
@@ -147,7 +147,7 @@ def too_large(head: RequestHead, size: int, limit: int) -> Reply:
 
 EMPTY: Final = Reply(200, b"", PLAIN)
 BAD_REQUEST: Final = Reply(400, b"", PLAIN)
-"""What the ports of clouds say of a path that they do not have."""
+"""Reply of the SageMaker and Vertex AI ports to an unknown path."""
 _NOT_ALLOWED: Final = b'{"error":"Method Not Allowed"}'
 NOT_ALLOWED: Final = Reply(405, _NOT_ALLOWED, PLAIN)
 NOT_ALLOWED_JSON: Final = Reply(405, _NOT_ALLOWED)

@@ -1,4 +1,4 @@
-"""The JSON part of an infer request, member by member. Whatever is wrong is refused in Triton's words."""
+"""Parses and validates the JSON bodies of infer, load and shared memory requests, with Triton's error texts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from nerite.core.text import MAX_VALUE
 from nerite.transports.http import json_tensors
 from nerite.transports.http.json_text import parse_json, parse_settings
 
-# What the JSON part of an infer request says, worked out.
-
 Place: TypeAlias = tuple[int, int] | SharedMemoryInput | Buffer
-"""Where an input is: from where to where behind the JSON part, in shared memory, or here."""
-_ELSEWHERE = frozenset((tuple, SharedMemoryInput))
+"""Location of an input's data: start and end behind the JSON part, a place in shared memory, or the data itself."""
+_OUTSIDE_JSON = frozenset((tuple, SharedMemoryInput))
 
 
 class HttpInferPlan:
-    """A request header, the id, and for each input its place behind the JSON part or its bytes."""
+    """Plan of an infer request: its header, its id, and the place of each input."""
 
     __slots__ = ("footprint", "header", "id", "places", "raw", "repeats", "size", "whole")
 
@@ -40,37 +38,37 @@ class HttpInferPlan:
         raw: bool = False,
         footprint: int = 0,
     ) -> None:
-        """``raw``: the plan was deduced from the model, which may be another one next time."""
+        """``raw``: the plan was deduced from the model's signature, which may change, so it is not repeatable."""
         self.header = header
         self.id = id
         self.places = places
         self.size = size
-        """Bytes behind the JSON part."""
+        """Number of bytes behind the JSON part."""
         self.raw = raw
-        self.repeats = not raw and not id and _ELSEWHERE.issuperset(map(type, places))
-        """The same JSON part always means this plan, and holds no data."""
+        self.repeats = not raw and not id and _OUTSIDE_JSON.issuperset(map(type, places))
+        """The same JSON part always leads to this plan, and contains no tensor data."""
         self.footprint = footprint
-        """Bytes that it takes in memory, about, if it is one that repeats."""
+        """Approximate size in memory in bytes, if the plan is repeatable."""
         self.whole = list(places) == [(0, size)]
-        """There is one input, and it is everything behind the JSON part."""
+        """The request has one input, whose data is everything behind the JSON part."""
 
     def of(self, id: str) -> HttpInferPlan:
-        """Return what the same request with another id is."""
+        """Return the plan of the same request with another id."""
         return HttpInferPlan(self.header, id, self.places, self.size, raw=self.raw, footprint=self.footprint)
 
     def data(self, body: memoryview, start: int) -> list[Any]:
-        """Return the inputs' bytes, given where in ``body`` the JSON part ends; their places if they lie elsewhere."""
+        """Return the data of each input, or its place in shared memory; the JSON part of ``body`` ends at ``start``."""
         return [
             body[start + place[0] : start + place[1]] if isinstance(place, tuple) else place for place in self.places
         ]
 
 
 BASE64_OUTPUT = "base64_output"
-"""The parameter of a request by which outputs that it does not list have their strings in base64. Triton has none."""
+"""Request parameter: outputs that the request does not list return strings as base64. An extension of Triton's API."""
 MOST = 1024
-"""Inputs, outputs and parameters that a request may have, unless the model has more inputs or outputs."""
-_MOST_DIMENSIONS = 64
-"""Of a shape: numpy has no more."""
+"""Maximum number of inputs, outputs or parameters of a request, unless the model has more inputs or outputs."""
+_MAX_DIMENSIONS = 64
+"""Maximum number of dimensions of a shape, as in numpy."""
 _NO_INPUTS = (
     "attempt to access non-existing object member 'inputs' (the body of an inference is an object such as "
     '{"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.5]}]})'
@@ -81,15 +79,15 @@ _MAX_INT64 = (1 << 63) - 1
 Asked: TypeAlias = tuple[
     str, dict[str, Any], dict[str, Parameter], list[TensorSpec], list[Place], int, list[RequestedOutput]
 ]
-"""What the JSON part of a request says: its id, parameters that have a meaning, all other parameters, the inputs and
-where each of them is, how many bytes there are behind the JSON part, and the outputs."""
+"""Parsed JSON part of a request: its id, the known parameters, the custom parameters, the specs of the inputs, the
+place of each input, the number of bytes behind the JSON part, and the requested outputs."""
 
 
 def read_infer_document(text: bytes, max_size: int, half: bool, most: Callable[[], int] = lambda: MOST) -> Asked:
-    """Read the JSON part of a request. Raises Triton's errors.
+    """Parse the JSON part of a request. Raises Triton's errors.
 
-    No input with data in the JSON may be larger than ``max_size`` bytes. ``half``: such data may be FP16 and BF16.
-    ``most``: how many inputs and outputs there may be, if there are more than usual.
+    ``max_size`` limits the bytes of each input with data in the JSON. ``half``: such data may be FP16 and BF16.
+    ``most`` returns the maximum number of inputs and outputs; it is called only if the usual limit is exceeded.
     """
     document = parse_json(text, document_text)
     if not isinstance(document, dict):
@@ -101,13 +99,13 @@ def read_infer_document(text: bytes, max_size: int, half: bool, most: Callable[[
 
 
 def check_count(what: str, given: Sized, most: Callable[[], int] = lambda: MOST) -> None:
-    """Refuse a list, or an object, of more than a request may have."""
+    """Reject a list or object with more entries than allowed; ``most`` is called only beyond the usual limit."""
     if len(given) > MOST and len(given) > (allowed := most()):
         raise InvalidArgument(f"{what} has {len(given)} entries, more than the {allowed} that a request may have")
 
 
 def document_text(document: Any) -> Any:
-    """Return a request without the data of its inputs: the strings in that may be any bytes."""
+    """Return a request without the data of its inputs, whose strings need not be valid UTF-8."""
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
         return document
     inputs = [
@@ -118,7 +116,7 @@ def document_text(document: Any) -> Any:
 
 
 def read_id(document: Mapping[str, Any]) -> str:
-    """Return the request's id, empty if it has none."""
+    """Return the id of a request; empty if it has none."""
     value = document.get("id", "")
     if not isinstance(value, str):
         raise Internal("Unable to parse 'id': attempt to access JSON non-string as string")
@@ -126,14 +124,14 @@ def read_id(document: Mapping[str, Any]) -> str:
 
 
 def checked_id(value: str) -> str:
-    """Return the id of a request. Raises ``InvalidArgument`` for one that is too long, or not UTF-8."""
+    """Return the id of a request. Raises ``InvalidArgument`` if it is too long or not UTF-8."""
     return checked(value, "'id'")
 
 
 def _read_inputs(
     document: Mapping[str, Any], max_size: int, half: bool, most: Callable[[], int]
 ) -> tuple[list[TensorSpec], list[Place], int]:
-    """Return the inputs, where each of them is, and how many bytes there are behind the JSON part."""
+    """Return the specs of the inputs, their places, and the number of bytes behind the JSON part."""
     specs: list[TensorSpec] = []
     places: list[Place] = []
     at = 0
@@ -160,7 +158,7 @@ def _read_inputs(
 
 
 def _read_outputs(document: Mapping[str, Any], most: Callable[[], int]) -> list[RequestedOutput]:
-    """Return what a request says of the outputs it wants: nothing, if it wants all."""
+    """Return the outputs that a request lists; an empty list stands for all outputs."""
     if "outputs" not in document:
         return []
     listed = document["outputs"]
@@ -173,7 +171,7 @@ def _read_outputs(document: Mapping[str, Any], most: Callable[[], int]) -> list[
         name = _name(item, "an output")
         parameters = _parameters_of(item)
         if "shared_memory_region" in parameters:
-            _check_place(parameters)
+            _check_shared_output(parameters)
             outputs.append(RequestedOutput(name, place=_shared_place(parameters)))
             continue
         classification = parameters.get("classification", 0)
@@ -190,7 +188,7 @@ def _read_outputs(document: Mapping[str, Any], most: Callable[[], int]) -> list[
 
 
 def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
-    """Split request parameters into the ones with a meaning and the custom ones."""
+    """Split request parameters into known ones, as fields of ``RequestHeader``, and custom ones."""
     fields: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     if not isinstance(value, dict):
@@ -229,12 +227,12 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
 
 
 def read_parameter(key: str, value: Any) -> Parameter:
-    """Return the value of a custom parameter. Raises ``InvalidArgument`` where it or ``key`` is not possible."""
+    """Return the value of a custom parameter. Raises ``InvalidArgument`` if the value or ``key`` is not allowed."""
     checked(key, "the name of a parameter")
     if isinstance(value, str):
         return checked(value, f"parameter '{key}'", MAX_VALUE)
     if type(value) is int and value > _MAX_INT64:
-        return float(value)  # as all numbers beyond a signed integer are
+        return float(value)  # like every number beyond a signed 64-bit integer
     if isinstance(value, (bool, int, float)):
         return value
     raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
@@ -245,10 +243,10 @@ def _spec(item: Any) -> TensorSpec:
     datatype_name = _member(item, "datatype", str, "string")
     datatype = dtypes.BY_NAME.get(datatype_name)
     shape = _member(item, "shape", list, "array")
-    if len(shape) > _MOST_DIMENSIONS:
+    if len(shape) > _MAX_DIMENSIONS:
         raise InvalidArgument(
             f"'shape' of input '{name}' has {len(shape)} entries, "
-            f"more than the {_MOST_DIMENSIONS} that a tensor may have"
+            f"more than the {_MAX_DIMENSIONS} that a tensor may have"
         )
     for size in shape:
         if type(size) is not int or size < 0:
@@ -275,7 +273,7 @@ def _data(spec: TensorSpec, value: object, max_size: int, half: bool) -> Buffer:
 
 
 def _source(item: Any) -> str:
-    """Return which of its three possible sources an input names. Raises ``InvalidArgument`` unless it is just one."""
+    """Return which of three possible sources an input names. Raises ``InvalidArgument`` unless it is exactly one."""
     members = item if isinstance(item, dict) else {}
     parameters = _parameters_of(members)
     sources = ["data"] if "data" in members else []
@@ -290,7 +288,7 @@ def _source(item: Any) -> str:
 
 
 def _shared_place(parameters: Mapping[str, Any]) -> SharedMemoryInput:
-    """Return where in shared memory a tensor is."""
+    """Return the place of a tensor in shared memory."""
     region = parameters["shared_memory_region"]
     if not isinstance(region, str):
         raise Internal("Unable to parse 'shared_memory_region': attempt to access JSON non-string as string")
@@ -301,8 +299,8 @@ def _shared_place(parameters: Mapping[str, Any]) -> SharedMemoryInput:
     )
 
 
-def _check_place(parameters: Mapping[str, Any]) -> None:
-    """Refuse an output in shared memory that is also wanted otherwise."""
+def _check_shared_output(parameters: Mapping[str, Any]) -> None:
+    """Reject an output in shared memory that also requests another form."""
     if "classification" in parameters:
         raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
     for form in ("binary_data", "base64"):
@@ -311,13 +309,13 @@ def _check_place(parameters: Mapping[str, Any]) -> None:
 
 
 def _parameters_of(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of an input or output; what is no object says nothing, as in Triton."""
+    """Return the parameters of an input or output; anything but an object counts as none, as in Triton."""
     parameters = item.get("parameters")
     return parameters if isinstance(parameters, dict) else {}
 
 
 def boolean_value(key: str, value: object) -> bool:
-    """Return the value of a member that is true or false."""
+    """Return ``value``. Raises Triton's error if it is not a boolean."""
     if type(value) is not bool:
         raise Internal(f"Unable to parse '{key}': attempt to access JSON non-boolean as boolean")
     return value
@@ -343,11 +341,11 @@ def _member(item: Any, key: str, kind: type, called: str) -> Any:
     return item[key]
 
 
-# The parameters of a load, as they stand in the body of the request.
+# Load requests.
 
 
 def read_load_parameters(document: Mapping[str, Any]) -> dict[str, str | bytes]:
-    """Return the parameters that a body names, files decoded. Raises Triton's errors for what cannot be one."""
+    """Return the parameters of a load request, with files decoded. Raises Triton's errors for invalid ones."""
     found: dict[str, str | bytes] = {}
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
@@ -379,31 +377,31 @@ def _decoded(name: str, text: str) -> bytes:
         ) from None
 
 
-# What the body of a registration of shared memory says.
+# Registration of shared memory.
 
 
 def system_region(region: str, body: memoryview) -> tuple[str, str, int, int]:
-    """Return name, key, offset and size of a region. Raises Triton's errors."""
+    """Return the name, key, offset and size of a region. Raises Triton's errors."""
     if not region:
         raise InvalidArgument("'region name' is necessary to register system shared memory region")
     document = _document(body)
-    key = _region_parameters_member(document, "key")
+    key = _region_member(document, "key")
     if not isinstance(key, str):
         raise Internal("attempt to access JSON non-string as string")
-    offset = _region_parameters_unsigned(document.get("offset", 0))
+    offset = _region_unsigned(document.get("offset", 0))
     return (
         region,
         checked(key, "'key'"),
         offset,
-        _region_parameters_unsigned(_region_parameters_member(document, "byte_size")),
+        _region_unsigned(_region_member(document, "byte_size")),
     )
 
 
 def check_cuda_region(region: str, body: memoryview) -> None:
-    """Raise Triton's errors for a registration of CUDA memory that is none."""
+    """Raise Triton's errors for an invalid registration of CUDA memory."""
     if not region:
         raise InvalidArgument("'region name' is necessary to register cuda shared memory region")
-    handle = _region_parameters_member(_document(body), "raw_handle")
+    handle = _region_member(_document(body), "raw_handle")
     if not isinstance(handle, dict) or "b64" not in handle:
         raise Internal("attempt to access non-existing object member 'b64'")
 
@@ -415,13 +413,13 @@ def _document(body: memoryview) -> dict[str, Any]:
     return document
 
 
-def _region_parameters_member(document: dict[str, Any], name: str) -> Any:
+def _region_member(document: dict[str, Any], name: str) -> Any:
     if name not in document:
         raise InvalidArgument(f"Shared memory register request has no '{name}' field")
     return document[name]
 
 
-def _region_parameters_unsigned(value: Any) -> int:
+def _region_unsigned(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise Internal("attempt to access JSON non-unsigned-integer as unsigned-integer")
     return value

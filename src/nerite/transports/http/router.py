@@ -1,4 +1,4 @@
-"""From heads to targets: what a path, a method and the headers of a request ask for."""
+"""Router of the HTTP port: finds the target of a request by its path, method and headers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Router:
-    """Knows what can be asked over HTTP. Ports of other shapes lead their own paths to the same targets."""
+    """Routes heads to targets. Ports with other paths (SageMaker, Vertex AI) map theirs to the same targets."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Router:
         half_precision: bool = False,
         callers: Callers | None = None,
     ) -> None:
-        """``locks`` has what stands before a category of endpoints, for those that need a key.
+        """``locks`` has the key check of each restricted category of endpoints.
 
-        ``half_precision``: FP16 and BF16 may stand in JSON. Without ``callers`` nobody wants to know who asks.
+        ``half_precision``: FP16 and BF16 are allowed in JSON. Without ``callers`` requests are not identified.
         """
         self._server = server
         self._max_input_size = max_input_size
@@ -61,26 +61,26 @@ class Router:
         self._openai = OpenAi(server, locks=locks, max_input_size=max_input_size, sender_of=self._sender)
 
     def target(self, head: RequestHead) -> HttpTarget:
-        """Return what a head asks for on the HTTP port."""
+        """Return the target of a head on the HTTP port."""
         if head.path.startswith(PREFIX):
-            self._tell_load(head, "")
+            self._add_load_report(head, "")
             return self._openai.target(head)
         return self.at(head.path, head)
 
     def at(self, path: str, head: RequestHead, dialect: HttpDialect = HTTP) -> HttpTarget:
-        """Return what a head would ask for on the HTTP port with this path."""
+        """Return the target that a head would have on the HTTP port if its path were ``path``."""
         route = routes.find_route(path)
         if route is None:
             return HttpTarget(reply.error_reply(NotFound(f"Not Found ({routes.route_remedy(path)})"), reply.PLAIN))
         endpoint = route.endpoint
         if self.locked(endpoint.category, head) is None and head.method not in endpoint.methods:
-            # Triton looks at the method early for these, and calls its error text.
+            # For these endpoints Triton checks the method early, and its error has the type text/plain.
             early = endpoint.name in ("infer", "live", "ready", "model_ready")
             return HttpTarget(reply.NOT_ALLOWED if early else reply.NOT_ALLOWED_JSON)
         return self.lead(route, head, dialect)
 
     def lead(self, route: Route, head: RequestHead, dialect: HttpDialect = HTTP) -> HttpTarget:
-        """Return what an endpoint is, whatever the method."""
+        """Return the target of a route, without checking the method."""
         endpoint = route.endpoint
         try:
             for name, value in route.arguments.items():
@@ -93,7 +93,7 @@ class Router:
             return self.inference(head, route.arguments["model"], route.arguments["version"], dialect)
         refusal = self.locked(endpoint.category, head)
         if endpoint.name in ("generate", "generate_stream"):
-            self._tell_load(head, route.arguments["model"])
+            self._add_load_report(head, route.arguments["model"])
             return self._generation(head, endpoint.name == "generate_stream", refusal, **route.arguments)
         if endpoint.name in ("docs", "openapi"):
             return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
@@ -104,17 +104,17 @@ class Router:
             call=lambda connection, _head, body: call(connection, body, **route.arguments),
         )
 
-    def _tell_load(self, head: RequestHead, model: str) -> None:
-        """Have replies tell the load of a model's engines, or of all, if the client asks for that."""
+    def _add_load_report(self, head: RequestHead, model: str) -> None:
+        """If the client requests it, add the load of the model's engines, or of all engines, to replies."""
         head.load = infer_response.load_report_of(head, partial(self._server.engine_reports, model))
         head.special = head.special or head.load is not None
 
     def locked(self, category: str, head: RequestHead) -> Reply | None:
-        """Return the refusal of a request without the key that its category needs."""
+        """Return the error reply if the request lacks the key that its category needs; else None."""
         return access.key_refusal(self._locks, category, head)
 
     def inference(self, head: RequestHead, model: str, version: str, dialect: HttpDialect) -> HttpTarget:
-        """Return the inference by a model."""
+        """Return the target of an inference."""
         refusal = self.locked("inference", head)
         encoding, accepts = "identity", ""
         if dialect.compresses:
@@ -130,7 +130,7 @@ class Router:
             json_size = dialect.json_size(head)
             content_coding.check_coding(encoding)
         except NeriteError as error:
-            # Clients that ask for too much are told what there is.
+            # A client that uses an unsupported coding learns the supported ones.
             offered = b"" if content_coding.known_coding(encoding) else b"Accept-Encoding: gzip, deflate\r\n"
             refusal = refusal or dialect.refusal(error, dialect.early_type)._replace(headers=offered)
         reader = self._reader(sender, model, version)
@@ -195,27 +195,27 @@ class Router:
         return HttpTarget(refusal=refusal, call=generate)
 
     def _reader(self, sender: SenderHeaders, model: str, version: str) -> HttpInferReader:
-        def most() -> int:
+        def limit() -> int:
             signature = self._server.signature(model, version)
             return max(MOST, len(signature.inputs), len(signature.outputs))
 
-        return HttpInferReader(model, version, sender, self._max_input_size, self._half, most)
+        return HttpInferReader(model, version, sender, self._max_input_size, self._half, limit)
 
     def _sender(self, head: RequestHead) -> SenderHeaders:
-        """Return what a head says of who sent it. Raises ``InvalidArgument``."""
+        """Return the headers that identify the client or are forwarded to models. Raises ``InvalidArgument``."""
         get = texts(head.headers.get)
         caller = None if self._callers is None else self._callers.of(get)
         return SenderHeaders(forwarded(head.fields, self._forward), caller, key_of(get))
 
 
 def _is_upload(head: RequestHead) -> bool:
-    """Say whether a body is a file or a form. With the header of Triton's binary requests it is one of those."""
+    """Return whether the body is a file or a form. With the header of Triton's binary requests it never is."""
     return "inference-header-content-length" not in head.headers and uploads.is_upload(
         head.headers.get("content-type", "")
     )
 
 
 def _check_plain(head: RequestHead) -> None:
-    """Refuse a body that is compressed."""
+    """Reject a compressed body."""
     if head.headers.get("content-encoding", "identity") != "identity":
         raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")

@@ -1,4 +1,4 @@
-"""Paths to endpoints: the table of what can be asked over HTTP."""
+"""Table of the endpoints on the HTTP port: their paths and methods, and the descriptions that the docs page shows."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from nerite.config.mistake import nearest
 
 
 class Endpoint(NamedTuple):
-    """A kind of question: its name, the methods it takes, and the category by which access is restricted."""
+    """An endpoint: its name, allowed methods, and the category that access rules refer to."""
 
     name: str
     methods: tuple[str, ...]
     category: str
     path: str
-    """With ``{argument}`` for what the client fills in, and ``[…]`` around a part that may be missing."""
+    """Path template: ``{argument}`` is a placeholder, ``[…]`` encloses an optional part."""
     pattern: re.Pattern[str]
-    """The same as an expression."""
+    """The path template as a regular expression."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path without the part that may be missing and, if there is one, with it."""
+        """The path without its optional part and, if it has one, also with it."""
         shortest = _OPTIONAL.sub("", self.path)
         longest = _OPTIONAL.sub(r"\1", self.path)
         return (shortest,) if shortest == longest else (shortest, longest)
 
 
 class Route(NamedTuple):
-    """An endpoint, and what the path says: model, version, region."""
+    """An endpoint, and the arguments in the path: model, version, region."""
 
     endpoint: Endpoint
     arguments: dict[str, str]
@@ -89,21 +89,21 @@ ENDPOINTS: Final = (
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
 )
-_USUAL: Final = {
-    ("v2", "models"): "models are listed by POST /v2/repository/index",
-    ("metrics",): "the metrics are on a port of their own: --metrics-port, 8002 unless it is set",
+_REMEDIES: Final = {
+    ("v2", "models"): "POST /v2/repository/index lists the models",
+    ("metrics",): "metrics have their own port: --metrics-port, 8002 by default",
     **dict.fromkeys(
         (("health",), ("healthz",), ("live",), ("livez",), ("ping",), ("ready",), ("readyz",), ("v2", "health")),
-        "health is told under /v2/health/ready and /v2/health/live",
+        "the health endpoints are /v2/health/ready and /v2/health/live",
     ),
 }
-"""What there is instead of paths that are usual elsewhere."""
-_FIRST: Final = {"/v2/models/stats": "all_statistics"}
+"""Hints for paths that are common on other servers, by path."""
+_LITERAL_PATHS: Final = {"/v2/models/stats": "all_statistics"}
 
 
 def find_route(path: str) -> Route | None:
-    """Return the route of a path, None if there is none. The method is not looked at."""
-    special = _FIRST.get(path)
+    """Return the route of a path, or None if no endpoint matches. The method is not checked."""
+    special = _LITERAL_PATHS.get(path)
     for endpoint in ENDPOINTS:
         if special is not None and endpoint.name != special:
             continue
@@ -114,29 +114,29 @@ def find_route(path: str) -> Route | None:
 
 
 def route_remedy(path: str) -> str:
-    """Return what to say to a client that asks for a path that there is not."""
+    """Return a hint for a client that requests an unknown path."""
     parts = tuple(part for part in path.split("/") if part)
-    if parts in _USUAL:
-        return _USUAL[parts]
+    if parts in _REMEDIES:
+        return _REMEDIES[parts]
     for given in (parts, ("v2", *parts)):
         known = (path.split("/")[1:] for endpoint in ENDPOINTS for path in endpoint.paths)
-        meant = [path for each in known if (path := _meant(given, each))]
+        meant = [path for each in known if (path := _corrected(given, each))]
         if meant:
             return f"did you mean {nearest('/'.join(('', *given)), meant, 0.0) or meant[0]}?"
-    return "what there is begins with /v2, and is described under /v2/docs"
+    return "endpoints begin with /v2; /v2/docs lists them"
 
 
-def _meant(given: Sequence[str], known: Sequence[str]) -> str:
-    """Return a known path with the arguments that were given, if one like it was given; else an empty string."""
+def _corrected(given: Sequence[str], known: Sequence[str]) -> str:
+    """Return ``known`` with the arguments of ``given`` filled in if the two are similar; else an empty string."""
     if len(given) != len(known):
         return ""
     filled = [there if _ARGUMENT.fullmatch(part) else part for there, part in zip(given, known, strict=True)]
-    like = all(there == part or nearest(there.lower(), [part]) for there, part in zip(given, filled, strict=True))
+    similar = all(there == part or nearest(there.lower(), [part]) for there, part in zip(given, filled, strict=True))
     meant = "/" + "/".join(filled)
-    return meant if like and find_route(meant) is not None else ""
+    return meant if similar and find_route(meant) is not None else ""
 
 
-# What each endpoint is for, takes and gives, in words.
+# Descriptions of the endpoints, for the docs page and the OpenAPI document.
 
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
@@ -144,70 +144,68 @@ _EVENTS: Final = "text/event-stream"
 
 
 class EndpointDescription(NamedTuple):
-    """What is told of an endpoint. Schemas are named as in ``schemas.COMMON``."""
+    """Documentation of an endpoint. Schemas are named as in ``openapi.COMMON``."""
 
     summary: str
     takes: str = ""
-    """The schema of the body; empty for none."""
+    """The schema of the request body; empty if it has none."""
     gives: str = ""
-    """The schema of the answer; empty if the status says it all."""
+    """The schema of the response body; empty if the status is the whole response."""
     kinds: tuple[str, ...] = (_JSON,)
-    """The content types of the answer."""
+    """The content types of the response."""
     tensors: bool = False
-    """Tensors may stand behind the JSON, in both directions."""
+    """Binary tensors may follow the JSON in requests and responses."""
 
 
 ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "infer": EndpointDescription("Infer", "InferRequest", "InferResponse", (_JSON, _BINARY), tensors=True),
     "generate": EndpointDescription(
-        "Infer, with inputs as the keys of one object", "GenerateRequest", "GenerateResponse"
+        "Infer, with the inputs as keys of one JSON object", "GenerateRequest", "GenerateResponse"
     ),
     "generate_stream": EndpointDescription(
-        "The same, with any number of responses as server-sent events",
+        "Like generate, with any number of responses as server-sent events",
         "GenerateRequest",
         "GenerateResponse",
         (_EVENTS,),
     ),
-    "live": EndpointDescription("Whether the server runs"),
-    "ready": EndpointDescription("Whether the server can serve requests"),
-    "model_ready": EndpointDescription("Whether a model can serve requests"),
+    "live": EndpointDescription("Check that the server is running"),
+    "ready": EndpointDescription("Check that the server can serve requests"),
+    "model_ready": EndpointDescription("Check that a model can serve requests"),
     "server_metadata": EndpointDescription("Describe the server", gives="ServerMetadata"),
-    "docs": EndpointDescription("Show the models and endpoints on a page", gives="Page", kinds=("text/html",)),
+    "docs": EndpointDescription("Show the models and endpoints as a web page", gives="Page", kinds=("text/html",)),
     "openapi": EndpointDescription("Return this document", gives="OpenApi"),
     "model_metadata": EndpointDescription("Describe a model", gives="ModelMetadata"),
     "config": EndpointDescription("Return the configuration of a model", gives="ModelConfig"),
     "statistics": EndpointDescription("Return the statistics of a model", gives="Statistics"),
     "all_statistics": EndpointDescription("Return the statistics of all models", gives="Statistics"),
-    "quota": EndpointDescription(
-        "Return what tenants have used of which model, and what they have left", gives="Quota"
-    ),
+    "quota": EndpointDescription("Return the usage of each tenant by model, and its remaining quota", gives="Quota"),
     "index": EndpointDescription("List the models of the repositories, and their states", "IndexRequest", "Index"),
-    "load": EndpointDescription("Load a model, or load it again", "LoadRequest"),
+    "load": EndpointDescription("Load or reload a model", "LoadRequest"),
     "unload": EndpointDescription("Unload a model", "UnloadRequest"),
-    "logging": EndpointDescription("Return what is logged, or change it", "LogSettings", "LogSettings"),
+    "logging": EndpointDescription("Return or change the log settings", "LogSettings", "LogSettings"),
     "trace": EndpointDescription(
-        "Return what is traced, or change it; null undoes a change", "TraceSettings", "TraceSettings"
+        "Return or change the trace settings; null resets a setting", "TraceSettings", "TraceSettings"
     ),
-    "regions": EndpointDescription("List the regions of shared memory", gives="Regions"),
-    "register": EndpointDescription("Register a region of shared memory", "RegisterRequest"),
-    "unregister": EndpointDescription("Forget a region of shared memory, or all"),
-    "cuda_regions": EndpointDescription("List the regions of CUDA memory", gives="Regions"),
-    "register_cuda": EndpointDescription("Register a region of CUDA memory", "RegisterCudaRequest"),
-    "unregister_cuda": EndpointDescription("Forget a region of CUDA memory, or all"),
-    "openai_models": EndpointDescription("List the models that OpenAI's API can ask", gives="OpenAiModels"),
-    "openai_model": EndpointDescription("Describe a model as OpenAI does", gives="OpenAiModel"),
-    "openai_load": EndpointDescription("Load a model, and describe it as OpenAI does", gives="OpenAiModel"),
+    "regions": EndpointDescription("List the system shared memory regions", gives="Regions"),
+    "register": EndpointDescription("Register a system shared memory region", "RegisterRequest"),
+    "unregister": EndpointDescription("Unregister one or all system shared memory regions"),
+    "cuda_regions": EndpointDescription("List the CUDA shared memory regions", gives="Regions"),
+    "register_cuda": EndpointDescription("Register a CUDA shared memory region", "RegisterCudaRequest"),
+    "unregister_cuda": EndpointDescription("Unregister one or all CUDA shared memory regions"),
+    "openai_models": EndpointDescription("List the models available through the OpenAI API", gives="OpenAiModels"),
+    "openai_model": EndpointDescription("Describe a model in OpenAI's format", gives="OpenAiModel"),
+    "openai_load": EndpointDescription("Load a model, and describe it in OpenAI's format", gives="OpenAiModel"),
     "openai_unload": EndpointDescription("Unload a model", gives="OpenAiModel"),
     "completions": EndpointDescription(
-        "Go on with a text, as in OpenAI's API", "CompletionRequest", "Completion", (_JSON, _EVENTS)
+        "Complete a text (OpenAI API)", "CompletionRequest", "Completion", (_JSON, _EVENTS)
     ),
     "chat_completions": EndpointDescription(
-        "Go on with a conversation, as in OpenAI's API", "ChatRequest", "Completion", (_JSON, _EVENTS)
+        "Continue a conversation (OpenAI API)", "ChatRequest", "Completion", (_JSON, _EVENTS)
     ),
-    "embeddings": EndpointDescription("Turn texts into vectors, as in OpenAI's API", "EmbeddingRequest", "Embeddings"),
-    "rerank": EndpointDescription("Say which of several texts answer a query best", "RerankRequest", "Ranking"),
+    "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
+    "rerank": EndpointDescription("Rank documents by their relevance to a query", "RerankRequest", "Ranking"),
 }
-"""By the names of ``routes.ENDPOINTS``."""
+"""Descriptions by endpoint name."""
 
 ARGUMENTS: Final[Mapping[str, str]] = {
     "model": "Name of the model",
@@ -215,4 +213,4 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "repository": "Name of the repository",
     "region": "Name of the region",
 }
-"""What stands in a path."""
+"""Descriptions of the path arguments."""

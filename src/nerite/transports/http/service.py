@@ -1,4 +1,7 @@
-"""What is answered on a port that speaks HTTP: requests to calls of the server, results to replies."""
+"""Handler of HTTP ports: turns requests into calls of the server, and their results into replies.
+
+Inference requests take the path in this file; all other endpoints are calls that the router finds (``router.py``).
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ if TYPE_CHECKING:
 
 _now = time.monotonic_ns
 _LARGE = 64 * 1024
-_MOST_COMPRESSED = 1024 * 1024
-"""Bytes of outputs that are compressed on the event loop, which takes some 10 ms."""
+_MAX_COMPRESSED_ON_LOOP = 1024 * 1024
+"""Limit in bytes for compressing outputs on the event loop; compressing this much takes about 10 ms."""
 
 
 class HttpService:
-    """The handler of every connection to a port, and the sink of the inferences they bring."""
+    """Handler of every connection to a port: answers requests, and sends the responses of their inferences."""
 
     def __init__(
         self,
@@ -42,23 +45,23 @@ class HttpService:
         *,
         max_input_size: int,
     ) -> None:
-        """``target_of`` finds what a head leads to."""
+        """``target_of`` routes a head."""
         self._server = server
         self._target_of = target_of
         self._bounds = bounds
         self._max_input_size = max_input_size
-        self._accepting = False
-        """While a request is offered: what is answered then was refused, and never ran."""
+        self._submitting = False
+        """True while a request is being submitted: an error reported meanwhile is a rejection; the model never ran."""
 
     def begin(self, head: RequestHead) -> Reply | None:
-        """Route a head; return the answer that does not depend on the body, if there is one."""
+        """Route a head; return its error reply if it is rejected whatever its body is."""
         target: HttpTarget | None = head.route
         if target is None:
             target = head.route = self._target_of(head)
         return target.refusal
 
     def receive_buffer(self, head: RequestHead) -> memoryview | None:
-        """Return memory of the model's for a large uncompressed infer request."""
+        """Return memory that the model's worker maps, for a large uncompressed infer request."""
         target: HttpTarget = head.route
         if target.reader is None or target.encoding or head.content_length < _LARGE:
             return None
@@ -67,7 +70,7 @@ class HttpService:
         return self._server.receive_buffer(reader.model_name, reader.model_version, head.content_length, data_at)
 
     def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> HttpQuestion | None:
-        """Answer a request. Inferences whose tensors stand behind the JSON part may come again."""
+        """Answer a request. Inferences whose tensors follow the JSON part are repeatable."""
         target: HttpTarget = head.route
         try:
             if target.encoding and target.reader is not None:
@@ -77,7 +80,7 @@ class HttpService:
                     self._refuse(connection, target, error, reply.PLAIN)
                     return None
                 if plain is None:
-                    self._decompress_aside(connection, target, body)
+                    self._decompress_in_thread(connection, target, body)
                     return None
                 body = plain
             if target.reader is not None:
@@ -93,8 +96,8 @@ class HttpService:
             self._failed(connection, head, error)
         return None
 
-    def _decompress_aside(self, connection: HttpExchange, target: HttpTarget, body: memoryview) -> None:
-        """Answer an inference when its body has been decompressed, in a thread."""
+    def _decompress_in_thread(self, connection: HttpExchange, target: HttpTarget, body: memoryview) -> None:
+        """Decompress the body of an inference in a thread, then answer it."""
         share = ByteReservation(self._bounds.bytes)
         work = partial(content_coding.decompress, body, self._max_input_size, share.take_or_raise)
         self._bounds.aside.run("http", work, partial(self._decompressed, connection, target, share))
@@ -116,7 +119,7 @@ class HttpService:
             self._failed(connection, connection.head, error)
 
     def handle_again(self, connection: HttpExchange, plan: HttpInferPlan, data: bytearray) -> None:
-        """Answer an inference whose JSON part was seen before on this connection."""
+        """Answer an inference whose JSON part this connection remembers."""
         given = [data] if plan.whole else plan.data(memoryview(data), 0)
         if plan.header.shared:
             try:
@@ -127,16 +130,16 @@ class HttpService:
         else:
             request = InferenceRequest(plan.header, given, connection, _now(), "")
         connection.request = request
-        self._accepting = True
+        self._submitting = True
         try:
             self._server.infer(request)
         except Exception as error:
             self._failed(connection, connection.head, error)
         finally:
-            self._accepting = False
+            self._submitting = False
 
     def _failed(self, connection: HttpExchange, head: RequestHead, error: Exception) -> None:
-        """Report an exception that was not foreseen, and answer with its incident."""
+        """Report an unexpected exception, and reply with its incident number."""
         failure = report("http", error, f"in a request to {quoted_text(head.path)}")
         connection.send([reply.error_reply(failure).encode()])
 
@@ -147,7 +150,7 @@ class HttpService:
         try:
             json_size = self._json_size(target, body)
             if json_size > LARGE:
-                self._infer_outside(connection, target, reader, body, json_size, now)
+                self._infer_in_helper(connection, target, reader, body, json_size, now)
                 return None
             if json_size:
                 plan = reader.plan(bytes(body[:json_size]))
@@ -159,7 +162,7 @@ class HttpService:
             return None
         return HttpQuestion(json_size, plan, plan.footprint) if plan.repeats and not target.encoding else None
 
-    def _infer_outside(
+    def _infer_in_helper(
         self,
         connection: HttpExchange,
         target: HttpTarget,
@@ -168,7 +171,10 @@ class HttpService:
         json_size: int,
         now: int,
     ) -> None:
-        """Answer an inference whose JSON part a helper reads. Raises ``NeriteError`` if there is no such model."""
+        """Parse the JSON part in a helper process, then answer the inference.
+
+        Raises ``NeriteError`` if the model is not found.
+        """
         signature = self._server.find(reader.model_name, reader.model_version).signature
 
         def done(values: list[Any]) -> None:
@@ -191,21 +197,21 @@ class HttpService:
         start: int,
         now: int,
     ) -> None:
-        """Have an inference answered that was read; what is behind its JSON part begins at ``start``."""
+        """Submit a parsed inference; the data behind its JSON part begins at offset ``start``."""
         if start + plan.size != len(body):
             raise self._wrong_size(reader, plan, len(body) - start)
         request = self._server.request(plan.header, plan.data(body, start), connection, now, plan.id)
         connection.request = request
-        self._accepting = True
+        self._submitting = True
         try:
             self._server.infer(request)
         finally:
-            self._accepting = False
+            self._submitting = False
 
     def _refuse(
         self, connection: HttpExchange, target: HttpTarget, error: NeriteError, content_type: str = "application/json"
     ) -> None:
-        """Answer a request that is wrong, unless there is nobody to ask: that comes first."""
+        """Send ``error``, or the error that the model is not found, which takes precedence."""
         assert target.reader is not None
         try:
             self._server.find(target.reader.model_name, target.reader.model_version)
@@ -215,7 +221,7 @@ class HttpService:
         connection.send([target.dialect.refusal(error, content_type).encode()])
 
     def _json_size(self, target: HttpTarget, body: memoryview) -> int:
-        """Return how long the JSON part of a body is; 0: there is none. Raises Triton's errors."""
+        """Return the size of the JSON part of a body; 0 if it has none. Raises Triton's errors."""
         size = len(body)
         json_size = target.json_size
         if json_size > 0:
@@ -225,7 +231,7 @@ class HttpService:
         return size if json_size else 0
 
     def _wrong_size(self, reader: HttpInferReader, plan: HttpInferPlan, given: int) -> NeriteError:
-        """Return what is wrong with the bytes behind the JSON part."""
+        """Return the error for a wrong number of bytes behind the JSON part."""
         for spec, place in zip(plan.header.inputs, plan.places, strict=True):
             if isinstance(place, tuple) and place[1] > given:
                 return InvalidArgument(
@@ -235,10 +241,10 @@ class HttpService:
         return InvalidArgument(f"unexpected additional input data for model '{reader.model_name}'")
 
     def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Send the answer of an inference."""
+        """Send the reply to an inference."""
         target: HttpTarget = connection.head.route
         if response.error is not None:
-            if self._accepting and not response.error.begun:
+            if self._submitting and not response.error.begun:
                 self._refuse(connection, target, response.error)
             else:
                 access_log.log_refusal(request.id, response.error)
@@ -246,26 +252,26 @@ class HttpService:
             return
         try:
             parts = []
-            if not (target.accepts and sum(map(len, response.data)) > _MOST_COMPRESSED):
+            if not (target.accepts and sum(map(len, response.data)) > _MAX_COMPRESSED_ON_LOOP):
                 parts = infer_response.write_infer_response(
                     request, response, self._server.signature_of, target.dialect, target.half, LARGE
                 )
             if not parts:
-                self._write_outside(connection, target, request, response)
+                self._write_in_helper(connection, target, request, response)
                 return
         except NeriteError as error:
             parts = [target.dialect.refusal(error, reply.PLAIN).encode()]
         except Exception as error:
-            failure = report("http", error, f"in an answer of '{request.header.model_name}'", request.id)
+            failure = report("http", error, f"in a response of '{request.header.model_name}'", request.id)
             parts = [target.dialect.refusal(failure, reply.PLAIN).encode()]
         if target.accepts:
             parts = content_coding.compress_reply(target.accepts, parts)
         connection.send(parts)
 
-    def _write_outside(
+    def _write_in_helper(
         self, connection: HttpExchange, target: HttpTarget, request: InferenceRequest, response: InferenceResponse
     ) -> None:
-        """Have a helper write the answer of an inference. Raises ``NeriteError``."""
+        """Have a helper process write the reply to an inference. Raises ``NeriteError``."""
         assert response.header is not None
         placed = {output.name for output in request.header.outputs if output.place is not None}
         data = list(response.data)

@@ -1,6 +1,6 @@
-"""Infer requests whose body is a file, or a form of files and values, and no JSON.
+"""Infer requests whose body is a file, or a form of files and values, instead of Triton's JSON.
 
-What takes long of making tensors of it is done in a thread.
+Slow conversions to tensors run in a thread, and large JSON is parsed by a helper process.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ _Tensors: TypeAlias = Sequence[tuple[TensorSpec, Buffer]]
 
 
 def is_upload(content_type: str) -> bool:
-    """Say whether a body of a type is a file or a form."""
+    """Return whether a body of this content type is a file or a form."""
     media_type = files.form_media_type(content_type)
     return media_type == files.TYPE or files.is_file(media_type)
 
 
 class Uploads:
-    """Makes inferences of files and forms."""
+    """Turns files and forms into inferences."""
 
     def __init__(self, server: InferenceServer, max_size: int, half: bool) -> None:
-        """``max_size`` is how many bytes a tensor may have that a file becomes. ``half``: FP16 and BF16 are taken."""
+        """``max_size`` limits the bytes of a tensor made from a file. ``half``: FP16 and BF16 are allowed in JSON."""
         self._server = server
         self._max_size = max_size
         self._half = half
         self._pool = ThreadPoolExecutor(os.cpu_count(), "uploads")
 
     def infer(self, connection: HttpExchange, reader: HttpInferReader, content_type: str, body: memoryview) -> None:
-        """Answer a request. Raises ``NeriteError`` for one that is wrong as far as can be told at once."""
+        """Answer a request. Raises ``NeriteError`` for errors that are found before any background work."""
         arrived_ns = time.monotonic_ns()
         signature = self._server.find(reader.model_name, reader.model_version).signature
         given = _parts(signature, content_type, body)
         batched = signature.max_batch_size > 0
         read = partial(self._read, batched, given)
         if sum(len(part.data) for declared, part in given if files.is_json(declared, part)) > LARGE:
-            self._read_outside(connection, reader, arrived_ns, given, batched)
+            self._read_in_helper(connection, reader, arrived_ns, given, batched)
         elif any(files.takes_long(declared, part) for declared, part in given):
             made = asyncio.get_running_loop().run_in_executor(self._pool, read)
-            made.add_done_callback(partial(self._made, connection, reader, arrived_ns))
+            made.add_done_callback(partial(self._tensors_made, connection, reader, arrived_ns))
         else:
             self._submit(connection, reader, arrived_ns, read())
 
     def _read(self, batched: bool, given: Sequence[tuple[SignatureInput, FormPart]]) -> _Tensors:
         return [files.read_file(declared, batched, part, self._max_size, self._half) for declared, part in given]
 
-    def _read_outside(
+    def _read_in_helper(
         self,
         connection: HttpExchange,
         reader: HttpInferReader,
@@ -72,7 +72,7 @@ class Uploads:
         given: Sequence[tuple[SignatureInput, FormPart]],
         batched: bool,
     ) -> None:
-        """Have a helper read parts of which some are much JSON."""
+        """Have a helper process convert the parts, because they contain large JSON."""
 
         def done(values: list[Any]) -> None:
             self._submit(connection, reader, arrived_ns, large_json.tensors_of(values))
@@ -85,7 +85,7 @@ class Uploads:
         arguments = [inputs, types, batched, self._max_size, self._half, *(part.data for _, part in given)]
         large_json.InferReading(self._server.helpers, connection, large_json.read_parts, arguments, done, refuse)
 
-    def _made(
+    def _tensors_made(
         self, connection: HttpExchange, reader: HttpInferReader, arrived_ns: int, made: asyncio.Future[_Tensors]
     ) -> None:
         try:
@@ -106,7 +106,7 @@ class Uploads:
 
 
 def _parts(signature: Signature, content_type: str, body: memoryview) -> list[tuple[SignatureInput, FormPart]]:
-    """Return what there is for which input."""
+    """Return the parts of the body, each with the input that it is for."""
     media_type = files.form_media_type(content_type)
     inputs = signature.inputs
     names = ", ".join(f"'{name}'" for name in inputs) or "none"
@@ -115,15 +115,15 @@ def _parts(signature: Signature, content_type: str, body: memoryview) -> list[tu
         for part in parts:
             if part.name not in inputs:
                 raise InvalidArgument(
-                    f"unexpected inference input '{part.name}' for model '{signature.model_name}'. A part of a form is "
-                    f"named as the input that it is for, of which there are: {names}"
+                    f"unexpected inference input '{part.name}' for model '{signature.model_name}'. Each part of a form "
+                    f"must have the name of an input; the inputs are: {names}"
                 )
         return [(inputs[part.name], part) for part in parts]
     needed = [declared for declared in inputs.values() if len(inputs) == 1 or not declared.optional]
     if len(needed) != 1:
         raise InvalidArgument(
-            "a body that is a file is for a model with one input, or one that is not optional, and model "
-            f"'{signature.model_name}' has {names}. Send a form with a part for each (curl -F 'NAME=@file'), or JSON "
+            "a file as the request body needs a model with one input, or with one required input; the inputs of model "
+            f"'{signature.model_name}' are: {names}. Send a form with a part for each (curl -F 'NAME=@file'), or JSON "
             'with {"b64": "…"} in place of a string'
         )
     return [(declared, FormPart(declared.name, media_type, body)) for declared in needed]

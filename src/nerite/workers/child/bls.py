@@ -1,8 +1,8 @@
-"""The calls that a model makes to other models, seen from its worker.
+"""Calls that a model makes to other models, seen from its worker.
 
-A call has a number. Its answers are read by whichever thread reads the channel at the moment (``inbox.py``) and wait in
-the call until its caller takes them: a thread that waits, or a coroutine, whose event loop is told, and reads the
-channel itself meanwhile.
+A call has a number. Its responses are read by whichever thread reads the channel at the moment (``io.py``), and are
+queued in the call until its caller takes them: a blocked thread, or a coroutine, whose event loop is notified and reads
+the channel itself meanwhile.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from nerite.workers.child.io import Inbox, Outbox
 from nerite.workers.ipc import messages
 
 WINDOW: Final = 16
-"""Answers to a call that may be on their way to a reader; then the called model has to wait."""
+"""Maximum number of unread responses to a call; then the called model is paused."""
 TAKEN_EVERY: Final = WINDOW // 2
-"""Answers after which the server is told that there is room for more."""
+"""Number of responses after which the server is notified that they were read."""
 
 
 class OutgoingCall:
-    """One call. For one caller; answers come from any thread."""
+    """One call. For a single caller; responses may come from any thread."""
 
     __slots__ = ("_answers", "_calls", "_taken", "_wakers", "_windowed", "final", "number")
 
     def __init__(self, calls: BlsClient, number: int, *, windowed: bool) -> None:
         self.number = number
         self.final = False
-        """The last answer was taken."""
+        """The last response was taken."""
         self._calls = calls
         self._answers: deque[tuple[InferenceResponse, bool]] = deque()
         self._wakers: list[Callable[[], object]] = []
@@ -44,7 +44,7 @@ class OutgoingCall:
         self._taken = 0
 
     def next(self) -> tuple[InferenceResponse, bool]:
-        """Wait for the next answer; return it, and whether it is the last. Raises as ``Inbox.check_process``."""
+        """Wait for the next response; return it, and whether it is the last. Raises as ``Inbox.check_process``."""
         self._calls.inbox.check_process()
         answers = self._answers
         if not answers:
@@ -59,7 +59,7 @@ class OutgoingCall:
         return answer
 
     def when_next(self, loop: AbstractEventLoop, call: Callable[[], None]) -> None:
-        """Have ``call`` called on ``loop``, from which this is called, once ``next`` need not wait."""
+        """Call ``call`` on ``loop``, from which this is called, once ``next`` does not block."""
         inbox = self._calls.inbox
         inbox.attend(loop)
 
@@ -72,39 +72,39 @@ class OutgoingCall:
             self._wake()
 
     def cancel(self) -> None:
-        """Have the request cancelled. The called model decides how it ends: there are answers until the last."""
+        """Cancel the request. The called model decides how it ends: responses still come until the last."""
         self._calls.inbox.check_process()
         self._calls.outbox.send(messages.request_frame(messages.CANCEL_CALL, self.number, 0))
 
     def give_up(self) -> None:
-        """Have the request cancelled, and take no more answers: this end makes the last."""
+        """Cancel the request and take no more responses: the last one is generated here."""
         self._calls.give_up(self)
 
-    def hear(self, response: InferenceResponse, final: bool) -> None:
-        """Take an answer from the server. On any thread."""
+    def receive(self, response: InferenceResponse, final: bool) -> None:
+        """Queue a response from the server. Thread-safe."""
         self._answers.append((response, final))
         self._wake()
 
     def _wake(self) -> None:
-        # Two threads may come here at once: each waker is for one of them.
+        # Two threads may get here at once: each takes one waker.
         if self._wakers:
             self._wakers.pop()()
 
 
 class BlsClient:
-    """Every call of a worker that is under way, and what else its model asks of the server."""
+    """The unfinished calls of a worker, and the control calls of its models."""
 
     def __init__(self, inbox: Inbox, outbox: Outbox, batches: Mapping[int, WorkerBatch]) -> None:
         """``batches`` are those that run or have requests without their last response."""
         self.inbox = inbox
         self.outbox = outbox
         self.allowed: set[int] = set()
-        """The seats of the models that may call others: they are initialized, and not being finalized."""
+        """Seats of the models that may call others: initialized, and not being finalized."""
         self._batches = batches
         self._numbers = itertools.count(1)
         self._open: dict[int, OutgoingCall] = {}
         self._questions: dict[int, list[dict[str, Any]]] = {}
-        inbox.on_end = self._ended
+        inbox.on_end = self._server_gone
 
     def call(
         self,
@@ -115,9 +115,9 @@ class BlsClient:
         *,
         decoupled: bool,
     ) -> OutgoingCall:
-        """Send a request to another model, on behalf of ``parent`` or else of what the running code is about.
+        """Send a request to another model, on behalf of ``parent`` or else of the requests being executed.
 
-        Raises ``Unsupported`` before the model is initialized and after its last batch, and in a forked process.
+        Raises ``Unsupported`` before the model is initialized, while it is finalized, and in a forked process.
         """
         self.inbox.check_process()
         if self._seat() not in self.allowed:
@@ -132,7 +132,7 @@ class BlsClient:
         return call
 
     def ask(self, what: str, **about: Any) -> Any:
-        """Ask the server to do or to tell something, and wait for the answer. Raises ``NeriteError``."""
+        """Send an ASK message and wait for the reply. Raises ``NeriteError``."""
         self.inbox.check_process()
         number = next(self._numbers) & 0xFFFFFFFF
         answers: list[dict[str, Any]] = []
@@ -149,36 +149,36 @@ class BlsClient:
         return answer["value"]
 
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Have a model loaded or reloaded. Raises ``NeriteError``."""
+        """Load or reload a model. Raises ``NeriteError``."""
         self.ask("load", model=model, parameters={name: packed_call(value) for name, value in parameters.items()})
 
     def unload(self, model: str, *, dependents: bool) -> None:
-        """Have a model unloaded. Raises ``NeriteError``."""
+        """Unload a model. Raises ``NeriteError``."""
         self.ask("unload", model=model, parameters={"unload_dependents": dependents})
 
     def is_ready(self, model: str, version: str) -> bool:
-        """Return whether a model can answer. Raises ``NeriteError``."""
+        """Return whether a model can serve. Raises ``NeriteError``."""
         return bool(self.ask("ready", model=model, version=version))
 
     def answered(self, number: int, response: InferenceResponse | None, final: bool) -> None:
-        """Pass on an answer to a call. On any thread."""
+        """Pass a response to its call. Thread-safe."""
         call = self._open.pop(number, None) if final else self._open.get(number)
         if call is not None:
-            call.hear(EMPTY if response is None else response, final)
+            call.receive(EMPTY if response is None else response, final)
 
     def told(self, answer: dict[str, Any]) -> None:
-        """Pass on the answer to a question. On any thread."""
+        """Pass a reply to the waiting ``ask``. Thread-safe."""
         answers = self._questions.pop(answer["number"], None)
         if answers is not None:
             answers.append(answer)
 
     def give_up(self, call: OutgoingCall) -> None:
-        """Tell the server that nobody waits for the answers to a call, and end it here. On any thread."""
+        """Notify the server that no more responses to a call are wanted, and end it here. Thread-safe."""
         if self.inbox.forked:
-            return  # the call is the parent's, which may wait
+            return  # the call is the parent's, which may be waiting for it
         if self._open.pop(call.number, None) is not None:
             self.outbox.send(messages.request_frame(messages.GIVE_UP, call.number, 0))
-            call.hear(InferenceResponse.failed(Cancelled("the call was cancelled")), True)
+            call.receive(InferenceResponse.failed(Cancelled("the call was cancelled")), True)
 
     def _seat(self) -> int:
         """Return the seat of the model whose code is running."""
@@ -188,11 +188,11 @@ class BlsClient:
         requests = at_hand.get()
         if requests and isinstance(batch := requests[0].sink, WorkerBatch):
             return batch.number & messages.SEAT
-        # A thread of a model's own. Where there are several models it may be of any.
+        # A thread of the model's own: with several models in the worker, its seat is unknown.
         return min(self.allowed, default=0)
 
     def _on_behalf(self, parent: InferenceRequest | None) -> tuple[int, int]:
-        """Return the batch, and the request in it, that a call is made for."""
+        """Return the batch, and the index of the request in it, that a call is made for."""
         if parent is not None and isinstance(batch := parent.sink, WorkerBatch):
             index = batch.place(parent)
             if index is not None:
@@ -200,15 +200,15 @@ class BlsClient:
         requests = at_hand.get()
         if requests and isinstance(batch := requests[0].sink, WorkerBatch):
             return batch.number, messages.ALL
-        # A thread of the model's own does not say what it works for. Where there is one batch, it must be that.
+        # A thread of the model's own: only if there is exactly one batch, its batch is known.
         numbers = tuple(self._batches)
         return (numbers[0] if len(numbers) == 1 else messages.NO_BATCH), messages.ALL
 
-    def _ended(self) -> None:
-        """The server is gone: nobody may wait for ever."""
+    def _server_gone(self) -> None:
+        """End all calls with an error: the server is gone."""
         while self._open:
             _, call = self._open.popitem()
-            call.hear(InferenceResponse.failed(_gone()), True)
+            call.receive(InferenceResponse.failed(_gone()), True)
 
 
 def _gone() -> NeriteError:
@@ -216,10 +216,10 @@ def _gone() -> NeriteError:
 
 
 def packed_call(value: str | bytes) -> str | dict[str, str]:
-    """Return a parameter of a load as JSON has it."""
+    """Return a load parameter as JSON."""
     return value if isinstance(value, str) else {"base64": base64.b64encode(value).decode()}
 
 
 def unpacked_call(value: str | dict[str, str]) -> str | bytes:
-    """Return what ``packed`` was given."""
+    """Return the load parameter that ``packed_call`` encoded."""
     return value if isinstance(value, str) else base64.b64decode(value["base64"])

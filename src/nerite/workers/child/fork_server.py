@@ -1,11 +1,12 @@
-"""The template: a small process with numpy and our worker code imported, from which workers are forked.
+"""The fork server: a small process with numpy and the worker code imported, from which workers are forked.
 
-A fork is ready in milliseconds and shares the template's pages, where a fresh Python would take a tenth of a second and
-25 MB each time. The template runs no models, has one thread and one loop: orders come by a socket, as a line of JSON
-with the worker's descriptors attached; deaths are reported back, because only the parent learns how a process ended.
+A fork is ready in milliseconds and shares the fork server's pages, where a fresh Python would take a tenth of a second
+and 25 MB each time. The fork server runs no models and has one thread and one loop. Orders come over a socket, as a
+line of JSON with the worker's descriptors attached; exits are reported back, because only the parent process learns how
+a process ended.
 
-If the server dies the template hears of it (``PR_SET_PDEATHSIG``, and the end of the control socket), and ends the
-workers with all that they have started. If the template itself is killed, its workers are (``PR_SET_PDEATHSIG``).
+If the server dies the fork server notices it (``PR_SET_PDEATHSIG``, and the end of the control socket), and ends the
+workers with all their descendants. If the fork server itself is killed, so are its workers (``PR_SET_PDEATHSIG``).
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ _NAME = 15
 _SUBREAPER = 36
 _ENOUGH = 64 * 1024
 _DESCRIPTORS = 4
-"""That come with an order."""
+"""Number of descriptors that come with an order."""
 _PROGRAMS = {"worker": worker.main, "helper": helper_process.main}
-"""What a fork may become."""
+"""Programs that a fork may run."""
 
 
 def _prctl(option: int, value: int | bytes) -> None:
-    """Call prctl(2) where there is one."""
+    """Call prctl(2), on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 class ForkServerLoop:
-    """Forks on order, reports deaths."""
+    """Forks workers on order, and reports how they end."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -54,14 +55,14 @@ class ForkServerLoop:
         wakeup.setblocking(False)
         self._signals = wakeup
         self._workers: dict[int, int] = {}
-        """Those that live, with the numbers of their orders."""
+        """Numbers of the orders of the live workers, by process id."""
         self._orphans = OrphanReaper(self._workers)
         self._ends = False
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._asked_to_end)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.set_wakeup_fd(wakeup.fileno())
 
-    def _asked_to_end(self, *_: object) -> None:
+    def _on_sigterm(self, *_: object) -> None:
         self._ends = True
 
     def run(self) -> None:
@@ -78,7 +79,7 @@ class ForkServerLoop:
                 self._orphans.look()
 
     def end(self) -> None:
-        """End the workers, and all that they have started."""
+        """End the workers and all their descendants."""
         for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
         end_all()
@@ -124,12 +125,12 @@ class ForkServerLoop:
                 self._orphans.end(pid, orphan_mark(os.getpid(), order))
 
     def _become_worker(self, order: dict[str, Any], descriptors: list[int]) -> NoReturn:
-        """Turn the fork into a worker. Never returns, so nothing of the template's stack runs twice."""
+        """Turn the fork into a worker. Never returns, so that nothing of the fork server's stack runs twice."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            # By its group, and by the mark where that was left, orphans are known to belong here.
+            # Process group and mark identify the orphans of this worker.
             os.setpgid(0, 0)
             os.environ[MARK] = order["mark"]
             _prctl(_DEATH_SIGNAL, signal.SIGKILL)
@@ -162,19 +163,19 @@ class ForkServerLoop:
 
 
 def main(control: int) -> None:
-    """Be the template, on a control socket."""
+    """Run the fork server on a control socket."""
     _prctl(_DEATH_SIGNAL, signal.SIGTERM)
     _prctl(_SUBREAPER, 1)
     _prctl(_NAME, b"nerite template")
-    # Ctrl-C reaches every process of the terminal; what then happens is the server's decision.
+    # Ctrl-C signals every process of the terminal; the server decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    template = ForkServerLoop(socket.socket(fileno=control))
-    # What is frozen is never touched by the collector, so its pages stay shared with every fork.
+    fork_server = ForkServerLoop(socket.socket(fileno=control))
+    # The garbage collector never touches frozen objects, so their pages stay shared with every fork.
     gc.collect()
     gc.freeze()
     with contextlib.suppress(ConnectionError):  # the server is gone
-        template.run()
-    template.end()
+        fork_server.run()
+    fork_server.end()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Steps of an ensemble that follow each other inside a worker: what one answers, the next is asked at once.
+"""Fused steps, seen from the worker: runs successive steps of an ensemble without a round trip to the server.
 
-It goes as far as it can. Where the next model is at work for somebody else, or is not there any more, or would refuse
-what it is asked, the server gets the answer of the step before and goes on in its own way, as it would have anyway.
+It goes as far as it can. If the next model is busy with another batch, no longer loaded, or would refuse the request,
+the server gets the response of the last step and continues from there, as it does without fused steps.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _answered: Final = threading.Condition()
 
 
 class FusedFollower(WorkerRequest):
-    """What the model of a step is asked that follows another. It has one answer, which does not leave by itself."""
+    """Request to the model of a fused step. It has one response, which stays in the worker."""
 
     __slots__ = ("_answer",)
 
     _answer: InferenceResponse
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Keep the answer of a model that sends it, instead of returning it. On any thread."""
+        """Keep the response of a model that sends it instead of returning it. Thread-safe."""
         with _answered:
             if self.finished:
                 return
@@ -43,26 +43,26 @@ class FusedFollower(WorkerRequest):
             _answered.notify_all()
 
     def awaited(self) -> InferenceResponse:
-        """Return the answer, once the model has sent it."""
+        """Wait until the model has sent the response, and return it."""
         with _answered:
             _answered.wait_for(lambda: self.finished)
         return self._answer
 
 
 class FusedHop:
-    """From one step to the next: how, and who serves that here."""
+    """Transition from one step to the next, and the instance that serves the next."""
 
     def __init__(self, value: Mapping[str, Any]) -> None:
-        """``value`` as the STRETCH message has it."""
+        """``value``: see the FUSED_STEPS message."""
         self.link = fused_steps.link_from_json(value["link"])
         self.seat: int = value["seat"]
         self.version: str = value["version"]
         self._most: int = value["most"]
-        """Rows that may be executed together; 0: each request alone."""
+        """Maximum number of rows in an execution; 0: each request runs alone."""
         self._questions: Memo[tuple[RequestHeader, ResponseHeader], StepQuestion | None] = Memo()
 
     def question(self, first: RequestHeader, before: ResponseHeader) -> StepQuestion | None:
-        """Return what is asked, as the link has it. Repeated ones are mostly the same object."""
+        """Return the request of the next step, as the link makes it. Repeated ones are interned."""
         key = first, before
         question = self._questions.get(key, ...)
         if question is ...:
@@ -74,7 +74,7 @@ class FusedHop:
         return question
 
     def portions(self, asked: Mapping[int, InferenceRequest]) -> Iterator[list[int]]:
-        """Yield which of the requests may run together."""
+        """Yield the indices of requests that may run together."""
         portion: list[int] = []
         rows = 0
         key: object = None
@@ -91,7 +91,7 @@ class FusedHop:
 
 
 class FusedSteps:
-    """What may follow a batch in this worker."""
+    """The steps that may follow a batch in this worker."""
 
     def __init__(self, hops: Sequence[Mapping[str, Any]]) -> None:
         self._hops = [FusedHop(each) for each in hops]
@@ -103,38 +103,38 @@ class FusedSteps:
         own: HostedModel,
         hosted_models: Mapping[int, HostedModel],
     ) -> FusedBatch:
-        """Go on from the answers to ``batch``, and put others in their place; return how far each request got.
+        """Run steps on the responses to ``batch``, replacing them; return the step that each request reached.
 
-        ``own`` is the instance that gave them: whoever calls this has it.
+        ``own`` is the instance that returned the responses, which the caller holds.
         """
-        along = FusedBatch([], [0] * len(responses))
+        fused = FusedBatch([], [0] * len(responses))
         first = list(batch.requests)
         going: Sequence[int] = range(len(responses))
         for number, hop in enumerate(self._hops, 1):
             hosted = hosted_models.get(hop.seat)
-            if hosted is None or (hosted is not own and not hosted.enlist()):
+            if hosted is None or (hosted is not own and not hosted.try_acquire()):
                 break
             try:
-                asked = _asked(hop, batch, first, responses, going)
+                asked = _requests_of(hop, batch, first, responses, going)
                 for portion in hop.portions(asked):
-                    _run(number, hop, hosted, batch, portion, responses, along)
+                    _run(number, hop, hosted, batch, portion, responses, fused)
             finally:
                 if hosted is not own:
                     hosted.release()
             going = tuple(asked)
             if not going:
                 break
-        return along
+        return fused
 
 
-def _asked(
+def _requests_of(
     hop: FusedHop,
     batch: WorkerBatch,
     first: Sequence[InferenceRequest],
     responses: Sequence[InferenceResponse | None],
     going: Sequence[int],
 ) -> dict[int, InferenceRequest]:
-    """Return what the model of a step is asked, by the place in the batch."""
+    """Return the requests of a step, by their index in the batch."""
     now = time.monotonic_ns()
     asked: dict[int, InferenceRequest] = {}
     for index in going:
@@ -145,7 +145,7 @@ def _asked(
         question = hop.question(had.header, response.header)
         if question is None:
             continue
-        # For reading only: the model before may keep what it gave.
+        # Read-only, because the previous model may keep its outputs.
         data = [
             memoryview(response.data[at]).toreadonly() if before else had.data[at] for before, at in question.places
         ]
@@ -160,14 +160,14 @@ def _run(
     batch: WorkerBatch,
     portion: list[int],
     responses: list[InferenceResponse | None],
-    along: FusedBatch,
+    fused: FusedBatch,
 ) -> None:
-    """Execute a step, and put its answers in the place of those of the one before."""
+    """Execute a step, and replace the responses of the previous one by its responses."""
     assert hosted.instance is not None
     requests = [batch.requests[index] for index in portion]
     timings = ExecutionTimes()
     answers = instance.run_model(hosted.instance, hosted.name, requests, timings)
-    along.runs.append(FusedRun(number, timings, sum(request.header.batch_size for request in requests), portion))
+    fused.runs.append(FusedRun(number, timings, sum(request.header.batch_size for request in requests), portion))
     for index, request, answer in zip(portion, requests, answers, strict=True):
         if answer is None:
             assert isinstance(request, FusedFollower)
@@ -175,4 +175,4 @@ def _run(
         if answer.error is not None:
             answer = InferenceResponse.failed(hop.link.explained(answer.error, request.header, hop.version))
         responses[index] = EMPTY if answer.empty else answer
-        along.reached[index] = number
+        fused.reached[index] = number

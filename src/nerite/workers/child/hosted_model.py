@@ -1,4 +1,4 @@
-"""An instance in a worker process: the model it is of, its seat, and the jobs that are for it."""
+"""An instance in a worker process: its model, its seat, its jobs and its batches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from nerite.workers.ipc import messages
 from nerite.workers.ipc.codec import Unpacker
 
 at_seat: Final[ContextVar[int | None]] = ContextVar("at_seat", default=None)
-"""The seat of the instance that is being made or finalized."""
+"""Seat of the instance that is being made or finalized."""
 
 
 class HostedModel:
-    """One instance. It has one job at a time, on whichever thread comes first."""
+    """One instance. It runs one job at a time, on whichever thread takes it first."""
 
     def __init__(
         self, seat: int, do: Callable[[HostedModel, Message], None], requests: Unpacker[RequestHeader]
     ) -> None:
-        """``do`` does one of the jobs; ``requests`` unpacks those of the instance."""
+        """``do`` runs a job; ``requests`` unpacks the requests of the instance."""
         self.seat = seat
         self.requests = requests
         self._do = do
@@ -37,10 +37,10 @@ class HostedModel:
         self.instance: Instance | None = None
         self._model: Model | None = None
         self._jobs: deque[Message] = deque()
-        self._at_work = threading.Lock()
+        self._lock = threading.Lock()
 
     def open(self, context: ModelContext, instance: InstanceContext) -> None:
-        """Open the model and make the instance. Raises what the backend raises."""
+        """Open the model and make the instance. Raises the backend's exceptions."""
         self.name = instance.name
         with self._seated():
             self._model = registry.backend_of(context).open(context)
@@ -55,35 +55,35 @@ class HostedModel:
                 self._model.close()
         self.instance = None
 
-    def attend(self, job: Message) -> None:
-        """Do a job; or leave it to the thread that is at another one for this instance."""
-        if not self._jobs and self._at_work.acquire(blocking=False):
+    def submit(self, job: Message) -> None:
+        """Run a job, or leave it to the thread that runs another one for this instance."""
+        if not self._jobs and self._lock.acquire(blocking=False):
             try:
                 self._do(self, job)
             finally:
-                self._at_work.release()
+                self._lock.release()
         else:
             self._jobs.append(job)
         del job
         if self._jobs:
-            self._work()
+            self._run_jobs()
 
-    def enlist(self) -> bool:
-        """Take the instance for a while, if it is there and nobody else has it; return whether that is so."""
-        return self.instance is not None and self._at_work.acquire(blocking=False)
+    def try_acquire(self) -> bool:
+        """Lock the instance if it is loaded and idle; return whether that succeeded."""
+        return self.instance is not None and self._lock.acquire(blocking=False)
 
     def release(self) -> None:
-        """Give the instance back, and do what has come for it meanwhile."""
-        self._at_work.release()
-        self._work()
+        """Unlock the instance, and run the jobs that have come meanwhile."""
+        self._lock.release()
+        self._run_jobs()
 
-    def _work(self) -> None:
-        while self._jobs and self._at_work.acquire(blocking=False):
+    def _run_jobs(self) -> None:
+        while self._jobs and self._lock.acquire(blocking=False):
             try:
                 while self._jobs:
                     self._do(self, self._jobs.popleft())
             finally:
-                self._at_work.release()
+                self._lock.release()
 
     @contextmanager
     def _seated(self) -> Iterator[None]:
@@ -94,47 +94,47 @@ class HostedModel:
             at_seat.reset(before)
 
 
-# Where requests stand in their traces, as a worker knows it: the server says so once somebody here wants to know.
+# Trace contexts of requests in a worker: the server sends them once a model here needs them.
 
 
 class WorkerContexts:
-    """What the server said, by batch. For any thread."""
+    """Trace contexts by batch. Thread-safe."""
 
     def __init__(self, ask: Callable[[], object]) -> None:
-        """``ask`` has the server say it: of the batches that are here before it returns, then of each before it comes.
+        """``ask`` makes the server send them: for all current batches before it returns, then before each batch.
 
-        Most models never want to know, and then it would cost a message for each batch.
+        Most models never need them, and then they would cost a message per batch.
         """
         self._ask = ask
         self._asked = False
-        self._told: dict[int, tuple[memoryview, int]] = {}
-        """The message, and its count."""
+        self._messages: dict[int, tuple[memoryview, int]] = {}
+        """CONTEXTS message and its count, by batch."""
 
-    def hear(self, body: memoryview, count: int) -> None:
-        """Take a CONTEXTS message."""
-        self._told[messages.read_batch(body)[0]] = body, count
+    def receive(self, body: memoryview, count: int) -> None:
+        """Store a CONTEXTS message."""
+        self._messages[messages.read_batch(body)[0]] = body, count
 
-    def may_tell(self, batch: int) -> bool:
-        """Return False if it is known that nothing is traced in a batch."""
-        return not self._asked or batch in self._told
+    def may_have(self, batch: int) -> bool:
+        """Return False if it is known that no request of a batch is traced."""
+        return not self._asked or batch in self._messages
 
     def of(self, batch: int) -> dict[int, TraceContext]:
-        """Return the span of the execution of each request that is traced, by its place in the batch."""
+        """Return the span of the execution of each traced request, by its index in the batch."""
         if not self._asked:
             self._ask()
             self._asked = True
-        told = self._told.get(batch)
-        return {} if told is None else messages.read_contexts(*told)
+        message = self._messages.get(batch)
+        return {} if message is None else messages.read_contexts(*message)
 
     def forget(self, batch: int) -> None:
-        """Take note that a batch is over."""
-        self._told.pop(batch, None)
+        """Discard the contexts of a batch that has ended."""
+        self._messages.pop(batch, None)
 
 
-# A batch inside a worker, for as long as one of its requests may get a response.
+# A batch inside a worker, kept until all its requests have had their last response.
 
 _in_order = threading.RLock()
-"""Held by the thread that applies what was said of a batch: what was said first takes effect first."""
+"""Held while control messages about a batch are applied, so that they take effect in order."""
 
 
 class WorkerRequest(InferenceRequest):
@@ -145,7 +145,7 @@ class WorkerRequest(InferenceRequest):
     streams = True
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Send one answer to the server; ignored once a final answer has left. Raises what goes wrong, to the model."""
+        """Send a response to the server; do nothing after the last one. Raises what goes wrong, to the model."""
         if self.finished:
             return
         if final:
@@ -154,7 +154,7 @@ class WorkerRequest(InferenceRequest):
         self.sink.respond(self, response, final)
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for the answer any more, as far as the server has said by now."""
+        """Return whether the request is cancelled, as far as the server has reported by now."""
         batch = self.sink
         if not self.cancelled and isinstance(batch, WorkerBatch):
             batch.look()
@@ -162,17 +162,17 @@ class WorkerRequest(InferenceRequest):
 
 
 class WorkerBatch:
-    """The requests of one batch, and the way of their responses where those leave one by one."""
+    """The requests of one batch, and the responses that they get one by one."""
 
     __slots__ = (
         "_begun",
+        "_control",
         "_done",
-        "_heard",
         "_inbox",
+        "_last_sent",
         "_open",
         "_paused",
         "_send",
-        "_since",
         "contexts",
         "number",
         "requests",
@@ -186,31 +186,31 @@ class WorkerBatch:
         send: Callable[[int, int, InferenceResponse, bool, ExecutionTimes], None],
         done: Callable[[int], None],
     ) -> None:
-        """``send`` sends a response to a request of this batch, and notes in its marks when that was.
+        """``send`` sends a response to a request of this batch, and sets the end of its times.
 
-        ``done`` is called when the last one has left.
+        ``done`` is called when the last response has left.
         """
         self.number = number
         self._inbox = inbox
         self._send = send
         self._done = done
         self._begun = False
-        self._heard: deque[tuple[int, int]] = deque()
-        """What the server has said of requests, until it takes effect."""
+        self._control: deque[tuple[int, int]] = deque()
+        """Control messages that have not taken effect yet."""
         self._paused: set[int] = set()
         self._open: set[int] = set()
-        self._since: dict[int, int] = {}
-        """By request, when its last response had left."""
+        self._last_sent: dict[int, int] = {}
+        """When the latest response to each request had left."""
         self.timings: ExecutionTimes
-        """The times of the execution; set before it begins."""
+        """Times of the execution; set before it starts."""
         self.requests: list[InferenceRequest] = []
         self.contexts: WorkerContexts | None = None
-        """Where the requests stand in their traces; None where nobody knows."""
+        """Trace contexts of the requests; None if unknown."""
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Send a response, as soon as the server wants it. On any thread.
+        """Send a response, as soon as the server accepts it. Thread-safe.
 
-        What comes for a request that ``execute`` has answered, too, is dropped.
+        Responses to a request that the result of ``execute`` has answered are dropped.
         """
         index = self.place(request)
         if index is None:
@@ -218,52 +218,52 @@ class WorkerBatch:
         timings = ExecutionTimes()
         timings.computed_ns = timings.started_ns
         timings.started_ns = self.timings.started_ns
-        timings.inputs_ready_ns = self._since.get(index, self.timings.inputs_ready_ns)
+        timings.inputs_ready_ns = self._last_sent.get(index, self.timings.inputs_ready_ns)
         self.look()
         if index in self._paused:
             self._inbox.wait(lambda: index not in self._paused or request.cancelled)
         if final:
             request.data = ()
         self._send(self.number, index, response, final, timings)
-        self._since[index] = timings.ended_ns
+        self._last_sent[index] = timings.ended_ns
         if final:
             self._open.discard(index)
             if not self._open:
                 self._done(self.number)
 
     def place(self, request: InferenceRequest) -> int | None:
-        """Return which of the requests one is, None if they are not kept any more."""
+        """Return the index of a request; None if it is no longer kept."""
         return self.requests.index(request) if request in self.requests else None
 
     def context_of(self, request: InferenceRequest) -> TraceContext | None:
-        """Return the span of the execution of a request, None if it is not traced."""
+        """Return the span of the execution of a request; None if it is not traced."""
         index = self.place(request)
         return None if index is None or self.contexts is None else self.contexts.of(self.number).get(index)
 
     def look(self) -> None:
-        """Take note of what the server has said."""
+        """Handle the control messages that have arrived."""
         self._inbox.look()
 
     def begin(self) -> None:
-        """Let what the server says of the requests take effect from now on, and what it has said: all are there."""
+        """Apply the control messages that have come, and further ones at once: all requests are complete."""
         self._begun = True
-        if self._heard:
-            self._take_effect()
+        if self._control:
+            self._apply_all()
 
-    def hear(self, kind: int, index: int) -> None:
-        """Take note of what the server says of a request. On any thread.
+    def receive(self, kind: int, index: int) -> None:
+        """Record a control message about a request. Thread-safe.
 
-        Whoever holds the request and pauses by itself is told; others wait when they next respond.
+        A request with ``on_pause`` is paused through that; others block in their next ``respond``.
         """
-        # Noted before it is looked at whether the batch has begun, so that one of both threads finds it.
-        self._heard.append((kind, index))
+        # Appended before ``_begun`` is checked, so that one of the two threads applies it.
+        self._control.append((kind, index))
         if self._begun:
-            self._take_effect()
+            self._apply_all()
 
-    def _take_effect(self) -> None:
+    def _apply_all(self) -> None:
         with _in_order:
-            while self._heard:
-                self._apply(*self._heard.popleft())
+            while self._control:
+                self._apply(*self._control.popleft())
 
     def _apply(self, kind: int, index: int) -> None:
         request = self.requests[index] if index < len(self.requests) else None
@@ -278,7 +278,7 @@ class WorkerBatch:
             self._paused.discard(index)
 
     def keep(self, responses: Sequence[InferenceResponse | None]) -> bool:
-        """Take note that the batch has run, and of what it returned; return whether a request is left to answer."""
+        """Record the result of the execution; return whether requests are left to answer."""
         for index, (request, response) in enumerate(zip(self.requests, responses, strict=True)):
             if response is not None:
                 request.finished = True

@@ -1,10 +1,10 @@
-"""What the server sends to a worker, read by whichever of its threads waits for something.
+"""The worker's ends of its channel: ``Inbox`` receives, ``Outbox`` sends.
 
-Mostly that is the main thread, which waits for the next job. While it is at work, a model may want to know whether a
-request was cancelled, or wait for the answer of another model, and a thread of its own may wait until more responses
-are wanted: then these read. An event loop whose coroutines wait for answers reads when there is something. Control
-messages take effect where they are read. Jobs are kept for the main thread, in order; while it is at work, somebody
-else is called to do them.
+The inbox is read by whichever thread waits for something. Usually that is the main thread, which waits for the next
+job. While it runs a job, a model may query whether a request was cancelled or wait for the response of another model,
+and a thread of its own may wait until it may send more responses: then these threads read. An event loop whose
+coroutines wait for responses reads when the channel is readable. Control messages take effect where they are read. Jobs
+are queued for the main thread; while it is busy, another thread is called to run them.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ class Inbox:
         control: Callable[[int, int, memoryview], bool],
         on_failure: Callable[[Exception], NoReturn],
     ) -> None:
-        """``control`` handles a message that is no job, and returns whether it was one. Called by any thread.
+        """``control`` handles a control message, and returns False for a job. Called by any thread.
 
-        ``on_failure`` ends the process: a message could not be handled, and what follows may refer to it.
+        ``on_failure`` ends the process: a message could not be handled, and later ones may refer to it.
         """
         self.on_failure = on_failure
         self.forked = False
-        """Whether this is the copy that a process has which the model has forked."""
+        """This is the copy in a process that the model has forked."""
         self._channel = channel
-        self._coming = select.poll()
-        self._coming.register(channel, select.POLLIN)
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
         self._control = control
         self._frames = Frames()
         self._jobs: deque[Message] = deque()
         self._ended = False
-        self._at_work = False
-        """The main thread does a job."""
+        self._busy = False
+        """The main thread runs a job."""
         self._reading = threading.Lock()
         self._turn = threading.Condition()
         self._waiting = 0
         self._loops: dict[AbstractEventLoop, int] = {}
-        """Event loops that read, and for how many who wait."""
+        """Event loops that read, and the number of waiting coroutines of each."""
         self.poll_policy = BusyPollPolicy(0.0)
         self.on_job: Callable[[], object] = lambda: None
-        """Called when a job has come while the main thread is at another, by any thread."""
+        """Called by any thread when a job has come while the main thread is busy."""
         self.on_end: Callable[[], None] = lambda: None
-        """Called when the server is gone, by any thread."""
+        """Called by any thread when the server is gone."""
 
     def job(self) -> Message | None:
         """Wait for the next job and return it; None when the server is gone. For the main thread."""
         jobs = self._jobs
-        self._at_work = False
-        if not jobs and self._reading.acquire(blocking=False):  # mostly nobody else does
+        self._busy = False
+        if not jobs and self._reading.acquire(blocking=False):  # usually no other thread reads
             try:
                 while not jobs and not self._ended:
                     self._take(self._receive(answer=False))
@@ -86,23 +86,23 @@ class Inbox:
             self._released()
         while (message := self.waiting_job()) is None and not self._ended:
             self.wait(self._has_job, answer=False)
-        self._at_work = True
+        self._busy = True
         return message
 
     def waiting_job(self) -> Message | None:
-        """Return the next job if one is there. For any thread."""
+        """Return the next job if one is queued. Thread-safe."""
         try:
             return self._jobs.popleft() if self._jobs else None
-        except IndexError:  # another thread was quicker
+        except IndexError:  # another thread took it
             return None
 
     @property
     def idle(self) -> bool:
-        """Whether no job waits."""
+        """Whether no job is queued."""
         return not self._jobs
 
     def check_process(self) -> None:
-        """Raise ``Unsupported`` in a process that the model has forked: what it reads and sends is its parent's."""
+        """Raise ``Unsupported`` in a process that the model has forked: the channel is its parent's."""
         if self.forked:
             raise Unsupported(
                 "A process that a model has forked cannot ask the server, or send responses: the server's channel is "
@@ -110,7 +110,7 @@ class Inbox:
             )
 
     def look(self) -> None:
-        """Take what has come, without waiting. For any thread. Raises as ``check_process``."""
+        """Handle the messages that have arrived, without waiting. Thread-safe. Raises as ``check_process``."""
         self.check_process()
         if self._reading.acquire(blocking=False):
             try:
@@ -122,9 +122,9 @@ class Inbox:
             self._released()
 
     def wait(self, ready: Callable[[], bool], *, answer: bool = True) -> None:
-        """Wait until something that the server says has made ``ready`` true, or the server is gone. For any thread.
+        """Wait until a message has made ``ready`` true, or the server is gone. Thread-safe.
 
-        ``answer``: it is the answer to something, rather than a job. Raises as ``check_process``.
+        ``answer``: the wait is for a response or reply, not for a job. Raises as ``check_process``.
         """
         self.check_process()
         self._call_others()
@@ -139,13 +139,13 @@ class Inbox:
                 continue
             with self._turn:
                 self._waiting += 1
-                # Looked at after the number is up: whoever reads tells us from now on.
+                # Checked after ``_waiting`` was incremented: from then on the reading thread notifies us.
                 if self._reading.locked() and not ready():
                     self._turn.wait()
                 self._waiting -= 1
 
     def attend(self, loop: AbstractEventLoop) -> None:
-        """Have an event loop read, too, until ``leave``. For the thread of the loop."""
+        """Make an event loop read, too, until ``leave``. For the thread of the loop."""
         self._call_others()
         waiting = self._loops.get(loop, 0)
         self._loops[loop] = waiting + 1
@@ -153,14 +153,14 @@ class Inbox:
             loop.add_reader(self._channel, self.look)
 
     def leave(self, loop: AbstractEventLoop) -> None:
-        """Have an event loop read no more, once all who said ``attend`` have said this. For the thread of the loop."""
+        """Stop reading on an event loop, after as many calls as ``attend`` had. For the thread of the loop."""
         self._loops[loop] -= 1
         if not self._loops[loop]:
             del self._loops[loop]
             loop.remove_reader(self._channel)
 
     def _released(self) -> None:
-        """Let somebody else read."""
+        """Let another thread read."""
         if self._waiting:
             with self._turn:
                 self._turn.notify_all()
@@ -178,23 +178,23 @@ class Inbox:
         except Exception as error:
             self.on_failure(error)
         self._released()
-        if self._at_work:
+        if self._busy:
             self._call_others()
 
     def stop(self) -> None:
-        """Read no more: it is as if the server were gone. For any thread."""
+        """Stop reading, as if the server were gone. Thread-safe."""
         self._channel.shutdown(socket.SHUT_RD)
 
     def _call_others(self) -> None:
-        """Have jobs done that would have to wait until the main thread, or another, is done with one."""
-        if self._at_work and self._jobs:
+        """Have queued jobs run that would otherwise wait until the main thread is free."""
+        if self._busy and self._jobs:
             self.on_job()
 
     def _has_job(self) -> bool:
         return bool(self._jobs)
 
     def _receive(self, answer: bool) -> int:
-        """Wait for bytes, awake for a moment if they are likely to come at once; return how many came."""
+        """Wait for bytes, busy-polling for a moment if they are likely to come at once; return their number."""
         poll_policy, receive, space = self.poll_policy, self._channel.recv_into, self._frames.space()
         poll_policy.rest(_now(), answer)
         size = -1
@@ -204,18 +204,15 @@ class Inbox:
             except BlockingIOError:
                 os.sched_yield()
         if size < 0:
-            # Who sleeps in ``recv`` is woken, too, each time that the server reads what was sent to it, for nothing.
-            self._coming.poll()
+            # A thread that sleeps in ``recv`` would also be woken each time that the server reads what was sent to it.
+            self._poll.poll()
             size = receive(space)
         poll_policy.stir(_now())
         return size
 
 
-# What a worker sends to the server, from whichever of its threads has something to say.
-
-
 class Outbox:
-    """The sending end of a worker's channel. Every message leaves in one piece."""
+    """The sending end of a worker's channel. Thread-safe; every message is sent as a whole."""
 
     def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
         self._channel = channel
@@ -231,43 +228,43 @@ class Outbox:
             arena, self.buffer_leases, self.borrower, WORKER_REPLIES
         )
         self._sending = threading.RLock()
-        """Held by whoever packs and sends. Whoever holds it may yet log a line, or give up a call, where an object of
-        the model's goes and says so."""
+        """Held while packing and sending. Reentrant, because the destructor of a model's object may log a line or give
+        up a call."""
         self._trimming = threading.Lock()
-        self._gatherers: set[int] = set()
-        """Threads whose messages wait until they have said everything."""
-        self._gathered: list[bytes] = []
+        self._buffering: set[int] = set()
+        """Threads whose messages are buffered until the end of their block."""
+        self._buffer: list[bytes] = []
         self.changes = 0
-        """How often what models count has changed after a report."""
+        """How often custom metrics have changed after a report."""
         self._announced = 0
-        """Of these, those that the server knows of."""
+        """The value of ``changes`` that the server knows of."""
 
     def forked(self) -> None:
-        """Let go of the channel, which is the parent's, in a process that a model has forked.
+        """Close the channel, which is the parent's, in a process that a model has forked.
 
-        And of the lock: the thread that has it may not be here.
+        The lock is replaced: the thread that holds it may not exist here.
         """
         self._channel.close()
         self._descriptors.close()
         self._sending = threading.RLock()
-        self._gatherers.clear()
+        self._buffering.clear()
 
     def send(self, message: bytes) -> None:
-        """Send a message that is ready."""
+        """Send a complete message."""
         with self._sending:
             self._emit(message)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Have what this thread sends in the block leave in one go at its end, or with what another thread sends."""
+        """Send what this thread sends in the block as one write at its end, or along with another thread's message."""
         thread = threading.get_ident()
         with self._sending:
-            self._gatherers.add(thread)
+            self._buffering.add(thread)
         try:
             yield
         finally:
             with self._sending:
-                self._gatherers.discard(thread)
+                self._buffering.discard(thread)
                 self._flush()
 
     def result(
@@ -275,28 +272,28 @@ class Outbox:
         batch: int,
         responses: list[InferenceResponse | None],
         timings: ExecutionTimes,
-        along: messages.FusedBatch | None,
-        let_go: Callable[[], None],
+        fused: messages.FusedBatch | None,
+        packed: Callable[[], None],
     ) -> None:
-        """Send what a batch returned. ``let_go`` is called when it is packed; ``responses`` is empty afterwards.
+        """Send the result of a batch. ``packed`` is called when it is packed; ``responses`` is empty afterwards.
 
-        So the tokens of the inputs that the model did not keep travel with the message. ``along`` is there if other
-        models could follow. A response that cannot be sent is replaced by an error; the others are sent.
+        So the tokens of inputs that the model did not keep travel with the message. ``fused`` is set if fused steps
+        could follow. A response that cannot be packed is replaced by an error; the others are sent.
         """
-        parts: list[Buffer] = [] if along is None else [messages.follow_part(along)]
-        kind = messages.RESULT if along is None else messages.RESULT_ON
+        parts: list[Buffer] = [] if fused is None else [messages.follow_part(fused)]
+        kind = messages.RESULT if fused is None else messages.RESULT_FUSED
         count = len(responses)
         with self._sending:
             if self.changes != self._announced:
                 self.announce_changes()
             self._pack(responses, parts)
-            let_go()
+            packed()
             responses.clear()
             tokens = self.borrower.take_released()
             self._emit(messages.batch_message(kind, batch, count, tokens, timings, parts))
 
     def _pack(self, responses: Sequence[InferenceResponse | None], parts: list[Buffer]) -> None:
-        """Append the records of responses; that of an error in the place of one that cannot be sent."""
+        """Append the records of responses; an error in place of one that cannot be packed."""
         packer, first = self._responses, len(parts)
         packer.begin()
         try:
@@ -309,7 +306,7 @@ class Outbox:
                 parts += codec.sendable_response(packer, response)
 
     def part(self, batch: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes) -> None:
-        """Send one response to one request of a batch, and note the end of its ``timings``."""
+        """Send one response to one request of a batch, and set the end of its ``timings``."""
         kind = messages.LAST if final else messages.PART
         with self._sending:
             if self.changes != self._announced:
@@ -320,7 +317,7 @@ class Outbox:
             self._emit(messages.batch_message(kind, batch, index, tokens, timings, parts))
 
     def call(self, number: int, caller: bytes, header: RequestHeader, name: str, data: Sequence[Buffer]) -> None:
-        """Send a request to another model. Raises what goes wrong with it; nothing was sent then."""
+        """Send a request to another model. Raises if it cannot be packed; then nothing was sent."""
         parts: list[Buffer] = [caller]
         with self._sending:
             packer = self._requests
@@ -334,21 +331,21 @@ class Outbox:
             self._emit(messages.batch_message(messages.CALL, number, 1, tokens, None, parts))
 
     def announce_changes(self) -> None:
-        """Tell the server that a report of metrics is to come, before it hears of what has changed them."""
+        """Announce a report of metrics, before the server learns of what has changed them."""
         with self._sending:
             if self.changes != self._announced:
                 self._announced = self.changes
                 self._emit(messages.json_frame(messages.METRICS_DUE, self._announced))
 
     def return_tokens(self) -> None:
-        """Tell what is done with of the server's memory, without waiting for a message to go along with."""
+        """Return tokens of the server's memory now, without waiting for a message to carry them."""
         with self._sending:
             self._emit(messages.tokens_frame(self.borrower.take_released()))
 
     def trim(self) -> None:
-        """Give back memory of tensors that was not used since the last call. Takes a while, and keeps nobody waiting.
+        """Release memory of tensors that was not used since the last call. Slow, but does not block other threads.
 
-        Does nothing while another thread is at it.
+        Does nothing while another thread is doing it.
         """
         if not self._trimming.acquire(blocking=False):
             return
@@ -363,7 +360,7 @@ class Outbox:
             self._trimming.release()
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
-        """Send a log line to the server, which writes it with the instance's name and the ids of the requests."""
+        """Send a log line to the server, which adds the instance's name and the ids of the requests."""
         text = quoted_text(text, MAX_RECORD)
         try:
             self.send(messages.json_frame(messages.LOG, [level, text, file, line, current_request_ids()]))
@@ -372,21 +369,21 @@ class Outbox:
                 os.write(2, f"{text}\n".encode(errors="backslashreplace"))
 
     def _announce(self, segment: Segment) -> None:
-        # Whoever allocates holds ``_sending``. In this order, because the server's loop must not wait for a descriptor
-        # that is still to be sent.
+        # Called with ``_sending`` held. In this order, so that the server's loop never waits for a descriptor that is
+        # still to be sent.
         socket.send_fds(self._descriptors, [b"."], [segment.descriptor])
         self._emit(messages.segment_frame(self._arena.segments.index(segment), segment.size))
 
     def _emit(self, message: bytes) -> None:
-        """Send a message, after all that was packed before it. Whoever calls holds ``_sending``."""
-        if not self._gatherers:
+        """Send a message, after all that was packed before it. Called with ``_sending`` held."""
+        if not self._buffering:
             self._channel.sendall(message)
             return
-        self._gathered.append(message)
-        if threading.get_ident() not in self._gatherers:
+        self._buffer.append(message)
+        if threading.get_ident() not in self._buffering:
             self._flush()
 
     def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        if gathered:
-            self._channel.sendall(b"".join(gathered))
+        buffered, self._buffer = self._buffer, []
+        if buffered:
+            self._channel.sendall(b"".join(buffered))

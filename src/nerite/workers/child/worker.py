@@ -1,10 +1,10 @@
-"""The worker: a process with an instance of a model, or of several, and one loop that receives, executes, replies.
+"""The worker: a process with an instance of one or several models, and one loop that receives, executes and replies.
 
-It runs in a fork of the template process (``template.py``), or in a Python of the model's own (``python -m
-nerite.workers.child.worker CHANNEL DESCRIPTORS``), and needs nothing but numpy there. When the server is gone, the
-channel ends, and so does the worker.
+It runs in a fork of the fork server (``fork_server.py``), or in a Python of the model's own (``python -m
+nerite.workers.child.worker CHANNEL DESCRIPTORS``), where it needs nothing but numpy. When the server dies the channel
+ends, and with it the worker.
 
-A job that comes while that of another instance waits for something is done by another thread.
+A job that comes while the job of another instance waits for something runs on another thread.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ from nerite.workers.child.hosted_model import HostedModel, WorkerBatch, WorkerCo
 from nerite.workers.child.io import Inbox, Message, Outbox
 from nerite.workers.ipc import codec, messages
 
-# The way of an engine's reports out of its worker.
-
 _log = logging.getLogger("nerite.worker")
 _GIVEN_UP: Final = 70
 
 
 class EngineReporter:
-    """Of the instance at one seat. On any thread."""
+    """Sends the reports of the engine at one seat. On any thread."""
 
     def __init__(self, seat: int, outbox: Outbox) -> None:
         self._seat = seat
@@ -60,37 +58,37 @@ class EngineReporter:
         self._outbox.send(messages.report_frame(self._seat, report, _place))
 
     def together(self) -> AbstractContextManager[None]:
-        """Have what this thread sends in the block leave in one go."""
+        """Send what this thread sends in the block as one write."""
         return self._outbox.together()
 
     def give_up(self, reason: str) -> None:
-        """End the process: the server makes another."""
+        """End the process, so that the server restarts it."""
         _log.error("%s; the worker ends", reason)
         os._exit(_GIVEN_UP)
 
 
 def _place(request: InferenceRequest) -> tuple[int, int] | None:
-    """Return the batch of a request, and where in it that is."""
+    """Return batch number and index of a request."""
     batch = request.sink
     assert isinstance(batch, WorkerBatch)
     index = batch.place(request)
     return None if index is None else (batch.number, index)
 
 
-# The way of the metrics that models count themselves out of their worker.
+# Transport of the metrics that models count themselves.
 
 OFTEN: Final = 0.02
-"""Seconds between two reports, at the least."""
+"""Minimum number of seconds between two reports."""
 SELDOM: Final = 0.1
-"""The same, where there is so much to report that it takes long."""
+"""Minimum number of seconds between two reports that are slow to collect."""
 _PART: Final = 0.02
-"""Of its time, what a worker spends on reports; until they are seldom."""
+"""Fraction of its time that a worker spends on reports, until ``SELDOM`` limits the pause."""
 
 
 class MetricsReporter:
-    """Sends what was counted soon after it has changed, from a thread that is there as soon as there is something.
+    """Sends metrics soon after they have changed, from a thread that starts with the first change.
 
-    A response may leave before that, and then the outbox says that a report is to come.
+    A response may leave before that; then the outbox announces that a report follows.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -99,7 +97,7 @@ class MetricsReporter:
         self._store: Any = None
 
     def watch(self) -> None:
-        """Report what models count, if there is a model that can. Called when one was loaded; any number of times."""
+        """Report the metrics of models, if any model can count some. Called after each load; idempotent."""
         if self._store is None and (store := custom_metrics.store()) is not None:
             self._store = store
             self._store.on_change = self._begin
@@ -107,7 +105,7 @@ class MetricsReporter:
                 self._begin()
 
     def _begin(self) -> None:
-        """Have a thread report from now on. Called by whichever thread counts first."""
+        """Start the reporting thread. Called by the thread that counts first."""
         self._store.on_change = self._change
         self._change()
         threading.Thread(target=self._report, name="metrics", daemon=True).start()
@@ -117,12 +115,12 @@ class MetricsReporter:
         self._changed.set()
 
     def _report(self) -> None:
-        # The server may be gone already; then there is nobody left to tell.
+        # The server may be gone already; then the reports have no receiver.
         with contextlib.suppress(OSError):
             while self._changed.wait():
                 self._changed.clear()
                 began = time.monotonic()
-                changes = self._outbox.changes  # before they are collected: more may be in the report than it says
+                changes = self._outbox.changes  # before collecting: the report may have more
                 self._outbox.send(messages.json_frame(messages.METRICS, [changes, self._store.collect()]))
                 time.sleep(min(max((time.monotonic() - began) / _PART, OFTEN), SELDOM))
 
@@ -135,8 +133,8 @@ _CONTROL = frozenset(
         messages.SEGMENT,
         messages.FORGET,
         messages.ANSWER,
-        messages.TOLD,
-        messages.STRETCH,
+        messages.REPLY,
+        messages.FUSED_STEPS,
         messages.CONTEXTS,
         messages.TRIM,
         *messages.OF_REQUEST,
@@ -158,29 +156,29 @@ class Worker:
         self.calls = BlsClient(self._inbox, outbox, self._batches)
         self._hosted_models: dict[int, HostedModel] = {}
         """By seat."""
-        self._fused_segments: dict[int, FusedSteps] = {}
+        self._fused_steps: dict[int, FusedSteps] = {}
         self._contexts = WorkerContexts(partial(self.calls.ask, "contexts"))
         self._metrics = MetricsReporter(outbox)
         self._running = True
         stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in")
-        self._inbox.on_job = lambda: stand_ins.submit(self._do_waiting)
+        self._inbox.on_job = lambda: stand_ins.submit(self._run_queued)
 
     def _fail(self, error: BaseException) -> NoReturn:
-        """End the process after an exception that is not a model's: the server fails its requests and starts another.
+        """End the process after an exception that is not a model's: the server fails its requests and restarts it.
 
-        On any thread: to go on without a message, or with an instance that never becomes free, would be worse.
+        On any thread: going on without a message, or with an instance that never becomes free, would be worse.
         """
         with contextlib.suppress(Exception):
             self.outbox.log("ERROR", f"the worker cannot go on: {traceback_of(error)}", "worker.py", 0)
         os._exit(_FAILED)
 
     def forked(self) -> None:
-        """Leave the channel to the parent, in a process that a model has forked: two cannot read and write one."""
+        """Leave the channel to the parent, in a process that a model has forked: two cannot share one channel."""
         self._inbox.forked = True
         self.outbox.forked()
 
     def run(self) -> None:
-        """Serve until the server says CLOSE or goes away. Raises ``ConnectionError`` if that shows while it sends."""
+        """Serve until CLOSE or the server's end. Raises ``ConnectionError`` if that is noticed while sending."""
         inbox = self._inbox
         try:
             while self._running and (message := inbox.job()) is not None:
@@ -193,59 +191,59 @@ class Worker:
         except BaseException as error:
             self._fail(error)
 
-    def _do_waiting(self) -> None:
-        """Do the jobs that wait, while the main thread is at one. One that has come may be done already."""
+    def _run_queued(self) -> None:
+        """Run the queued jobs while the main thread is busy. Another thread may have taken them already."""
         try:
             while (message := self._inbox.waiting_job()) is not None:
                 self._take(message)
                 del message
         except ConnectionError:
-            pass  # the server is gone: the main thread hears of it, too
+            pass  # the server is gone: the main thread notices it, too
         except BaseException as error:
             self._fail(error)
 
     def _take(self, job: Message) -> None:
-        """Have a job done by whoever is at work for its instance: mostly, here and now."""
+        """Run a job on the thread that is busy with its instance; usually that is this one."""
         kind, _, body = job
-        if kind == messages.EXECUTE or kind == messages.EXECUTE_ON:
-            seat = body[0]  # of the number of the batch, which comes first
+        if kind == messages.EXECUTE or kind == messages.EXECUTE_FUSED:
+            seat = body[0]  # the first byte of the batch number
         else:
             seat = 0 if kind == messages.COMPLETE else messages.read_json(body)["seat"]
             if kind in (messages.COMPLETE, messages.LOAD):
                 requests = codec.request_unpacker(self._buffer_leases, self._borrower)
                 self._hosted_models[seat] = HostedModel(seat, self._do, requests)
         del body
-        self._hosted_models[seat].attend(job)
+        self._hosted_models[seat].submit(job)
 
     def _do(self, hosted: HostedModel, job: Message) -> None:
         kind, count, body = job
         del job
         if kind == messages.EXECUTE:
             self._execute(hosted, count, body)
-        elif kind == messages.EXECUTE_ON:
+        elif kind == messages.EXECUTE_FUSED:
             self._execute(hosted, count, body, follows=True)
         else:
             self._answer(hosted, kind, count, messages.read_json(body))
 
     def _control(self, kind: int, count: int, body: memoryview) -> bool:
-        """Handle a message that is no job; return whether it was one.
+        """Handle a control message; return False for a job.
 
-        A batch is known from here on: it may be cancelled before its job is begun.
+        A batch is registered here, because it may be cancelled before its job starts.
         """
         if kind not in _CONTROL:
-            if kind == messages.EXECUTE or kind == messages.EXECUTE_ON:
+            if kind == messages.EXECUTE or kind == messages.EXECUTE_FUSED:
                 number = messages.batch_number(body)
                 self._batches[number] = WorkerBatch(number, self._inbox, self.outbox.part, self._forget)
             return False
         if kind == messages.ANSWER:
             self._take_answer(count, body)
-        elif kind == messages.TOLD:
+        elif kind == messages.REPLY:
             self.calls.told(messages.read_json(body))
-        elif kind == messages.STRETCH:
-            told = messages.read_json(body)
-            self._fused_segments[told["number"]] = FusedSteps(told["hops"])
+        elif kind == messages.FUSED_STEPS:
+            value = messages.read_json(body)
+            self._fused_steps[value["number"]] = FusedSteps(value["hops"])
         elif kind == messages.CONTEXTS:
-            self._contexts.hear(body, count)
+            self._contexts.receive(body, count)
         elif kind == messages.RETURN:
             for token in messages.read_tokens(body, count):
                 self._buffer_leases.returned(token)
@@ -262,13 +260,13 @@ class Worker:
         elif kind == messages.TRIM:
             threading.Thread(target=self.outbox.trim, name="trim", daemon=True).start()
         elif (batch := self._batches.get(messages.read_batch(body)[0])) is not None:
-            batch.hear(kind, count)
+            batch.receive(kind, count)
         return True
 
     def _take_answer(self, final: int, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
         response, _ = codec.read_response(self._responses, body, at)
-        # After the record: an output may be a part of an input that is given back with this very message.
+        # After the record: an output may be a part of an input that is returned with this very message.
         for token in tokens:
             self._buffer_leases.returned(token)
         self.calls.answered(number, response, bool(final))
@@ -277,10 +275,10 @@ class Worker:
         number, tokens, at = messages.read_batch(body)
         for token in tokens:
             self._buffer_leases.returned(token)
-        fused_segment: FusedSteps | None = None
+        fused_steps: FusedSteps | None = None
         if follows:
             which, at = messages.read_fused(body, at)
-            fused_segment = self._fused_segments[which]
+            fused_steps = self._fused_steps[which]
         now = time.monotonic_ns()
         batch = self._batches[number]
         requests = batch.requests
@@ -294,19 +292,19 @@ class Worker:
         assert hosted.instance is not None
         timings = batch.timings = ExecutionTimes()
         batch.contexts = self._contexts
-        span = instance.current_span_of(requests) if self._contexts.may_tell(number) else None
+        span = instance.current_span_of(requests) if self._contexts.may_have(number) else None
         responses = instance.run_model(hosted.instance, hosted.name, requests, timings, span)
-        along = None if fused_segment is None else fused_segment.follow(batch, responses, hosted, self._hosted_models)
+        fused = None if fused_steps is None else fused_steps.follow(batch, responses, hosted, self._hosted_models)
 
-        def let_go() -> None:
+        def packed() -> None:
             if None not in responses or not batch.keep(responses):
                 self._forget(number)
                 batch.requests.clear()
 
-        self.outbox.result(number, responses, timings, along, let_go)
+        self.outbox.result(number, responses, timings, fused, packed)
 
     def _forget(self, number: int) -> None:
-        """Note that all requests of a batch that has run are answered. On any thread."""
+        """Record that all requests of an executed batch are answered. On any thread."""
         self._batches.pop(number, None)
         self._contexts.forget(number)
 
@@ -349,7 +347,7 @@ class Worker:
 
 
 class _LogHandler(logging.Handler):
-    """Sends what a model logs through ``logging`` to the server."""
+    """Sends the log records of a model's ``logging`` calls to the server."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__()
@@ -374,15 +372,15 @@ def write_context(backend: str, context: ModelContext, **more: object) -> dict[s
 
 
 def read_context(value: dict[str, Any]) -> ModelContext:
-    """Return the context that ``write_context`` was given."""
+    """Return the context that ``write_context`` encoded."""
     return ModelContext(value["name"], value["version"], Path(value["directory"]), value["config"], value["settings"])
 
 
 def main(channel: int, descriptors: int) -> None:
-    """Be a worker on two connected sockets, until the server is gone or has said CLOSE."""
-    # Written by the handler itself, which needs no interpreter: a library in C may hold that.
+    """Run a worker on two connected sockets, until the server is gone or sends CLOSE."""
+    # faulthandler writes in the handler itself, without the interpreter: a C library may hold the GIL.
     faulthandler.register(messages.STACKS_SIGNAL, file=2)
-    sys.argv = [""]  # as with Triton: a model that reads its arguments finds none, and not those of this process
+    sys.argv = [""]  # as in Triton: a model that reads its arguments finds none, and not those of this process
     worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors))
     model_calls.current = worker.calls
     os.register_at_fork(after_in_child=worker.forked)
@@ -392,14 +390,14 @@ def main(channel: int, descriptors: int) -> None:
     root = logging.getLogger()
     root.addHandler(_LogHandler(worker.outbox))
     root.setLevel(logging.INFO)
-    # A server that went away while we were sending is a normal end, like one that went away while we were waiting.
+    # A server that goes away while we send is a normal end, like one that goes away while we wait.
     with contextlib.suppress(ConnectionError):
         worker.run()
     for output in (sys.stdout, sys.stderr):
-        # Nobody goes on with a line that a request left unfinished.
+        # Nothing will complete a line that a request left unfinished.
         output.write("")
         output.flush()
-    # Threads that a model left behind must not keep the process.
+    # Threads that a model left behind must not keep the process alive.
     os._exit(0)
 
 

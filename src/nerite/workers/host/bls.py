@@ -1,4 +1,4 @@
-"""The calls that a model makes to other models, seen from the server: sent on, and their answers sent back."""
+"""Calls that a model makes to other models, seen from the server: forwards them and sends the responses back."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from nerite.workers.child.bls import WINDOW, unpacked_call
 from nerite.workers.host.channel import WorkerChannel
 from nerite.workers.ipc import messages
 
-# What models ask of the server beside inference: to load and unload models, and whether one is ready.
+# Control calls: models load and unload other models, and query their readiness.
 
 
 class ControlCaller(NamedTuple):
-    """Who asks."""
+    """Identity of the instance that makes a control call."""
 
     model: str
     version: int
     instance: str
     loading: bool
-    """Its ``initialize`` runs: nobody can load or unload it meanwhile."""
+    """Its ``initialize`` is running, so that it cannot be loaded or unloaded itself."""
 
 
 class ModelControlCalls:
-    """One for the server. Questions may come from any thread; all else belongs to the loop's."""
+    """Executes the control calls of all workers. ``take`` is thread-safe; all else is for the loop's thread."""
 
     def __init__(self, server: ServerEntry, loop: asyncio.AbstractEventLoop, loading: asyncio.Semaphore) -> None:
         """``loading`` is held by each model that is being loaded."""
@@ -45,23 +45,23 @@ class ModelControlCalls:
         self._loading = loading
         self._under_way: set[asyncio.Task[None]] = set()
         self._loads: list[tuple[str, str]] = []
-        """Models that are being loaded, each with one that its ``initialize`` wants loaded or unloaded just now."""
+        """Each model that is being loaded, with the model that its ``initialize`` is loading or unloading."""
 
     def take(self, question: dict[str, Any], reply: Callable[[bytes], None], control_caller: ControlCaller) -> None:
-        """Do what a worker asks, and pass the message for it to ``reply``, on the loop's thread. For any thread."""
+        """Execute a control call and pass the reply message to ``reply``, on the loop's thread. Thread-safe."""
         self._loop.call_soon_threadsafe(self._begin, question, control_caller, reply)
 
     def _begin(self, question: dict[str, Any], control_caller: ControlCaller, reply: Callable[[bytes], None]) -> None:
         number = question["number"]
 
         def answer(value: object, error: NeriteError | None = None) -> None:
-            told: dict[str, Any] = {"number": number}
+            message: dict[str, Any] = {"number": number}
             if error is None:
-                told["value"] = value
+                message["value"] = value
             else:
-                said = f"Failed to process the request for model '{control_caller.instance}', message: {error.message}"
-                told["error"] = messages.error_json(type(error)(said))
-            reply(messages.json_frame(messages.TOLD, told))
+                text = f"Failed to process the request for model '{control_caller.instance}', message: {error.message}"
+                message["error"] = messages.error_json(type(error)(text))
+            reply(messages.json_frame(messages.REPLY, message))
 
         model = question["model"]
         if question["what"] == "ready":
@@ -81,7 +81,7 @@ class ModelControlCalls:
             answer(False)
             return
         if (running.name, running.version) == (control_caller.model, control_caller.version):
-            # It is at work, and cannot be asked while it waits for this.
+            # The model is executing, and cannot be queried while it waits for this.
             answer(True)
         else:
             running.ask_ready(answer, CHECK_PATIENCE)
@@ -108,10 +108,10 @@ class ModelControlCalls:
         if control_caller.loading:
             if self._leads_back(*wait):
                 work.close()
-                answer(None, Unavailable(f"model '{model}' is being loaded, and that waits for this to be done"))
+                answer(None, Unavailable(f"model '{model}' is being loaded, and that waits for this call"))
                 return
             self._loads.append(wait)
-            # Otherwise as many as may be loaded at once would wait for others for ever.
+            # Released, or models that wait for others could take all places, and deadlock.
             self._loading.release()
         try:
             await work
@@ -119,14 +119,14 @@ class ModelControlCalls:
         except NeriteError as error:
             answer(None, error)
         except Exception as error:
-            answer(None, report("bls", error, f"in what '{control_caller.instance}' asked for"))
+            answer(None, report("bls", error, f"in a control call of '{control_caller.instance}'"))
         finally:
             if control_caller.loading:
                 self._loads.remove(wait)
                 await self._loading.acquire()
 
     def _leads_back(self, asking: str, wanted: str) -> bool:
-        """Return whether ``wanted`` is loaded, or waits for others that are, by the load of ``asking`` itself."""
+        """Return whether loading ``wanted`` waits, directly or indirectly, for the load of ``asking`` itself."""
         reached = {wanted}
         while True:
             further = {there for here, there in self._loads if here in reached} - reached
@@ -135,26 +135,26 @@ class ModelControlCalls:
             reached |= further
 
 
-# What a call inherits from the requests that it is made for.
+# Inheritance: what a call takes over from the requests that it is made for.
 #
 # Where a model works on one request, or says by ``trace`` which one a call is for, that is the parent. Where it works
-# on a batch, a call is for all of them: it has the highest of their priorities and the longest of their timeouts, and
-# is cancelled when all of them are. Its caller is theirs if they have one in common. If not, or if nothing tells what
-# a call is for, it has no caller: what is computed for it must not answer another tenant faster.
+# on a batch, a call is for all of its requests: it has the highest of their priorities and the longest of their
+# timeouts, and is cancelled when all of them are. Its caller is theirs if they have one in common. If not, or if the
+# parents of a call are unknown, it has no caller: its result must not answer another tenant faster.
 
 
 class CallContext:
-    """The headers of the calls of one worker, with what they inherit. Repeated ones are mostly the same object."""
+    """Headers of the calls of one worker, with inherited fields. Repeated headers are interned."""
 
     def __init__(self, *, tenants: bool = False) -> None:
         """``tenants``: requests of clients have callers."""
-        self._of_none = MIXED if tenants else None
+        self._unknown_caller = MIXED if tenants else None
         self._headers: Memo[tuple[RequestHeader, int, Caller | None], RequestHeader] = Memo()
 
     def header(self, own: RequestHeader, parents: Sequence[InferenceRequest], now: int) -> RequestHeader:
-        """Return the header of a call: what it says itself counts more than what it inherits.
+        """Return the header of a call: its own fields take precedence over inherited ones.
 
-        Without ``parents`` it is not known what it is for.
+        Empty ``parents`` mean that it is unknown what the call is for.
         """
         priority, timeout_us = own.priority, own.timeout_us
         headers = [each.header for each in parents]
@@ -162,8 +162,8 @@ class CallContext:
             priority = min(header.priority for header in headers if header.priority)
         if not timeout_us and headers and all(header.timeout_us for header in headers):
             timeout_us = max(_left(each, now) for each in parents)
-        caller = _common(headers) if headers else self._of_none
-        if timeout_us != own.timeout_us:  # what is left of a timeout is another number each time
+        caller = _common(headers) if headers else self._unknown_caller
+        if timeout_us != own.timeout_us:  # the rest of a timeout differs each time, so interning would be useless
             return _with(own, priority, timeout_us, caller)
         if priority == own.priority and caller is None:
             return own
@@ -176,7 +176,7 @@ class CallContext:
 
 
 def _common(headers: Sequence[RequestHeader]) -> Caller | None:
-    """Return the tenant that all requests are of; ``MIXED`` if there are several, None if there is none."""
+    """Return the common tenant of all requests; ``MIXED`` if there are several, None if there is none."""
     callers = [header.caller for header in headers if header.caller is not None]
     if not callers:
         return None
@@ -185,7 +185,7 @@ def _common(headers: Sequence[RequestHeader]) -> Caller | None:
 
 
 def _left(parent: InferenceRequest, now: int) -> int:
-    """Return how many microseconds are left of a request's timeout, at least one."""
+    """Return the microseconds that are left of a request's timeout, at least one."""
     return max(1, parent.header.timeout_us - (now - parent.arrived_ns) // 1000)
 
 
@@ -207,59 +207,59 @@ def _with(own: RequestHeader, priority: int, timeout_us: int, caller: Caller | N
 
 _now = time.monotonic_ns
 _READ_ON: Final = WINDOW // 2
-"""Answers on their way at which a model that was paused goes on."""
+"""Number of unread responses at which a paused model resumes."""
 
 
 class PendingCall:
-    """One call that is under way: the sink of its request."""
+    """One unfinished call: the sink of its request."""
 
-    __slots__ = ("batch", "bls_server", "index", "number", "on_way", "paused", "request", "starting")
+    __slots__ = ("batch", "bls_server", "index", "number", "paused", "request", "starting", "unread")
 
     def __init__(self, bls_server: BlsServer, number: int, batch: int, index: int) -> None:
         self.request: InferenceRequest | None = None
-        """Until its last answer: it has this as its sink, and they would hold each other and what the caller sent."""
+        """None after the last response: the reference cycle through ``sink`` would keep the caller's data alive."""
         self.bls_server = bls_server
         self.number = number
         self.batch = batch
         self.index = index
-        self.on_way = 0
-        """Answers that the model has not read yet."""
+        self.unread = 0
+        """Responses that the model has not read yet."""
         self.paused = False
         self.starting = True
-        """It is being looked at whether the request can be queued."""
+        """The request is being submitted, and may be refused at once."""
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Pass an answer to the model that called."""
+        """Pass a response to the calling model."""
         if response.error is not None:
             error = (request.refusal if isinstance(request, CallRequest) else None) or response.error
             if error is not response.error or self.starting:
                 response = InferenceResponse.failed(self.bls_server.refusal(request, error))
         if final:
-            # What was sent for the call is given back along with the answer, if nobody else keeps it.
+            # The call's data is released along with the response, if nothing else keeps it.
             request.data = ()
             self.request = None
         else:
-            self.on_way += 1
-            if self.on_way >= WINDOW and not self.paused:
+            self.unread += 1
+            if self.unread >= WINDOW and not self.paused:
                 self.paused = True
                 request.pause(True)
         self.bls_server.answer(self, response, final)
 
     def taken(self, count: int) -> None:
-        """Note that the model has read some answers."""
-        self.on_way -= count
-        if self.paused and self.on_way <= _READ_ON and self.request is not None:
+        """Record that the model has read responses."""
+        self.unread -= count
+        if self.paused and self.unread <= _READ_ON and self.request is not None:
             self.paused = False
             self.request.pause(False)
 
     def cancel(self) -> None:
-        """Cancel the request, if its last answer has not come."""
+        """Cancel the request unless its last response has come."""
         if self.request is not None:
             self.request.cancel()
 
 
 class BlsServer:
-    """All calls of one worker. For the loop's thread only."""
+    """The calls of one worker. For the loop's thread only."""
 
     def __init__(
         self,
@@ -269,54 +269,54 @@ class BlsServer:
         *,
         tenants: bool = False,
     ) -> None:
-        """``batch_of`` gives the requests of a batch that the worker has. ``tenants``: requests have callers."""
+        """``batch_of`` returns a batch that the worker has. ``tenants``: requests have callers."""
         self._server = server
         self._channel = channel
         self._batch_of = batch_of
         self._inheritance = CallContext(tenants=tenants)
-        self._tickets: dict[int, PendingCall] = {}
+        self._calls: dict[int, PendingCall] = {}
 
     def call(
         self, number: int, batch: int, index: int, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]
     ) -> None:
-        """Send a request of the model to another model."""
-        ticket = self._tickets[number] = PendingCall(self, number, batch, index)
+        """Submit a request of the model to another model."""
+        call = self._calls[number] = PendingCall(self, number, batch, index)
         try:
-            self._call(ticket, decoupled, header, name, data)
+            self._call(call, decoupled, header, name, data)
         except Exception as error:
             failure = report("bls", error, f"in a call of model '{header.model_name}'", name)
-            self.answer(ticket, InferenceResponse.failed(failure), True)
+            self.answer(call, InferenceResponse.failed(failure), True)
 
-    def _call(self, ticket: PendingCall, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]) -> None:
-        batch, index, now = ticket.batch, ticket.index, _now()
+    def _call(self, call: PendingCall, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]) -> None:
+        batch, index, now = call.batch, call.index, _now()
         parents = self._parents(batch, index)
         header = self._inheritance.header(header, parents, now)
         if parents:
             parent = parents[0]
-            if len(parents) > 1:  # the trace of a call for all of them is that of the first that has one
+            if len(parents) > 1:  # a call for all of them is traced with the first that is
                 parent = next((each for each in parents if getattr(each.sink, "trace", None) is not None), parent)
-            request: InferenceRequest = CallRequest(parent, header, data, ticket, now, name)
+            request: InferenceRequest = CallRequest(parent, header, data, call, now, name)
         else:
-            request = InferenceRequest(header, data, ticket, now, name)
-        ticket.request = request
+            request = InferenceRequest(header, data, call, now, name)
+        call.request = request
         self._server.infer(request, "" if decoupled else _several(header.model_name))
-        ticket.starting = False
+        call.starting = False
         if parents and all(parent.cancelled for parent in parents):
             request.cancel()
 
-    def answer(self, ticket: PendingCall, response: InferenceResponse, final: bool) -> None:
-        """Send an answer to the model that called."""
+    def answer(self, call: PendingCall, response: InferenceResponse, final: bool) -> None:
+        """Send a response to the calling model."""
         if final:
-            # Not there if nobody waits for it any more.
-            if self._tickets.pop(ticket.number, None) is None:
+            # Missing if the model no longer waits for it.
+            if self._calls.pop(call.number, None) is None:
                 return
-            self._channel.answer(ticket.number, response, final)
-            self._look_at_the_rest(ticket.batch)
-        elif ticket.number in self._tickets:
-            self._channel.answer(ticket.number, response, final)
+            self._channel.answer(call.number, response, final)
+            self._break_deadlocks(call.batch)
+        elif call.number in self._calls:
+            self._channel.answer(call.number, response, final)
 
     def refusal(self, request: InferenceRequest, error: NeriteError) -> NeriteError:
-        """Return what the model is told of a request that was not even queued: Triton's text, then the remedy."""
+        """Return the error for a request that was refused when it was submitted: Triton's text, then the remedy."""
         model, version = request.header.model_name, request.header.model_version
         prefix = f"Model {model} - Error when running inference: "
         try:
@@ -328,49 +328,49 @@ class BlsServer:
         return error.prefixed(prefix)
 
     def cancel(self, number: int) -> None:
-        """Cancel a call of which the model still waits for the answers."""
-        ticket = self._tickets.get(number)
-        if ticket is not None:
-            ticket.cancel()
+        """Cancel a call whose responses the model still waits for."""
+        call = self._calls.get(number)
+        if call is not None:
+            call.cancel()
 
     def give_up(self, number: int) -> None:
-        """Take note that the model does not wait for the answers to a call any more."""
-        ticket = self._tickets.pop(number, None)
-        if ticket is not None:
-            ticket.cancel()
-            self._look_at_the_rest(ticket.batch)
+        """Cancel a call whose responses the model no longer waits for."""
+        call = self._calls.pop(number, None)
+        if call is not None:
+            call.cancel()
+            self._break_deadlocks(call.batch)
 
     def taken(self, number: int, count: int) -> None:
-        """Take note that the model has read answers to a call."""
-        ticket = self._tickets.get(number)
-        if ticket is not None:
-            ticket.taken(count)
+        """Record that the model has read responses to a call."""
+        call = self._calls.get(number)
+        if call is not None:
+            call.taken(count)
 
     def parent_cancelled(self, batch: int) -> None:
-        """Cancel the calls that are for nobody any more, because requests of a batch were cancelled."""
-        for ticket in self._of(batch):
-            if all(parent.cancelled for parent in self._parents(batch, ticket.index)):
-                ticket.cancel()
+        """Cancel the calls whose requests were all cancelled."""
+        for call in self._of(batch):
+            if all(parent.cancelled for parent in self._parents(batch, call.index)):
+                call.cancel()
 
     def under_way(self, batch: int) -> list[InferenceRequest]:
-        """Return the calls that a batch waits for."""
-        return [ticket.request for ticket in self._of(batch) if ticket.request is not None]
+        """Return the unanswered calls that a batch waits for."""
+        return [call.request for call in self._of(batch) if call.request is not None]
 
     def close(self) -> None:
-        """Cancel everything: the worker is gone."""
-        tickets, self._tickets = self._tickets, {}
-        for ticket in tickets.values():
-            ticket.cancel()
+        """Cancel all calls: the worker is gone."""
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.cancel()
 
     def _of(self, batch: int) -> list[PendingCall]:
-        return [ticket for ticket in self._tickets.values() if ticket.batch == batch]
+        return [call for call in self._calls.values() if call.batch == batch]
 
     def _parents(self, batch: int, index: int) -> Sequence[InferenceRequest]:
         requests = self._batch_of(batch) or ()
         return requests if index == messages.ALL else requests[index : index + 1]
 
-    def _look_at_the_rest(self, batch: int) -> None:
-        """Find out whether the calls that a batch still waits for can be answered, now that it waits for these only."""
+    def _break_deadlocks(self, batch: int) -> None:
+        """Break deadlocks among the remaining calls of a batch, now that it waits for these only."""
         for request in self.under_way(batch)[:1]:
             deadlocks.break_deadlocks(request)
 

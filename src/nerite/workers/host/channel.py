@@ -1,7 +1,7 @@
 """The server's end of the channel to a worker.
 
-It has two lives. A loader thread talks to a worker that completes a configuration, and waits for the answer (``ask``).
-The channel of a worker with models in it belongs to the loop (``attach``), and nothing ever waits.
+It has two modes. A loader thread talks to a worker that completes a configuration, and waits for the reply (``ask``).
+The channel of a worker with models in it belongs to the loop (``attach``), and nothing ever blocks.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ from nerite.workers.ipc.messages import FusedBatch
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, Arena, BufferBorrower, BufferLeases, ForeignSegments, Segment
 
 Log = Callable[[str, str, str, str, int, str], None]
-"""Called with worker name, level, text, the file and line that it was said in, and the ids of requests it is about."""
+"""Called with worker name, level, text, file and line of the log call, and the ids of the requests that it is about."""
 
 _WRITABLE: Final = 1 << 30
-"""Added to the number of a guest that the worker maps to write."""
+"""Added to the number of a foreign segment that the worker maps for writing."""
 
 
 Ask = Callable[[dict[str, Any], Callable[[bytes], None]], None]
-"""Called with a question of the model, and where the message with the answer goes."""
+"""Called with an ASK message of a model, and a function that sends the reply."""
 
 OnResult = Callable[[int, list[InferenceResponse | None], ExecutionTimes, FusedBatch | None], None]
 
 
 class CallHandler(Protocol):
-    """Who takes a model's calls to other models."""
+    """Handles a model's calls to other models."""
 
     def call(
         self, number: int, batch: int, index: int, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]
     ) -> None:
-        """Answer a call, which is made for one request of a batch or, with the index ``ALL``, for all."""
+        """Execute a call, which is made for one request of a batch or, with the index ``ALL``, for the whole batch."""
 
     def cancel(self, number: int) -> None:
-        """Cancel a call of which the model still waits for the answers."""
+        """Cancel a call whose responses the model still waits for."""
 
     def give_up(self, number: int) -> None:
-        """Take note that the model does not wait for the answers to a call any more."""
+        """Cancel a call whose responses the model no longer waits for."""
 
     def taken(self, number: int, count: int) -> None:
-        """Take note that the model has read some answers to a call."""
+        """Record that the model has read responses to a call."""
 
 
 class WorkerChannel:
-    """Packs what goes to one worker, unpacks what comes from it."""
+    """Packs the messages to one worker, and unpacks those from it."""
 
     def __init__(
         self, process: ForkedProcess, arena: Arena, foreign_segments: ForeignSegments, log: Log, ask: Ask
     ) -> None:
-        """``ask`` is called with what the model asks of the server, by whichever thread has the channel."""
+        """``ask`` handles ASK messages, on whichever thread uses the channel."""
         self._process = process
         self._socket = process.channel
         self._log = log
@@ -79,29 +79,29 @@ class WorkerChannel:
         )
         self._foreign_segments = foreign_segments
         self._known_foreign_segments: set[int] = set()
-        """Those that the worker maps."""
+        """Numbers of the foreign segments that the worker maps."""
         self._own_foreign_segments: list[int] = []
-        """The worker's memory, for other workers to map."""
+        """Numbers of the worker's segments, which other workers may map."""
         self._trim_timer: asyncio.TimerHandle | None = None
         self._results = codec.response_unpacker(self._buffer_leases, self._borrower)
         self._calls = codec.request_unpacker(self._buffer_leases, self._borrower)
         self._answers: dict[int, Callable[[Any, NeriteError | None], None]] = {}
-        """By the number of what was asked."""
-        self._asked = 0
+        """Handlers of replies, by the number of the request."""
+        self._last_number = 0
         self._unsent: deque[memoryview] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_result: OnResult | None = None
         self._on_part: Callable[[int, int, InferenceResponse, bool, ExecutionTimes], None] | None = None
         self._on_report: Callable[[int, memoryview], None] = _ignored
         self.metrics = ReportedMetrics()
-        """What the models in the worker count themselves."""
+        """Metrics that the models in the worker count themselves."""
         self._on_end: Callable[[], None] | None = None
         self._bls_server: CallHandler | None = None
-        self._tells_contexts = False
-        """Somebody in the worker wants to know where requests stand in their traces."""
+        self._sends_contexts = False
+        """The worker has asked for the trace contexts of requests."""
 
     def ask(self, kind: int, value: object) -> Any:
-        """Ask and wait for the answer. Never after ``attach``. Raises what the worker answers, or ``Unavailable``."""
+        """Send a request and wait for the reply. Not after ``attach``. Raises the worker's error or ``Unavailable``."""
         answers: list[tuple[Any, NeriteError | None]] = []
         try:
             self._socket.sendall(self._question(kind, value, lambda answer, error: answers.append((answer, error))))
@@ -119,7 +119,7 @@ class WorkerChannel:
         try:
             raise error
         finally:
-            del error  # it has this frame
+            del error  # breaks the cycle with this frame
 
     def attach(
         self,
@@ -130,12 +130,12 @@ class WorkerChannel:
         on_end: Callable[[], None],
         bls_server: CallHandler,
     ) -> None:
-        """Give the channel to the loop.
+        """Hand the channel to the loop.
 
-        ``on_result`` takes what a batch returned, and what became of it where others could follow. ``on_part`` takes a
-        single response to one of its requests, whether it is the last, and its times. ``on_report`` takes what the
-        engine at a seat says of itself. ``on_end`` is called once, when the worker's side is closed. ``bls_server``
-        takes the models' calls to other models.
+        ``on_result`` takes the result of a batch, and of the fused steps that followed it. ``on_part`` takes a single
+        response to a request of a batch, whether it is the last, and its times. ``on_report`` takes a report of the
+        engine at a seat. ``on_end`` is called once, when the worker's side is closed. ``bls_server`` handles the
+        models' calls to other models.
         """
         self._bls_server = bls_server
         self._loop = loop
@@ -152,15 +152,15 @@ class WorkerChannel:
         self._foreign_segments.on_gone.append(self._forget)
 
     def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
-        """Ask, and have the answer passed to ``answered``. Only after ``attach``."""
+        """Send a request; ``answered`` takes the reply. Only after ``attach``."""
         self._send(self._question(kind, value, answered))
 
     def introduce(self, number: int, hops: Sequence[Mapping[str, Any]]) -> None:
-        """Tell the worker what may follow a batch; ``execute`` refers to it by the number."""
-        self._send(messages.json_frame(messages.STRETCH, {"number": number, "hops": hops}))
+        """Tell the worker which models may follow a batch; ``execute`` refers to them by the number."""
+        self._send(messages.json_frame(messages.FUSED_STEPS, {"number": number, "hops": hops}))
 
     def packer(self) -> codec.Packer[RequestHeader]:
-        """Return the packer for the requests of one instance, which has just been loaded."""
+        """Return the packer for the requests of one instance, which was just loaded."""
         return codec.Packer(self._arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment)
 
     def execute(
@@ -168,46 +168,46 @@ class WorkerChannel:
         packer: codec.Packer[RequestHeader],
         batch: int,
         requests: Sequence[InferenceRequest],
-        fused_segment: int,
+        fused_steps: int,
         *,
         traced: bool,
     ) -> None:
-        """Send a batch, and which models in the worker may follow. ``traced``: some of the requests may be.
+        """Send a batch, and the number of its fused steps, 0 for none. ``traced``: requests may have trace contexts.
 
-        Raises what goes wrong with one of the requests; nothing was sent then.
+        Raises the error of a request that cannot be packed; then nothing was sent.
         """
-        parts: list[Buffer] = [messages.fused_part(fused_segment)] if fused_segment else []
+        parts: list[Buffer] = [messages.fused_part(fused_steps)] if fused_steps else []
         packer.begin()
         try:
-            contexts = _contexts_frame(batch, requests) if traced and self._tells_contexts else b""
+            contexts = _contexts_frame(batch, requests) if traced and self._sends_contexts else b""
             for request in requests:
                 packer.record(request.header, request.id, request.data, parts)
         except BaseException:
             packer.withdraw()
             raise
         tokens = self._borrower.take_released()
-        kind = messages.EXECUTE_ON if fused_segment else messages.EXECUTE
+        kind = messages.EXECUTE_FUSED if fused_steps else messages.EXECUTE
         message = messages.batch_message(kind, batch, len(requests), tokens, None, parts)
         self._send(contexts + message if contexts else message)
 
-    def tell_contexts(self, batches: Iterable[tuple[int, Sequence[InferenceRequest]]]) -> None:
-        """Say where requests stand in their traces: those of batches that the worker has, and of each from now on."""
-        self._tells_contexts = True
+    def send_contexts(self, batches: Iterable[tuple[int, Sequence[InferenceRequest]]]) -> None:
+        """Send the trace contexts of the batches that the worker has, and of each batch from now on."""
+        self._sends_contexts = True
         for number, requests in batches:
             self._send(_contexts_frame(number, requests))
 
     def answer(self, call: int, response: InferenceResponse, final: bool) -> None:
-        """Send an answer to a call of the model: an error, if that one cannot be sent."""
+        """Send a response to a call of the model; an error in its place if it cannot be packed."""
         parts = codec.sendable_response(self._responses, response)
         tokens = self._borrower.take_released()
         self._send(messages.batch_message(messages.ANSWER, call, final, tokens, None, parts))
 
-    def tell(self, kind: int, batch: int, index: int) -> None:
-        """Say something of one request of a batch: CANCEL, PAUSE or RESUME."""
+    def notify(self, kind: int, batch: int, index: int) -> None:
+        """Send a message about one request of a batch: CANCEL, PAUSE or RESUME."""
         self._send(messages.request_frame(kind, batch, index))
 
     def close(self) -> None:
-        """Drop the connection. The worker, if it is still there, ends."""
+        """Close the connection. The worker, if it is still alive, exits."""
         if self._loop is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
@@ -245,9 +245,9 @@ class WorkerChannel:
             self._give_up("the server could not go on talking to it, see the log")
 
     def _give_up(self, reason: str) -> None:
-        """End the worker, because a message could not be handled: its requests fail, and it restarts.
+        """Kill the worker because a message could not be handled: its requests fail, and it restarts.
 
-        What came after the message cannot be understood any more, as it may refer to what was not taken in.
+        Later messages cannot be interpreted, as they may refer to the one that was lost.
         """
         self._process.kill(reason)
         self._end()
@@ -262,8 +262,8 @@ class WorkerChannel:
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
         if kind == messages.RESULT:
             self._result(count, body)
-        elif kind == messages.RESULT_ON:
-            self._result(count, body, went_on=True)
+        elif kind == messages.RESULT_FUSED:
+            self._result(count, body, with_fused=True)
         elif kind in (messages.PART, messages.LAST):
             self._part(count, body, kind == messages.LAST)
         elif kind == messages.REPORT:
@@ -295,7 +295,7 @@ class WorkerChannel:
             self._answers.pop(count)(None, messages.read_error(body))
 
     def _map(self, **segment: Any) -> None:
-        """Map memory of the worker, of which the descriptor is to come, and offer it to other workers."""
+        """Map memory of the worker, whose descriptor follows, and offer it to other workers."""
         descriptor = shared_memory.received_descriptors(self._process.descriptors)
         try:
             mapped = self._borrower.add(descriptor=descriptor, **segment)
@@ -308,25 +308,25 @@ class WorkerChannel:
             self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
 
     def _question(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> bytes:
-        self._asked = (self._asked + 1) & 0xFFFF
-        self._answers[self._asked] = answered
-        return messages.json_frame(kind, value, self._asked)
+        self._last_number = (self._last_number + 1) & 0xFFFF
+        self._answers[self._last_number] = answered
+        return messages.json_frame(kind, value, self._last_number)
 
-    def _result(self, count: int, body: memoryview, *, went_on: bool = False) -> None:
+    def _result(self, count: int, body: memoryview, *, with_fused: bool = False) -> None:
         batch, tokens, at = messages.read_batch(body)
         timings, at = messages.read_timings(body, at)
-        along: FusedBatch | None = None
-        if went_on:
-            along, at = messages.read_follow(body, at)
+        fused: FusedBatch | None = None
+        if with_fused:
+            fused, at = messages.read_follow(body, at)
         responses: list[InferenceResponse | None] = []
         for _ in range(count):
             response, at = codec.read_response(self._results, body, at)
             responses.append(response)
-        # After the records: an output may be a part of an input that is given back with this very message.
+        # After the records: an output may be a part of an input that is returned with this very message.
         for token in tokens:
             self._buffer_leases.returned(token)
         assert self._on_result is not None
-        self._on_result(batch, responses, timings, along)
+        self._on_result(batch, responses, timings, fused)
 
     def _part(self, index: int, body: memoryview, final: bool) -> None:
         batch, tokens, at = messages.read_batch(body)
@@ -353,7 +353,7 @@ class WorkerChannel:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                return  # the worker is gone; the end of the channel is reported by ``_readable``
+                return  # the worker is gone; ``_readable`` reports the end of the channel
             if sent == len(message):
                 return
             assert self._loop is not None
@@ -376,7 +376,7 @@ class WorkerChannel:
             self._loop.remove_writer(self._socket)
 
     def _trim(self) -> None:
-        """Have the worker give back memory that it does not use, from now on every few seconds."""
+        """Make the worker release unused memory, now and every few seconds."""
         assert self._loop is not None
         if not self._unsent:
             self._send(messages.frame(messages.TRIM))
@@ -386,17 +386,17 @@ class WorkerChannel:
         self._send_segment(segment.descriptor, self._arena.segments.index(segment), segment.size)
 
     def _send_segment(self, descriptor: int, number: int, size: int, *, writable: bool = True) -> None:
-        """Have the worker map memory. One that takes no more descriptors reads nothing, and is ended."""
+        """Make the worker map memory. A worker that accepts no more descriptors is stuck, and is killed."""
         try:
             socket.send_fds(self._process.descriptors, [b"."], [descriptor], socket.MSG_DONTWAIT)
         except OSError as error:
             if not isinstance(error, ConnectionError):
                 self._process.kill(f"it took no more descriptors of shared memory ({error.strerror})")
-            return  # the end of the channel is reported by ``_readable``
+            return  # ``_readable`` reports the end of the channel
         self._send(messages.segment_frame(number, size, writable=writable))
 
     def _in_foreign_segment(self, view: memoryview, address: int) -> tuple[int, int] | None:
-        """Return the place of bytes that lie in memory of others, and have the worker map that: to write if it may."""
+        """Return the place of bytes in a foreign segment, which the worker then maps: for writing if allowed."""
         found = self._foreign_segments.find(address, len(view))
         if found is None:
             return None
@@ -419,4 +419,4 @@ def _contexts_frame(batch: int, requests: Sequence[InferenceRequest]) -> bytes:
 
 
 def _ignored(_seat: int, _body: memoryview) -> None:
-    """Take no note of a report: nobody is there yet whom it could concern."""
+    """Ignore a report: no model is loaded yet."""

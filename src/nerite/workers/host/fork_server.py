@@ -1,4 +1,4 @@
-"""The server's hold on its worker processes: order one from the template, hear its output, learn of its death."""
+"""Starts worker processes through the fork server, reads their output, and reports how they end."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ from nerite.core.failures import system_error
 from nerite.core.memory import memory_of_family
 from nerite.workers.ipc import messages
 
-# The processes that models have started: they end when the worker ends that they belong to, however that ends.
+# Orphans: the processes that models have started. They are ended along with their worker, however that ends.
 #
-# Theory of operation. The template is the subreaper of all that its workers start: a process whose parent has ended
-# is the template's child. It belongs to the worker whose process group it is in or, if it has begun a group of its
-# own, to the worker that its environment names. When a worker has ended, what is left of it gets SIGTERM, and SIGKILL
-# if it is there after a while; what it starts meanwhile is found by looking again.
+# Theory of operation. The fork server is the subreaper of all that its workers start: a process whose parent has ended
+# becomes its child. It belongs to the worker whose process group it is in or, if it has a group of its own, to the
+# worker that its environment names. When a worker has ended, its remaining processes get SIGTERM, and SIGKILL if they
+# still run after a while; processes that they start meanwhile are found by scanning again.
 #
-# A worker has a process group of its own, but no session: the kernel shares processor time out by session
-# (autogroup), and a worker that polls would not give way to the server that it waits for.
+# A worker has a process group of its own, but no session: the kernel distributes processor time by session (autogroup),
+# and a worker that polls would not yield to the server that it waits for.
 #
-# A process of which neither is known any more (a group of its own, and an environment that was cleared, or none of
-# its own because it has forked without another program) ends with the server. Linux only.
+# A process that neither tells apart (a group of its own, and an environment that was cleared, or none of its own
+# because it was forked without exec) ends with the server. Linux only.
 #
-# If the template itself is killed, the server does what it would have done, by group and environment alone.
+# If the fork server itself is killed, the server does the same, by group and environment alone.
 
 MARK: Final = "WORKER_OF_NERITE"
-"""The variable that names the worker, in its environment and in those that inherit it."""
+"""Environment variable that names the worker; its child processes inherit it."""
 _PATIENCE: Final = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 _GIVE_UP: Final = 4.0
-"""Seconds after which what is left cannot be ended."""
+"""Seconds after which the remaining processes are left alone."""
 _LOOK_AGAIN: Final = 0.05
 _PROC: Final = Path("/proc")
 
 
-def orphan_mark(template: int, order: int | str) -> str:
-    """Return the mark of the worker that a template has made by this order; for "" what those of all begin with."""
-    return f"{template}-{order}"
+def orphan_mark(fork_server: int, order: int | str) -> str:
+    """Return the mark of the worker that a fork server made for ``order``; for "" the common prefix of all marks."""
+    return f"{fork_server}-{order}"
 
 
 class OrphanEnding:
-    """The end of some processes, of which there may be more each time that it looks."""
+    """Ends a set of processes that may still grow."""
 
     def __init__(self, find: Callable[[], Collection[int]]) -> None:
-        """``find`` returns those that there are."""
+        """``find`` returns the processes that exist now."""
         self._find = find
         self._began = time.monotonic()
         self._told: set[int] = set()
 
     def look(self) -> bool:
-        """Signal what is there; return whether to look again."""
+        """Signal the processes that exist; return whether to look again."""
         there = self._find()
         passed = time.monotonic() - self._began
         for pid in there:
@@ -80,20 +80,20 @@ class OrphanEnding:
 
 
 class OrphanReaper:
-    """What is left of workers that have ended. For the process that is the subreaper."""
+    """Ends the orphans of workers that have ended. For the process that is the subreaper."""
 
     def __init__(self, workers: Collection[int]) -> None:
-        """``workers`` are those that live, each with a group of its own."""
+        """``workers`` are the live ones, each with a process group of its own."""
         self._workers = workers
         self._ending: list[OrphanEnding] = []
 
     @property
     def pause(self) -> float | None:
-        """Seconds until ``look`` is to be called; None if there is nothing to look for."""
+        """Seconds until the next call of ``look``; None if none is needed."""
         return _LOOK_AGAIN if self._ending else None
 
     def end(self, worker: int, mark: str) -> None:
-        """End what belongs to a worker that has ended, known by its number and by its mark."""
+        """End the orphans of a worker that has ended, identified by its process id and its mark."""
         named = f"{MARK}={mark}".encode()
 
         def find() -> list[int]:
@@ -108,12 +108,12 @@ class OrphanReaper:
         self.look()
 
     def look(self) -> None:
-        """Go on with what was begun."""
+        """Continue with all unfinished endings."""
         self._ending = [each for each in self._ending if each.look()]
 
 
 def end_all() -> None:
-    """End all that this process and its children have started. Blocks for some seconds at most."""
+    """End all descendants of this process. Blocks for some seconds at most."""
     ending = OrphanEnding(lambda: _descendants(os.getpid()))
     while ending.look():
         with contextlib.suppress(ChildProcessError):
@@ -122,12 +122,12 @@ def end_all() -> None:
         time.sleep(_LOOK_AGAIN)
 
 
-def end_those_of(template: int, workers: Collection[int]) -> None:
-    """End what workers have started whose template has ended without ending it. Blocks for some seconds at most.
+def end_those_of(fork_server: int, workers: Collection[int]) -> None:
+    """End the orphans of workers whose fork server was killed. Blocks for some seconds at most.
 
-    Who has them for children now is not known, so all processes are looked at.
+    Their new parents are unknown, so all processes are scanned.
     """
-    named = f"{MARK}={orphan_mark(template, '')}".encode()
+    named = f"{MARK}={orphan_mark(fork_server, '')}".encode()
 
     def find() -> list[int]:
         _, groups = _processes()
@@ -143,7 +143,7 @@ def end_those_of(template: int, workers: Collection[int]) -> None:
 
 
 def _processes() -> tuple[dict[int, int], dict[int, int]]:
-    """Return all processes with their parents, and those that have not ended with their groups."""
+    """Return the parents of all processes, and the process groups of those that have not ended."""
     parents: dict[int, int] = {}
     groups: dict[int, int] = {}
     for folder in _PROC.iterdir():
@@ -158,7 +158,7 @@ def _processes() -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _descendants(ancestor: int) -> dict[int, int]:
-    """Return the processes that come from one and have not ended, each with its group."""
+    """Return the descendants of a process that have not ended, each with its process group."""
     parents, groups = _processes()
     found = {ancestor}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
@@ -180,64 +180,64 @@ def _signal(pid: int, number: int) -> None:
 
 _SPAWN_TIMEOUT = 30.0
 _END_PATIENCE = 10.0
-"""Seconds that the template has to end its workers, and what they have started."""
+"""Seconds that the fork server has to end its workers and their orphans."""
 
 Output = Callable[[str, str, str], None]
 """Called with worker name, ``stdout`` or ``stderr``, and a line."""
 
 
 class ForkedProcess:
-    """A worker's process: its sockets, its number, and how it ended."""
+    """A worker's process: its sockets, process id and exit status."""
 
     def __init__(self, name: str, channel: socket.socket, descriptors: socket.socket) -> None:
         self.name = name
         self.pid = 0
-        """Not known before it has begun."""
+        """0 until the process has started."""
         self.begun: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Done when it has begun, or cannot: then with an ``OSError``."""
+        """Done when the process has started; with an ``OSError`` if it cannot."""
         self.channel = channel
         self.descriptors = descriptors
         self.since = time.time()
-        """When it began."""
+        """Time of the start."""
         self.exit_status: int | None = None
-        """Minus the signal, as ``subprocess`` has it; None while it lives."""
+        """Negative for a signal, as in ``subprocess``; None while it lives."""
         self.on_exit: Callable[[], None] | None = None
         """Called once, on the loop's thread, when ``exit_status`` is known."""
         self._reason = ""
 
     def resume(self) -> None:
-        """Have it go on if it was stopped, so that it can do what it is told to do before it ends."""
+        """Continue the process if it is stopped, so that it can handle messages before it ends."""
         if self.pid and self.exit_status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGCONT)
 
     def kill(self, reason: str = "") -> None:
-        """End it now. ``reason``, if it was not asked to go, is part of how it ended."""
+        """Kill it. ``reason``, if it was unexpected, becomes part of ``ending``."""
         if self.pid and self.exit_status is None:
             self._reason = reason
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def exited(self, status: int) -> None:
-        """Take note of its end."""
+        """Record its exit status."""
         self.exit_status = status
         if self.on_exit is not None:
             self.on_exit()
 
     def write_stacks(self) -> None:
-        """Have it write the stacks of its threads to its standard error. One whose model is open does so at once."""
+        """Make it write the stacks of its threads to its standard error. With an open model, it does so at once."""
         if self.exit_status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, messages.STACKS_SIGNAL)
 
     @property
     def memory(self) -> int:
-        """Bytes that it and its own processes have for themselves now: no files, and no tensors in shared memory."""
+        """Private memory of it and its descendants in bytes: without files, and without tensors in shared memory."""
         return memory_of_family(self.pid)
 
     @property
     def ending(self) -> str:
-        """How it ended, for people."""
+        """How it ended, as text for logs and errors."""
         status = self.exit_status
         if self._reason:
             return f"{self._reason}, and it was killed"
@@ -252,16 +252,16 @@ class ForkedProcess:
         return f"it was ended by signal {-status}"
 
 
-class _Template:
-    """The template process: takes orders for workers, and says what has become of them. They do not outlive it."""
+class _ForkServerProcess:
+    """The fork server process: forks workers on order, and reports what happens to them. They do not outlive it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start it. For any thread. Raises ``OSError``."""
+        """Start it. Thread-safe. Raises ``OSError``."""
         self._loop = loop
         self._sending = threading.Lock()
         self._orders = 0
         self._workers: dict[int, ForkedProcess] = {}
-        """By the number of the order, those that have not ended."""
+        """Workers that have not ended, by the number of their order."""
         self._rest = b""
         with ExitStack() as on_failure, ExitStack() as theirs:
             self._control, control = _connected(on_failure, theirs)
@@ -280,7 +280,7 @@ class _Template:
         return self._control.fileno() < 0 or self._process.poll() is not None
 
     def order(self, worker: ForkedProcess, order: Mapping[str, Any], files: Sequence[int]) -> None:
-        """Have a worker made. For any thread. Raises ``OSError`` if the template takes no order."""
+        """Order a worker. Thread-safe. Raises ``OSError`` if the fork server takes no order."""
         with self._sending:
             self._orders += 1
             number = self._orders
@@ -292,15 +292,15 @@ class _Template:
                 raise
 
     def forget(self, worker: ForkedProcess) -> None:
-        """Wait for a worker no more. If it begins yet, it finds that nobody is there, and ends."""
+        """Stop waiting for a worker. If it starts later, it finds its channel closed, and ends."""
         for number in [number for number, each in self._workers.copy().items() if each is worker]:
             self._workers.pop(number, None)
 
     def close(self) -> None:
-        """End it, and with it every worker that is left. Blocks for some seconds if it does not go by itself."""
+        """End it, and with it all remaining workers. Blocks for some seconds if it does not end by itself."""
         self._hang_up()
         self._process.send_signal(signal.SIGCONT)
-        # The end of the control socket tells it to end what is left.
+        # The end of the control socket makes it end its workers.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_PATIENCE)
         self._process.kill()
@@ -313,7 +313,7 @@ class _Template:
                 self._control.close()
 
     def _report(self) -> None:
-        """Take what the template says: a worker has started, or cannot; a worker has ended."""
+        """Handle reports: a worker has started or could not start; a worker has ended."""
         try:
             data = self._control.recv(65536)
         except BlockingIOError:
@@ -328,7 +328,7 @@ class _Template:
             report: dict[str, Any] = json.loads(line)
             number = report["order"]
             worker = self._workers.get(number)
-            if worker is None:  # nobody waits for it any more
+            if worker is None:  # it was forgotten
                 continue
             if "pid" in report:
                 worker.pid = report["pid"]
@@ -341,7 +341,7 @@ class _Template:
                 worker.exited(report["exited"])
 
     def _lost(self) -> None:
-        """The template has ended, and nobody else hears how its workers end, or ends what they have started."""
+        """Handle the end of the fork server: nothing else reports how its workers end, or ends their orphans."""
         self._hang_up()
         workers, self._workers = self._workers, {}
         pids = [worker.pid for worker in workers.values() if worker.pid]
@@ -355,13 +355,13 @@ class _Template:
 
 
 class ForkServer:
-    """Starts workers through one template process, which it starts when the first worker is wanted."""
+    """Starts workers through one fork server process, which is started with the first worker."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, output: Output) -> None:
         self._loop = loop
         self._output = output
         self._lock = threading.Lock()
-        self._template: _Template | None = None
+        self._fork_server: _ForkServerProcess | None = None
         self._closed = False
         self._shims: Path | None = None
         self._lines: set[_Lines] = set()
@@ -376,7 +376,8 @@ class ForkServer:
     ) -> ForkedProcess:
         """Start the worker of an instance and return it. Blocks; for any thread but the loop's. Raises ``Internal``.
 
-        ``interpreter`` is the Python of the model's own environment, if it has one. ``program``: see ``template``.
+        ``interpreter`` is the Python of the model's own environment, if it has one. ``program``: see
+        ``workers.child.fork_server``.
         """
         name = instance.name
         with ExitStack() as on_failure, ExitStack() as theirs:
@@ -396,10 +397,10 @@ class ForkServer:
                 for stream in (channel, their_channel):
                     stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
                 worker = ForkedProcess(name, channel, descriptors)
-                template = self._running_template()
+                fork_server = self._running_fork_server()
                 files = [their_channel.fileno(), their_descriptors.fileno(), their_output, their_errors]
-                template.order(worker, order, files)
-                _wait_for(worker, template)
+                fork_server.order(worker, order, files)
+                _wait_for(worker, fork_server)
             except OSError as error:
                 raise Internal(f"could not start a worker process for '{name}': {system_error(error)}") from error
             on_failure.pop_all()
@@ -407,33 +408,33 @@ class ForkServer:
         return worker
 
     def close(self) -> None:
-        """End the template, and with it every worker that is left; pass on what they last said."""
+        """End the fork server, and with it all remaining workers; pass on their last output."""
         with self._lock:
             self._closed = True
-            template, self._template = self._template, None
-        if template is not None:
-            template.close()
+            fork_server, self._fork_server = self._fork_server, None
+        if fork_server is not None:
+            fork_server.close()
         for lines in tuple(self._lines):
             lines.read()
         if self._shims is not None:
             shutil.rmtree(self._shims)
             self._shims = None
 
-    def _running_template(self) -> _Template:
-        """Return the template; another one if that has ended. Raises ``OSError``."""
+    def _running_fork_server(self) -> _ForkServerProcess:
+        """Return the running fork server process; a new one if the last has ended. Raises ``OSError``."""
         with self._lock:
             if self._closed:
-                raise ConnectionError("the server ends")
-            if self._template is None or self._template.ended:
-                self._template = _Template(self._loop)
-            return self._template
+                raise ConnectionError("the server is shutting down")
+            if self._fork_server is None or self._fork_server.ended:
+                self._fork_server = _ForkServerProcess(self._loop)
+            return self._fork_server
 
     def _listen(self, name: str, output: int, errors: int) -> None:
         for descriptor, stream in ((output, "stdout"), (errors, "stderr")):
             _Lines(self._loop, descriptor, name, stream, self._output, self._lines)
 
     def _foreign_path(self) -> dict[str, str]:
-        """Return the environment in which another Python finds our worker, and nothing else of ours.
+        """Return an environment in which another Python finds the worker code, and nothing else of ours.
 
         Raises ``OSError``.
         """
@@ -452,12 +453,12 @@ class ForkServer:
             return {"PYTHONPATH": str(self._shims)}
 
 
-def _wait_for(worker: ForkedProcess, template: _Template) -> None:
-    """Return when a worker has begun. Raises ``OSError`` if it does not."""
+def _wait_for(worker: ForkedProcess, fork_server: _ForkServerProcess) -> None:
+    """Return when a worker has started. Raises ``OSError`` if it does not start."""
     try:
         worker.begun.result(_SPAWN_TIMEOUT)
     except TimeoutError:
-        template.forget(worker)
+        fork_server.forget(worker)
         raise TimeoutError(
             f"the process that starts workers has not answered for {_SPAWN_TIMEOUT:g} s: is it stopped?"
         ) from None
@@ -501,13 +502,13 @@ class _Lines:
         loop.add_reader(descriptor, self.read)
 
     def read(self) -> None:
-        """Pass on what is there, and close at the end."""
+        """Pass on the available lines, and close at the end."""
         try:
             data = os.read(self._descriptor, 65536)
         except BlockingIOError:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
-        # A line without an end must not grow for ever, and the last one may have none.
+        # A line without an end must not grow without bound, and the last one may have none.
         if not data or len(self._rest) > 65536:
             lines.append(self._rest)
             self._rest = b""

@@ -1,4 +1,4 @@
-"""What may follow a batch in its worker: which models are there, and what they did, seen from the server."""
+"""Fused steps, seen from the server: finds which models may follow a batch in its worker, and counts what they did."""
 
 from __future__ import annotations
 
@@ -17,59 +17,59 @@ from nerite.workers.host.channel import WorkerChannel
 from nerite.workers.ipc.messages import FusedBatch
 
 _MOST: Final = 256
-"""Stretches that are remembered."""
+"""Maximum number of segments whose paths are remembered."""
 _MOST_TOLD: Final = 4096
-"""Stretches that a worker is told of in its life; what comes after that goes by the server, step by step."""
+"""Maximum number of paths that a worker is told of in its life; after that, steps go through the server one by one."""
 
 
 @dataclass(frozen=True)
 class FusedPath:
-    """A stretch, as one worker can go along it."""
+    """The part of a fused segment that one worker can execute."""
 
     number: int
-    """The worker knows it by this."""
+    """Number by which the worker knows it."""
     fused_segment: FusedSegment
     versions: Sequence[VersionHandle]
-    """The models that follow."""
+    """Versions of the models that follow."""
 
     @property
     def open(self) -> bool:
-        """Whether it may be gone: what is traced goes step by step, so that each can be seen."""
+        """Whether it may be used: traced requests go through the server, so that each step is visible."""
         return not any(version.traced for version in self.versions)
 
-    def gone(self, batch: Batch, along: FusedBatch) -> None:
-        """Count what the models that followed did, and note how far each request is."""
-        for run in along.runs:
+    def gone(self, batch: Batch, fused: FusedBatch) -> None:
+        """Count the executions of the models that followed, and record the last step of each request."""
+        for run in fused.runs:
             self.versions[run.step - 1].statistics.followed(len(run.requests), run.rows, run.timings)
             for index in run.requests:
                 request = batch[index]
                 assert isinstance(request, StepRequest)
                 request.run.followed(run.timings)
-        for request, reached in zip(batch, along.reached, strict=True):
+        for request, reached in zip(batch, fused.reached, strict=True):
             assert isinstance(request, StepRequest)
             request.reached = self.fused_segment.steps[reached]
 
 
 class FusedPaths:
-    """Those of one worker process. For the loop's thread only."""
+    """The fused paths of one worker process. For the loop's thread only."""
 
     def __init__(
         self, server: ServerEntry, channel: WorkerChannel, seat_of: Callable[[VersionHandle], int | None]
     ) -> None:
-        """``seat_of`` finds the instance of a version in the worker."""
+        """``seat_of`` returns the seat of a version's instance in the worker."""
         self._server = server
         self._channel = channel
         self._seat_of = seat_of
         self._ways: dict[FusedSegment, FusedPath | None] = {}
         self._told: dict[str, int] = {}
-        """What the worker knows, as it was told, and by which number."""
+        """Number of each path that the worker was told of, by its JSON."""
 
     def forget(self) -> None:
-        """Find everything anew: somebody came or left."""
+        """Discard all paths: an instance was added or removed."""
         self._ways.clear()
 
     def of(self, batch: Batch) -> FusedPath | None:
-        """Return what may follow a batch, if something may."""
+        """Return the fused steps that may follow a batch; None if it has none."""
         fused_segment = batch[0].fused_segment
         if fused_segment is None or any(request.fused_segment is not fused_segment for request in batch):
             return None
@@ -77,8 +77,8 @@ class FusedPaths:
             if len(self._ways) >= _MOST:
                 self._ways.clear()
             self._ways[fused_segment] = self._find(fused_segment)
-        way = self._ways[fused_segment]
-        return way if way is not None and way.open else None
+        path = self._ways[fused_segment]
+        return path if path is not None and path.open else None
 
     def _find(self, fused_segment: FusedSegment) -> FusedPath | None:
         versions: list[VersionHandle] = []
@@ -103,10 +103,10 @@ class FusedPaths:
         if not versions:
             return None
         # A model that is loaded again, at the same seat, makes no difference to the worker.
-        said = json.dumps(hops)
-        if said not in self._told:
+        described = json.dumps(hops)
+        if described not in self._told:
             if len(self._told) >= _MOST_TOLD:
                 return None
-            self._told[said] = len(self._told) + 1
-            self._channel.introduce(self._told[said], hops)
-        return FusedPath(self._told[said], fused_segment, versions)
+            self._told[described] = len(self._told) + 1
+            self._channel.introduce(self._told[described], hops)
+        return FusedPath(self._told[described], fused_segment, versions)

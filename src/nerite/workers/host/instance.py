@@ -1,7 +1,7 @@
-"""An instance that lives in a worker process: its batches, and what becomes of them.
+"""An instance in a worker process, seen from the server: its batches, and what happens to them if the process dies.
 
-The process, and its end, are the business of the household. A death fails the batch that was running and nothing else;
-the model is not ready until the instance has moved into a new process.
+``WorkerProcess`` starts and restarts the process. A death fails the requests that the worker had and nothing else; the
+model is not ready until the instance is loaded in a new process.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _log = logging.getLogger("nerite.execution")
 
 
 class RemoteInstance:
-    """One instance, in whatever process its household has at the moment. For the loop's thread only."""
+    """One instance, in the current process of its ``WorkerProcess``. For the loop's thread only."""
 
     def __init__(self, plan: WorkerPlan, family: object, worker_process: WorkerProcess) -> None:
-        """``family``: as members have it. Usable once it has moved in."""
+        """``family``: see ``HostedInstance``. Usable after ``move_in``."""
         self.plan = plan
         self.family = family
         self.name = plan.instance.name
@@ -48,34 +48,34 @@ class RemoteInstance:
         self.restarts = 0
         self.metrics: ReportedMetrics | None = worker_process.metrics
         self.failure: NeriteError | None = None
-        """Why the last attempt to make a new worker failed; None if it did not."""
+        """Error of the last attempt to restart the worker; None if it succeeded."""
         self._worker_process = worker_process
         self._seat = 0
         self.checks_readiness = True
-        """The model has a check of its own of whether it can serve; set when it is loaded."""
+        """The model has a readiness check of its own; set when it is loaded."""
         self._readiness = ReadinessCheck(plan.server_context.loop, self._ask_ready)
         self._packer: Packer[RequestHeader]
         self._batch: Batch | None = None
         self._number = 0
-        self._way: FusedPath | None = None
-        """What the batch may go on to in the worker."""
+        self._fused_path: FusedPath | None = None
+        """Fused steps that may follow the running batch in the worker."""
         self._open: dict[int, Batch] = {}
-        """Batches that have run, of which requests get their responses one by one."""
+        """Executed batches with requests that still get their responses one by one."""
         self._due: dict[int, set[int]] = {}
-        """Which requests of each of them have not had the last."""
+        """By batch number, the requests in ``_open`` without their last response."""
         self._early: set[int] = set()
-        """Which requests of the batch that runs have had it."""
+        """Requests of the running batch that have had their last response."""
         self._watch = EngineStallDetector()
-        """On the engine, if it has one."""
-        self._looking: asyncio.TimerHandle | None = None
+        """Watches the engine, if the instance has one."""
+        self._check_timer: asyncio.TimerHandle | None = None
 
     async def move_in(self) -> None:
-        """Have the model loaded. Raises ``NeriteError``; nothing is left behind then."""
+        """Load the model in the worker. Raises ``NeriteError``; then the worker is as before."""
         self._seat = self._number = await self._worker_process.admit(self)
         self._begin()
 
     def _begin(self) -> None:
-        """Be usable: the model is loaded, in a worker that has packed nothing for it yet."""
+        """Become usable: the model is loaded, in a worker that has packed nothing for it yet."""
         self._packer = self._worker_process.channel.packer()
         self.usable = True
         if self.checks_readiness:
@@ -89,39 +89,39 @@ class RemoteInstance:
     def run(self, batch: Batch) -> None:
         """Send a batch to the worker."""
         number = (self._number + messages.SEATS) & 0xFFFFFFFF
-        if number < messages.SEATS or number in self._open:  # they begin again, or one is still in use
+        if number < messages.SEATS or number in self._open:  # the numbers wrapped around, or this one is still in use
             number = self._free_number()
         worker_process = self._worker_process
-        ways = worker_process.ways
-        way = None if ways is None else ways.of(batch)
-        following = 0 if way is None else way.number
+        fused_paths = worker_process.fused_paths
+        fused_path = None if fused_paths is None else fused_paths.of(batch)
+        following = 0 if fused_path is None else fused_path.number
         worker_process.channel.execute(self._packer, number, batch, following, traced=self.traced)
-        self._number, self._batch, self._way = number, batch, way
+        self._number, self._batch, self._fused_path = number, batch, fused_path
         if self.report is not None:
             self._watch.handed(batch, self.plan.server_context.loop.time())
-            self._watch_over()
+            self._watch_engine()
 
     def cancel(self, request: InferenceRequest) -> None:
-        """Tell the worker, if it has the request, and cancel what the model asks of others for nobody."""
-        number = self._tell(messages.CANCEL, request)
+        """Notify the worker if it has the request, and cancel the model's calls that only served cancelled requests."""
+        number = self._notify(messages.CANCEL, request)
         if number is not None:
             self._worker_process.bls_server.parent_cancelled(number)
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
-        """Tell the worker, if it has the request."""
-        self._tell(messages.PAUSE if paused else messages.RESUME, request)
+        """Notify the worker if it has the request."""
+        self._notify(messages.PAUSE if paused else messages.RESUME, request)
 
     def calls(self) -> Sequence[InferenceRequest]:
-        """Return the calls that the batch waits for."""
+        """Return the unanswered calls of the running batch."""
         return () if self._batch is None or not self.usable else self._worker_process.bls_server.under_way(self._number)
 
     def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
-        """Return the calls that the batch of ``request`` waits for, None if the worker does not have it."""
+        """Return the unanswered calls of the batch of ``request``; None if the worker does not have it."""
         place = self._place(request) if self.usable else None
         return None if place is None else self._worker_process.bls_server.under_way(place[0])
 
     def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
-        """Say whether the worker is up; ask the model in it, if that has a check of its own."""
+        """Report whether the worker is up; query the model in it if that has a check of its own."""
         if self.usable and self.checks_readiness:
             self._readiness.check(answered, patience, executing=self._batch is not None)
         else:
@@ -134,34 +134,34 @@ class RemoteInstance:
         self._worker_process.channel.request(messages.IS_READY, {"seat": self._seat}, said)
 
     def memory(self) -> int:
-        """Return how many bytes the worker has for itself now: 0 while there is none."""
+        """Return the private memory of the worker in bytes; 0 while there is none."""
         return self._worker_process.memory if self.usable else 0
 
     def process(self) -> tuple[int, float] | None:
-        """Return the worker's; None while there is none."""
+        """Return id and start time of the worker; None while there is none."""
         return self._worker_process.process if self.usable else None
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Have the model finalized; with the last one that lives there the process ends."""
+        """Finalize the model; with the last instance in it the process ends."""
         self._watch.gone()
         self._worker_process.leave(self._seat, closed)
 
-    # As a member
+    # Called by the worker process
 
     def result(
         self,
         number: int,
         responses: Sequence[InferenceResponse | None],
         timings: ExecutionTimes,
-        along: FusedBatch | None,
+        fused: FusedBatch | None,
     ) -> None:
-        """Take what a batch returned, and what became of it where others could follow."""
+        """Take the result of a batch, and of the fused steps that followed it."""
         batch = self._batch
         assert batch is not None and number == self._number
         self._batch = None
-        if along is not None:
-            responses = self._gone_on(batch, responses, along)
-            timings.followed = bool(along.runs)
+        if fused is not None:
+            responses = self._with_fused(batch, responses, fused)
+            timings.followed = bool(fused.runs)
         if self.report is not None:
             self._watch.answered(request for request, it in zip(batch, responses, strict=True) if it is not None)
         if None in responses:
@@ -184,13 +184,13 @@ class RemoteInstance:
             self._had_last(number, index)
 
     def reported(self, report: EngineReport) -> None:
-        """Take what the engine says of itself."""
+        """Take a report of the engine."""
         self.report = report
         self._watch.reported(report, self.plan.server_context.loop.time())
         self.on_report(self, report)
 
     def batches(self) -> Sequence[tuple[int, Batch]]:
-        """Return the batches that the worker has, with their numbers: what runs is the last."""
+        """Return the batches that the worker has, with their numbers; the running one is the last."""
         batches = list(self._open.items())
         if self._batch is not None:
             batches.append((self._number, self._batch))
@@ -198,11 +198,11 @@ class RemoteInstance:
 
     @property
     def executes(self) -> int | None:
-        """The number of the batch that the worker executes; None while it executes none."""
+        """Number of the batch that the worker executes; None while it is idle."""
         return None if self._batch is None else self._number
 
-    def tell_where_it_is(self, seconds: float) -> None:
-        """Say in the log that a batch takes so long, and have the worker write down where its threads are."""
+    def log_stacks(self, seconds: float) -> None:
+        """Log that a batch takes very long, and make the worker write the stacks of its threads."""
         batch = self._batch or ()
         _log.warning(
             "instance '%s' has executed a batch for more than %.1f s (requests: %d). This is where the threads of its "
@@ -215,11 +215,11 @@ class RemoteInstance:
         self._worker_process.write_stacks()
 
     def batch_of(self, number: int) -> Batch | None:
-        """Return the requests of a batch that the worker has."""
+        """Return a batch that the worker has."""
         return self._batch if number == self._number and self._batch is not None else self._open.get(number)
 
     def died(self, pid: int, ending: str) -> None:
-        """Answer what the worker had with the reason."""
+        """Fail the requests that the worker had."""
         batch, self._batch = self._batch, None
         unanswered = [self._open[number][index] for number, due in self._due.items() for index in sorted(due)]
         self._open.clear()
@@ -246,8 +246,8 @@ class RemoteInstance:
         if batch is not None:
             self.done(self, batch, [InferenceResponse.failed(error)] * len(batch), None)
 
-    def moved_in(self, pid: int) -> None:
-        """Go on in a new process."""
+    def restarted(self, pid: int) -> None:
+        """Resume in a new process."""
         self.restarts += 1
         self.failure = None
         self._begin()
@@ -255,28 +255,28 @@ class RemoteInstance:
         self.on_usable(self)
 
     def failed(self, why: NeriteError, pause: float) -> None:
-        """Take note that there will be no new process for a while."""
+        """Record that a restart failed."""
         self.failure = why
         _log.error("no new worker for '%s': %s; next try in %.1f s", self.name, why.message, pause)
         self.on_usable(self)
 
-    # Its own
+    # Internal
 
-    def _watch_over(self) -> None:
-        """Look again when the engine will hang, if it will be silent until then."""
+    def _watch_engine(self) -> None:
+        """Schedule a check for the time when the engine counts as hanging if no report comes before."""
         at = self._watch.hangs_at
-        if at is not None and self._looking is None:
-            self._looking = self.plan.server_context.loop.call_at(at, self._look)
+        if at is not None and self._check_timer is None:
+            self._check_timer = self.plan.server_context.loop.call_at(at, self._check_engine)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _check_engine(self) -> None:
+        self._check_timer = None
         if self._watch.hangs(self.plan.server_context.loop.time()):
             self._worker_process.kill(f"its engine has finished no step for {self._watch.patience} s")
         else:
-            self._watch_over()
+            self._watch_engine()
 
     def _had_last(self, number: int, index: int) -> None:
-        """Note that a request has had its last response; forget its batch, if that has run and no other is due."""
+        """Record the last response to a request; forget its batch if it was executed and has no open requests."""
         due = self._due.get(number)
         if due is None:
             self._early.add(index)
@@ -285,34 +285,34 @@ class RemoteInstance:
         if not due:
             del self._open[number], self._due[number]
 
-    def _tell(self, kind: int, request: InferenceRequest) -> int | None:
-        """Tell the worker something of a request; return its batch, None if the worker does not have it."""
+    def _notify(self, kind: int, request: InferenceRequest) -> int | None:
+        """Notify the worker about a request; return its batch number, None if the worker does not have it."""
         place = self._place(request) if self.usable else None
         if place is None:
             return None
         number, index = place
-        self._worker_process.channel.tell(kind, number, index)
+        self._worker_process.channel.notify(kind, number, index)
         return number
 
     def _place(self, request: InferenceRequest) -> tuple[int, int] | None:
-        """Return which batch has a request, and where in it; None if none has."""
+        """Return batch number and index of a request; None if the worker does not have it."""
         origin = request.origin
-        # From the last: a request that runs again is in several.
+        # From the last: a request that runs again is in several batches.
         for number, batch in reversed(self.batches()):
             for index, each in enumerate(batch):
                 if each.origin is origin:
                     return number, index
         return None
 
-    def _gone_on(
-        self, batch: Batch, responses: Sequence[InferenceResponse | None], along: FusedBatch
+    def _with_fused(
+        self, batch: Batch, responses: Sequence[InferenceResponse | None], fused: FusedBatch
     ) -> Sequence[InferenceResponse | None]:
-        """Take note of what followed; return the responses, where one without anything in it is one all the same."""
-        assert self._way is not None
-        self._way.gone(batch, along)
+        """Record the fused steps; return the responses, with an empty one for each None from a fused step."""
+        assert self._fused_path is not None
+        self._fused_path.gone(batch, fused)
         return [
             EMPTY if response is None and reached else response
-            for response, reached in zip(responses, along.reached, strict=True)
+            for response, reached in zip(responses, fused.reached, strict=True)
         ]
 
     def _free_number(self) -> int:
@@ -323,39 +323,39 @@ class RemoteInstance:
 
 
 def _ignored(_instance: ModelInstance, _report: EngineReport | None) -> None:
-    """Take no note of a report. There is a last one all the same."""
+    """Ignore a report. ``RemoteInstance.report`` keeps the last one all the same."""
 
 
-# Looks after what workers execute: of one that is at it for very long, the log says where its threads are.
+# Detection of slow batches: the stacks of a worker are logged when an execution takes very long.
 
 LONG: Final = 60
-"""How many times as long as the event loop may stand still, an execution may last."""
+"""An execution may last this many times as long as the event loop may stall."""
 _LOOKS: Final = 4
-"""Within that time."""
+"""Number of checks within that time."""
 
 
 class SlowBatchMonitor:
-    """Over the workers of a server. What it costs has nothing to do with how many requests there are."""
+    """Watches the workers of a server. Its cost does not depend on the number of requests."""
 
     def __init__(self, instances: Callable[[], Iterable[ModelInstance]], stall_seconds: float) -> None:
-        """``instances`` returns the instances that there are now; ``stall_seconds`` is the flag."""
+        """``instances`` returns the current instances; ``stall_seconds`` is the flag."""
         self._instances = instances
         self._limit = stall_seconds * LONG
         self._watches: WeakKeyDictionary[RemoteInstance, SlowBatchDetector] = WeakKeyDictionary()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check periodically, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._limit / _LOOKS)
             for instance in self._instances():
                 if isinstance(instance, RemoteInstance):
-                    self._look(instance, loop.time())
+                    self._check(instance, loop.time())
 
-    def _look(self, instance: RemoteInstance, now: float) -> None:
+    def _check(self, instance: RemoteInstance, now: float) -> None:
         watch = self._watches.get(instance)
         if watch is None:
             watch = self._watches[instance] = SlowBatchDetector(self._limit)
         seconds = watch.look(instance.executes, now)
         if seconds is not None:
-            instance.tell_where_it_is(seconds)
+            instance.log_stacks(seconds)

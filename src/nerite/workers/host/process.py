@@ -1,7 +1,7 @@
-"""A worker process, and the instances that live in it: one, or one of each of several models that share it.
+"""A worker process, and the instances in it: one, or one of each of several models that share it.
 
-A death takes all that live there. Then there is a new process, at once after the first death and after a growing pause
-later on, and everybody moves in again. One whose model cannot be loaded is tried again in the same way; the others do
+When the process dies, all its instances are lost. A new process is started, at once after the first death and with
+backoff later on, and all models are loaded again. A model that fails to load is retried in the same way; the others do
 not wait for it.
 """
 
@@ -36,12 +36,10 @@ from nerite.workers.ipc import messages
 from nerite.workers.ipc.messages import FusedBatch
 from nerite.workers.ipc.shared_memory import Arena
 
-# What it takes to make the worker of an instance.
-
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """Everything it takes to make the worker of one instance, again and again."""
+    """Everything needed to start the worker of one instance, any number of times."""
 
     backend: str
     context: ModelContext
@@ -51,16 +49,16 @@ class WorkerPlan:
     arena: Arena
     server_context: ServerContext
     shared: str = ""
-    """The name of a worker in which models live together; empty for one of the instance's own."""
+    """Name of the worker that several models share; empty for a worker of the instance's own."""
 
     @property
     def process(self) -> tuple[object, ...]:
-        """What has to be equal of those who live in one process."""
+        """Key that must be equal for instances that share a process."""
         instance = self.instance
         return self.shared, self.interpreter, instance.cores, instance.memory_node
 
     def start(self, name: str, arena: Arena, ask: Ask) -> tuple[ForkedProcess, WorkerChannel]:
-        """Make a worker, without a model yet. Blocks; not for the loop's thread. Raises ``NeriteError``."""
+        """Start a worker without a model. Blocks; not for the loop's thread. Raises ``NeriteError``."""
         instance = replace(self.instance, name=name)
         process = self.server_context.fork_server.spawn(instance, self.interpreter, self.environment)
         return process, WorkerChannel(
@@ -68,41 +66,41 @@ class WorkerPlan:
         )
 
     def order(self, seat: int) -> dict[str, Any]:
-        """Return what a worker is told to open the model, and to make the instance, at this seat."""
-        # The worker has a reporter of its own.
+        """Return the LOAD message's JSON, with which a worker opens the model and makes the instance at ``seat``."""
+        # the worker has a reporter of its own
         instance = {name: value for name, value in asdict(self.instance).items() if name != "reporter"}
         stay_awake = self.server_context.stay_awake
         return write_context(self.backend, self.context, instance=instance, stay_awake=stay_awake, seat=seat)
 
     def control_caller(self, *, loading: bool) -> ControlCaller:
-        """Return who asks, where the instance does."""
+        """Return the identity of the instance as the author of control calls."""
         return ControlCaller(self.context.name, self.context.version, self.instance.name, loading)
 
 
 CLOSE_PATIENCE = 10.0
 """Seconds that a model has for ``finalize`` before its worker is killed."""
 EXIT_PATIENCE = 1.0
-"""Seconds to wait for the news of how a worker ended, after its channel closed."""
+"""Seconds to wait for the exit status of a worker after its channel closed."""
 
 
 class HostedInstance(ModelInstance, Protocol):
-    """An instance, as its household sees it."""
+    """An instance as its worker process sees it."""
 
     plan: WorkerPlan
     family: object
-    """What the instances of one model version have in common: no two of them live together."""
+    """Equal for all instances of one model version: no two of them share a worker."""
 
     checks_readiness: bool
-    """The model has a check of its own of whether it can serve."""
+    """The model has a readiness check of its own."""
 
     def result(
         self,
         number: int,
         responses: Sequence[InferenceResponse | None],
         timings: ExecutionTimes,
-        along: FusedBatch | None,
+        fused: FusedBatch | None,
     ) -> None:
-        """Take what a batch returned, and what became of it where others could follow."""
+        """Take the result of a batch, and of the fused steps that followed it."""
 
     def response(
         self, number: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes
@@ -110,35 +108,35 @@ class HostedInstance(ModelInstance, Protocol):
         """Take one of several responses to a request of a batch."""
 
     def reported(self, report: EngineReport) -> None:
-        """Take what the engine says that the instance has."""
+        """Take a report of the instance's engine."""
 
     def batches(self) -> Sequence[tuple[int, Batch]]:
         """Return the batches that the worker has, with their numbers."""
 
     def batch_of(self, number: int) -> Batch | None:
-        """Return the requests of a batch that the worker has."""
+        """Return a batch that the worker has."""
 
     def died(self, pid: int, ending: str) -> None:
-        """Take note that the process is gone, and how it ended. It is not usable already."""
+        """React to the death of the process. ``usable`` is False already."""
 
-    def moved_in(self, pid: int) -> None:
-        """Take note that the model is loaded again, in a new process."""
+    def restarted(self, pid: int) -> None:
+        """Resume after the model was loaded again in a new process."""
 
     def failed(self, why: NeriteError, pause: float) -> None:
-        """Take note that it could not be loaded again, and when the next attempt will be."""
+        """Record that loading it again failed, and the seconds until the next attempt."""
 
 
 class WorkerProcess:
-    """For the loop's thread only."""
+    """A worker process, restarted when it dies, and its members: the instances in it. For the loop's thread only."""
 
     def __init__(self, plan: WorkerPlan, name: str, arena: Arena) -> None:
-        """``plan`` is that of the first who will live here: what it says of the process holds for all.
+        """``plan`` is that of the first member: what it says of the process holds for all.
 
-        ``arena`` is where tensors are put that are in no memory yet which the process could map.
+        ``arena`` takes the tensors that are not yet in memory that the process can map.
         """
         self.name = name
         self.on_end: Callable[[], None] = _nothing
-        """Called when the last one has left."""
+        """Called when the last member has left."""
         self._plan = plan
         self._arena = arena
         self._server_context = plan.server_context
@@ -146,71 +144,71 @@ class WorkerProcess:
         self._members: dict[int, HostedInstance] = {}
         """By seat."""
         self._loading: dict[int, asyncio.Future[None]] = {}
-        """By seat, those whose model is being opened; some may have left meanwhile."""
+        """By seat, the members whose model is being opened; some may have left meanwhile."""
         self._leaving: dict[int, Callable[[], None]] = {}
         self._process: ForkedProcess | None = None
         self._channel: WorkerChannel | None = None
         self._bls_server: BlsServer | None = None
-        self._ways: FusedPaths | None = None
-        self.ways: FusedPaths | None = None
-        """What batches may go on to here; None where there is nothing."""
+        self._fused_paths: FusedPaths | None = None
+        self.fused_paths: FusedPaths | None = None
+        """Finds the fused steps that may follow a batch; None while the worker has fewer than two members."""
         self.metrics = ReportedMetrics()
-        """What the models who live here count themselves."""
+        """Metrics that the models in this worker count themselves."""
         self._starting: asyncio.Task[None] | None = None
         self._backoff = ExponentialBackoff()
         self._pause = 0.0
-        """Seconds until the next attempt to bring back who has lost the process."""
+        """Seconds until the next attempt to restore the members that lost their process."""
         self._restoring: asyncio.Task[None] | None = None
-        self._burial: asyncio.TimerHandle | None = None
+        self._exit_timer: asyncio.TimerHandle | None = None
 
     @property
     def over(self) -> bool:
-        """Nobody lives here any more, or will soon: there is no moving in."""
+        """Whether all members have left or are leaving: none can be added."""
         return self._leaving.keys() == self._members.keys()
 
     @property
     def members(self) -> Collection[HostedInstance]:
-        """Those who live here."""
+        """Instances in this worker."""
         return self._members.values()
 
     @property
     def channel(self) -> WorkerChannel:
-        """The way to the process, while it is up."""
+        """Channel to the process, while it is up."""
         assert self._channel is not None
         return self._channel
 
     @property
     def bls_server(self) -> BlsServer:
-        """Where the calls of the models arrive, while the process is up."""
+        """Handler of the models' calls to other models, while the process is up."""
         assert self._bls_server is not None
         return self._bls_server
 
     @property
     def process(self) -> tuple[int, float] | None:
-        """The number of the process, and when it began; None while there is none."""
+        """Id and start time of the process; None while there is none."""
         return None if self._process is None else (self._process.pid, self._process.since)
 
     @property
     def memory(self) -> int:
-        """Bytes that the process has for itself now: the part of one of those that live there."""
+        """Private memory of the process in bytes, divided by the number of members."""
         return 0 if self._process is None else self._process.memory // max(len(self._members), 1)
 
     async def admit(self, member: HostedInstance) -> int:
-        """Have an instance live here, and return its seat: its model is open then. Raises ``NeriteError``."""
+        """Add an instance, and return its seat once its model is open. Raises ``NeriteError``."""
         seat = next(seat for seat in range(messages.SEATS) if seat not in self._members and seat not in self._loading)
         self._members[seat] = member
         try:
             await self._load(seat, member)
-        except BaseException:  # whatever it was: nobody may be left behind
+        except BaseException:  # whatever it was: the seat must be freed
             self.evict(seat)
             raise
         self._changed()
         return seat
 
     def leave(self, seat: int, left: Callable[[], None]) -> None:
-        """Have the model of an instance finalized, and call ``left``. With the last one the process ends.
+        """Finalize the model of an instance and remove it, then call ``left``. With the last member the process ends.
 
-        If that takes too long the process is killed, and with it all others that live there.
+        If that takes too long the process is killed, and with it all its other members.
         """
         if self._channel is None or not self._members[seat].usable:
             self.evict(seat)
@@ -223,7 +221,7 @@ class WorkerProcess:
         patience = self._loop.call_later(CLOSE_PATIENCE, process.kill)
 
         def answered(_value: object, _error: NeriteError | None) -> None:
-            # The last one has left when the process has: the end of the channel tells.
+            # The last member has left when the process has ended: the end of the channel reports that.
             if not last:
                 patience.cancel()
                 self._left(seat)
@@ -232,17 +230,17 @@ class WorkerProcess:
         process.resume()
 
     def kill(self, reason: str) -> None:
-        """End the process, which does not go on by itself. Everybody moves into a new one."""
+        """Kill the process, which is stuck. All members are restored in a new one."""
         if self._process is not None:
             self._process.kill(reason)
 
     def write_stacks(self) -> None:
-        """Have the process write the stacks of its threads to its standard error, whatever it is at."""
+        """Make the process write the stacks of its threads to its standard error, whatever it is doing."""
         if self._process is not None:
             self._process.write_stacks()
 
     def evict(self, seat: int) -> None:
-        """Have an instance live here no more, at once. Nobody waits until its model is finalized, or is told of it."""
+        """Remove an instance at once, without waiting until its model is finalized."""
         member = self._members.pop(seat)
         self._changed()
         if not self._members:
@@ -250,18 +248,18 @@ class WorkerProcess:
         elif member.usable and self._channel is not None:
             self._channel.request(messages.CLOSE, {"seat": seat, "last": False}, _ignored)
 
-    # What comes from the process
+    # Messages from the process
 
     def _result(
         self,
         number: int,
         responses: Sequence[InferenceResponse | None],
         timings: ExecutionTimes,
-        along: FusedBatch | None,
+        fused: FusedBatch | None,
     ) -> None:
         member = self._members.get(number & messages.SEAT)
         if member is not None:
-            member.result(number, responses, timings, along)
+            member.result(number, responses, timings, fused)
 
     def _response(
         self, number: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes
@@ -273,18 +271,19 @@ class WorkerProcess:
     def _reported(self, seat: int, body: memoryview) -> None:
         member = self._members.get(seat)
         if member is not None:
-            # A request may have come to the engine from another model here: its batch is that one's.
+            # A request may have reached the engine through another model in this worker: then its batch is that
+            # model's.
             member.reported(messages.read_report(body, self._batch_of))
 
     def _batch_of(self, number: int) -> Batch | None:
         member = self._members.get(number & messages.SEAT)
         return None if member is None else member.batch_of(number)
 
-    def _asked(self, question: dict[str, Any], reply: Callable[[bytes], None]) -> None:
+    def _control_call(self, question: dict[str, Any], reply: Callable[[bytes], None]) -> None:
         if question["what"] == "contexts":
             for each in self.members:
-                self.channel.tell_contexts(each.batches())
-            reply(messages.json_frame(messages.TOLD, {"number": question["number"], "value": None}))
+                self.channel.send_contexts(each.batches())
+            reply(messages.json_frame(messages.REPLY, {"number": question["number"], "value": None}))
             return
         seat = question["seat"]
         member = self._members.get(seat)
@@ -293,12 +292,12 @@ class WorkerProcess:
                 question, reply, member.plan.control_caller(loading=seat in self._loading)
             )
 
-    # Coming up
+    # Start
 
     async def _load(self, seat: int, member: HostedInstance) -> None:
-        """Open the model of an instance, in a process that is made if there is none. Raises ``NeriteError``."""
+        """Open the model of an instance, and start the process if there is none. Raises ``NeriteError``."""
         with stage("start of workers"):
-            await self._up()
+            await self._ensure_process()
         assert self._channel is not None
         opened = self._loading[seat] = self._loop.create_future()
 
@@ -318,17 +317,17 @@ class WorkerProcess:
         finally:
             del self._loading[seat]
 
-    async def _up(self) -> None:
-        """Have a process. All who want one at the same time get the same. Raises ``NeriteError``."""
+    async def _ensure_process(self) -> None:
+        """Start the process unless it is up. Concurrent callers share one start. Raises ``NeriteError``."""
         if self._channel is None:
             if self._starting is None:
                 self._starting = self._loop.create_task(self._start())
             await asyncio.shield(self._starting)
             if self._channel is None:
-                raise Unavailable(f"'{self.name}' is not wanted any more")
+                raise Unavailable(f"'{self.name}' was unloaded during its start")
 
     async def _start(self) -> None:
-        start = partial(self._plan.start, self.name, self._arena, self._asked)
+        start = partial(self._plan.start, self.name, self._arena, self._control_call)
         try:
             process, channel = await self._server_context.blocking(start)
         finally:
@@ -337,22 +336,22 @@ class WorkerProcess:
             self._server_context.server, channel, self._batch_of, tenants=self._server_context.tenant_admission.in_force
         )
         self._process, self._channel, self._bls_server = process, channel, bls_server
-        self._ways = FusedPaths(self._server_context.server, channel, self._seat_of)
+        self._fused_paths = FusedPaths(self._server_context.server, channel, self._seat_of)
         channel.metrics = self.metrics
         channel.attach(self._loop, self._result, self._response, self._reported, self._ended, bls_server)
-        if not self._members:  # all who waited for it have left
+        if not self._members:  # all members that waited for it have left
             self._end()
 
     async def _restore(self) -> None:
-        """Bring back those who lost their process, again and again, until nobody is left to be brought back."""
+        """Load the members that lost their process again, with backoff, until all have one."""
         while self._lost():
             await asyncio.sleep(self._pause)
             lost = self._lost()
-            failures = [(seat, each, why) for seat, each in lost if (why := await self._brought_back(seat, each))]
+            failures = [(seat, each, why) for seat, each in lost if (why := await self._load_again(seat, each))]
             if failures:
                 self._pause = self._backoff.failed(self._loop.time())
                 if not self._loading and not any(each.usable for each in self._members.values()):
-                    self._drop()  # the next attempt has a fresh one
+                    self._drop_process()  # the next attempt gets a new process
             for seat, each, why in failures:
                 if self._members.get(seat) is each:
                     each.failed(why, self._pause)
@@ -361,8 +360,8 @@ class WorkerProcess:
     def _lost(self) -> list[tuple[int, HostedInstance]]:
         return [(seat, each) for seat, each in self._members.items() if not each.usable and seat not in self._loading]
 
-    async def _brought_back(self, seat: int, member: HostedInstance) -> NeriteError | None:
-        """Load a model again; return why that failed, if it did."""
+    async def _load_again(self, seat: int, member: HostedInstance) -> NeriteError | None:
+        """Load a model again; return the error if that failed."""
         if self._members.get(seat) is not member:
             return None
         try:
@@ -370,10 +369,10 @@ class WorkerProcess:
         except NeriteError as error:
             return error.without_frames()
         except Exception as error:
-            return report("loop", error, f"when worker '{self.name}' was to be made again")
+            return report("loop", error, f"while worker '{self.name}' was restarted")
         if self._members.get(seat) is member:
             assert self._process is not None
-            member.moved_in(self._process.pid)
+            member.restarted(self._process.pid)
             self._changed()
         elif not self._members:
             self._end()
@@ -381,38 +380,38 @@ class WorkerProcess:
             self._channel.request(messages.CLOSE, {"seat": seat, "last": False}, _ignored)
         return None
 
-    # Going down
+    # End
 
     def _ended(self) -> None:
-        """The channel is closed. Wait a moment for the news of how the process ended, then draw the conclusions."""
+        """Handle the end of the channel: wait briefly for the exit status, then restart."""
         process = self._process
         assert process is not None
         self.bls_server.close()
         for member in self._members.values():
             member.usable = False
         if process.exit_status is not None:
-            self._bury()
+            self._restart()
             return
-        process.on_exit = self._bury
-        self._burial = self._loop.call_later(EXIT_PATIENCE, self._bury)
+        process.on_exit = self._restart
+        self._exit_timer = self._loop.call_later(EXIT_PATIENCE, self._restart)
 
-    def _bury(self) -> None:
+    def _restart(self) -> None:
         process = self._process
         assert process is not None
-        self._drop()
+        self._drop_process()
         self.metrics.process_ended()
         for seat in tuple(self._leaving):
             self._left(seat)
-        mourners = [each for seat, each in self._members.items() if seat not in self._loading]
+        lost = [each for seat, each in self._members.items() if seat not in self._loading]
         for opened in self._loading.values():
             if not opened.done():
                 opened.set_exception(Unavailable(f"the worker process of '{process.name}' ended while loading"))
         if not self._members:
             self._end()
-        if not mourners:
+        if not lost:
             return
         self._pause = self._backoff.failed(self._loop.time())
-        for member in mourners:
+        for member in lost:
             member.died(process.pid, process.ending)
         if self._members and self._restoring is None:
             self._restoring = self._loop.create_task(self._restore())
@@ -423,29 +422,29 @@ class WorkerProcess:
         self._leaving.pop(seat)()
 
     def _changed(self) -> None:
-        if self._ways is not None:
-            self._ways.forget()
-        self.ways = self._ways if len(self._members) > 1 else None
+        if self._fused_paths is not None:
+            self._fused_paths.forget()
+        self.fused_paths = self._fused_paths if len(self._members) > 1 else None
 
     def _seat_of(self, version: VersionHandle) -> int | None:
-        """Return where an instance of a version lives here, if one does and can be used."""
+        """Return the seat of a usable instance of a version in this worker; None if it has none."""
         return next((seat for seat, each in self._members.items() if each in version.instances and each.usable), None)
 
     def _end(self) -> None:
-        """Give everything back: nobody lives here any more."""
-        self._drop()
+        """Release everything: the last member has left."""
+        self._drop_process()
         if self._restoring is not None:
             self._restoring.cancel()
         self.on_end()
         self.on_end = _nothing
 
-    def _drop(self) -> None:
-        """Let go of the process, if there is one."""
+    def _drop_process(self) -> None:
+        """Kill the process, if there is one, and release what belongs to it."""
         process, channel = self._process, self._channel
-        self._process = self._channel = self._bls_server = self._ways = self.ways = None
-        if self._burial is not None:
-            self._burial.cancel()
-            self._burial = None
+        self._process = self._channel = self._bls_server = self._fused_paths = self.fused_paths = None
+        if self._exit_timer is not None:
+            self._exit_timer.cancel()
+            self._exit_timer = None
         if process is not None and channel is not None:
             process.on_exit = None
             process.kill()
@@ -453,61 +452,61 @@ class WorkerProcess:
 
 
 def _ignored(_value: object, _error: NeriteError | None) -> None:
-    """Take no note of an answer."""
+    """Ignore a reply."""
 
 
 def _nothing() -> None:
     """Do nothing."""
 
 
-# Which worker process an instance lives in: one of its own, or that of the worker which its model names.
+# Assignment of instances to workers: to one of its own, or to the worker that the model names.
 #
-# Models with the same ``WORKER`` parameter share a process: the first instance of each is in the first one, the
-# second in the second. So what goes from one of them to the next can stay where it is. They also share their fate:
-# one that crashes takes the others along, and all wait while one of them computes.
+# Models with the same ``WORKER`` parameter share processes: the first instances of all are in the first process, the
+# second ones in the second. So tensors that pass from one model to the next can stay where they are. The models also
+# share their fate: one that crashes takes the others with it, and all wait while one of them computes.
 
 _PARAMETER: Final = "WORKER"
 _log = logging.getLogger("nerite.execution")
 
 
 def sharing_models(context: ModelContext) -> str:
-    """Return the name of the worker that a model shares with others; nothing for one that does not."""
+    """Return the name of the worker that a model shares with others; empty if it has its own."""
     return context.parameter(_PARAMETER)
 
 
 class WorkerPool:
-    """Those of the server. For the loop's thread only."""
+    """The shared workers of a server. For the loop's thread only."""
 
     def __init__(self) -> None:
         self._shared: dict[tuple[object, ...], list[WorkerProcess]] = {}
 
     def home(self, plan: WorkerPlan, family: object) -> WorkerProcess:
-        """Return where an instance is to live. No two of one ``family`` live together."""
+        """Return the worker for an instance. No two instances of one ``family`` share a worker."""
         if not plan.shared:
             return WorkerProcess(plan, plan.instance.name, plan.arena)
-        homes = self._shared.setdefault(plan.process, [])
-        for home in homes:
-            if not home.over and all(member.family is not family for member in home.members):
+        workers = self._shared.setdefault(plan.process, [])
+        for worker in workers:
+            if not worker.over and all(member.family is not family for member in worker.members):
                 _log.info(
-                    "'%s' lives in the worker '%s', with %s",
+                    "'%s' shares the worker '%s' with %s",
                     plan.instance.name,
-                    home.name,
-                    ", ".join(f"'{member.plan.instance.name}'" for member in home.members),
+                    worker.name,
+                    ", ".join(f"'{member.plan.instance.name}'" for member in worker.members),
                 )
-                return home
-        return self._new(plan, homes)
+                return worker
+        return self._new(plan, workers)
 
-    def _new(self, plan: WorkerPlan, homes: list[WorkerProcess]) -> WorkerProcess:
-        taken = {home.name for home in homes}
+    def _new(self, plan: WorkerPlan, workers: list[WorkerProcess]) -> WorkerProcess:
+        taken = {worker.name for worker in workers}
         name = next(name for number in range(len(taken) + 1) if (name := f"{plan.shared}_{number}") not in taken)
         arena = Arena()
         plan.server_context.foreign_segments.host(arena)
-        home = WorkerProcess(plan, name, arena)
+        worker = WorkerProcess(plan, name, arena)
 
         def ended() -> None:
             arena.close()
-            homes.remove(home)
+            workers.remove(worker)
 
-        home.on_end = ended
-        homes.append(home)
-        return home
+        worker.on_end = ended
+        workers.append(worker)
+        return worker

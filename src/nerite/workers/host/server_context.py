@@ -1,4 +1,4 @@
-"""What all models of a server run in, and share."""
+"""Server context: what all models of a server share."""
 
 from __future__ import annotations
 
@@ -24,46 +24,45 @@ from nerite.workers.ipc.shared_memory import ForeignSegments
 
 _T = TypeVar("_T")
 ReadRequest: TypeAlias = Callable[[str, bytes], tuple[RequestHeader, Sequence[Buffer]]]
-"""Makes a request to a model of a line. Raises ``NeriteError``."""
+"""Converts a recorded request to a model from a line of text. Raises ``NeriteError``."""
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """One for the server."""
+    """Objects and settings of one server that its models and workers need."""
 
     loop: asyncio.AbstractEventLoop
     loader: Executor
-    """For what blocks while a model is loaded."""
+    """Executor for blocking steps of loading a model."""
     loading: asyncio.Semaphore
     """Held by each model that is being loaded."""
     fork_server: ForkServer
     foreign_segments: ForeignSegments
     server: ServerEntry
-    """For what runs inside and asks the server in its turn."""
+    """Entry for requests from within: steps of ensembles, and models that call other models."""
     log: Log
-    """Where the lines of workers go."""
+    """Receives the log lines of workers."""
     stay_awake: float
-    """Seconds that the loop, and each worker, may wait awake for what comes next."""
+    """Seconds that the loop and each worker may busy-poll for the next message."""
     queue: QueueOptions
-    """The bounds of queues of models that do not say."""
+    """Queue limits of models that do not configure their own."""
     policies: HostPolicies
     limiter: RateLimiter | None
-    """For all models, if executions are limited."""
+    """For all models, if executions are limited; else None."""
     read_request: ReadRequest
-    """Reads a recorded request."""
     tenant_admission: TenantAdmission
     metrics: MetricsOptions
 
     def blocking(self, work: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
-        """Have the loader do something that blocks."""
+        """Run a blocking function on the loader."""
         return self.loop.run_in_executor(self.loader, work, *arguments)
 
     @cached_property
     def control_calls(self) -> ModelControlCalls:
-        """What models ask of the server besides inference."""
+        """Executes the control calls of models."""
         return ModelControlCalls(self.server, self.loop, self.loading)
 
     @cached_property
     def busy_poll(self) -> BusyPoll:
-        """Keeps the loop awake."""
+        """Busy poll of the loop."""
         return BusyPoll(self.loop, self.stay_awake)

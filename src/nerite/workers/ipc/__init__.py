@@ -1,1 +1,1 @@
-"""What server and workers have in common: messages, their encoding, shared memory."""
+"""Shared by server and workers: messages, their encoding, and shared memory."""

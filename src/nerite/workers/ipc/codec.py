@@ -1,4 +1,4 @@
-"""Requests and responses as they lie in a message: one codec for both.
+"""Encoding of requests and responses in messages: one codec for both.
 
     record    header key, 0; inline tensor data
               header key, 1 + id length; a table of placements; id; inline tensor data
@@ -7,14 +7,14 @@
               NOTHING, 0
               AGAIN, 0; a record of states, or NOTHING
 
-A header (``RequestHeader``, ``ResponseHeader``) crosses with the first record that has it, and is referred to by its
-key afterwards. The sender chooses the key, remembers headers up to a budget in bytes, and says with the next NEW record
-which it has forgotten: the receiver forgets the same ones, and only then are their keys used again. Records are read in
+A header (``RequestHeader``, ``ResponseHeader``) is sent with the first record that has it, and is referred to by its
+key afterwards. The sender assigns the keys, caches headers up to a budget in bytes, and lists with the next NEW record
+those that it has evicted: the receiver drops the same ones, and only then are their keys reused. Records are read in
 the order in which they were packed, so both sides agree. A large header is sent each time, with the key ``KEEP_NONE``.
-Where every tensor of a record is inline and its size follows from the header there is no table: the usual small request
+If every tensor of a record is inline and its size follows from the header there is no table: the usual small request
 costs sixteen bytes.
 
-A message is packed as a whole or not at all: ``Packer.withdraw`` takes back what a record that failed has left.
+A message is packed as a whole or not at all: ``Packer.withdraw`` undoes the effects of a record that failed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _PLACE: Final = struct.Struct("<QQII")
 _SIZE: Final = struct.Struct("<Q")
 
 INLINE_LIMIT: Final = 32 * 1024
-"""A tensor of this many bytes or more goes through the arena."""
+"""Tensors of at least this many bytes go through the arena."""
 _REMEMBERED: Final = 640
 _TENSOR: Final = 192
-"""Bytes that a remembered header takes beside its own, and each tensor of it."""
+"""Bytes of memory that a cached header and each of its tensors take beyond the header itself."""
 _ERROR: Final = 0xFFFFFFFF
 _NOTHING: Final = 0xFFFFFFFE
 _AGAIN: Final = 0xFFFFFFFD
 _NEW: Final = 0xFFFFFFFC
 KEEP_NONE: Final = 0xFFFFFFFF
 _INLINE: Final = 0
-_YOURS: Final = 0x80000000
-"""The data lies in the receiver's own arena: an input that is handed back as an output."""
+_RECEIVERS: Final = 0x80000000
+"""Flag: the data is in the receiver's own arena, because an input is returned as an output."""
 _NO_RECORD: Final = _RECORD.pack(_NOTHING, 0)
 _AGAIN_RECORD: Final = _RECORD.pack(_AGAIN, 0)
 
@@ -61,7 +61,7 @@ Header = TypeVar("Header", RequestHeader, ResponseHeader)
 
 
 class _Entry(Generic[Header]):
-    """A header, and where the tensors of its plain records are."""
+    """A header, with the layout of its tensors in plain records."""
 
     __slots__ = ("extent", "header", "key", "layout", "plain", "record", "sizes")
 
@@ -69,12 +69,12 @@ class _Entry(Generic[Header]):
         specs = _specs(header)
         self.header: Header = header
         self.key = KEEP_NONE
-        """That of the packer."""
+        """Key in the packer's table."""
         self.record = b""
-        """What a plain record begins with."""
+        """Beginning of a plain record."""
         self.plain = all(0 <= spec.byte_size < INLINE_LIMIT for spec in specs)
         self.sizes = [spec.byte_size for spec in specs]
-        """Of the tensors; -1 where only the data tells."""
+        """Sizes of the tensors; -1 if the size depends on the data."""
         self.layout: list[tuple[int, int]] = []
         at = _RECORD.size
         for spec in specs:
@@ -84,31 +84,31 @@ class _Entry(Generic[Header]):
 
     @property
     def footprint(self) -> int:
-        """The bytes that it takes in memory, with the header."""
+        """Bytes of memory that it takes, including the header."""
         header = self.header
         of = headers.request_header_bytes if isinstance(header, RequestHeader) else headers.response_header_bytes
         return _REMEMBERED + _TENSOR * len(self.sizes) + of(header)
 
 
 class _Table(Generic[Header]):
-    """What a packer remembers. An entry gets a key when the budget puts it in, and is evicted at any time."""
+    """Header cache of a packer. An entry gets a key when the budget inserts it, and may be evicted at any time."""
 
-    __slots__ = ("__weakref__", "_free", "_keys", "_told", "entries")
+    __slots__ = ("__weakref__", "_free", "_keys", "_known_free", "entries")
     __weakref__: Any
 
     def __init__(self) -> None:
         self.entries: dict[Header, _Entry[Header]] = {}
         self._free: list[int] = []
-        """Keys that no entry has."""
-        self._told = 0
-        """How many of them the receiver knows to be free: those in front."""
+        """Unused keys."""
+        self._known_free = 0
+        """Number of keys at the front of ``_free`` that the receiver knows to be unused."""
         self._keys = 0
-        """How many keys there are."""
+        """Number of keys that were assigned so far."""
 
     def __setitem__(self, header: Header, entry: _Entry[Header]) -> None:
         if self._free:
             entry.key = self._free.pop()
-            self._told = min(self._told, len(self._free))
+            self._known_free = min(self._known_free, len(self._free))
         else:
             entry.key = self._keys
             self._keys += 1
@@ -116,27 +116,27 @@ class _Table(Generic[Header]):
         self.entries[header] = entry
 
     def pop(self, header: Header, _: None = None) -> None:
-        """Forget an entry, if it is there, and free its key."""
+        """Evict an entry, if it exists, and free its key."""
         entry = self.entries.pop(header, None)
         if entry is not None:
             self._free.append(entry.key)
 
     def forgotten(self) -> list[int]:
-        """Return the keys that the receiver is to forget: those that it was not told of."""
-        forgotten = self._free[self._told :]
-        self._told = len(self._free)
+        """Return the keys that the receiver has to drop and was not told of."""
+        forgotten = self._free[self._known_free :]
+        self._known_free = len(self._free)
         return forgotten
 
     def withdraw(self, entries: Sequence[_Entry[Header]]) -> None:
-        """Forget entries that the receiver did not hear of, nor of what was forgotten for them."""
+        """Evict entries of a message that was not sent; the keys that it listed as dropped are listed again."""
         for entry in entries:
             if self.entries.get(entry.header) is entry:
                 self.pop(entry.header)
-        self._told = 0
+        self._known_free = 0
 
 
 class Packer(Generic[Header]):
-    """The sending half of the codec: headers to keys, tensors to places."""
+    """The sending half of the codec: maps headers to keys, and tensors to places in memory."""
 
     __slots__ = (
         "_arena",
@@ -158,10 +158,10 @@ class Packer(Generic[Header]):
         budget: ByteBudget,
         elsewhere: Callable[[memoryview, int], tuple[int, int] | None] = lambda _view, _address: None,
     ) -> None:
-        """``budget`` bounds the headers that are remembered.
+        """``budget`` bounds the cached headers.
 
-        ``elsewhere`` gives segment and offset of a view in other memory that the receiver maps, given its address. The
-        receiver may write there, too, unless the view is for reading only.
+        ``elsewhere`` returns segment and offset of a view, given its address, in other memory that the receiver maps.
+        The receiver may write there, too, unless the view is read-only.
         """
         self._elsewhere = elsewhere
         self._arena = arena
@@ -171,17 +171,17 @@ class Packer(Generic[Header]):
         self._table: _Table[Header] = _Table()
         self._entries: dict[Header, _Entry[Header]] = self._table.entries
         self._new: list[_Entry[Header]] = []
-        """What the message which is being packed introduces."""
+        """Entries that the current message introduces."""
         self._marked = 0
 
     def begin(self) -> None:
-        """Begin a message: what is packed from now on is withdrawn or sent."""
+        """Begin a message, which ends by being sent or withdrawn."""
         self._marked = self._buffer_leases.mark
         if self._new:
             self._new.clear()
 
     def withdraw(self) -> None:
-        """Take back what was packed since ``begin``: it is not sent."""
+        """Undo everything packed since ``begin``, which is not sent."""
         self._buffer_leases.revoke(self._marked)
         self._table.withdraw(self._new)
         self._new.clear()
@@ -189,7 +189,7 @@ class Packer(Generic[Header]):
     def record(self, header: Header, name: str, data: Sequence[Buffer], parts: list[Buffer]) -> None:
         """Append one request or response to ``parts``.
 
-        Raises what goes wrong with it: then the message has to be withdrawn.
+        Raises if it cannot be packed: then the message has to be withdrawn.
         """
         entry = self._entries.get(header)
         if entry is not None and entry.plain and not name:
@@ -225,7 +225,7 @@ class Packer(Generic[Header]):
         parts += (raw, PADDING[len(raw) & 7], *inline)
 
     def _introduce(self, header: Header, name: int, parts: list[Buffer]) -> _Entry[Header]:
-        """Append the beginning of a record that says what its header is; remember that, unless it is large."""
+        """Append the beginning of a record that contains its header; cache the header unless it is large."""
         entry, table = _Entry(header), self._table
         self._budget.put(table, header, entry, entry.footprint)
         key = KEEP_NONE
@@ -240,13 +240,13 @@ class Packer(Generic[Header]):
     def _lend(self, view: memoryview) -> bytes | None:
         size = len(view)
         address = address_of(view)
-        # What is for reading only may have other readers, and the receiver writes into its own memory and the arena.
+        # Read-only data may have other readers, and the receiver may write to its own memory and to the arena.
         place = self._elsewhere(view, address) if view.readonly else None
         if place is None:
             borrowed = self._borrower.find(address, size)
             if borrowed is not None:
                 segment, offset, token = borrowed
-                return _PLACE.pack(size, offset, (segment + 1) | _YOURS, token)
+                return _PLACE.pack(size, offset, (segment + 1) | _RECEIVERS, token)
             place = self._arena.place(address) or (None if view.readonly else self._elsewhere(view, address))
         if place is None:
             copy = self._arena.allocate(size)
@@ -268,7 +268,7 @@ class Unpacker(Generic[Header]):
     def __init__(
         self, buffer_leases: BufferLeases, borrower: BufferBorrower, read: Callable[[dict[str, Any]], Header]
     ) -> None:
-        """``read`` makes a header of what ``header_form.describe`` said."""
+        """``read`` makes a header from the JSON of ``headers.header_to_json``."""
         self._buffer_leases = buffer_leases
         self._borrower = borrower
         self._read: Callable[[dict[str, Any]], Header] = read
@@ -277,9 +277,9 @@ class Unpacker(Generic[Header]):
     def record(
         self, body: memoryview, at: int
     ) -> tuple[Header | NeriteError | type[Reschedule] | None, str, list[Buffer], int]:
-        """Return header (or the error or the nothing in its place), id, tensors, and where the next record begins.
+        """Return header (or error or None), id, tensors, and where the next record begins.
 
-        ``Reschedule`` stands for the word that a request is to run again; the record of its states is the next.
+        ``Reschedule`` stands for a request that is to run again; the record of its states is the next one.
         """
         key, name_size = _RECORD.unpack_from(body, at)
         if key < _NEW:
@@ -303,14 +303,14 @@ class Unpacker(Generic[Header]):
             if segment == _INLINE:
                 data.append(body[at : at + size])
                 at += (size + 7) & ~7
-            elif segment & _YOURS:
+            elif segment & _RECEIVERS:
                 data.append(self._buffer_leases.part(token, offset, size))
             else:
                 data.append(self._borrower.view(segment - 1, offset, size, token))
         return entry.header, name, data, at
 
     def _introduced(self, body: memoryview, at: int) -> tuple[_Entry[Header], int]:
-        """Return the header of a NEW record, kept if it has a key, and where its placements begin."""
+        """Return the header of a NEW record, cached if it has a key, and where its placements begin."""
         key, size = _RECORD.unpack_from(body, at)
         at += _RECORD.size
         described, forgotten = json.loads(bytes(body[at : at + size]))
@@ -333,30 +333,29 @@ def _specs(header: RequestHeader | ResponseHeader) -> Sequence[TensorSpec]:
 
 
 def _misfit(entry: _Entry[Any], data: Sequence[Buffer]) -> NeriteError:
-    """Return the error of tensors that do not have the sizes that their header says."""
+    """Return the error for tensors whose sizes differ from those in their header."""
     for spec, buffer in zip(_specs(entry.header), data, strict=True):
         if len(buffer) != spec.byte_size >= 0:
             return Internal(
-                f"tensor '{quoted_text(spec.name)}' has {len(buffer)} bytes, and {spec.datatype.name} "
-                f"{shape_text(spec.shape)} has "
-                f"{spec.byte_size}: its array was resized after the Tensor was made. Make the Tensor of the array as "
-                "it is sent"
+                f"tensor '{quoted_text(spec.name)}' has {len(buffer)} bytes, but {spec.datatype.name} "
+                f"{shape_text(spec.shape)} takes {spec.byte_size}: its array was resized after the Tensor was made. "
+                "Make the Tensor from the array in its final size"
             )
     raise AssertionError("all tensors have the sizes that their header says")
 
 
 def request_unpacker(buffer_leases: BufferLeases, borrower: BufferBorrower) -> Unpacker[RequestHeader]:
-    """Return the receiving half for requests."""
+    """Return the receiving half of the codec for requests."""
     return Unpacker(buffer_leases, borrower, headers.request_header_from_json)
 
 
 def response_unpacker(buffer_leases: BufferLeases, borrower: BufferBorrower) -> Unpacker[ResponseHeader]:
-    """Return the receiving half for responses."""
+    """Return the receiving half of the codec for responses."""
     return Unpacker(buffer_leases, borrower, headers.response_header_from_json)
 
 
 def response_record(packer: Packer[ResponseHeader], response: InferenceResponse | None, parts: list[Buffer]) -> None:
-    """Append a response to ``parts``; nothing for None and for one that is empty. Raises as ``Packer.record``."""
+    """Append a response to ``parts``; NOTHING for None and for an empty one. Raises as ``Packer.record``."""
     if response is not None and response.again:
         parts.append(_AGAIN_RECORD)
     if response is None or response.empty:
@@ -369,7 +368,7 @@ def response_record(packer: Packer[ResponseHeader], response: InferenceResponse 
 
 
 def sendable_response(packer: Packer[ResponseHeader], response: InferenceResponse | None) -> list[Buffer]:
-    """Return the record of a response as a message's only one: that of an error, if the response cannot be sent."""
+    """Return the record of a response as the only one of a message; an error if the response cannot be packed."""
     parts: list[Buffer] = []
     packer.begin()
     try:
@@ -385,7 +384,7 @@ def sendable_response(packer: Packer[ResponseHeader], response: InferenceRespons
 def read_response(
     unpacker: Unpacker[ResponseHeader], body: memoryview, at: int
 ) -> tuple[InferenceResponse | None, int]:
-    """Return the response of a record, None for nothing, and where the next record begins."""
+    """Return the response of a record, None for NOTHING, and where the next record begins."""
     header, _, data, at = unpacker.record(body, at)
     if isinstance(header, ResponseHeader):
         return InferenceResponse(header, data), at
@@ -398,6 +397,6 @@ def read_response(
 
 
 def error_record(error: NeriteError, parts: list[Buffer]) -> None:
-    """Append a response that is an error."""
+    """Append the record of an error."""
     raw = json.dumps({"code": error.code, "message": error.message}).encode()
     parts += (_RECORD.pack(_ERROR, 0), _SIZE.pack(len(raw)), raw, PADDING[len(raw) & 7])

@@ -1,25 +1,27 @@
-"""What server and worker say to each other: every message.
+"""Messages between the server and a worker: kinds, framing, and the encoding of frequent ones.
 
 A message is a frame: length, kind and a count in eight bytes, then a body, padded to a multiple of eight so that tensor
 data is aligned. Rare messages carry JSON. The frequent ones are packed:
 
-    EXECUTE   batch, tokens returned, then for each request a record
-    RESULT    batch, tokens returned, ``ExecutionTimes``, then for each response a record
-    EXECUTE_ON, RESULT_ON  the same of a batch that other models here may follow: EXECUTE_ON has the number of a STRETCH
-              before its records, RESULT_ON each ``FusedRun`` of theirs, and before each record how far that request got
-    PART      batch, tokens returned, ``ExecutionTimes``, then the record of one response to one request of the batch
-    LAST      the same; no other follows
-    CONTEXTS  batch, then for each request that is traced its index, and where in its trace it stands: before EXECUTE,
-              once the worker has asked for ``contexts``
-    CALL      call, tokens returned, for which batch it is made and how, then the record of a request to another model
-    ANSWER    call, tokens returned, then the record of one response to it
-    REPORT    how an engine is, and what its last step has brought to which request: see ``engine_reports``
+    EXECUTE   batch, returned tokens, then a record per request
+    RESULT    batch, returned tokens, ``ExecutionTimes``, then a record per response
+    EXECUTE_FUSED, RESULT_FUSED  the same for a batch that fused steps may follow: EXECUTE_FUSED has the number from a
+              FUSED_STEPS message before its records; RESULT_FUSED has each ``FusedRun`` before its records, and the
+              last step that each request reached
+    PART      batch, returned tokens, ``ExecutionTimes``, then the record of one response to one request of the batch
+    LAST      like PART, for the last response to the request
+    CONTEXTS  batch, then for each traced request its index and trace context: sent before EXECUTE, once the worker
+              has asked for ``contexts``
+    CALL      call, returned tokens, the batch that the call is made for and how, then the record of a request to
+              another model
+    ANSWER    call, returned tokens, then the record of one response to the call
+    REPORT    state of an engine, and the progress of its requests in the last step: see ``report_frame``
 
-``records`` says what a record is. RESULT answers each request of its batch, or says that its responses come one by one
-(PART, LAST): some may have come before, and they may go on coming while other batches run. A model's calls have numbers
-of their own.
+Records are defined in ``codec``. RESULT answers each request of its batch, or says that its responses come one by one
+(PART, LAST): some may have come before, and more may come while other batches run. Calls of models are numbered
+separately from batches.
 
-Nothing is unpickled: a worker gone mad can send nonsense, but cannot make the server run it.
+Nothing is unpickled: a corrupted or malicious worker can send nonsense, but cannot make the server execute it.
 """
 
 from __future__ import annotations
@@ -44,42 +46,42 @@ if TYPE_CHECKING:
 COMPLETE: Final = 1  # JSON: complete this model's configuration
 LOAD: Final = 2  # JSON: open this model, make this instance, at this seat
 EXECUTE: Final = 3
-CANCEL: Final = 4  # nobody waits for the responses of this request of a batch
-IS_READY: Final = 5  # JSON: ask the model at this seat
+CANCEL: Final = 4  # no more responses to this request of a batch are wanted
+IS_READY: Final = 5  # JSON: query the model at this seat
 CLOSE: Final = 6  # JSON: finalize the model at this seat, and exit if it is the last
-PAUSE: Final = 7  # whoever waits for the responses of this request has enough of them for now
-RESUME: Final = 8  # and wants more again
+PAUSE: Final = 7  # the receiver of the responses to this request cannot take more for now
+RESUME: Final = 8  # the receiver can take more again
 OF_REQUEST: Final = (CANCEL, PAUSE, RESUME)
-ANSWER: Final = 9  # the count says whether it is the last
-TOLD: Final = 10  # JSON: the answer to ASK
-STRETCH: Final = 11  # JSON: models here that may follow a batch, and the number that stands for them
-EXECUTE_ON: Final = 12
-CONTEXTS: Final = 13  # the count says of how many requests
-TRIM: Final = 14  # give back memory of tensors that was not used since the last of these
+ANSWER: Final = 9  # the count is 1 for the last response
+REPLY: Final = 10  # JSON: the reply to ASK
+FUSED_STEPS: Final = 11  # JSON: models in this worker that may follow a batch, and the number that refers to them
+EXECUTE_FUSED: Final = 12
+CONTEXTS: Final = 13  # the count is the number of requests in it
+TRIM: Final = 14  # release tensor memory that was not used since the last TRIM
 # From a worker to the server.
-DONE: Final = 16  # JSON: the answer to COMPLETE, LOAD, IS_READY or CLOSE; the count is that of the question
-FAILED: Final = 17  # JSON: code and message, instead of DONE
+DONE: Final = 16  # JSON: the reply to COMPLETE, LOAD, IS_READY or CLOSE; with the count of that message
+FAILED: Final = 17  # JSON: code and message of an error; sent instead of DONE
 RESULT: Final = 18
 LOG: Final = 19  # JSON: level, text, file, line and the ids of the requests that it is about
 PART: Final = 20
 LAST: Final = 21
 CALL: Final = 22
-GIVE_UP: Final = 23  # nobody waits for the answers to a call
-TAKEN: Final = 24  # so many answers to a call have found a reader
-ASK: Final = 25  # JSON: something that a model wants done, or to know, of other models
-RESULT_ON: Final = 26
+GIVE_UP: Final = 23  # no more responses to a call are wanted
+TAKEN: Final = 24  # the count is the number of responses to a call that were read
+ASK: Final = 25  # JSON: query or control other models for a model
+RESULT_FUSED: Final = 26
 REPORT: Final = 27  # the count is the seat of the engine
-METRICS: Final = 28  # JSON: a number of changes, and what the models here have counted themselves, with all of these
-METRICS_DUE: Final = 30  # JSON: the number of changes before the next response; METRICS with them is to come
-CANCEL_CALL: Final = 29  # a call is to be cancelled; its answers are still waited for
-# Either way.
-SEGMENT: Final = 33  # JSON: memory to map; its descriptor comes by the second socket
-RETURN: Final = 34  # tokens of borrowed views that are done with
-FORGET: Final = 35  # JSON: the number of a segment that no later message will name
+METRICS: Final = 28  # JSON: number of changes, and the metrics of the models in this worker with all those changes
+METRICS_DUE: Final = 30  # JSON: number of changes before the next response; METRICS with them follows
+CANCEL_CALL: Final = 29  # cancel a call; its responses are still wanted
+# In both directions.
+SEGMENT: Final = 33  # JSON: memory to map; its descriptor comes over the second socket
+RETURN: Final = 34  # tokens of borrowed views that are released
+FORGET: Final = 35  # JSON: number of a segment that no later message refers to
 
 STACKS_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
-"""No message, as it gets through to a worker that reads none: it writes down where its threads are. The last of the
-real-time signals is one that hardly anybody uses, and macOS has none of those."""
+"""A signal instead of a message, to reach a worker that reads none: it writes the stacks of its threads. The last
+real-time signal is hardly ever used otherwise; macOS has no real-time signals."""
 FRAME: Final = struct.Struct("<IHH")
 _BATCH: Final = struct.Struct("<II")
 _MARKS: Final = struct.Struct("<QQQQQ")
@@ -88,17 +90,17 @@ _PAIR: Final = struct.Struct("<II")
 _RUN: Final = struct.Struct("<HHI")
 _CONTEXT: Final = struct.Struct("<16sQHH4x")
 SEATS: Final = 256
-"""Instances that may live in one worker. The number of a batch says in its lowest byte which of them has it."""
+"""Maximum number of instances in one worker. The lowest byte of a batch number is the seat of its instance."""
 SEAT: Final = SEATS - 1
 NO_BATCH: Final = 0
-"""The batch of a call that is made for none in particular."""
+"""Batch number of a call that is not made for a particular batch."""
 ALL: Final = 0xFFFF
-"""The index of a call that is made for a batch as a whole."""
+"""Request index of a call that is made for a whole batch."""
 PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
 def frame(kind: int, body: bytes = b"", count: int = 0) -> bytes:
-    """Return a message of ready bytes."""
+    """Return a message with this body."""
     padding = PADDING[len(body) & 7]
     return FRAME.pack(FRAME.size + len(body) + len(padding), kind, count) + body + padding
 
@@ -109,7 +111,7 @@ def json_frame(kind: int, value: object, count: int = 0) -> bytes:
 
 
 def read_json(body: memoryview) -> Any:
-    """Return what ``json_frame`` was given."""
+    """Return the value that ``json_frame`` encoded."""
     return json.loads(bytes(body).rstrip(b"\0"))
 
 
@@ -129,7 +131,7 @@ def read_tokens(body: memoryview, count: int) -> tuple[int, ...]:
 
 
 class Frames:
-    """Cuts a stream of bytes into messages. Owns the buffers they arrive in.
+    """Splits a stream of bytes into messages. Owns the receive buffers.
 
     Each buffer is used once: views on it may outlive the message, and arrays made of them are writable.
     """
@@ -142,11 +144,11 @@ class Frames:
         self._filled = 0
 
     def space(self) -> memoryview:
-        """Return where the next bytes are to be received."""
+        """Return the buffer for the next bytes to receive."""
         return memoryview(self._buffer)[self._filled :]
 
     def received(self, size: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Take note of ``size`` bytes more; yield kind, count and body of each message that is complete."""
+        """Record that ``size`` bytes were received; yield kind, count and body of each complete message."""
         end = self._filled + size
         buffer = self._buffer
         view = memoryview(buffer)
@@ -171,56 +173,56 @@ class Frames:
 
 
 def error_json(error: NeriteError) -> dict[str, str]:
-    """Return what a FAILED message carries."""
+    """Return the body of a FAILED message as JSON."""
     return {"code": error.code, "message": error.message}
 
 
 def error_of(value: dict[str, str]) -> NeriteError:
-    """Return the error that ``error_json`` was given."""
+    """Return the error that ``error_json`` encoded."""
     return BY_CODE.get(value["code"], Internal)(value["message"])
 
 
 def read_error(body: memoryview) -> NeriteError:
-    """Return the error that a FAILED message or an error record carries."""
+    """Return the error of a FAILED message or an error record."""
     return error_of(read_json(body))
 
 
 def batch_message(
     kind: int, batch: int, count: int, tokens: Sequence[int], timings: ExecutionTimes | None, records: list[Buffer]
 ) -> bytes:
-    """Return an EXECUTE, RESULT, PART, LAST, CALL or ANSWER message of ``records``.
+    """Return an EXECUTE, RESULT, PART, LAST, CALL or ANSWER message with ``records``.
 
-    ``count`` is how many there are; of PART and LAST, which request is meant. CALL and ANSWER have the number of the
-    call in place of the batch.
+    ``count`` is the number of records; for PART and LAST, the index of the request. CALL and ANSWER have the number of
+    the call in place of the batch.
     """
     head = _BATCH.pack(batch, len(tokens))
     if tokens:
         padded = (*tokens, 0) if len(tokens) & 1 else tokens
         head += struct.pack(f"<{len(padded)}I", *padded)
     if timings is not None:
-        head += _packed(timings)
+        head += _packed_times(timings)
     size = FRAME.size + len(head) + sum(map(len, records))
     return b"".join((FRAME.pack(size, kind, count), head, *records))
 
 
 def request_frame(kind: int, batch: int, index: int) -> bytes:
-    """Return a CANCEL, PAUSE or RESUME message; with the number of a call, CANCEL_CALL, GIVE_UP or TAKEN."""
+    """Return a CANCEL, PAUSE or RESUME message; with the number of a call, a CANCEL_CALL, GIVE_UP or TAKEN message."""
     return frame(kind, _BATCH.pack(batch, 0), index)
 
 
 def caller(batch: int, index: int, decoupled: bool) -> bytes:
-    """Return what stands before the record of a CALL: for which request it is, and whether it takes any answers."""
+    """Return the part before the record of a CALL: the request that it is made for, and whether it is decoupled."""
     return _CALLER.pack(batch, index, decoupled)
 
 
 def read_caller(body: memoryview, at: int) -> tuple[int, int, bool, int]:
-    """Return what ``caller`` was given, and where the record begins."""
+    """Return the values that ``caller`` encoded, and where the record begins."""
     batch, index, decoupled = _CALLER.unpack_from(body, at)
     return batch, index, bool(decoupled), at + _CALLER.size
 
 
 def contexts_frame(batch: int, contexts: Sequence[TraceContext | None]) -> bytes:
-    """Return a CONTEXTS message: by request, the span of its execution; nothing if no request has one."""
+    """Return a CONTEXTS message with the trace context of each traced request; empty if no request is traced."""
     parts: list[bytes] = []
     count = 0
     for index, context in enumerate(contexts):
@@ -234,7 +236,7 @@ def contexts_frame(batch: int, contexts: Sequence[TraceContext | None]) -> bytes
 
 
 def read_contexts(body: memoryview, count: int) -> dict[int, TraceContext]:
-    """Return what a CONTEXTS message of ``count`` says, by the place of the request in the batch."""
+    """Return the trace contexts of a CONTEXTS message, by the index of the request in the batch."""
     _, _, at = read_batch(body)
     contexts: dict[int, TraceContext] = {}
     for _ in range(count):
@@ -246,60 +248,60 @@ def read_contexts(body: memoryview, count: int) -> dict[int, TraceContext]:
 
 
 class FusedRun(NamedTuple):
-    """One execution of a model that followed."""
+    """One execution of a fused step."""
 
     step: int
-    """Which of those that may follow; from 1."""
+    """Index of the step among the fused steps, from 1."""
     timings: ExecutionTimes
     rows: int
     requests: Sequence[int]
-    """Their places in the batch."""
+    """Indices of the requests in the batch."""
 
 
 class FusedBatch(NamedTuple):
-    """What became of a batch that others may follow."""
+    """Result of the fused steps that followed a batch."""
 
     runs: list[FusedRun]
     reached: list[int]
-    """By request, the step whose answer it has: 0 is the model that was given the batch."""
+    """By request, the step whose response it has: 0 is the model that was given the batch."""
 
 
 def fused_part(number: int) -> bytes:
-    """Return what is before the records of an EXECUTE_ON message."""
+    """Return the part before the records of an EXECUTE_FUSED message."""
     return _PAIR.pack(number, 0)
 
 
 def read_fused(body: memoryview, at: int) -> tuple[int, int]:
-    """Return what ``fused_segment_part`` was given, and where the records begin."""
+    """Return the number that ``fused_part`` encoded, and where the records begin."""
     number: int = _PAIR.unpack_from(body, at)[0]
     return number, at + _PAIR.size
 
 
-def follow_part(along: FusedBatch) -> bytes:
-    """Return what is before the records of a RESULT_ON message."""
-    parts = [_PAIR.pack(len(along.runs), len(along.reached))]
-    for step, timings, rows, requests in along.runs:
-        parts += (_RUN.pack(step, len(requests), rows), _packed(timings), _shorts(requests))
-    parts.append(_shorts(along.reached))
+def follow_part(fused: FusedBatch) -> bytes:
+    """Return the part before the records of a RESULT_FUSED message."""
+    parts = [_PAIR.pack(len(fused.runs), len(fused.reached))]
+    for step, timings, rows, requests in fused.runs:
+        parts += (_RUN.pack(step, len(requests), rows), _packed_times(timings), _packed_shorts(requests))
+    parts.append(_packed_shorts(fused.reached))
     return b"".join(parts)
 
 
 def read_follow(body: memoryview, at: int) -> tuple[FusedBatch, int]:
-    """Return what ``along_part`` was given, and where the records begin."""
+    """Return the result that ``follow_part`` encoded, and where the records begin."""
     runs, size = _PAIR.unpack_from(body, at)
     at += _PAIR.size
-    along = FusedBatch([], [])
+    fused = FusedBatch([], [])
     for _ in range(runs):
         step, count, rows = _RUN.unpack_from(body, at)
         timings, at = read_timings(body, at + _RUN.size)
         requests, at = _read_shorts(body, at, count)
-        along.runs.append(FusedRun(step, timings, rows, requests))
+        fused.runs.append(FusedRun(step, timings, rows, requests))
     reached, at = _read_shorts(body, at, size)
-    along.reached.extend(reached)
-    return along, at
+    fused.reached.extend(reached)
+    return fused, at
 
 
-def _shorts(values: Sequence[int]) -> bytes:
+def _packed_shorts(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(values)}H{-len(values) % 4 * 2}x", *values)
 
 
@@ -307,20 +309,20 @@ def _read_shorts(body: memoryview, at: int, count: int) -> tuple[tuple[int, ...]
     return struct.unpack_from(f"<{count}H", body, at), at + (count + 3) // 4 * 8
 
 
-def _packed(timings: ExecutionTimes) -> bytes:
+def _packed_times(timings: ExecutionTimes) -> bytes:
     return _MARKS.pack(
         timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns, timings.failed
     )
 
 
 def batch_number(body: memoryview) -> int:
-    """Return the number of the batch that a message is of."""
+    """Return the batch number of a message."""
     number: int = _BATCH.unpack_from(body)[0]
     return number
 
 
 def read_batch(body: memoryview) -> tuple[int, tuple[int, ...], int]:
-    """Return batch, tokens returned, and where marks or records begin."""
+    """Return batch number, returned tokens, and where times or records begin."""
     batch, count = _BATCH.unpack_from(body)
     tokens = struct.unpack_from(f"<{count}I", body, _BATCH.size) if count else ()
     return batch, tokens, _BATCH.size + ((count + 1) & ~1) * 4
@@ -335,10 +337,8 @@ def read_timings(body: memoryview, at: int) -> tuple[ExecutionTimes, int]:
     return timings, at + _MARKS.size
 
 
-# Engine reports as they lie in a message.
-#
-# First how the engine is; then for each request that the step has brought forward its batch and index, how it ended,
-# the tokens that are new, and what is told once, when it begins.
+# Engine reports: first the state of the engine; then for each request that the step advanced its batch and index, how
+# it ended, the number of new tokens, and the values that are reported once, when the request begins.
 
 _STATE: Final = struct.Struct("<9I4x5Q")
 _PROGRESS: Final = struct.Struct("<IHHIIIII4xQ")
@@ -348,7 +348,7 @@ _PLACE: Final = {ended: place for place, ended in enumerate(_ENDED)}
 
 
 def report_frame(seat: int, report: EngineReport, place: Callable[[InferenceRequest], tuple[int, int] | None]) -> bytes:
-    """Return the message; ``place`` gives batch and index of a request, None for one that is not known any more."""
+    """Return a REPORT message; ``place`` gives batch and index of a request, None if it is no longer known."""
     counts = (_UNKNOWN if count is None else count for count in report[9:14])
     parts = [_STATE.pack(*report[:9], *counts)]
     for request, tokens, begun, ended in report.progress:
@@ -361,7 +361,7 @@ def report_frame(seat: int, report: EngineReport, place: Callable[[InferenceRequ
 
 
 def read_report(body: memoryview, batch_of: Callable[[int], Batch | None]) -> EngineReport:
-    """Return the report; ``batch_of`` gives the requests of a batch."""
+    """Return the report of a REPORT message; ``batch_of`` gives the requests of a batch."""
     running, waiting, total, free, size, context, most, patience, failures, *counts = _STATE.unpack_from(body)
     queries, hits, preempted, drafted, accepted = (None if count == _UNKNOWN else count for count in counts)
     progress = []

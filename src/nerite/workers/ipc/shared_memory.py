@@ -1,15 +1,14 @@
-"""Memory that two processes share, for tensors too large to push through a socket.
+"""Memory that two processes share, for tensors too large to be sent through a socket.
 
-Theory of operation. An ``Arena`` belongs to the process that writes into it; it is a few segments, each an anonymous
-file (``memfd_create``) that both processes map. Its other side is a ``BufferBorrower`` in each process that reads.
-Nothing has a name in the file system, so nothing is left behind when either side dies, and no limit of /dev/shm
+Theory of operation. An ``Arena`` belongs to the process that writes into it. It consists of a few segments, each an
+anonymous file (``memfd_create``) that both processes map. Its counterpart is a ``BufferBorrower`` in each process that
+reads. Nothing has a name in the file system, so nothing is left behind when either side dies, and no limit of /dev/shm
 applies.
 
-Who may use a piece of memory again, and when? The lifetime of the views answers that, in both processes: ``allocate``
-returns a view whose memory comes back when the last view on it is gone. A view that is lent is kept, by
-``BufferLeases``, until the borrower reports its token; the borrower reports a token when the last of *its* views is
-gone. So a model may keep an input as long as it likes, and a transport may take its time to send an output: the memory
-waits for both.
+Memory is reused when it has no more references, in both processes: ``allocate`` returns a view whose memory is freed
+with the last view on it. ``BufferLeases`` keeps a view that is lent until the borrower returns its token; the borrower
+returns a token when the last of *its* views is gone. So a model may keep an input as long as it likes, and a transport
+may take its time to send an output: the memory waits for both.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ MIN_SIZE = 64 * 1024
 SEGMENT_SIZE = 64 * 1024 * 1024
 BUDGET = 1024 * 1024 * 1024
 TRIM_EVERY = 5.0
-"""Seconds from one ``Arena.trim`` to the next: what is not used for twice as long has no memory."""
+"""Seconds between calls of ``Arena.trim``: memory that is unused for twice as long is released."""
 TRIM_STEP = 0.02
-"""Seconds between two steps of it."""
+"""Seconds between two steps of ``Arena.trim``."""
 _TRIMMED_AT_ONCE = 8 * 1024 * 1024
 
 
 def address_of(view: memoryview) -> int:
-    """Return where the bytes of ``view`` are."""
+    """Return the address of a view's bytes."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
@@ -57,21 +56,21 @@ class Segment:
         self.base = int(self.array(0, size).__array_interface__["data"][0])
 
     def array(self, offset: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return a piece of it: an object that exports the bytes, and whose end can be watched."""
+        """Return a piece of it, as an array that exports the bytes and can have a weak reference."""
         return np.frombuffer(self.memory, np.uint8, size, offset)
 
 
 class _Pieces:
-    """The free pieces of one size, each as segment number and offset. What came back last is used first."""
+    """The free pieces of one size, each as segment number and offset. Last in, first out."""
 
     __slots__ = ("empty", "places", "rested")
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int]] = []
         self.rested = 0
-        """So many, from the first on, have been free since the last trim."""
+        """Number of pieces, from the first on, that have been free since the last trim."""
         self.empty = 0
-        """So many of those have no pages."""
+        """Number of those whose pages were released."""
 
     def take(self) -> tuple[int, int]:
         """Remove and return the last piece."""
@@ -84,15 +83,15 @@ class _Pieces:
 
 
 class Arena:
-    """The owner's side: hands out memory, and knows where a view lies.
+    """The owner's side: allocates memory, and finds the place of a view.
 
-    Only one thread allocates and trims; views may end in any thread.
+    Only one thread allocates and trims; views may be released on any thread.
     """
 
     def __init__(self, budget: int = BUDGET) -> None:
         self.segments: list[Segment] = []
         self.on_segment: list[Callable[[Segment], None]] = []
-        """Called with each new segment before anything in it is handed out."""
+        """Called with each new segment before memory in it is allocated."""
         self.on_close: list[Callable[[], None]] = []
         self._budget = budget
         self._used = 0
@@ -102,7 +101,7 @@ class Arena:
         self._live: dict[int, weakref.ref[Any]] = {}
 
     def allocate(self, size: int) -> memoryview | None:
-        """Return ``size`` writable bytes that come back when the last view on them is gone; None if none are left."""
+        """Return ``size`` writable bytes, freed with the last view on them; None if there is no memory left."""
         rounded = max(MIN_SIZE, 1 << (size - 1).bit_length())
         pieces = self._pieces.get(rounded)
         if pieces is None:
@@ -123,7 +122,7 @@ class Arena:
         return array.data
 
     def _cut(self, size: int) -> tuple[int, int] | None:
-        """Return a piece that was never used; None if there is no room for one."""
+        """Return a piece that was never used; None if there is no space for one."""
         if not self.segments or self._next + size > self.segments[-1].size:
             segment_size = max(SEGMENT_SIZE, size)
             if self._used + segment_size > self._budget:
@@ -141,7 +140,7 @@ class Arena:
         return len(self.segments) - 1, offset
 
     def _segment(self, size: int) -> Segment | None:
-        """Return a new segment; None if no descriptor or no memory is left for one."""
+        """Return a new segment; None if there is no descriptor or no memory left for one."""
         try:
             descriptor = memory_file(size)
         except OSError:
@@ -153,9 +152,9 @@ class Arena:
             return None
 
     def trim(self) -> Iterator[None]:
-        """Give the pages of those pieces back to the system that were not used since the last trim.
+        """Release the pages of pieces that were not used since the last trim.
 
-        In steps of some milliseconds, between which anything else may be done with the arena, but for another trim.
+        Works in steps of some milliseconds, between which the arena may be used for anything but another trim.
         """
         known = [*self._pieces.items()] if hasattr(mmap, "MADV_REMOVE") else []
         for size, pieces in known:
@@ -165,7 +164,7 @@ class Arena:
                 for at in range(offset, offset + size, _TRIMMED_AT_ONCE):
                     self.segments[segment].memory.madvise(mmap.MADV_REMOVE, at, min(size, _TRIMMED_AT_ONCE))
                     yield
-                    if which >= pieces.rested:  # It is in use.
+                    if which >= pieces.rested:  # it is in use
                         break
                 else:
                     pieces.empty = which + 1
@@ -173,14 +172,14 @@ class Arena:
             pieces.rested = len(pieces.places)
 
     def place(self, address: int) -> tuple[int, int] | None:
-        """Return segment number and offset of an address in this arena, None for one in other memory."""
+        """Return segment number and offset of an address in this arena; None for other memory."""
         for number, segment in enumerate(self.segments):
             if 0 <= address - segment.base < segment.size:
                 return number, address - segment.base
         return None
 
     def close(self) -> None:
-        """Close the descriptors; the memory goes when the last view does. Nothing may be allocated afterwards."""
+        """Close the descriptors; the memory goes with the last view. Nothing may be allocated afterwards."""
         for call in self.on_close:
             call()
         self.on_close.clear()
@@ -192,17 +191,17 @@ class Arena:
 
 
 class BufferLeases:
-    """The views that one borrower has, kept until it is done with them."""
+    """The views that one borrower has, kept until it returns their tokens."""
 
     __slots__ = ("_out", "mark")
 
     def __init__(self) -> None:
         self._out: dict[int, tuple[memoryview, int]] = {}
         self.mark = 0
-        """The token of what was lent last."""
+        """Token of the last view that was lent."""
 
     def revoke(self, mark: int) -> None:
-        """Take back what was lent since ``mark``: the borrower was not told of it."""
+        """Revoke the leases since ``mark``, which the borrower was not told of."""
         while self.mark != mark:
             self._out.pop(self.mark, None)
             self.mark = (self.mark - 1) & 0xFFFFFFFF
@@ -214,31 +213,31 @@ class BufferLeases:
         return token
 
     def part(self, token: int, offset: int, size: int) -> memoryview:
-        """Return a part of what was lent, which the borrower hands back as its own output."""
+        """Return a part of a lent view, which the borrower returns as its own output."""
         view, start = self._out[token]
         return view[offset - start : offset - start + size]
 
     def returned(self, token: int) -> None:
-        """Note that the borrower is done with a view."""
+        """Drop a view that the borrower has released."""
         self._out.pop(token, None)
 
 
 class BufferBorrower:
-    """The reader's side: views on what the other process maps, too, and a list of those that are done with."""
+    """The reader's side: views on memory of the other process, and the tokens of those that are released."""
 
     def __init__(self) -> None:
         self.released: list[int] = []
-        """Tokens to report: see ``take_released``."""
+        """Tokens to return: see ``take_released``."""
         self._segments: dict[int, Segment] = {}
         self._live: dict[int, tuple[weakref.ref[Any], int, int, int, int]] = {}
 
     def add(self, number: int, descriptor: int, size: int, *, writable: bool = True) -> Segment:
-        """Map one more segment, and return it. ``descriptor`` is not needed afterwards. Raises ``OSError``."""
+        """Map a segment, and return it. ``descriptor`` is not needed afterwards. Raises ``OSError``."""
         segment = self._segments[number] = Segment(descriptor, size, writable=writable)
         return segment
 
     def forget(self, number: int) -> None:
-        """Let go of a segment: it is unmapped when the last view on it is gone."""
+        """Drop a segment: it is unmapped with the last view on it."""
         self._segments.pop(number, None)
 
     def view(self, segment: int, offset: int, size: int, token: int) -> memoryview:
@@ -254,54 +253,55 @@ class BufferBorrower:
         return array.data
 
     def take_released(self) -> list[int]:
-        """Return the tokens to report, and forget them."""
+        """Return and remove the tokens to return."""
         released = self.released
         tokens = released[:]
-        # Not ``clear``: a view may end in another thread between the two lines.
+        # Not ``clear``: another thread may release a view between the two lines.
         del released[: len(tokens)]
         return tokens
 
     def find(self, address: int, size: int) -> tuple[int, int, int] | None:
-        """Return segment, offset and token if so many bytes lie within something borrowed just now, else None."""
-        # Of a copy: a view may end in another thread meanwhile.
+        """Return segment, offset and token of borrowed memory that contains these bytes; None if there is none."""
+        # On a copy: another thread may release a view meanwhile.
         for token, (_, start, whole, segment, offset) in self._live.copy().items():
             if start <= address and address + size <= start + whole:
                 return segment, offset + address - start, token
         return None
 
 
-# Shared memory that a worker maps though it is not the arena of its model, so that tensors there need not be copied.
+# Foreign segments: memory that a worker maps although it is not the arena of its model, so that tensors in it need not
+# be copied.
 #
-# The arenas of other models, and the memory that other workers write their answers into: an output of one model goes
-# to the next as it lies. What clients share is not among it: they may shorten it (``regions``).
+# These are the arenas of other models, and the memory that other workers write their responses into: an output of one
+# model is passed to the next in place. Memory that clients share is not included: they may truncate it (``regions``).
 
 FIRST: Final = 1 << 16
-"""Numbers of guests begin here; below are the segments of arenas."""
+"""Lowest number of a foreign segment; numbers below are segments of arenas."""
 
 
 class ForeignSegment(NamedTuple):
-    """A file that is mapped."""
+    """A mapped file."""
 
     number: int
     descriptor: int
     size: int
     base: int
-    """Where in this process it is mapped."""
+    """Address of its mapping in this process."""
 
 
 class ForeignSegments:
-    """Every guest there is. For the loop's thread only."""
+    """All foreign segments of a server. For the loop's thread only."""
 
     def __init__(self) -> None:
         self.on_gone: list[Callable[[int], None]] = []
-        """Called with the number of each guest that is removed."""
+        """Called with the number of each foreign segment that is removed."""
         self._foreign_segments: dict[int, ForeignSegment] = {}
         self._by_base: list[tuple[int, int]] = []
-        """Where each begins, and its number, ascending."""
+        """Base address and number of each, sorted."""
         self._next = FIRST
 
     def add(self, descriptor: int, size: int, base: int) -> int:
-        """Take in a file, which is mapped at ``base``; return its number. Takes over ``descriptor``."""
+        """Add a file, which is mapped at ``base``; return its number. Takes ownership of ``descriptor``."""
         number = self._next
         self._next += 1
         self._foreign_segments[number] = ForeignSegment(number, descriptor, size, base)
@@ -309,19 +309,19 @@ class ForeignSegments:
         return number
 
     def host(self, arena: Arena) -> None:
-        """Have every segment of an arena as a guest for as long as it is open."""
+        """Add every segment of an arena, until it is closed."""
 
         def add(segment: Segment) -> None:
             try:
                 descriptor = os.dup(segment.descriptor)
-            except OSError:  # no descriptor is left: what lies there is copied for the workers of other models
+            except OSError:  # no descriptor is left: the data is copied for the workers of other models
                 return
             arena.on_close.append(partial(self.remove, self.add(descriptor, segment.size, segment.base)))
 
         arena.on_segment.append(add)
 
     def remove(self, number: int) -> None:
-        """Forget a guest; whoever reads it at that moment keeps the mapping until done."""
+        """Remove a foreign segment; processes that use it keep their mapping until they are done."""
         foreign_segment = self._foreign_segments.pop(number)
         self._by_base.remove((foreign_segment.base, number))
         os.close(foreign_segment.descriptor)
@@ -329,7 +329,7 @@ class ForeignSegments:
             tell(number)
 
     def find(self, address: int, size: int) -> tuple[ForeignSegment, int] | None:
-        """Return the guest that so many bytes lie in, and their place in it; None for other memory."""
+        """Return the foreign segment that contains these bytes, and their offset in it; None for other memory."""
         at = bisect.bisect_right(self._by_base, (address, self._next))
         if not at:
             return None
@@ -338,37 +338,37 @@ class ForeignSegments:
         return (foreign_segment, place) if place + size <= foreign_segment.size else None
 
 
-# Descriptors that come over a socket, also where this process may have no more open than it has.
+# Descriptors received over a socket, also when this process has reached its limit of open descriptors.
 
 _SPARES: Final = 8
 _FOR_EACH: Final = 2
-"""One is the descriptor's own, one is that which Python keeps of what it maps."""
+"""One for the descriptor itself, and one for the duplicate that Python keeps for a mapping."""
 
 _DESCRIPTOR: Final = struct.Struct("i")
 
 _spares: list[int] = []
-"""Descriptors of nothing, whose places others take."""
+"""Placeholder descriptors, closed to make room for received ones."""
 
 
 def keep_spares() -> None:
-    """Have some to spare, as far as that is possible now. For the loop's thread, as ``received``."""
+    """Open placeholder descriptors, as far as possible. For the loop's thread, like ``received_descriptors``."""
     with contextlib.suppress(OSError):
         while len(_spares) < _SPARES:
             _spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def received_descriptors(line: socket.socket) -> int:
-    """Return the descriptor that comes next, to be mapped. Raises ``OSError`` if there is no place for it.
+    """Return the next descriptor, to be mapped. Raises ``OSError`` if there is no room for it.
 
-    ``keep_spares`` is to follow: a mapping may have had to take the place of some.
+    To be followed by ``keep_spares``: a mapping may have used up placeholders.
     """
     while True:
         exhausted = not _spares
         for spare in _spares[-_FOR_EACH:]:
             os.close(spare)
         del _spares[-_FOR_EACH:]
-        # What there is no place for is lost, unless it was only looked at.
-        # (``socket.recv_fds`` leaves flags out.)
+        # A descriptor without room is lost when it is received, unless the message was only peeked at.
+        # (``socket.recv_fds`` ignores flags.)
         _, found, _, _ = line.recvmsg(1, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_PEEK)
         if found:
             line.recv(1)

@@ -1,15 +1,15 @@
-// What happened between two looks at counters: rates, means and percentiles.
+// Difference between two readings of the counters: rates, means and percentiles.
 
 import { emptyHistogram } from "./exposition.js";
 
 const NONE = {};
 
-/** Between `before` and `now`, the numbers of one version at two times that lie `seconds` apart. */
+/** Change of the metrics of one version between two readings, `before` and `now`, that are `seconds` apart. */
 export class Change {
   constructor(now = NONE, before = NONE, seconds = 0) {
     this.now = now;
     this.seconds = seconds;
-    // A version that was loaded again counts from nothing.
+    // The counters of a reloaded version restart at zero.
     this.before = (now.success ?? 0) < (before.success ?? 0) ? NONE : before;
   }
 
@@ -17,12 +17,12 @@ export class Change {
     return (this.now[name] ?? 0) - (this.before[name] ?? 0);
   }
 
-  /** How many a second; null where nobody knows yet. */
+  /** Rate per second; null if it is not known yet. */
   rate(name) {
     return this.seconds && name in this.now ? this.count(name) / this.seconds : null;
   }
 
-  /** How many requests a second were answered, well or not. */
+  /** Completed requests per second, successful or not. */
   get requests() {
     const good = this.rate("success");
     return good === null ? null : good + (this.rate("failures") ?? 0);
@@ -43,7 +43,7 @@ export class Change {
     return counts.at(-1) ? sum / counts.at(-1) : null;
   }
 
-  /** As Prometheus's histogram_quantile: evenly spread between two bounds. Null where nothing was counted. */
+  /** Like Prometheus's histogram_quantile: linear interpolation within a bucket. Null if nothing was counted. */
   quantile(name, share) {
     const { bounds, counts } = this.histogram(name);
     const total = counts.at(-1);

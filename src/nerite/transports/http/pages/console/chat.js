@@ -1,10 +1,10 @@
-// A conversation with a language model. Its answers appear as they come.
+// Chat with a language model. Its replies appear as they are generated.
 
 import { element } from "./elements.js";
 import * as format from "./format.js";
 import * as server from "./server.js";
 
-/** Say if a model writes texts, by its tensors. */
+/** Return whether a model generates text, judging by its tensors. */
 export function writes({ inputs, outputs }) {
   return outputs.some(({ name }) => name === "text_output") && inputs.some(({ name }) => ["text_input", "prompt"].includes(name));
 }
@@ -17,14 +17,14 @@ export class Chat {
     this.text = element("textarea", {
       rows: 2,
       "aria-label": "Message",
-      placeholder: "Message (Enter sends, Shift+Enter begins a line)",
+      placeholder: "Message (Enter to send, Shift+Enter for a new line)",
       on: { keydown: (event) => this.key(event) },
     });
     this.send = element("button", { type: "submit", className: "main" }, "Send");
     this.stop = element("button", { type: "button", hidden: true, on: { click: () => this.cancel?.abort() } }, "Stop");
-    this.clear = element("button", { type: "button", hidden: true, on: { click: () => this.forget() } }, "Begin anew");
-    this.said = element("span", { className: "muted", role: "status" });
-    const bar = element("p", { className: "bar" }, this.send, this.stop, this.clear, this.said);
+    this.clear = element("button", { type: "button", hidden: true, on: { click: () => this.forget() } }, "New chat");
+    this.status = element("span", { className: "muted", role: "status" });
+    const bar = element("p", { className: "bar" }, this.send, this.stop, this.clear, this.status);
     this.form = element("form", { on: { submit: (event) => this.submit(event) } }, this.text, bar);
     this.root = element("section", { className: "talk" }, element("h2", {}, "Chat"), this.log, this.form);
   }
@@ -43,7 +43,7 @@ export class Chat {
     this.cancel?.abort();
     this.messages = [];
     this.log.replaceChildren();
-    this.said.textContent = "";
+    this.status.textContent = "";
     this.clear.hidden = true;
     this.text.focus();
   }
@@ -68,16 +68,16 @@ export class Chat {
       }
       this.messages = [...asked, { role: "assistant", content: answer.textContent }];
       const whole = (performance.now() - began) / 1000;
-      this.said.textContent = `${first === null ? "No text" : `First text after ${format.seconds(first / 1000)}`}, all after ${format.seconds(whole)}`;
+      this.status.textContent = `${first === null ? "No output" : `First text after ${format.seconds(first / 1000)}`}, all after ${format.seconds(whole)}`;
     } catch (error) {
       if (error.name === "AbortError") {
-        // What was said stays said, if the conversation goes on.
+        // Keep the partial reply if the conversation continues.
         if (this.messages.length || shown[0].isConnected) this.messages = [...asked, { role: "assistant", content: answer.textContent }];
-        this.said.textContent = shown[0].isConnected ? "Stopped" : "";
+        this.status.textContent = shown[0].isConnected ? "Stopped" : "";
       } else {
         for (const each of shown) each.remove();
-        this.text.value ||= content; // To be sent again.
-        this.said.textContent = error.message;
+        this.text.value ||= content; // So that it can be sent again.
+        this.status.textContent = error.message;
       }
     }
     this.cancel = null;
@@ -107,6 +107,6 @@ export class Chat {
     this.send.setAttribute("aria-disabled", String(on));
     this.stop.hidden = !on;
     this.clear.hidden = on || !this.messages.length;
-    if (on) this.said.textContent = "…";
+    if (on) this.status.textContent = "…";
   }
 }

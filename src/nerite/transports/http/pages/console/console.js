@@ -1,4 +1,4 @@
-// The console: looks at the server again and again, and shows the page that the address names.
+// Entry point of the console: polls the server and shows the page that the URL fragment names.
 
 import { say } from "./elements.js";
 import { parse } from "./exposition.js";
@@ -13,7 +13,7 @@ import { Workers } from "./workers.js";
 
 const EVERY = 2000;
 const LIST_EVERY = 10_000;
-/** After a look that took long comes a rest of so many times as long: pages of a thousand models are work. */
+/** After a slow poll, wait this many times its duration: metrics of a thousand models are expensive. */
 const REST = 10;
 const LONGEST = 15_000;
 const VIEWS = { models: ModelView, settings: Settings, tenants: Tenants, workers: Workers };
@@ -33,7 +33,7 @@ class Console {
     this.warnings = new Map();
   }
 
-  /** Show the page that the address names. */
+  /** Show the page that the URL fragment names. */
   open() {
     const [page, ...rest] = location.hash.slice(2).split("/").map(decodeURIComponent);
     this.view?.close();
@@ -49,11 +49,11 @@ class Console {
     this.view.update();
   }
 
-  /** Look at the server for as long as the page is there; not while nobody sees it. */
+  /** Poll the server for as long as the page is open, but not while it is hidden. */
   async watch() {
     for (;;) {
       const began = performance.now();
-      await this.look(began);
+      await this.poll(began);
       const took = performance.now() - began;
       const rest = Math.max(EVERY - took, Math.min(REST * took, LONGEST));
       await new Promise((done) => setTimeout(done, rest));
@@ -61,7 +61,7 @@ class Console {
     }
   }
 
-  async look(began) {
+  async poll(began) {
     const list = async () => {
       if (began - this.listed < LIST_EVERY) return;
       await this.models.list();

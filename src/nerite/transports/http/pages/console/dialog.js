@@ -1,8 +1,8 @@
-// Questions that have to be answered first. Esc is no, and the focus goes back to where it was.
+// Modal dialogs. Esc cancels, and the focus returns to where it was.
 
 import { element } from "./elements.js";
 
-/** Ask; return whether the answer was the button that says `yes`. `content` is what stands above the buttons. */
+/** Show a dialog with `content` above the buttons; return whether the `yes` button was chosen. */
 export function askInDialog(title, content, yes, no = "Cancel") {
   const heading = element("h2", { id: "dialog-title" }, title);
   const buttons = element(

@@ -1,6 +1,6 @@
-// Elements of the page, made of data alone: no text ever becomes markup.
+// Creates elements from data only: text never becomes markup.
 
-/** Return an element. What has a dash or is not a property becomes an attribute; `on` has listeners by event. */
+/** Create an element. Keys that are not properties become attributes; `on` has listeners by event. */
 export function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
@@ -16,7 +16,7 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-/** Return an element of a drawing. */
+/** Create an SVG element. */
 export function shape(name, attributes = {}, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -24,7 +24,7 @@ export function shape(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Say something in an element, unless it says so already: who selects text or listens to it is not disturbed. */
+/** Set the text of an element if it differs, so that text selections and screen readers are not disturbed. */
 export function say(where, text) {
   if (where.textContent !== text) where.textContent = text;
 }

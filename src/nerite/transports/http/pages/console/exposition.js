@@ -1,6 +1,6 @@
-// The metrics page: Prometheus's text, as numbers of each model version.
+// Parser of the metrics page: Prometheus's text format to numbers by model version.
 
-/** Where a sample goes: its name here, and how samples of several labels become one. */
+/** Metrics that are read, and their names here. Samples with different labels are added up. */
 const COUNTS = {
   nv_inference_request_success: "success",
   nv_inference_request_failure: "failures",
@@ -28,7 +28,7 @@ const MACHINE = { nv_cpu_utilization: "cpu", nv_cpu_memory_used_bytes: "memoryUs
 const PART = /^(.*)_(bucket|sum|count)$/;
 const LABEL = /([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 
-/** A histogram as it is told: counts up to each bound, of which the last is infinite. */
+/** A cumulative histogram, as in the metrics: counts up to each bound, the last of which is infinite. */
 export const emptyHistogram = () => ({ bounds: [], counts: [], sum: 0 });
 
 /** Return `versions` (by `key` of model and version) and `machine`. Histograms of stages are `stage:queue` and so on. */
@@ -40,7 +40,7 @@ export function parse(text) {
     if (!versions.has(at)) versions.set(at, {});
     return versions.get(at);
   };
-  // Most lines are buckets, which differ from the line before in the bound alone: their labels are read once.
+  // Most lines are buckets that differ from the previous line only in the bound: their labels are parsed once.
   let before = "";
   let histogram = null;
   for (const line of text.split("\n")) {

@@ -1,4 +1,4 @@
-// Quantities as people read them. Nothing is `–`.
+// Formats quantities for people. A missing value is shown as `–`.
 
 const NOTHING = "–";
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -14,7 +14,7 @@ const scaled = (steps) => (value) => {
 export const seconds = scaled([[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
 export const bytes = scaled([[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]);
 
-/** A rate, a mean: with as many digits as one looks at. */
+/** Format a rate or a mean with three significant digits, or as an integer from 1000. */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return NOTHING;
   return (Math.abs(value) < 1000 ? short : whole).format(value);
@@ -24,7 +24,7 @@ const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const share = (value) => (value === null || Number.isNaN(value) ? NOTHING : `${tenths.format(value * 100)} %`);
 
-/** A time that something has lasted, in its two largest units. */
+/** Format a duration in its two largest units. */
 export function span(seconds) {
   const units = [["d", 86_400], ["h", 3600], ["min", 60], ["s", 1]];
   const at = units.findIndex(([, size]) => seconds >= size);

@@ -1,4 +1,4 @@
-// The steps of an ensemble as a drawing: tensors flow from left to right, and each step tells how long it takes.
+// Drawing of the steps of an ensemble: tensors flow from left to right, and each step shows its mean duration.
 
 import { element, say, shape } from "./elements.js";
 import { key } from "./exposition.js";
@@ -8,7 +8,7 @@ const BOX = { width: 168, height: 54 };
 const GAP = { x: 96, y: 26 };
 const MARGIN = 12;
 
-/** Place the steps of an ensemble in columns: each behind those whose tensors it takes. */
+/** Lay out the steps of an ensemble in columns: each to the right of the steps whose tensors it takes. */
 export function arrange({ input, output, ensemble_scheduling: { step: steps } }) {
   const ends = { inputs: { name: "inputs", gives: input.map((each) => each.name), takes: [], column: 0 } };
   const boxes = steps.map((step) => ({
@@ -72,7 +72,7 @@ export class Graph {
       say(time, means[at] === null ? "–" : `${format.seconds(means[at])} on average`);
       bar.setAttribute("width", most > 0 ? (BOX.width * (means[at] ?? 0)) / most : 0);
     });
-    say(this.span, changes.some(([, recent]) => recent) ? "mean of all requests to each model in the last seconds" : "");
+    say(this.span, changes.some(([, recent]) => recent) ? "mean over all requests to each model in the last seconds" : "");
   }
 }
 

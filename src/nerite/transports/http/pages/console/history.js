@@ -1,11 +1,11 @@
-// What the numbers were over the last minutes: points for plots, and a recent span for tables.
+// History of the metrics over the last minutes: points for plots, and a recent span for tables.
 
 import { Change } from "./change.js";
 
 const KEPT = 5 * 60;
 const RECENT = 10;
 
-/** One line of a plot for each of these. */
+/** The lines that plots can show, each a function of a `Change`. */
 const LINES = {
   requests: (change) => change.requests,
   failures: (change) => change.rate("failures"),
@@ -31,20 +31,20 @@ export class History {
   constructor() {
     this.times = [];
     this.points = [];
-    this.looks = [];
+    this.readings = [];
   }
 
-  /** Take a look at the metrics page, at a time in seconds. */
+  /** Add a reading of the metrics page, taken at a time in seconds. */
   note(time, { versions, machine }) {
-    const last = this.looks.at(-1);
+    const last = this.readings.at(-1);
     const point = new Map();
     for (const [key, now] of versions) {
-      // What appears while somebody watches began at nothing.
+      // A version that appears later has no previous reading; its counters started at zero.
       const change = last && new Change(now, last.versions.get(key), time - last.time);
       if (change) point.set(key, Object.fromEntries(Object.entries(LINES).map(([name, of]) => [name, of(change)])));
     }
-    this.looks.push({ time, versions, machine });
-    while (this.looks.length > 2 && this.looks[1].time <= time - RECENT) this.looks.shift();
+    this.readings.push({ time, versions, machine });
+    while (this.readings.length > 2 && this.readings[1].time <= time - RECENT) this.readings.shift();
     if (!last) return;
     this.times.push(time);
     this.points.push(point);
@@ -55,27 +55,27 @@ export class History {
   }
 
   get machine() {
-    return this.looks.at(-1)?.machine ?? {};
+    return this.readings.at(-1)?.machine ?? {};
   }
 
-  /** Return what happened to a version lately. */
+  /** Return the change of a version over the last seconds. */
   recent(key) {
-    const [first, last] = [this.looks[0], this.looks.at(-1)];
+    const [first, last] = [this.readings[0], this.readings.at(-1)];
     if (!last) return new Change();
     return new Change(last.versions.get(key), first.versions.get(key), last.time - first.time);
   }
 
-  /** Return all that happened to a version since it was loaded. */
+  /** Return the change of a version since it was loaded. */
   ever(key) {
-    return new Change(this.looks.at(-1)?.versions.get(key));
+    return new Change(this.readings.at(-1)?.versions.get(key));
   }
 
-  /** Return a line of a version, one value for each of `times`; null where nothing is known. */
+  /** Return a line of a version: one value for each of `times`, null if unknown. */
   line(key, name) {
     return this.points.map((point) => point.get(key)?.[name] ?? null);
   }
 
-  /** Return the sums of all versions: for each of `times`, and by name. */
+  /** Return the sums over all versions, by name: one value for each of `times`. */
   all() {
     const sum = (point, name) => {
       let total = 0;

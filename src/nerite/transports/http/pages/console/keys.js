@@ -1,4 +1,4 @@
-// The keys of restricted endpoints: asked for when they are needed, kept as long as the tab is open.
+// Keys of restricted endpoints: requested from the user when needed, and kept until the tab is closed.
 
 import { askInDialog } from "./dialog.js";
 import { element } from "./elements.js";
@@ -8,28 +8,28 @@ const kept = JSON.parse(sessionStorage.getItem(STORE) ?? "{}");
 const declined = new Set();
 let asking = Promise.resolve();
 
-/** Return the headers that open what was opened before. */
+/** Return the headers with all known keys. */
 export const headers = () => ({ ...kept });
 
 /**
- * Get the value of a header, after a call with the value `used` was refused; return whether there is a new one.
- * Who declined is asked again only if `insist`ed upon.
+ * Ask the user for a key after a request with the value `used` was rejected; return whether there is a new value.
+ * A user who has declined is asked again only with `insist`.
  */
 export function askFor(header, used, insist) {
-  asking = asking.then(() => askOnce(header, used, insist)); // One question at a time.
+  asking = asking.then(() => askOnce(header, used, insist)); // One dialog at a time.
   return asking;
 }
 
 async function askOnce(header, used, insist) {
-  if (kept[header] !== used) return true; // Somebody else got it in the meantime.
+  if (kept[header] !== used) return true; // Another request got it in the meantime.
   if (declined.has(header) && !insist) return false;
   const input = element("input", { type: "password", name: "key", autocomplete: "off", required: true });
-  const why = used === undefined ? "The server wants a key for this." : "The key that was given does not open this.";
+  const why = used === undefined ? "This needs a key." : "The server rejected the key.";
   const content = [
-    element("p", {}, `${why} It is kept until this tab is closed.`),
+    element("p", {}, `${why} Keys are kept until this tab is closed.`),
     element("label", {}, element("code", {}, header), input),
   ];
-  const given = (await askInDialog("Restricted", content, "Open", "Not now")) && input.value;
+  const given = (await askInDialog("Restricted", content, "Unlock", "Not now")) && input.value;
   declined[given ? "delete" : "add"](header);
   if (!given) return false;
   kept[header] = given;

@@ -1,4 +1,4 @@
-// One version of a model: how it does, where the time goes, how it is set up.
+// Page of one model version: live plots, time by stage, configuration, and forms to try it.
 
 import { Chat, writes } from "./chat.js";
 import { element, say } from "./elements.js";
@@ -12,7 +12,7 @@ import { Form } from "./settings.js";
 import { Stages } from "./stages.js";
 import { TryIt } from "./tryit.js";
 
-/** Title, names of the lines in the legend, their names in the history, how values are said. */
+/** Title, names of the lines in the legend, their names in the history, formatter of the values. */
 const PLOTS = [
   ["Throughput", ["requests/s", "errors/s", "rows/s"], ["requests", "failures", "rows"], format.number],
   ["Latency", ["p50", "p90", "p99"], ["p50", "p90", "p99"], format.seconds],
@@ -20,7 +20,7 @@ const PLOTS = [
   ["Batch size", ["rows, mean"], ["batch"], format.number],
 ];
 const TOKEN_PLOTS = [
-  ["Tokens a second", ["generated", "read"], ["generatedTokens", "promptTokens"], format.number],
+  ["Tokens per second", ["generated", "prompt"], ["generatedTokens", "promptTokens"], format.number],
   ["Time to first token", ["p50", "p99"], ["firstToken50", "firstToken99"], format.seconds],
   ["Time between tokens", ["p50", "p99"], ["between50", "between99"], format.seconds],
   ["In the engine", ["running", "waiting"], ["running", "waiting"], format.number],
@@ -62,14 +62,14 @@ export class ModelView {
     const version = models.of(this.name).find((each) => each.version === this.wanted) ?? models.latest(this.name);
     this.actions.update();
     if (!version) {
-      say(this.reason, models.versions.length ? "There is no such model." : "");
+      say(this.reason, models.versions.length ? "No such model." : "");
       return;
     }
     const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
     say(this.reason, version.reason === "unloaded" ? "" : version.reason);
-    this.tellVersions(models.of(this.name), version.version);
+    this.showVersions(models.of(this.name), version.version);
     const at = key(this.name, version.version);
     this.draw(at, history);
     this.stages.update(history.recent(at), history.ever(at));
@@ -81,7 +81,7 @@ export class ModelView {
       this.version = version.version;
       this.describe();
     }
-    this.tellFacts(history.recent(at).now);
+    this.showFacts(history.recent(at).now);
   }
 
   close() {
@@ -91,17 +91,17 @@ export class ModelView {
 
   draw(at, history) {
     const wanted = "generatedTokens" in history.recent(at).now ? [...PLOTS, ...TOKEN_PLOTS] : PLOTS;
-    for (const [title, labels, lines, say] of wanted.slice(this.plots.length)) {
-      const plot = new Plot(title, labels, say);
+    for (const [title, labels, lines, text] of wanted.slice(this.plots.length)) {
+      const plot = new Plot(title, labels, text);
       this.plots.push({ plot, lines });
       this.grid.append(plot.root);
     }
     for (const { plot, lines } of this.plots) plot.show(history.times, lines.map((name) => history.line(at, name)));
   }
 
-  tellVersions(all, current) {
-    if (all.length < 2 || this.others.dataset.told === `${all.length} ${current}`) return;
-    this.others.dataset.told = `${all.length} ${current}`;
+  showVersions(all, current) {
+    if (all.length < 2 || this.others.dataset.shown === `${all.length} ${current}`) return;
+    this.others.dataset.shown = `${all.length} ${current}`;
     const link = ({ version }) => {
       const href = `#/models/${encodeURIComponent(this.name)}/${version}`;
       return element("a", { href, ...(version === current && { "aria-current": "page" }) }, `version ${version}`);
@@ -109,7 +109,7 @@ export class ModelView {
     this.others.replaceChildren(...all.map(link));
   }
 
-  /** Ask what the version is; that changes when it is loaded anew. */
+  /** Fetch the configuration and metadata of the version, which may change when it is reloaded. */
   async describe() {
     this.chat?.close();
     this.config = this.graph = this.chat = null;
@@ -122,7 +122,7 @@ export class ModelView {
       const metadata = await server.get(place);
       const source = element("pre", {}, JSON.stringify(this.config, null, 2));
       const details = element("details", {}, element("summary", {}, "Configuration"), source);
-      // Chats go to the version that answers who names none.
+      // The chat API has no version: requests go to the latest one.
       const newest = this.console.models.latest(this.name)?.version === this.version;
       if (newest && writes(metadata)) this.chat = new Chat(this.name);
       const parts = [...(this.chat ? [this.chat.root] : []), new TryIt(metadata, this.config, this.version).root];
@@ -132,19 +132,19 @@ export class ModelView {
         this.steps.replaceChildren(this.graph.root);
       }
     } catch (error) {
-      this.parts.replaceChildren(element("p", { className: "muted" }, `What it takes and gives: ${error.message}`));
+      this.parts.replaceChildren(element("p", { className: "muted" }, `The configuration could not be read: ${error.message}`));
     }
     this.update();
   }
 
-  /** The trace settings of this model: those of the server, but for what is set here. Asked for when they are wanted. */
+  /** Return the trace settings of this model, which override those of the server. Fetched when they are opened. */
   traces() {
     const form = new Form("Traces of this model", `v2/models/${this.name}/trace/setting`);
-    const asked = (event) => event.target.open && form.read();
-    return element("details", { on: { toggle: asked } }, element("summary", {}, "Traces"), form.root);
+    const toggled = (event) => event.target.open && form.read();
+    return element("details", { on: { toggle: toggled } }, element("summary", {}, "Traces"), form.root);
   }
 
-  tellFacts(now) {
+  showFacts(now) {
     const facts = [];
     if (this.config) {
       const { backend, platform, max_batch_size: most, instance_group: groups = [] } = this.config;
@@ -155,12 +155,12 @@ export class ModelView {
       if (groups.length) facts.push(["Instances", `${instances} (${kinds})`]);
     }
     if (now.memory) {
-      facts.push(["Memory of workers", format.bytes(now.memory)], ["Workers restarted", format.number(now.restarts)]);
+      facts.push(["Worker memory", format.bytes(now.memory)], ["Worker restarts", format.number(now.restarts)]);
     }
-    if (now.loadSeconds) facts.push(["Loaded in", format.seconds(now.loadSeconds)]);
+    if (now.loadSeconds) facts.push(["Load time", format.seconds(now.loadSeconds)]);
     const text = JSON.stringify(facts);
-    if (this.facts.dataset.told === text) return;
-    this.facts.dataset.told = text;
+    if (this.facts.dataset.shown === text) return;
+    this.facts.dataset.shown = text;
     const pairs = facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
     this.facts.replaceChildren(...pairs);
   }

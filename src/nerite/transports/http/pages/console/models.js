@@ -1,22 +1,22 @@
-// The models of the repositories, and what can be done to them.
+// The models of the repositories, and buttons to load and unload them.
 
 import { askInDialog } from "./dialog.js";
 import { element } from "./elements.js";
 import * as server from "./server.js";
 
-/** Every version of every model: name, version (empty if none was ever loaded), state, reason, and what it was made of. */
+/** Every version of every model: name, version (empty if it was never loaded), state, reason, and content hash. */
 export class Models {
   constructor() {
     this.versions = [];
     this.busy = new Map();
-    /** Why models cannot be loaded and unloaded here; undefined until it is known. */
+    /** Why models cannot be loaded and unloaded here, empty if they can; undefined until it is known. */
     this.fixed = undefined;
   }
 
   async list() {
-    const told = await server.index();
+    const listed = await server.index();
     this.fixed = await server.controlNote();
-    this.versions = told
+    this.versions = listed
       .map(({ name, version = "", state = "", reason = "", hash = "" }) => ({ name, version, state, reason, hash }))
       .sort((one, other) => one.name.localeCompare(other.name) || Number(one.version) - Number(other.version));
   }
@@ -25,13 +25,13 @@ export class Models {
     return this.versions.filter((each) => each.name === name);
   }
 
-  /** Return the version that answers who names none. */
+  /** Return the version that requests without a version go to. */
   latest(name) {
     const all = this.of(name);
     return all.findLast((each) => each.state === "READY") ?? all.at(-1);
   }
 
-  /** Run what changes a model; `doing` is what is said meanwhile. Raises what the server refuses. */
+  /** Run `work`, which changes a model; `doing` is shown meanwhile. Throws the server's errors. */
   async change(name, doing, work) {
     this.busy.set(name, doing);
     try {
@@ -43,7 +43,7 @@ export class Models {
   }
 }
 
-/** Return the state of a version in words, and a class for its colour. */
+/** Return the state of a version in words, and the CSS class of its colour. */
 export function stateOf({ state, reason }) {
   if (state === "READY") return ["ready", "good"];
   if (state === "" || reason === "unloaded") return [state ? "unloaded" : "not loaded", "idle"];
@@ -51,7 +51,7 @@ export function stateOf({ state, reason }) {
   return [state.toLowerCase(), "idle"];
 }
 
-/** Buttons that load and unload a model, where the server does that. `changed` is told before and after; `failed` gets what went wrong. */
+/** Buttons that load and unload a model, if the server allows it. `changed` is called before and after; `failed` gets errors. */
 export class Actions {
   constructor(name, models, { changed, failed }) {
     this.name = name;
@@ -73,14 +73,14 @@ export class Actions {
       this.load.textContent = doing ?? name;
       this.load.setAttribute("aria-label", `${doing ?? name} ${this.name}`);
     }
-    // Not `disabled`, which would take the focus away from whoever pressed it.
+    // Not `disabled`, which would take the focus away from the button.
     this.load.setAttribute("aria-disabled", String(Boolean(doing)));
     this.unload.hidden = !ready || Boolean(doing);
     this.root.hidden = this.models.fixed !== "";
   }
 
   async confirmUnload() {
-    const content = [element("p", {}, "Requests to it are refused until it is loaded again.")];
+    const content = [element("p", {}, "Requests to it are rejected until it is loaded again.")];
     if (await askInDialog(`Unload ${this.name}?`, content, "Unload")) {
       this.load.focus();
       await this.run("Unloading…", () => server.unload(this.name));

@@ -1,4 +1,4 @@
-// All models at a glance: a table that sorts, a box that filters, and the load of the whole server.
+// Overview page: a sortable and filterable table of all models, and the load of the whole server.
 
 import { element, say } from "./elements.js";
 import { key } from "./exposition.js";
@@ -6,7 +6,7 @@ import * as format from "./format.js";
 import { Actions, stateOf } from "./models.js";
 import { Plot } from "./plot.js";
 
-/** Name of a column, what a version is sorted by, how that is said. */
+/** Name of a column, function that returns its value, formatter of the value. */
 const NUMBERS = [
   ["Requests/s", (change) => change.requests, format.number],
   ["Errors/s", (change) => change.rate("failures"), format.number],
@@ -25,7 +25,7 @@ export class Overview {
     this.order = { column: 0, down: false };
     this.rows = new Map();
     this.tiles = new Map();
-    this.plot = new Plot("Requests a second", ["requests", "errors"], format.number);
+    this.plot = new Plot("Requests per second", ["requests", "errors"], format.number);
     this.filter = element("input", {
       type: "search",
       placeholder: "Filter by name or state",
@@ -70,9 +70,9 @@ export class Overview {
     const known = history.times.length > 0;
     this.tile("Requests/s", known ? format.number(total(3)) : "–");
     this.tile("Errors/s", known ? format.number(total(4)) : "–");
-    this.tile("In queues", known ? format.number(total(7)) : "–");
+    this.tile("Queued", known ? format.number(total(7)) : "–");
     const { cpu, memoryUsed, memoryTotal } = history.machine;
-    if (cpu !== undefined) this.tile("Processor", format.share(cpu));
+    if (cpu !== undefined) this.tile("CPU", format.share(cpu));
     if (memoryUsed !== undefined) this.tile("Memory in use", format.share(memoryUsed / memoryTotal));
     this.arrange();
   }
@@ -84,7 +84,7 @@ export class Overview {
   head(name, column) {
     const sort = () => {
       const { order } = this;
-      // Numbers are looked at from the top, names from the beginning.
+      // Numbers sort in descending order first, names in ascending order.
       this.order = { column, down: order.column === column ? !order.down : column >= NAMES.length };
       this.arrange();
     };
@@ -116,7 +116,7 @@ export class Overview {
       return down ? -order : order;
     });
     const roots = rows.map((row) => row.root);
-    // Only what moved is moved: whoever is in a row with the keyboard stays there.
+    // Move only rows whose position changed, so that a row keeps the keyboard focus.
     roots.forEach((root, at) => {
       if (this.body.children[at] !== root) this.body.insertBefore(root, this.body.children[at] ?? null);
     });
@@ -155,7 +155,7 @@ class Row {
     say(this.reason, colour === "bad" ? version.reason : "");
     this.reason.title = this.reason.textContent;
     const numbers = NUMBERS.map(([, read]) => read(change));
-    NUMBERS.forEach(([, , told], at) => say(this.cells[at], told(numbers[at])));
+    NUMBERS.forEach(([, , text], at) => say(this.cells[at], text(numbers[at])));
     this.values = [version.name, Number(version.version) || null, state, ...numbers];
     this.text = `${version.name} ${state}`.toLowerCase();
     this.actions.update();

@@ -1,4 +1,4 @@
-// A plot of the last minutes, which follows the width of its place and the colours of the page.
+// Plot of the last minutes that adapts to the width of its container and the colours of the page.
 
 import { element } from "./elements.js";
 import uPlot from "./uPlot.esm.js";
@@ -9,15 +9,15 @@ const MOST = 5 * 60;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
-/** Return a time of an axis: with seconds where they matter. */
+/** Format a time on an axis, with seconds if any tick needs them. */
 const moment = (time, _, times) => clock.format(time * 1000).slice(0, times.some((each) => each % 60) ? 8 : 5);
 
-/** Return where values are that no line leads to: between gaps. */
+/** Return the indices of isolated values, between two gaps, which no line connects. */
 const alone = (values) =>
   [...values.keys()].filter((at) => values[at] !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null);
 
 export class Plot {
-  /** `lines` are names; `format` says a value. */
+  /** `lines` are the names of the lines; `format` formats a value. */
   constructor(title, lines, format) {
     this.lines = lines;
     this.format = format;
@@ -39,7 +39,7 @@ export class Plot {
     dark.addEventListener("change", this.build);
   }
 
-  /** Show values at these times; null is a gap. */
+  /** Show one list of values per line, at these times; null is a gap. */
   show(times, values) {
     this.data = [times, ...values];
     this.drawing?.setData(this.data);
@@ -53,7 +53,7 @@ export class Plot {
     this.drawing?.destroy();
   }
 
-  /** Return from when to when: the last minute, and more when more is known. */
+  /** Return the time range: the last minute, or up to five minutes if that much is known. */
   span() {
     const [first, last] = [this.data[0][0], this.data[0].at(-1)];
     if (last === undefined) return [Date.now() / 1000 - LEAST, Date.now() / 1000];
@@ -87,7 +87,7 @@ export class Plot {
           label,
           stroke: colour(`plot-${at + 1}`),
           width: 1.6,
-          dash: label === "rows/s" ? [5, 3] : undefined, // Seen also where it lies on the first.
+          dash: label === "rows/s" ? [5, 3] : undefined, // Visible even on top of the first line.
           points: { show: () => false, filter: () => alone(this.data[at + 1]), size: 4 },
           value: (plot, value) => this.format(value ?? this.data[at + 1].at(-1) ?? null),
         })),

@@ -1,11 +1,11 @@
-// A page of what one endpoint tells, asked again and again: once at a time, as a thousand workers take a while.
+// Base class of pages that poll one endpoint, one request at a time, because a thousand workers take a while.
 
 import * as server from "./server.js";
 
 export class Polled {
-  told = null;
+  data = null;
 
-  /** Whoever extends this shows what was `told`, in `show`. */
+  /** Subclasses show `data` in `show`. */
   constructor(console, path) {
     this.console = console;
     this.path = path;
@@ -16,14 +16,14 @@ export class Polled {
     this.asking = true;
     let refusal = "";
     try {
-      this.told = await server.get(this.path);
+      this.data = await server.get(this.path);
     } catch (error) {
-      if (error.status) refusal = error.message; // Without a status nobody answers, which is said already.
+      if (error.status) refusal = error.message; // Status 0: no connection, which the header already shows.
     }
     this.asking = false;
     if (this.closed) return;
     this.console.warn("page", refusal);
-    if (this.told) this.show();
+    if (this.data) this.show();
   }
 
   close() {

@@ -1,10 +1,10 @@
-// The server, as a client sees it: the endpoints that there are for everybody.
+// HTTP client of the server, which uses only public endpoints and those under `/ui`.
 
 import * as keys from "./keys.js";
 
 const ROOT = new URL("..", import.meta.url);
 
-/** What the server did not do, in its own words. */
+/** An error reply, with the server's message. Status 0: the server did not answer. */
 export class Refusal extends Error {
   constructor(status, message) {
     super(message);
@@ -12,7 +12,7 @@ export class Refusal extends Error {
   }
 }
 
-/** Ask, with the keys that are known and those that turn out to be needed; return the answer if it is good. */
+/** Send a request with the known keys, asking the user for missing ones; return the response. Throws `Refusal` on errors. */
 export async function ask(path, { insist = false, headers = {}, ...request } = {}) {
   for (;;) {
     const known = keys.headers();
@@ -44,7 +44,7 @@ export const get = async (path, options) => (await ask(path, options)).json();
 export const post = async (path, body, options) =>
   (await ask(path, { method: "POST", body: JSON.stringify(body), ...options })).text();
 
-/** Yield the data of the events of an answer, as they come. */
+/** Yield the data of the server-sent events of a response, as they arrive. */
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -55,12 +55,12 @@ export async function* events(answer) {
   }
 }
 
-/** Where a model is, or one version of it. */
+/** Return the path of a model, or of one version of it. */
 export const place = (model, version = "") => `v2/models/${model}${version && `/versions/${version}`}`;
 
-/** Return every version that the repositories have, whatever its state. */
+/** Return every version in the repositories, whatever its state. */
 export const index = async () => JSON.parse(await post("v2/repository/index", {}));
-/** Return how models come where they are not loaded and unloaded by calls; else nothing. */
+/** Return a note on model control if models cannot be loaded and unloaded by requests, else an empty string. */
 export const controlNote = async () => (await get("ui/control")).note;
 export const metrics = async () => (await ask("ui/metrics")).text();
 export const load = (model) => post(`v2/repository/models/${model}/load`, {}, { insist: true });

@@ -1,4 +1,4 @@
-// Where the time of a request goes, and how many rows ran together.
+// Time of requests by stage, and the distribution of batch sizes.
 
 import { element, say } from "./elements.js";
 import * as format from "./format.js";
@@ -31,19 +31,19 @@ export class Stages {
     );
   }
 
-  /** Tell what happened lately or, if that is nothing, ever. */
+  /** Show recent requests or, if there were none, all since the model was loaded. */
   update(recent, ever) {
     const change = recent.count("success") > 0 ? recent : ever;
     const means = STAGES.map((name) => change.mean(`stage:${name}`));
     this.root.hidden = means.every((mean) => mean === null);
     if (this.root.hidden) return;
-    say(this.span, change === recent ? `last ${Math.round(recent.seconds)} s` : "since it was loaded");
+    say(this.span, change === recent ? `last ${Math.round(recent.seconds)} s` : "since the model was loaded");
     const total = means.reduce((sum, mean) => sum + (mean ?? 0), 0);
     const shares = means.map((mean) => (total ? (mean ?? 0) / total : 0));
     STAGES.forEach((name, at) => {
       this.pieces[at].style.flexGrow = shares[at];
-      const said = [format.seconds(means[at]), format.seconds(change.quantile(`stage:${name}`, 0.99)), format.share(shares[at])];
-      said.forEach((text, column) => say(this.cells[at][column], text));
+      const texts = [format.seconds(means[at]), format.seconds(change.quantile(`stage:${name}`, 0.99)), format.share(shares[at])];
+      texts.forEach((text, column) => say(this.cells[at][column], text));
     });
     this.strip.setAttribute("aria-label", STAGES.map((name, at) => `${name} ${format.share(shares[at])}`).join(", "));
     this.updateBatches(change.histogram("batch"));
@@ -51,7 +51,7 @@ export class Stages {
 
   updateBatches({ bounds, counts }) {
     const total = counts.at(-1) ?? 0;
-    this.batchPart.hidden = bounds.length <= 2 || !total; // Of a model that does not batch all have one row.
+    this.batchPart.hidden = bounds.length <= 2 || !total; // Without batching, all batches have one row.
     if (this.batchPart.hidden) return;
     const sizes = bounds.slice(0, -1).map((bound, at) => [bound, counts[at] - (counts[at - 1] ?? 0)]);
     while (this.batches.children.length < sizes.length) {

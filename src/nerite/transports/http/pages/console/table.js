@@ -1,9 +1,9 @@
-// A table of which only what changes is touched: whoever selects text in it, or is in a link of it, stays there.
+// Table that updates only the cells that change, so that text selections and the focus are kept.
 
 import { element, say } from "./elements.js";
 
 export class Table {
-  /** `columns`: name, and a class for its cells. The first column names the row, with a link where a row has one. */
+  /** `columns`: name and CSS class of each column. The first column is the row header, with an optional link. */
   constructor(columns) {
     this.columns = columns;
     this.body = element("tbody");
@@ -12,7 +12,7 @@ export class Table {
     this.root = element("div", { className: "wide" }, element("table", { className: "list" }, head, this.body));
   }
 
-  /** Show rows: each has its texts, `href` of the first, and perhaps the `state` that colours the cell with that class. */
+  /** Show rows: each has `texts`, an `href` for the first, and `colour` and `why` for a cell of the class `status`. */
   show(rows) {
     while (this.body.children.length < rows.length) this.body.append(this.row());
     while (this.body.children.length > rows.length) this.body.lastChild.remove();

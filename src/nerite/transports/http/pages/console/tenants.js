@@ -1,14 +1,14 @@
-// What tenants use and have left, where the server has a policy.
+// Page of the tenants: usage and remaining quota. Shown only if the server has a policy.
 
 import { element } from "./elements.js";
 import * as format from "./format.js";
 import { Polled } from "./polled.js";
 import { Table } from "./table.js";
 
-const LIMITS = [["Tenant"], ["Limit"], ["A minute", "number"], ["At once", "number"], ["Left now", "number"]];
-const STANDINGS = [["Tenant"], ["Under way", "number"], ["At most", "number"], ["Retries left", "number"]];
+const LIMITS = [["Tenant"], ["Limit"], ["Per minute", "number"], ["Burst", "number"], ["Available", "number"]];
+const STANDINGS = [["Tenant"], ["In flight", "number"], ["Maximum", "number"], ["Retries left", "number"]];
 const USES = [
-  ["Tenant"], ["Class"], ["Model"], ["Offered", "number"], ["Let in", "number"], ["Refused", "number"],
+  ["Tenant"], ["Class"], ["Model"], ["Offered", "number"], ["Admitted", "number"], ["Rejected", "number"],
   ["Input", "number"], ["Output", "number"],
 ];
 
@@ -25,17 +25,17 @@ export class Tenants extends Polled {
       "div",
       {},
       element("h1", {}, "Tenants"),
-      part("Under way", this.standings),
+      part("In flight", this.standings),
       part("Limits", this.limits),
-      part("Used since the server began", this.uses),
+      part("Usage since the server started", this.uses),
     );
   }
 
   show() {
-    const { tenants = [], use = [] } = this.told;
+    const { tenants = [], use = [] } = this.data;
     this.standings.show(
       tenants.map(({ tenant, under_way: now, concurrency, retries_left: left }) => ({
-        texts: [tenant, String(now), concurrency ? String(concurrency) : "any number", format.number(left)],
+        texts: [tenant, String(now), concurrency ? String(concurrency) : "unlimited", format.number(left)],
       })),
     );
     this.limits.show(

@@ -1,20 +1,20 @@
-// The tensors that a model takes, as fields of a form, and what it gives, as text.
+// Form fields for the input tensors of a model, and its output tensors as text.
 
 import { element } from "./elements.js";
 
 const SHORT = 64;
 const SHOWN = 4000;
 
-/** A field for an input: `shape` as the model declares it, with -1 for any size. */
+/** Form field for an input; `shape` is as the model declares it, with -1 for any size. */
 export class TensorField {
   constructor({ name, datatype, shape }, optional) {
     this.name = name;
     this.datatype = datatype;
     this.optional = optional;
     const sample = shape.map((size) => (size < 0 ? 1 : size));
-    // One text is written as it is; everything else is JSON.
+    // A single string is entered as plain text; everything else is JSON.
     this.isText = datatype === "BYTES" && size(sample) === 1;
-    const empty = optional ? "Empty: left out" : "Empty: zeros";
+    const empty = optional ? "Leave empty to omit" : "Leave empty for zeros";
     this.shape = element("input", { value: JSON.stringify(sample), size: 14, "aria-label": `Shape of ${name}`, spellcheck: false });
     this.data = element("textarea", {
       rows: this.isText ? 3 : 2,
@@ -31,7 +31,7 @@ export class TensorField {
     );
   }
 
-  /** Return the tensor as a request has it, or null if it is left out. Raises what cannot be read. */
+  /** Return the tensor as a request contains it, or null if it is omitted. Throws if the input is not valid JSON. */
   read() {
     const text = this.data.value;
     if (this.optional && text.trim() === "") return null;
@@ -56,7 +56,7 @@ export class TensorField {
 
 const size = (shape) => shape.reduce((product, each) => product * each, 1);
 
-/** Say if an input is a picture: it says so, or has three colours, or one, in the first or the last place. */
+/** Return whether an input is an image: by its format, or because its first or last dimension is 1 or 3 channels. */
 export function isPicture({ data_type: type, format, dims }) {
   if (type === "TYPE_STRING") return false;
   if (format === "FORMAT_NCHW" || format === "FORMAT_NHWC") return true;

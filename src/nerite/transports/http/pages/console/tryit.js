@@ -1,4 +1,4 @@
-// A form made of what the model takes. Answers of models that stream appear as they come.
+// Form with a field for each input of a model. Responses of decoupled models appear as they arrive.
 
 import { element } from "./elements.js";
 import * as format from "./format.js";
@@ -8,7 +8,7 @@ import { TensorField, isPicture, shown } from "./tensors.js";
 const FILES = "image/*,audio/*,video/*,application/pdf";
 
 export class TryIt {
-  /** `metadata` and `config` are the server's of this version. */
+  /** `metadata` and `config` are those of this version, from the server. */
   constructor(metadata, config, version) {
     this.place = server.place(metadata.name, version);
     this.streams = Boolean(config.model_transaction_policy?.decoupled);
@@ -32,13 +32,13 @@ export class TryIt {
     this.root = element("section", { className: "tryit" }, element("h2", {}, "Try it"), element("div", { className: "halves" }, form, this.answer));
   }
 
-  /** A file may stand for the one input that is needed. */
+  /** Return a file field if the model has exactly one required input that takes a file, else null. */
   filePart(needed) {
     if (this.streams || needed.length !== 1 || !needed[0]) return null;
     const picture = isPicture(needed[0]);
     if (!picture && needed[0].data_type !== "TYPE_STRING") return null;
     const input = element("input", { type: "file", accept: picture ? "image/*" : FILES });
-    return { input, root: element("label", {}, picture ? "Or a picture: " : "Or a file: ", input) };
+    return { input, root: element("label", {}, picture ? "Or an image: " : "Or a file: ", input) };
   }
 
   async submit(event) {
@@ -52,7 +52,7 @@ export class TryIt {
     const began = performance.now();
     try {
       await (this.streams ? this.stream() : this.infer());
-      this.took.textContent = `${format.seconds((performance.now() - began) / 1000)}, seen from here`;
+      this.took.textContent = `${format.seconds((performance.now() - began) / 1000)}, measured in the browser`;
     } catch (error) {
       const stopped = error.name === "AbortError";
       this.took.textContent = stopped ? "Stopped" : "";
@@ -76,7 +76,7 @@ export class TryIt {
     try {
       ({ outputs } = JSON.parse(text));
     } catch {
-      this.answer.append(element("pre", {}, text)); // Bare NaN and Infinity, which JSON does not know.
+      this.answer.append(element("pre", {}, text)); // Bare NaN or Infinity, which is not valid JSON.
       return;
     }
     this.answer.append(element("dl", {}, ...outputs.map(shown)));
@@ -87,11 +87,11 @@ export class TryIt {
     const form = Object.fromEntries(inputs.map(({ name, data }) => [name, data.length === 1 ? data[0] : data]));
     const answer = await this.ask("generate_stream", { body: JSON.stringify(form) });
     const texts = new Map();
-    for await (const data of server.events(answer)) this.hear(JSON.parse(data), texts);
+    for await (const data of server.events(answer)) this.showEvent(JSON.parse(data), texts);
   }
 
-  /** Texts go on where they ended; what else an event has gets a line of its own. */
-  hear(event, texts) {
+  /** Append the outputs of an event: strings continue the text so far, other values get their own line. */
+  showEvent(event, texts) {
     const { model_name: _, model_version: __, error, ...outputs } = event;
     if (error) throw new Error(error);
     for (const [name, value] of Object.entries(outputs)) {

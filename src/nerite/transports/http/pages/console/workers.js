@@ -1,4 +1,4 @@
-// Every instance of every model: in which process it is, and how it does. What is down stands on top.
+// Page of all instances of all models: process, state and resources. Instances that are down come first.
 
 import { element, say } from "./elements.js";
 import * as format from "./format.js";
@@ -7,7 +7,7 @@ import { Table } from "./table.js";
 
 const COLUMNS = [
   ["Instance"], ["Version"], ["State", "status"], ["Process", "number"], ["Memory", "number"], ["Restarts", "number"],
-  ["Runs for", "number"],
+  ["Uptime", "number"],
 ];
 
 export class Workers extends Polled {
@@ -19,7 +19,7 @@ export class Workers extends Polled {
       type: "search",
       placeholder: "Filter by name or state",
       "aria-label": "Filter by name or state",
-      on: { input: () => this.told && this.show() },
+      on: { input: () => this.data && this.show() },
     });
     this.count = element("span", { className: "muted", role: "status" });
     this.table = new Table(COLUMNS);
@@ -30,7 +30,7 @@ export class Workers extends Polled {
 
   show() {
     const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const all = this.told.map(row);
+    const all = this.data.map(row);
     const shown = all.filter(({ text }) => words.every((word) => text.includes(word)));
     shown.sort((one, other) => one.usable - other.usable || other.restarts - one.restarts || one.text.localeCompare(other.text));
     this.table.show(shown);
@@ -44,7 +44,7 @@ export class Workers extends Polled {
 
 function row({ model, version, instance, usable, busy, reason, pid, since, memory, restarts }) {
   const state = usable ? (busy ? "busy" : "idle") : reason ? "failed" : "starting";
-  const process = pid === null ? (usable ? "the server's" : "–") : String(pid);
+  const process = pid === null ? (usable ? "server" : "–") : String(pid);
   const age = since === null ? "–" : format.span(Date.now() / 1000 - since);
   return {
     usable,

@@ -1,7 +1,7 @@
 for (const button of document.querySelectorAll("button.copy")) {
   button.addEventListener("click", () => {
     getSelection().selectAllChildren(button.parentElement.querySelector("pre"));
-    // Unlike navigator.clipboard it also works where the page came over plain HTTP.
+    // Unlike navigator.clipboard, this also works on pages loaded over plain HTTP.
     button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
   });
 }
@@ -22,7 +22,7 @@ async function show(answer, output) {
   if (size) {
     const bytes = await answer.arrayBuffer();
     const json = new TextDecoder().decode(bytes.slice(0, size));
-    output.textContent += `${json}\nand ${bytes.byteLength - size} bytes of tensors`;
+    output.textContent += `${json}\nfollowed by ${bytes.byteLength - size} bytes of tensors`;
     return;
   }
   const decoder = new TextDecoder();
