@@ -19,7 +19,14 @@ from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unsupported
 from nerite.core.failures import report
 from nerite.core.model_calls import ChildRequest
-from nerite.core.request import InferenceRequest, ReplySink, RequestHeader, SharedMemoryInput, SharedMemoryRequest
+from nerite.core.request import (
+    InferenceRequest,
+    ReplySink,
+    RequestHeader,
+    RequestRoute,
+    SharedMemoryInput,
+    SharedMemoryRequest,
+)
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
@@ -131,14 +138,14 @@ class InferenceServer:
         ``decoupled`` is the error text for a model that may send several responses.
         """
         route = request.header.route
-        if route is None or route[0] is not self._epoch:
+        if route is None or route.epoch is not self._epoch:
             try:
                 route = self._resolve(request, decoupled)
             except NeriteError as error:
                 request.respond(InferenceResponse.failed(error))
                 return
         try:
-            route[1].submit(request)
+            route.version.submit(request)
         except Exception as error:
             where = f"of a request to model '{request.header.model_name}'"
             request.respond(InferenceResponse.failed(report("admission", error, where, request.id)))
@@ -174,18 +181,18 @@ class InferenceServer:
     def version_of(self, request: InferenceRequest) -> RunningVersion:
         """Return the version for a request whose sink takes any number of responses. Raises ``NeriteError``."""
         route = request.header.route
-        if route is None or route[0] is not self._epoch:
+        if route is None or route.epoch is not self._epoch:
             route = self._resolve(request)
-        return cast(RunningVersion, route[1])
+        return cast(RunningVersion, route.version)
 
-    def _resolve(self, request: InferenceRequest, decoupled: str = "") -> tuple[object, RunningVersion]:
+    def _resolve(self, request: InferenceRequest, decoupled: str = "") -> RequestRoute:
         header = request.header
         if self._stopping and not isinstance(request, ChildRequest):
             raise refusals.stopping()
         version = self.find(header.model_name, header.model_version, decoupled, header.namespace)
         version.signature.bind(header, request.id)
-        header.route = (self._epoch, version)
-        return self._epoch, version
+        route = header.route = RequestRoute(self._epoch, version)
+        return route
 
     def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP, namespace: str = "") -> RunningVersion:
         """Return the running version that a request goes to; an empty ``namespace`` searches all repositories.
@@ -209,7 +216,7 @@ class InferenceServer:
     def went_to(self, request: InferenceRequest) -> RunningVersion:
         """Return the version that a request was submitted to."""
         assert request.header.route is not None
-        return cast(RunningVersion, request.header.route[1])
+        return cast(RunningVersion, request.header.route.version)
 
     def version_directory(self, running: RunningVersion) -> Path | None:
         """Return the directory of a version's files, or None if it no longer has one."""

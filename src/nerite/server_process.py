@@ -186,13 +186,12 @@ class ServerProcess:
                 None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources),
                 infer_request.read_recorded_request,
                 tenant_admission,
+                cache,
                 self._options.metrics,
             )
             settings_of = self._options.settings_of
             repository = self._options.repository
-            maker = VersionMaker(
-                repository, settings_of, Launcher(server_context), self._loader, loading, cache, placement
-            )
+            maker = VersionMaker(repository, settings_of, Launcher(server_context), self._loader, loading, placement)
             return ModelManager(repository, self._repositories, maker, self._loader, on_change)
 
         server = InferenceServer(self._options, manager, cache, tenant_admission, helpers)

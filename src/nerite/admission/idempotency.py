@@ -18,11 +18,12 @@ from nerite.admission import refusals
 from nerite.admission.controller import AdmissionController
 from nerite.admission.policy import RetentionLimits
 from nerite.admission.queue import caller_of, deadline_of
-from nerite.cache.frontend import CacheKeys, RequestQueueInterface
+from nerite.cache.frontend import CacheKeys
 from nerite.core import headers
 from nerite.core.errors import Cancelled, KeyReused, NeriteError, Unsupported
 from nerite.core.execution_observer import ExecutionObserver, ExecutionTimes
 from nerite.core.failures import report
+from nerite.core.queue_stage import FrontStage, QueueStage
 from nerite.core.request import NAME, IdempotencyKey, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.dispatch.busy_poll import LoopTimer
@@ -220,7 +221,7 @@ class IdempotencyRegistry:
             return
         header = _carrier_header(request.header, self._answers.limits.grace_ns)
         answer.carrier = type(request)(header, request.data, answer, request.arrived_ns, request.id)
-        entry.queue.submit(answer.carrier)
+        entry.submit_carrier(answer.carrier)
 
     def _answer(self, request: InferenceRequest, key: IdempotencyKey, entry: IdempotentQueue) -> SharedResponse:
         """Return the answer that a request follows. Raises ``NeriteError``."""
@@ -454,18 +455,21 @@ def _carrier_header(header: RequestHeader, grace_ns: int) -> RequestHeader:
     return header.changed(caller=caller, timeout_us=timeout_us)
 
 
-class IdempotentQueue:
-    """Outermost queue of a version whose engine generates tokens; diverts requests that have an idempotency key.
+class IdempotentQueue(FrontStage):
+    """First stage of a version whose engine generates tokens; diverts requests that have an idempotency key.
 
     It is in front of the response cache, too: a key is kept whether the model or the cache answered, and a request that
     reuses the key of a different one is rejected even if the cache has an answer. Used from the loop's thread only.
     """
 
+    held = ()
+    """A request with a key waits as its carrier in the following stages."""
+
     def __init__(
-        self, queue: RequestQueueInterface, controller: AdmissionController, idempotency: IdempotencyRegistry
+        self, following: QueueStage, controller: AdmissionController, idempotency: IdempotencyRegistry
     ) -> None:
         """``controller`` counts the requests that join another."""
-        self.queue = queue
+        super().__init__(following)
         self._controller = controller
         self._idempotency = idempotency
 
@@ -474,23 +478,17 @@ class IdempotentQueue:
         """Name of the model."""
         return self._controller.model
 
-    @property
-    def pending(self) -> int:
-        """Number of requests that wait for an instance."""
-        return self.queue.pending
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that have not had their last response."""
-        return self.queue.in_flight
-
     def submit(self, request: InferenceRequest) -> None:
         """Enqueue a request, or let it join one with the same key."""
         key = key_of(request)
         if key is None:
-            self.queue.submit(request)
+            self._following.submit(request)
         else:
             self._idempotency.ask(request, key, self)
+
+    def submit_carrier(self, carrier: InferenceRequest) -> None:
+        """Enqueue the request that runs for all requests with its key."""
+        self._following.submit(carrier)
 
     def joined(self, request: InferenceRequest) -> None:
         """Count a request that joined another."""
@@ -500,8 +498,7 @@ class IdempotentQueue:
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call ``call`` once no request waits or runs, possibly at once. No further requests may be submitted."""
         self._idempotency.let_go(self)
-        self.queue.when_drained(call)
+        super().when_drained(call)
 
-    def abandon(self, error: NeriteError) -> None:
-        """Answer all waiting requests with ``error``."""
-        self.queue.abandon(error)
+    def _refuse_held(self, error: NeriteError) -> None:
+        """Do nothing: the carriers are refused in the following stages."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from nerite.admission import refusals
@@ -16,12 +16,12 @@ from nerite.admission.controller import AdmissionController
 from nerite.admission.estimates import EngineStatistics, TokenRatio
 from nerite.admission.policy import EVERYBODY
 from nerite.admission.ticket import AdmissionTicket, Admit, Refuse, RefusedTicket, TicketEnding
-from nerite.cache.frontend import RequestQueueInterface
 from nerite.core.engine_report import EngineReport, RequestEnded, RequestProgress
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, TooLarge, TooLate
 from nerite.core.execution_observer import ForwardingSink
 from nerite.core.failures import report
 from nerite.core.model_calls import first_of
+from nerite.core.queue_stage import FrontStage, QueueStage
 from nerite.core.request import MIXED, Caller, CancelReason, InferenceRequest, ReplySink, with_request_id
 from nerite.core.response import InferenceResponse
 from nerite.dispatch.busy_poll import LoopTimer
@@ -35,21 +35,18 @@ _now = time.monotonic_ns
 _ANONYMOUS = Caller(EVERYBODY)
 
 
-class AdmissionQueue:
-    """Queue of requests that wait for admission to a model version. Used from the loop's thread only."""
+class AdmissionQueue(FrontStage):
+    """Stage of requests that wait for admission to a model version. Used from the loop's thread only."""
 
     def __init__(
         self,
         controller: AdmissionController,
-        queue: RequestQueueInterface,
-        enter: Callable[[InferenceRequest], None],
+        following: QueueStage,
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """``enter`` puts an admitted request into ``queue``."""
+        super().__init__(following)
         self.controller = controller
-        self._queue = queue
-        self._enter = enter
         self._statistics = statistics
         self._loop = loop
         self._requests: dict[AdmissionTicket, InferenceRequest] = {}
@@ -59,25 +56,19 @@ class AdmissionQueue:
         self._check_scheduled = False
         self._timer = LoopTimer(loop, self._admit_due)
         """Fires when the controller has decisions that are due."""
-        self._on_drained: list[Callable[[], None]] = []
         self.on_late: Callable[[InferenceRequest], None] = _ignored
         """Called with an admitted request that is aborted because its deadline has passed."""
 
     @property
-    def pending(self) -> int:
-        """Number of requests that wait for admission or for an instance."""
-        return self._queue.pending + len(self._requests)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that have not had their last response."""
-        return self._queue.in_flight + len(self._requests)
+    def held(self) -> Collection[InferenceRequest]:
+        """Requests that wait for admission."""
+        return self._tickets
 
     def submit(self, request: InferenceRequest) -> None:
         """Admit, queue or reject a request."""
         ticket = self._ticket(request)
         if ticket is None:
-            self._enter(request)
+            self._following.submit(request)
             return
         try:
             decision = self.controller.offer(ticket, _now())
@@ -113,20 +104,10 @@ class AdmissionQueue:
         except Exception as error:
             report("admission", error, f"of model '{self.controller.model}'")
 
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once no request waits or runs, possibly at once. No further requests may be submitted."""
-        if self._requests:
-            self._on_drained.append(call)
-        else:
-            self._queue.when_drained(call)
-
-    def abandon(self, error: NeriteError) -> None:
-        """Answer all waiting requests with ``error``. Running requests continue."""
+    def _refuse_held(self, error: NeriteError) -> None:
         for request in [self._remove(each.ticket) for each in self.controller.drain(_now())]:
             self._statistics.failed(RequestOutcome.OTHER, request.arrived_ns)
             request.respond(InferenceResponse.failed(error))
-        self._queue.abandon(error)
-        self._check_drained()
 
     def look_soon(self) -> None:
         """Schedule a check for the next loop turn whether requests can be admitted. Idempotent within a turn."""
@@ -192,7 +173,7 @@ class AdmissionQueue:
         if ticket.deadline is not None:
             left = max(0, ticket.deadline - _now()) / 1e9
             sink.timer = self._loop.call_later(left, self._too_late, request, sink)
-        self._enter(request)
+        self._following.submit(request)
 
     def _too_late(self, request: InferenceRequest, sink: AdmittedSink) -> None:
         self.on_late(request)
@@ -223,12 +204,6 @@ class AdmissionQueue:
         request.respond(InferenceResponse.failed(Cancelled("")))
         self.look_soon()  # it may have blocked others that fit (head-of-line blocking)
         self._check_drained()
-
-    def _check_drained(self) -> None:
-        if self._on_drained and not self._requests:
-            waiting, self._on_drained = self._on_drained, []
-            for call in waiting:
-                self._queue.when_drained(call)
 
 
 class AdmittedSink(ForwardingSink):
@@ -300,15 +275,14 @@ class EngineAdmissionQueue(AdmissionQueue):
     def __init__(
         self,
         controller: AdmissionController,
-        queue: RequestQueueInterface,
-        enter: Callable[[InferenceRequest], None],
+        following: QueueStage,
         statistics: VersionStatistics,
         loop: asyncio.AbstractEventLoop,
-        admission: LoadShedder | None,
+        load_shedder: LoadShedder | None,
     ) -> None:
-        """``admission`` bounds the queue if there is no policy."""
-        super().__init__(controller, queue, enter, statistics, loop)
-        self._load_shedder = admission
+        """``load_shedder`` bounds the queue if there is no policy."""
+        super().__init__(controller, following, statistics, loop)
+        self._load_shedder = load_shedder
         self._ratio = TokenRatio()
         self._image_ratio = TokenRatio(IMAGE_TOKENS)
         self._reports: dict[ModelInstance, EngineReport] = {}
@@ -318,11 +292,9 @@ class EngineAdmissionQueue(AdmissionQueue):
 
     def submit(self, request: InferenceRequest) -> None:
         """Admit, queue or reject a request."""
-        admission = self._load_shedder
-        if admission is not None and not (
-            admission.grant(self.controller.waiting, self._begun, _now()) or request.caused
-        ):
-            self._refuse(request, with_request_id(admission.refusal(), request.id))
+        shedder = self._load_shedder
+        if shedder is not None and not (shedder.grant(self.controller.waiting, self._begun, _now()) or request.caused):
+            self._refuse(request, with_request_id(shedder.refusal(), request.id))
         else:
             super().submit(request)
 

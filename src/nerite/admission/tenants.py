@@ -17,10 +17,9 @@ from nerite.admission.controller import AdmissionController
 from nerite.admission.idempotency import IdempotencyRegistry, IdempotentQueue
 from nerite.admission.policy import ANY_MODEL, EVERYBODY, AdmissionPolicy, ModelLimits, parse_policy
 from nerite.admission.queue import AdmissionQueue, EngineAdmissionQueue
-from nerite.cache.frontend import RequestQueueInterface
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.errors import InvalidArgument
-from nerite.core.request import InferenceRequest
+from nerite.core.queue_stage import QueueStage
 from nerite.observability.exposition import MetricFamily, Sample, joined, labels
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
@@ -248,38 +247,34 @@ class TenantAdmission:
     def admission_queue(
         self,
         model: str,
-        queue: RequestQueueInterface,
-        enter: Callable[[InferenceRequest], None],
+        following: QueueStage,
         statistics: VersionStatistics,
-    ) -> AdmissionQueue | None:
-        """Return the admission queue of a model version; None if no policy is in force."""
-        if not self.in_force:
-            return None
-        admission_queue = AdmissionQueue(self._controller(model, tokens=False), queue, enter, statistics, self._loop)
+    ) -> AdmissionQueue:
+        """Return the admission queue of a model version."""
+        admission_queue = AdmissionQueue(self._controller(model, tokens=False), following, statistics, self._loop)
         self._admission_queues.add(admission_queue)
         return admission_queue
 
     def engine_admission_queue(
-        self, model: str, queue: RequestQueueInterface, statistics: VersionStatistics, admission: LoadShedder
+        self, model: str, following: QueueStage, statistics: VersionStatistics, load_shedder: LoadShedder
     ) -> EngineAdmissionQueue:
         """Return the admission queue of a model whose engine generates tokens: it admits as many as the engine can run.
 
-        ``admission`` bounds the queue if no policy is in force.
+        ``load_shedder`` bounds the queue if no policy is in force.
         """
         admission_queue = EngineAdmissionQueue(
             self._controller(model, tokens=True),
-            queue,
-            queue.submit,
+            following,
             statistics,
             self._loop,
-            None if self.in_force else admission,
+            None if self.in_force else load_shedder,
         )
         self._admission_queues.add(admission_queue)
         return admission_queue
 
-    def keyed(self, admission_queue: EngineAdmissionQueue) -> IdempotentQueue:
-        """Return the queue for requests with an idempotency key, in front of ``admission_queue``."""
-        return IdempotentQueue(admission_queue, admission_queue.controller, self._idempotency)
+    def idempotent_queue(self, following: QueueStage, controller: AdmissionController) -> IdempotentQueue:
+        """Return the stage for requests with an idempotency key; ``controller`` admits them in a following stage."""
+        return IdempotentQueue(following, controller, self._idempotency)
 
     def _controller(self, model: str, *, tokens: bool) -> AdmissionController:
         usage = self._usages.setdefault(UsageKey(model, tokens), UsageTable())

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from nerite.cache.interface import ResponseCache
 from nerite.core import headers
@@ -20,6 +20,7 @@ from nerite.core.byte_budget import CACHE_KEYS, Memo
 from nerite.core.errors import Cancelled, NeriteError
 from nerite.core.execution_observer import ExecutionObserver, ForwardingSink
 from nerite.core.failures import report
+from nerite.core.queue_stage import FrontStage, QueueStage
 from nerite.core.request import MIXED, NAME, InferenceRequest, ReplySink, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
@@ -94,42 +95,21 @@ class CacheKeys:
 _now = time.monotonic_ns
 
 
-class RequestQueueInterface(Protocol):
-    """Queue of a model version: accepts requests and answers them. The elements of a queue pipeline share it."""
-
-    @property
-    def pending(self) -> int:
-        """Number of requests that wait for an instance."""
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that have not had their last response."""
-
-    def submit(self, request: InferenceRequest) -> None:
-        """Enqueue a request; its answer comes through ``request.respond``."""
-
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once no request waits or runs, possibly at once."""
-
-    def abandon(self, error: NeriteError) -> None:
-        """Answer all waiting requests with ``error``."""
-
-
-class ResponseCacheFrontend:
-    """Queue that answers from a response cache and passes misses to the next queue. For the loop's thread only."""
+class ResponseCacheFrontend(FrontStage):
+    """Stage that answers from a response cache and passes misses on. For the loop's thread only."""
 
     def __init__(
         self,
         cache: ResponseCache,
-        queue: RequestQueueInterface,
+        following: QueueStage,
         statistics: VersionStatistics,
         outputs: Iterable[str],
         *,
         shared: bool = False,
     ) -> None:
         """``outputs`` are the names of all outputs of the version. ``shared``: tenants share answers."""
+        super().__init__(following)
         self._cache = cache
-        self._queue = queue
         self._statistics = statistics
         self._keys = CacheKeys(outputs, shared=shared)
         self._origin_of: Callable[[], str] = lambda: ""
@@ -137,7 +117,6 @@ class ResponseCacheFrontend:
         """Lookups and computations in progress, by key."""
         self._waiting: dict[InferenceRequest, CacheLookup] = {}
         """Requests held here until their key is looked up or an equal request is computed."""
-        self._on_drained: list[Callable[[], None]] = []
 
     def renew(self, origin_of: Callable[[], str]) -> None:
         """Stop using answers of the previous origin; ``origin_of`` returns the current one (``CacheKeys.origin``)."""
@@ -145,25 +124,20 @@ class ResponseCacheFrontend:
         self._keys.renew("")
 
     @property
-    def pending(self) -> int:
-        """Number of requests that wait for an instance, for the cache, or for an equal request."""
-        return self._queue.pending + len(self._waiting)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that have not had their last response."""
-        return self._queue.in_flight + len(self._waiting)
+    def held(self) -> Collection[InferenceRequest]:
+        """Requests that wait for the cache, or for the answer to an equal request."""
+        return self._waiting
 
     def submit(self, request: InferenceRequest) -> None:
         """Answer a request from the cache, or pass it to the queue."""
         if not self._keys.origin:
             self._keys.renew(self._origin_of())
             if not self._keys.origin:
-                self._queue.submit(request)
+                self._following.submit(request)
                 return
         key = self._keys.of(request)
         if not key:
-            self._queue.submit(request)
+            self._following.submit(request)
             return
         lookup = self._lookups.get(key)
         if lookup is None:
@@ -180,20 +154,6 @@ class ResponseCacheFrontend:
             self._wait(request, lookup)
         else:
             self._compute_uncached(request)
-
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once no request waits or runs, possibly at once."""
-        if self._waiting:
-            self._on_drained.append(call)
-        else:
-            self._queue.when_drained(call)
-
-    def abandon(self, error: NeriteError) -> None:
-        """Answer all waiting requests with ``error``. Running requests continue."""
-        for request in list(self._waiting):
-            self._refuse(request, error, RequestOutcome.OTHER)
-        self._queue.abandon(error)
-        self._check_drained()
 
     def looked_up(self, lookup: CacheLookup, response: InferenceResponse | None) -> None:
         """Process the reply of the cache: answer the requests, or compute the first of them."""
@@ -260,12 +220,12 @@ class ResponseCacheFrontend:
         self._statistics.missed(_now() - lookup.asked_ns)
         first.sink = LookupListener(lookup, first.sink)
         first.on_cancel = None
-        self._queue.submit(first)
+        self._following.submit(first)
 
     def _compute_uncached(self, request: InferenceRequest) -> None:
         """Compute a request without caching the answer, because an equal one is being computed or has failed."""
         self._statistics.missed(0)
-        self._queue.submit(request)
+        self._following.submit(request)
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse, found_ns: int) -> None:
         self._statistics.found(request, max(found_ns, request.queued_ns), _now())
@@ -281,17 +241,15 @@ class ResponseCacheFrontend:
         self._refuse(request, Cancelled(""), RequestOutcome.CANCELED)
         self._check_drained()
 
+    def _refuse_held(self, error: NeriteError) -> None:
+        for request in list(self._waiting):
+            self._refuse(request, error, RequestOutcome.OTHER)
+
     def _refuse(self, request: InferenceRequest, error: NeriteError, outcome: RequestOutcome) -> None:
         """Answer a waiting request with an error."""
         self._waiting.pop(request).requests.remove(request)
         self._statistics.failed(outcome, request.arrived_ns)
         request.respond(InferenceResponse.failed(error))
-
-    def _check_drained(self) -> None:
-        if self._on_drained and not self._waiting:
-            waiting, self._on_drained = self._on_drained, []
-            for call in waiting:
-                self._queue.when_drained(call)
 
 
 class CacheLookup:

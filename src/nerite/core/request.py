@@ -21,7 +21,7 @@ from nerite.core.tensor import Buffer, TensorSpec
 
 if TYPE_CHECKING:
     from nerite.core.errors import NeriteError
-    from nerite.core.response import InferenceResponse, Parameter
+    from nerite.core.response import InferenceResponse, Parameter, ResponseHeader
 
 MAX_CORRELATION_ID = 128
 """UTF-8 bytes of a correlation id that is text: Triton documents characters, but counts bytes."""
@@ -89,12 +89,19 @@ class ServedVersion(Protocol):
         """Return whether an instance has started ``request``, which this version holds."""
 
 
+class RequestRoute(NamedTuple):
+    """The version that a request goes to."""
+
+    epoch: object
+    """The route is valid while the server has this epoch: it changes with the set of loaded versions."""
+    version: ServedVersion
+
+
 class RequestHeader:
     """Everything in a request except its id and tensor bytes. Immutable apart from its memos.
 
-    ``route`` is the server's memo (see ``server.py``): the version that requests with this header go to, valid for one
-    epoch. ``replies`` is the transport's memo: encoded reply heads by response header. ``call`` is the backend's memo,
-    if it uses one.
+    Each memo has one owner, which alone sets it: ``route`` the server, ``batch_size`` and ``batch_key`` the signature
+    that validates the header, ``call`` the backend, and ``replies`` the transport.
     """
 
     __slots__ = (
@@ -177,13 +184,15 @@ class RequestHeader:
         """Identity of the client for admission control; None if no policy is in force."""
         self.idempotency_key = idempotency_key
         """Key under which the client may retry the request. Models never see it."""
-        self.route: tuple[object, ServedVersion] | None = None
-        self.call: Any = None
-        self.replies: Memo[Any, Any] = Memo()
+        self.route: RequestRoute | None = None
         self.batch_size = 1
-        """Rows of this request; set by validation, 1 for a model without a batch dimension."""
+        """Rows of this request; 1 for a model without a batch dimension."""
         self.batch_key: object = None
-        """Two requests may share a batch only if their keys are equal; set by validation."""
+        """Two requests may share a batch only if their keys are equal."""
+        self.call: object = None
+        """What the backend has derived from the header."""
+        self.replies: Memo[ResponseHeader, Any] = Memo()
+        """Encoded heads of responses."""
 
     def changed(self, **values: Any) -> RequestHeader:
         """Return a copy with the attributes in ``values`` replaced, which keeps route and memos.
@@ -337,7 +346,7 @@ class InferenceRequest:
             return
         self.cancelled = True
         if self.header.route is not None:
-            self.header.route[1].given_up(why)
+            self.header.route.version.given_up(why)
         if self.on_cancel is not None:
             try:
                 self.on_cancel(self)

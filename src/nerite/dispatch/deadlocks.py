@@ -74,4 +74,4 @@ def _ways(request: InferenceRequest) -> Sequence[InferenceRequest]:
 
 def _version(request: InferenceRequest) -> ServedVersion:
     assert request.header.route is not None, "a request that waits was submitted"
-    return request.header.route[1]
+    return request.header.route.version

@@ -38,9 +38,9 @@ class Dispatcher:
 
     # Slots, because attribute access on an object with more than thirty attributes is slow in CPython 3.11.
     __slots__ = (
-        "_admission", "_answers", "_busy", "_dispatching", "_executed", "_granted", "_instances", "_leases", "_loop",
+        "_admission", "_answers", "_dispatching", "_executed", "_granted", "_instances", "_leases", "_loop",
         "_name", "_on_cancel", "_on_done", "_on_drained", "_on_part", "_picker", "_picker_since_ns", "_poll_again",
-        "_retiring", "_settles", "_soon", "_splits", "_stalled", "_started", "_statistics", "_timed", "_timer",
+        "_retiring", "_settles", "_soon", "_splits", "_stalled", "_statistics", "_timed", "_timer",
         "_unregistered", "_yielding", "on_usable", "sound",
     )  # fmt: skip
 
@@ -65,12 +65,8 @@ class Dispatcher:
         self._soon = busy_poll.soon
         self._retiring: dict[ModelInstance, Callable[[ModelInstance], None]] = {}
         """Instances that are being removed, with the callback for when they are."""
-        self._busy = 0
-        """Number of requests in leased batches."""
-        self._started = 0
-        """Total number of batches handed to instances."""
         self._stalled = (-1, 0)
-        """``_started`` when an audit first found requests beside an idle instance, and the time; -1: none found."""
+        """Number of leases when an audit first found requests beside an idle instance, and the time; -1: none found."""
         self.sound = True
         """The last audit found nothing to restore."""
         self._leases = Leases()
@@ -149,7 +145,7 @@ class Dispatcher:
             self._dispatching = True
             self._soon(self._turn)
         elif not picker.idle:
-            if not self._busy:
+            if not self._leases.requests:
                 self._fail_unservable()
             elif request.caused:
                 break_deadlocks(request)
@@ -278,7 +274,7 @@ class Dispatcher:
         self._dispatch()
         if self._retiring:
             self._remove_retired()
-        self._poll_again(self._busy > 0)
+        self._poll_again(self._leases.requests > 0)
         self._check_drained()
 
     def _dispatch(self) -> None:
@@ -307,9 +303,7 @@ class Dispatcher:
     def _start(self, instance: ModelInstance, batch: Batch) -> None:
         """Lease a batch to an instance. If the instance cannot take it, the lease has ended when this returns."""
         self._answers.begin(batch)
-        self._busy += len(batch)
-        self._started += 1
-        self._leases[id(batch)] = instance, batch
+        self._leases.begin(instance, batch)
         try:
             instance.run(batch)
         except Exception as error:
@@ -317,14 +311,14 @@ class Dispatcher:
 
     def _run_failed(self, instance: ModelInstance, batch: Batch, error: Exception) -> None:
         """Run the requests of a batch that ``run`` raised for one by one, so that only the request at fault fails."""
-        if id(batch) not in self._leases:  # it was executed, and handling its responses failed
+        if batch not in self._leases:  # it was executed, and handling its responses failed
             report("dispatcher", error, f"of instance '{instance.name}'")
             return
         if len(batch) == 1:
             failure = report("dispatcher", error, f"of instance '{instance.name}'", batch[0].id)
             self._on_done(instance, batch, [InferenceResponse.failed(failure)], None)
             return
-        del self._leases[id(batch)]
+        self._leases.end(batch)
         self._run_next(instance, BatchSplit(batch))
 
     def _run_next(self, instance: ModelInstance, split: BatchSplit) -> None:
@@ -336,17 +330,17 @@ class Dispatcher:
         while (index := split.next()) is not None:
             alone = self._picker.alone(split.batch, index)
             self._splits[id(alone)] = split
-            self._leases[id(alone)] = instance, alone
+            self._leases.begin(instance, alone)
             try:
                 instance.run(alone)
             except Exception as error:
                 failure = report("dispatcher", error, f"of instance '{instance.name}'", split.batch[index].id)
-                if id(alone) in self._leases:
+                if alone in self._leases:
                     self._on_done(instance, alone, [InferenceResponse.failed(failure)] * len(alone), None)
             if split.awaited is not None:
                 split.looping = False
                 return
-        self._leases[id(split.batch)] = instance, split.batch
+        self._leases.begin(instance, split.batch)
         self._done(instance, split.batch, split.responses, split.timings)
 
     def _done(
@@ -357,7 +351,7 @@ class Dispatcher:
         timings: ExecutionTimes | None,
     ) -> None:
         """End the lease of an executed batch: start the instance's next batch, then pass on the responses."""
-        if self._leases.pop(id(batch), None) is None:
+        if not self._leases.end(batch):
             report("dispatcher", RuntimeError("a batch was returned that is not leased"), f"of '{instance.name}'")
             return
         if self._splits and (split := self._splits.pop(id(batch), None)) is not None:
@@ -365,7 +359,6 @@ class Dispatcher:
             if not split.looping:
                 self._run_next(instance, split)
             return
-        self._busy -= len(batch)
         took_ns = timings.ended_ns - timings.started_ns if timings is not None else 0
         waiting = self._picker.size
         excluded: Sequence[InferenceRequest] = ()
@@ -389,7 +382,7 @@ class Dispatcher:
             self._dispatch()
         self._answers.returned(batch, responses, timings, excluded)
         if not self._dispatching:
-            self._poll_again(self._busy > 0)
+            self._poll_again(self._leases.requests > 0)
         self._check_drained()
 
     def _replace_picker(self, error: Exception) -> NeriteError:
@@ -460,17 +453,17 @@ class Dispatcher:
             self._stalled = (-1, 0)
             return False
         started, since = self._stalled
-        if started != self._started:
-            self._stalled = (self._started, now)
+        if started != self._leases.begun:
+            self._stalled = (self._leases.begun, now)
             return False
         if now - since < _OVERDUE_NS:
             return False
         self._turn()
-        return self._started != started
+        return self._leases.begun != started
 
     def _running(self) -> set[InferenceRequest]:
         """Return the requests of all leased batches, without those that only fill a slot."""
-        batches = (*self._leases.batches(), *(split.batch for split in self._splits.values()))
+        batches = (*self._leases, *(split.batch for split in self._splits.values()))
         return {request for batch in batches for request in batch if request.sink is not NOBODY}
 
     def _set_timer(self) -> None:
@@ -532,7 +525,7 @@ class Dispatcher:
         if instance.usable:
             self._notify_picker(self._picker.came, instance)
             self._turn()
-        if not self._picker.idle and not self._busy:
+        if not self._picker.idle and not self._leases.requests:
             self._fail_unservable()
 
     def _gone(self, instance: ModelInstance) -> None:

@@ -217,25 +217,47 @@ class BatchSplit:
         self.awaited = None
 
 
-class Leases(dict[int, tuple[ModelInstance, Batch]]):
-    """The leased batches of one model version, each with its instance. For the loop's thread only.
+class Leases:
+    """Batches of one model version that its instances have. For the loop's thread only.
 
-    Keyed by the identity of the batch, which is the same list when it comes back.
+    A batch is identified by its list object: it comes back as the same object, exactly once.
     """
 
-    __slots__ = ()
+    __slots__ = ("_by_batch", "begun", "requests")
+
+    def __init__(self) -> None:
+        self._by_batch: dict[int, tuple[ModelInstance, Batch]] = {}
+        self.begun = 0
+        """Total number of leases."""
+        self.requests = 0
+        """Number of requests in leased batches, including those that only fill a slot."""
+
+    def begin(self, instance: ModelInstance, batch: Batch) -> None:
+        """Lease ``batch`` to ``instance``."""
+        self._by_batch[id(batch)] = instance, batch
+        self.begun += 1
+        self.requests += len(batch)
+
+    def end(self, batch: Batch) -> bool:
+        """End the lease of ``batch``; return False if it has none."""
+        if self._by_batch.pop(id(batch), None) is None:
+            return False
+        self.requests -= len(batch)
+        return True
+
+    def __contains__(self, batch: Batch) -> bool:
+        return id(batch) in self._by_batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for _, batch in self._by_batch.values())
 
     def holds(self, instance: ModelInstance) -> bool:
         """Return whether ``instance`` has a batch."""
-        return any(holder is instance for holder, _ in self.values())
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield each leased batch."""
-        return (batch for _, batch in self.values())
+        return any(holder is instance for holder, _ in self._by_batch.values())
 
     def lost(self) -> Sequence[tuple[ModelInstance, Batch]]:
         """Return the leased batches whose instance reports that it has nothing to do."""
-        return [(instance, batch) for instance, batch in self.values() if not instance.busy]
+        return [(instance, batch) for instance, batch in self._by_batch.values() if not instance.busy]
 
 
 def unanswered(holder: Callable[[InferenceRequest], None], since: int) -> list[InferenceRequest]:

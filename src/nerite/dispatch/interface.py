@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from nerite.cache.frontend import RequestQueueInterface
 from nerite.core.errors import NeriteError
+from nerite.core.queue_stage import QueueStage
 from nerite.core.request import InferenceRequest, ServedVersion
 from nerite.core.response import InferenceResponse
 from nerite.instances.instance import Batch, ModelInstance
@@ -14,8 +14,8 @@ from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.decider import BatchReason
 
 
-class VersionScheduler(RequestQueueInterface, Protocol):
-    """Executes the requests to one model version: a dispatcher or an ensemble. For the loop's thread only."""
+class VersionScheduler(QueueStage, Protocol):
+    """Last stage: executes the requests to a model version. A dispatcher or an ensemble."""
 
     sound: bool
     """The last audit found nothing to restore."""

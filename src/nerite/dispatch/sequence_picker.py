@@ -12,6 +12,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.interface import Ended, May, Refusal
 from nerite.dispatch.sequence_inputs import SequenceInputs, SequenceRequirements
 from nerite.instances.instance import Batch, ModelInstance
@@ -21,6 +22,16 @@ from nerite.scheduling.sequence_batcher import SequenceBatcher
 
 _now = time.monotonic_ns
 _log = logging.getLogger("nerite.execution")
+
+
+class SequenceDispatcher(Dispatcher):
+    """Dispatcher of a model with sequences."""
+
+    __slots__ = ()
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Queue a request in its sequence; its responses come through ``request.respond``."""
+        super().submit(SequenceRequest(request))
 
 
 class SequencePicker:

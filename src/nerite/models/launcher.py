@@ -23,10 +23,10 @@ from nerite.core.errors import InvalidArgument
 from nerite.core.signature import Signature
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.instance_picker import AnyInstancePicker
-from nerite.dispatch.interface import SelectivePicker
+from nerite.dispatch.interface import SelectivePicker, VersionScheduler
 from nerite.dispatch.rate_limited import InstanceResources, RateLimitedPicker
 from nerite.dispatch.sequence_inputs import SequenceInputs
-from nerite.dispatch.sequence_picker import SequencePicker
+from nerite.dispatch.sequence_picker import SequenceDispatcher, SequencePicker
 from nerite.ensembles.ensemble import Ensemble
 from nerite.instances.placement import instance_plans, thread_variables
 from nerite.models.instance_factory import (
@@ -36,10 +36,11 @@ from nerite.models.instance_factory import (
     RateLimitedFactory,
     WorkerFactory,
 )
+from nerite.models.queue_pipeline import QueuePipeline
 from nerite.models.running_version import RunningVersion
 from nerite.models.warm_up import WarmUpFactory, WarmUpRun, WarmUpSample, configured_samples, recorded_samples
 from nerite.observability.load_times import stage
-from nerite.observability.statistics import new_statistics
+from nerite.observability.statistics import VersionStatistics, new_statistics
 from nerite.scheduling.decider import BatchingRules, QueuePolicy
 from nerite.scheduling.dynamic_batcher import DefaultScheduler, DynamicBatcher
 from nerite.scheduling.ensemble import EnsembleGraph, StepModel
@@ -157,8 +158,7 @@ class Launcher:
         """Load a model version and all its instances. Raises ``NeriteError`` after releasing everything it created."""
         began = time.monotonic()
         scheduler = await self._server_context.blocking(picker_for, config, context.directory)
-        bounds = bounds_of(config, self._server_context.queue)
-        admission = LoadShedder(bounds, context.name)
+        load_shedder = LoadShedder(bounds_of(config, self._server_context.queue), context.name)
         plans = instance_plans(config, self._server_context.policies)
         arena = Arena()
         self._server_context.foreign_segments.host(arena)
@@ -188,13 +188,14 @@ class Launcher:
             raise
         statistics = new_statistics(self._server_context.metrics, config)
         by_plan = dict(zip(plans, instances, strict=True))
-        dispatcher = Dispatcher(
+        dispatcher_type = Dispatcher if config.sequence_batching is None else SequenceDispatcher
+        dispatcher = dispatcher_type(
             scheduler if resources is None else RateLimitedPicker(scheduler, resources),
             [instance for plan, instance in by_plan.items() if not plan.passive],
             statistics,
             self._server_context.loop,
             self._server_context.busy_poll,
-            admission,
+            load_shedder,
             preserve_ordering=preserves_ordering(config),
         )
         if resources is not None:
@@ -206,13 +207,12 @@ class Launcher:
             config_json,
             signature,
             statistics,
-            dispatcher,
+            self._pipeline(config, signature, dispatcher, statistics),
             by_plan,
             maker,
             arena,
             self._server_context.loop,
         )
-        running.let_in_by(self._server_context.tenant_admission, bounds)
         # Requests that pass admission control or the response cache cannot continue as fused steps in the worker.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
         if resources is None and config.sequence_batching is None and not alone:
@@ -233,32 +233,35 @@ class Launcher:
             _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)
         graph = EnsembleGraph(signature, str(version), config.ensemble_scheduling.step, parts)
         decoupled = any(part.decoupled for part in parts)
-        bounds = bounds_of(config, self._server_context.queue)
-        admission = LoadShedder(bounds, name)
         scheduler = Ensemble(
             graph,
             self._server_context.server,
             statistics,
             self._server_context.loop,
-            admission,
+            LoadShedder(bounds_of(config, self._server_context.queue), name),
             decoupled=decoupled,
             most_inflight=limit,
         )
-        running = RunningVersion(
+        return RunningVersion(
             name,
             version,
             config,
             to_json(config),
             signature,
             statistics,
-            scheduler,
+            self._pipeline(config, signature, scheduler, statistics),
             {},
             NoInstances(),
             arena,
             self._server_context.loop,
         )
-        running.let_in_by(self._server_context.tenant_admission, bounds)
-        return running
+
+    def _pipeline(
+        self, config: ModelConfig, signature: Signature, scheduler: VersionScheduler, statistics: VersionStatistics
+    ) -> QueuePipeline:
+        context = self._server_context
+        bounds = bounds_of(config, context.queue)
+        return QueuePipeline(config, signature, scheduler, statistics, context.tenant_admission, context.cache, bounds)
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
         """Resize a version to the instances in ``config``. Raises as ``launch``, and changes nothing then."""

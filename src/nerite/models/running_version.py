@@ -12,14 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from nerite.admission.idempotency import IdempotentQueue
-from nerite.admission.tenants import TenantAdmission
 from nerite.backends.registry import GENERATING
-from nerite.cache.frontend import RequestQueueInterface, ResponseCacheFrontend
-from nerite.cache.interface import ResponseCache
 from nerite.config.model_config import ModelConfig
-from nerite.config.model_parameters import tenants_share_cache
-from nerite.config.options import QueueOptions
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.failures import internal_errors, report
@@ -27,16 +21,14 @@ from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.dispatch.dispatcher import Dispatcher
-from nerite.dispatch.interface import VersionScheduler
 from nerite.instances.instance import PROBE_PATIENCE, ModelInstance, OnReport, all_ready
 from nerite.instances.placement import InstancePlan
 from nerite.models.instance_factory import InstanceFactory
+from nerite.models.queue_pipeline import QueuePipeline
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_metrics import TokenStatistics
 from nerite.observability.tracing import Tracing
 from nerite.scheduling.decider import BatchReason
-from nerite.scheduling.load_shedding import LoadShedder
-from nerite.scheduling.sequence import SequenceRequest
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, TRIM_STEP, Arena, Segment
 
 _serial_numbers = itertools.count(1)
@@ -48,16 +40,14 @@ class RunningVersion:
     __slots__ = (
         "__weakref__",
         "_arena",
-        "_cache_frontend",
+        "_begin_trace",
         "_closing",
-        "_entry",
         "_factory",
-        "_idempotent_queue",
         "_instances",
         "_listeners",
         "_loop",
         "_on_closed",
-        "_queue",
+        "_pipeline",
         "_scheduler",
         "_submit",
         "_trim_timer",
@@ -87,13 +77,13 @@ class RunningVersion:
         config_json: dict[str, Any],
         signature: Signature,
         statistics: VersionStatistics,
-        scheduler: VersionScheduler,
+        pipeline: QueuePipeline,
         instances: Mapping[InstancePlan, ModelInstance],
         maker: InstanceFactory,
         arena: Arena,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """``scheduler`` updates ``statistics``; ``maker`` creates further instances and is closed with the version."""
+        """``pipeline`` updates ``statistics``; ``maker`` creates further instances and is closed with the version."""
         self.name = name
         self.version = version
         self.label = str(version)
@@ -128,12 +118,14 @@ class RunningVersion:
             self._subscribe(instance)
             if plan.passive:
                 instance.on_usable = _ignored
-        self._scheduler = scheduler
-        self._queue: RequestQueueInterface = scheduler
-        self._cache_frontend: ResponseCacheFrontend | None = None
-        self._idempotent_queue: IdempotentQueue | None = None
-        self._entry = scheduler.submit if config.sequence_batching is None else self._submit_to_sequence
-        self._submit = self._entry
+        self._pipeline = pipeline
+        self._scheduler = pipeline.scheduler
+        self._submit = pipeline.first.submit
+        self._begin_trace: Callable[[InferenceRequest], None] | None = None
+        engine_admission = pipeline.engine_admission
+        if engine_admission is not None:
+            engine_admission.on_late = self._record_deadline_missed
+            self.listen(engine_admission.reported)
         self._trim_timer: asyncio.TimerHandle | None = None
         arena.on_segment.append(self._start_trimming)
         if arena.segments:  # the warm-up has allocated some
@@ -152,7 +144,7 @@ class RunningVersion:
     @property
     def pending(self) -> int:
         """Number of requests that wait for an instance."""
-        return self._queue.pending
+        return self._pipeline.first.pending
 
     @property
     def waiting(self) -> Mapping[int, int]:
@@ -167,7 +159,7 @@ class RunningVersion:
     @property
     def in_flight(self) -> int:
         """Number of requests that wait or run."""
-        return self._queue.in_flight
+        return self._pipeline.first.in_flight
 
     @property
     def most_rows(self) -> int:
@@ -196,6 +188,8 @@ class RunningVersion:
             if wrong is not None:
                 request.respond(InferenceResponse.failed(wrong))
                 return
+        if self._begin_trace is not None:
+            self._begin_trace(request)
         self._submit(request)
 
     def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
@@ -206,9 +200,6 @@ class RunningVersion:
     def given_up(self, why: CancelReason) -> None:
         """Count a request to this version whose caller no longer waits for the answer."""
         self.statistics.given_up[why] += 1
-
-    def _submit_to_sequence(self, request: InferenceRequest) -> None:
-        self._scheduler.submit(SequenceRequest(request))
 
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Return the calls to other models that block ``request``: one must be answered before it can be."""
@@ -223,57 +214,13 @@ class RunningVersion:
 
         Call again whenever the trace settings change.
         """
-        entry = self._entry
         self.traced = tracing is not None
         if tracing is None:
-            self._submit = entry
+            self._begin_trace = None
             return
-
-        begin, version, sampler = tracing.begin, self.version, tracing.settings.sampler(self.name)
-
-        def submit(request: InferenceRequest) -> None:
-            begin(request, version, sampler)
-            entry(request)
-
+        sampler = tracing.settings.sampler(self.name)
+        self._begin_trace = partial(tracing.begin, version=self.version, sampler=sampler)
         self.tell_witnesses()
-        self._submit = submit
-
-    def let_in_by(self, tenant_admission: TenantAdmission, bounds: QueueOptions) -> None:
-        """Put admission control in front of the queue if the model or the policy requires it.
-
-        Call before ``put_before``. ``bounds`` are the limits of the queue.
-        """
-        if self.generates:
-            dispatcher = self._scheduler
-            assert isinstance(dispatcher, Dispatcher)
-            engine = tenant_admission.engine_admission_queue(
-                self.name, dispatcher, self.statistics, LoadShedder(bounds, self.name)
-            )
-            dispatcher.on_usable = lambda: engine.set_ready(dispatcher.able)
-            engine.on_late = self._record_deadline_missed
-            self.listen(engine.reported)
-            self._idempotent_queue = tenant_admission.keyed(engine)
-            self._enter_by(self._idempotent_queue)
-        else:
-            admission_queue = tenant_admission.admission_queue(self.name, self._queue, self._entry, self.statistics)
-            if admission_queue is not None:
-                self._enter_by(admission_queue)
-
-    def put_before(self, cache: ResponseCache) -> None:
-        """Put the response cache in front of the queue. Call before the first request is submitted."""
-        queue = self._queue if self._idempotent_queue is None else self._idempotent_queue.queue
-        shared = tenants_share_cache(self.config)
-        self._cache_frontend = ResponseCacheFrontend(
-            cache, queue, self.statistics, self.signature.outputs, shared=shared
-        )
-        if self._idempotent_queue is not None:
-            self._idempotent_queue.queue = self._cache_frontend
-        else:
-            self._enter_by(self._cache_frontend)
-
-    def _enter_by(self, queue: RequestQueueInterface) -> None:
-        self._queue = queue
-        self._entry = self._submit = queue.submit
 
     def listen(self, listener: OnReport) -> None:
         """Call ``listener`` with each report of an engine, starting with the latest report of each instance."""
@@ -284,8 +231,8 @@ class RunningVersion:
 
     def renew_origin(self, origin_of: Callable[[RunningVersion], str]) -> None:
         """Make the response cache, if enabled, query the origin of responses again."""
-        if self._cache_frontend is not None:
-            self._cache_frontend.renew(lambda: origin_of(self))
+        if self._pipeline.cache_frontend is not None:
+            self._pipeline.cache_frontend.renew(lambda: origin_of(self))
 
     def tell_witnesses(self) -> None:
         """Notify sinks that observe executions how their requests ran, from now on."""
@@ -365,11 +312,11 @@ class RunningVersion:
 
     def drain(self, drained: Callable[[], None]) -> None:
         """Call ``drained`` once no request waits or runs."""
-        self._queue.when_drained(drained)
+        self._pipeline.first.when_drained(drained)
 
     def abandon(self, error: NeriteError) -> None:
         """Answer all waiting requests with ``error``."""
-        self._queue.abandon(error)
+        self._pipeline.first.abandon(error)
 
     def close(self, closed: Callable[[], None]) -> None:
         """Release all resources, then call ``closed``. No request may be running."""

@@ -100,5 +100,6 @@ class Tracing:
 
 def _exemplify(trace: OtelTrace, epoch: int) -> None:
     """Have the histograms refer to a trace that leaves. On the exporter's thread."""
-    if trace.error is None and trace.header.route is not None:
-        trace.header.route[1].traced_one(trace.final_ns - trace.received_ns, trace.trace_id, epoch + trace.final_ns)
+    route = trace.header.route
+    if trace.error is None and route is not None:
+        route.version.traced_one(trace.final_ns - trace.received_ns, trace.trace_id, epoch + trace.final_ns)

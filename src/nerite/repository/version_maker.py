@@ -22,7 +22,6 @@ from nerite.backends import registry
 from nerite.backends.interface import ModelContext
 from nerite.backends.machine import can_use_gpus
 from nerite.backends.registry import SETTING
-from nerite.cache.interface import ResponseCache
 from nerite.config.defaults import Gpus
 from nerite.config.json_form import to_json
 from nerite.config.loading import FinishedConfig, PolledModel, Remark, finish_config, poll_model_directory
@@ -160,7 +159,6 @@ class VersionMaker:
         launcher: Launcher,
         loader: Executor,
         slots: asyncio.Semaphore,
-        cache: ResponseCache | None,
         placement: GpuPlacement,
     ) -> None:
         """``settings_of`` returns a backend's ``--backend-config`` values. A load holds one of the ``slots``."""
@@ -169,7 +167,6 @@ class VersionMaker:
         self._launcher = launcher
         self._loader = loader
         self._slots = slots
-        self._cache = cache
         self._placement = placement
 
     async def read(self, name: str, directory: Path, delivery: LoadOverrides | None, *, renamed: bool) -> PolledModel:
@@ -227,7 +224,7 @@ class VersionMaker:
     ) -> RunningVersion:
         """Create a running version of an ensemble whose models already run."""
         _log.info("loading: %s:%d", name, version)
-        return self._behind_cache(self._launcher.assemble(name, version, config, signature, parts))
+        return self._launcher.assemble(name, version, config, signature, parts)
 
     async def resize(self, polled: PolledModel, running: RunningVersion) -> None:
         """Adjust the instances of a running version to its new configuration. Raises ``NeriteError``."""
@@ -252,22 +249,10 @@ class VersionMaker:
         context = self._context(polled, finished.config, version, memo)
         signature = signature_of(finished.config, polled.directory)
         try:
-            return self._behind_cache(await self._launcher.launch(finished.config, context, signature))
+            return await self._launcher.launch(finished.config, context, signature)
         except NeriteError as error:
             folder, filename = context.version_directory, finished.config.default_model_filename
             raise await loop.run_in_executor(self._loader, damage.explained, error, folder, filename) from None
-
-    def _behind_cache(self, running: RunningVersion) -> RunningVersion:
-        """Put the response cache in front of a version that enables it; warn if the server has no cache."""
-        if running.cached and self._cache is not None:
-            running.put_before(self._cache)
-        elif running.cached:
-            _log.warning(
-                "model '%s' enables the response cache, but the server has none: every response is computed. "
-                "Start the server with --cache-config=local,size=<bytes>",
-                running.name,
-            )
-        return running
 
     def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
         def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:

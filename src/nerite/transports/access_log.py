@@ -43,7 +43,7 @@ class AccessRecord:
         self.model, self.request_id = request.header.model_name, request.id
         self.version = request.header.model_version
         if request.header.route is not None:
-            self.version = request.header.route[1].label
+            self.version = request.header.route.version.label
 
     def answered(self, status: int | str, sent: int = 0, **counts: int) -> None:
         """Write the line. ``sent`` is in bytes, like ``received``; ``counts`` are the totals of a stream."""

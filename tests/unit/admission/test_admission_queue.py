@@ -80,7 +80,7 @@ class House:
         self.statistics = VersionStatistics()
         self.queue = Queue()
         tenant_admission = TenantAdmission(parse_policy(policy), loop)  # type: ignore[arg-type]
-        admission_queue = tenant_admission.admission_queue(model, self.queue, self.queue.submit, self.statistics)
+        admission_queue = tenant_admission.admission_queue(model, self.queue, self.statistics)
         assert admission_queue is not None
         self.tenant_admission, self.admission_queue = tenant_admission, admission_queue
         self.sink = Sink()
@@ -286,8 +286,7 @@ def test_another_policy(house: House) -> None:
 def test_without_a_policy_nobody_has_to_be_let_in() -> None:
     loop: Any = SimpleNamespace()
     tenant_admission = TenantAdmission(None, loop)
-    queue = Queue()
-    assert tenant_admission.admission_queue("m", queue, queue.submit, VersionStatistics()) is None
+    assert not tenant_admission.in_force
     assert tenant_admission.quota() == {"tenants": [], "models": [], "use": []}
     assert tenant_admission.families() == []
 
@@ -327,6 +326,6 @@ def test_metrics(house: House) -> None:
 def test_what_was_used_stays_used_when_a_model_is_loaded_again(house: House) -> None:
     house.ask()
     house.queue.answer()
-    again = house.tenant_admission.admission_queue("m", house.queue, house.queue.submit, house.statistics)
+    again = house.tenant_admission.admission_queue("m", house.queue, house.statistics)
     assert again is not None
     assert again.controller.usage.of("a", "high").admitted == 1

@@ -10,6 +10,7 @@ from test_idempotency_registry import SECOND, Desk
 from nerite.cache.frontend import ResponseCacheFrontend
 from nerite.cache.local import LocalCache
 from nerite.core.errors import KeyReused, NeriteError
+from nerite.core.queue_stage import QueueStage
 from nerite.core.request import NAME, InferenceRequest
 from nerite.observability.statistics import VersionStatistics
 
@@ -22,11 +23,12 @@ requests_per_minute = 2
 class Cached(Desk):
     """A desk with a response cache between it and the turnstile."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = "") -> None:
-        super().__init__(monkeypatch, policy)
-        gate = ResponseCacheFrontend(LocalCache(1 << 20), self.admission_queue, VersionStatistics(), ["text_output"])
-        gate.renew(lambda: "llm/1/1")
-        self.entry.queue = gate
+    def in_front(self, admission_queue: QueueStage) -> QueueStage:
+        self.frontend = ResponseCacheFrontend(
+            LocalCache(1 << 20), admission_queue, VersionStatistics(), ["text_output"]
+        )
+        self.frontend.renew(lambda: "llm/1/1")
+        return self.frontend
 
     def answered(self, text: bytes, key: str | None = "k", **asked: Any) -> InferenceRequest:
         """Have the model answer a request."""
@@ -66,8 +68,7 @@ def test_a_key_is_kept_though_the_cache_had_the_answer(bls_server: Cached) -> No
 def test_an_answer_from_the_cache_outlives_its_entry(bls_server: Cached) -> None:
     bls_server.answered(b"once upon", None, prompt=b"once")
     bls_server.asked("k", prompt=b"once")
-    assert isinstance(bls_server.entry.queue, ResponseCacheFrontend)
-    bls_server.entry.queue.renew(lambda: "llm/1/2")  # as after a reload: nothing of before is in it
+    bls_server.frontend.renew(lambda: "llm/1/2")  # as after a reload: nothing of before is in it
     again = bls_server.asked("k", prompt=b"once")
     assert (bls_server.heard(again), bls_server.generations) == (b"once upon", 1)
 

@@ -23,6 +23,7 @@ from nerite.core.errors import (
 )
 from nerite.core.execution_observer import ExecutionObserver
 from nerite.core.model_calls import ChildRequest
+from nerite.core.queue_stage import QueueStage
 from nerite.core.request import (
     NAME,
     Caller,
@@ -50,8 +51,13 @@ class Desk(House):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = "", **given: Any) -> None:
         super().__init__(monkeypatch, policy, **given)
         self.loop.rule(monkeypatch, module)
-        self.entry = self.tenant_admission.keyed(self.admission_queue)
+        following = self.in_front(self.admission_queue)
+        self.entry = self.tenant_admission.idempotent_queue(following, self.admission_queue.controller)
         self.paused: list[bool] = []
+
+    def in_front(self, admission_queue: QueueStage) -> QueueStage:
+        """Return the stage that the stage of keys passes requests to."""
+        return admission_queue
 
     def asked(
         self,

@@ -157,8 +157,8 @@ class ArrayCalls:
 
     def of(self, header: RequestHeader) -> ArrayCall:
         """Return the call for ``header``, which was checked against the model's signature."""
-        call: ArrayCall | None = header.call
-        if call is None or call.of is not self._model:
+        call = header.call
+        if not isinstance(call, ArrayCall) or call.of is not self._model:
             call = header.call = self._like(header)
         return call
 

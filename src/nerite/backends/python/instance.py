@@ -176,9 +176,9 @@ class ModelReshape:
 
     def inputs(self, header: RequestHeader) -> Sequence[TensorSpec]:
         """Return the inputs of a request in the model's shapes, memoized in the header."""
-        if header.call is None:
-            header.call = tuple(self._input(spec) for spec in header.inputs)
-        specs: Sequence[TensorSpec] = header.call
+        specs = header.call
+        if not isinstance(specs, tuple):
+            specs = header.call = tuple(self._input(spec) for spec in header.inputs)
         return specs
 
     def _input(self, spec: TensorSpec) -> TensorSpec:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from nerite.admission.tenants import TenantAdmission
+from nerite.cache.interface import ResponseCache
 from nerite.config.options import MetricsOptions, QueueOptions
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import Buffer
@@ -51,6 +52,7 @@ class ServerContext:
     """For all models, if executions are limited; else None."""
     read_request: ReadRequest
     tenant_admission: TenantAdmission
+    cache: ResponseCache | None
     metrics: MetricsOptions
 
     def blocking(self, work: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:

@@ -1,0 +1,75 @@
+"""Queue pipeline of a model version: which stages its requests pass, and in which order."""
+
+from __future__ import annotations
+
+import logging
+
+from nerite.admission.queue import EngineAdmissionQueue
+from nerite.admission.tenants import TenantAdmission
+from nerite.backends.registry import GENERATING
+from nerite.cache.frontend import ResponseCacheFrontend
+from nerite.cache.interface import ResponseCache
+from nerite.config.model_config import ModelConfig
+from nerite.config.model_parameters import tenants_share_cache
+from nerite.config.options import QueueOptions
+from nerite.core.queue_stage import QueueStage
+from nerite.core.signature import Signature
+from nerite.dispatch.dispatcher import Dispatcher
+from nerite.dispatch.interface import VersionScheduler
+from nerite.observability.statistics import VersionStatistics
+from nerite.scheduling.load_shedding import LoadShedder
+
+_log = logging.getLogger("nerite.repository")
+
+
+class QueuePipeline:
+    """Stages of one model version, as chosen by its configuration and the server's.
+
+    1. Idempotency keys, if an engine generates tokens. In front of the cache, so that a key belongs to one request
+       whether the model or the cache answers it.
+    2. The response cache, if the model enables it. In front of admission, because a hit needs no capacity.
+    3. Admission control: by the load of the engines if they generate tokens, and by tenant if a policy is in force.
+    4. The scheduler: a dispatcher, or the steps of an ensemble.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        scheduler: VersionScheduler,
+        statistics: VersionStatistics,
+        tenant_admission: TenantAdmission,
+        cache: ResponseCache | None,
+        bounds: QueueOptions,
+    ) -> None:
+        """``bounds`` are the limits of the queue while no policy is in force."""
+        self.scheduler = scheduler
+        self.engine_admission: EngineAdmissionQueue | None = None
+        """Stage that needs the reports of the engines."""
+        self.cache_frontend: ResponseCacheFrontend | None = None
+        """Stage that needs the origin of the model's responses."""
+        stage: QueueStage = scheduler
+        if config.backend in GENERATING:
+            assert isinstance(scheduler, Dispatcher)
+            engine = self.engine_admission = tenant_admission.engine_admission_queue(
+                config.name, scheduler, statistics, LoadShedder(bounds, config.name)
+            )
+            scheduler.on_usable = lambda: engine.set_ready(scheduler.able)
+            stage = engine
+        elif tenant_admission.in_force:
+            stage = tenant_admission.admission_queue(config.name, scheduler, statistics)
+        if config.response_cache and config.response_cache.enable:
+            if cache is None:
+                _log.warning(
+                    "model '%s' enables the response cache, but the server has none: every response is computed. "
+                    "Start the server with --cache-config=local,size=<bytes>",
+                    config.name,
+                )
+            else:
+                stage = self.cache_frontend = ResponseCacheFrontend(
+                    cache, stage, statistics, signature.outputs, shared=tenants_share_cache(config)
+                )
+        if self.engine_admission is not None:
+            stage = tenant_admission.idempotent_queue(stage, self.engine_admission.controller)
+        self.first = stage
+        """Stage that requests enter."""
