@@ -265,9 +265,9 @@ class Ensemble:
         admission: LoadShedder,
         *,
         decoupled: bool,
-        most_inflight: int,
+        max_inflight: int,
     ) -> None:
-        """``most_inflight``: maximum number of concurrent requests of each step; 0 for no limit.
+        """``max_inflight``: maximum number of concurrent requests of each step; 0 for no limit.
 
         ``admission`` bounds the number of concurrent requests to the ensemble.
         """
@@ -281,7 +281,7 @@ class Ensemble:
         """Number of requests that have had their final response."""
         self._beginnings: Memo[RequestHeader, EnsembleProgress] = Memo()
         self._runs: set[EnsembleRun] = set()
-        self._inflight_limits = [InflightLimit[_Waiting](most_inflight) for _ in graph.steps] if most_inflight else []
+        self._inflight_limits = [InflightLimit[_Waiting](max_inflight) for _ in graph.steps] if max_inflight else []
         self.limited = bool(self._inflight_limits)
         """Steps have an in-flight limit: call ``admits`` before a step starts, and ``left`` when it is done."""
         self._paused: list[set[StepRequest]] = [set() for _ in self._inflight_limits]
@@ -352,7 +352,7 @@ class Ensemble:
         self.sound = not stuck
         return [f"ensemble '{self._name}': {len(stuck)} requests had no step under way"] if stuck else []
 
-    def tell_witnesses(self) -> None:
+    def notify_observers(self) -> None:
         """Notify sinks that observe executions how their requests ran, from now on."""
         self._notify_observers = True
 

@@ -198,7 +198,7 @@ class Launcher:
             preserve_ordering=preserves_ordering(config),
         )
         if resources is not None:
-            resources.granted = dispatcher.look_soon
+            resources.granted = dispatcher.check_soon
         running = RunningVersion(
             context.name,
             context.version,
@@ -242,7 +242,7 @@ class Launcher:
             self._server_context.loop,
             admission,
             decoupled=decoupled,
-            most_inflight=limit,
+            max_inflight=limit,
         )
         running = RunningVersion(
             name,

@@ -170,7 +170,7 @@ class RunningVersion:
         return self._queue.in_flight
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Maximum number of rows in a batch; 0 if each request runs alone."""
         return self.config.max_batch_size if self.config.dynamic_batching is not None else 0
 
@@ -235,7 +235,7 @@ class RunningVersion:
             begin(request, version, sampler)
             entry(request)
 
-        self.tell_witnesses()
+        self.notify_observers()
         self._submit = submit
 
     def let_in_by(self, tenant_admission: TenantAdmission, bounds: QueueOptions) -> None:
@@ -287,9 +287,9 @@ class RunningVersion:
         if self._cache_frontend is not None:
             self._cache_frontend.renew(lambda: origin_of(self))
 
-    def tell_witnesses(self) -> None:
+    def notify_observers(self) -> None:
         """Notify sinks that observe executions how their requests ran, from now on."""
-        self._scheduler.tell_witnesses()
+        self._scheduler.notify_observers()
 
     def receive_buffer(self, size: int) -> memoryview | None:
         """Return writable shared memory that instances can read without a copy; None if the arena is exhausted."""

@@ -114,7 +114,7 @@ class EnsembleLinker:
         """
         targets, mistakes = find_targets(assembly, record.namespace, self._catalogue)
         for _, running in targets if not mistakes else ():
-            running.tell_witnesses()
+            running.notify_observers()
         return targets, mistakes
 
     def _build(

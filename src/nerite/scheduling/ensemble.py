@@ -18,7 +18,7 @@ from nerite.core.signature import Signature, SignatureOutput, reshaped
 from nerite.core.tensor import DataType, TensorSpec
 from nerite.scheduling.fused_steps import FusedLink, TensorSource, fitted_inputs, step_inputs
 
-_MOST_PLANS = 64
+_MAX_PLANS = 64
 """Maximum number of memoized plans, one per set of requested outputs."""
 
 
@@ -101,7 +101,7 @@ class EnsembleGraph:
         plan = self._plans.get(wanted)
         if plan is None:
             plan = self._planned(wanted or frozenset(self.signature.outputs))
-            if len(self._plans) >= _MOST_PLANS:
+            if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             self._plans[wanted] = plan
         return plan

@@ -15,7 +15,7 @@ from nerite.core.response import ResponseHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput, shape_text
 from nerite.core.tensor import TensorSpec
 
-_MOST = 128
+_MAX_COUNT = 128
 """Maximum number of memoized requests per link."""
 
 

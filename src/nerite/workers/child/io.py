@@ -109,7 +109,7 @@ class Inbox:
                 "that of the process which runs execute. Do it there, in a thread if need be, and pass the results on."
             )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Handle the messages that have arrived, without waiting. Thread-safe. Raises as ``check_process``."""
         self.check_process()
         if self._reading.acquire(blocking=False):
@@ -150,7 +150,7 @@ class Inbox:
         waiting = self._loops.get(loop, 0)
         self._loops[loop] = waiting + 1
         if not waiting:
-            loop.add_reader(self._channel, self.look)
+            loop.add_reader(self._channel, self.poll)
 
     def leave(self, loop: AbstractEventLoop) -> None:
         """Stop reading on an event loop, after as many calls as ``attend`` had. For the thread of the loop."""

@@ -16,9 +16,9 @@ from nerite.scheduling.ensemble import FusedSegment
 from nerite.workers.host.channel import WorkerChannel
 from nerite.workers.ipc.messages import FusedBatch
 
-_MOST: Final = 256
+_MAX_COUNT: Final = 256
 """Maximum number of segments whose paths are remembered."""
-_MOST_TOLD: Final = 4096
+_MAX_TOLD: Final = 4096
 """Maximum number of paths that a worker is told of in its life; after that, steps go through the server one by one."""
 
 
@@ -74,7 +74,7 @@ class FusedPaths:
         if fused_segment is None or any(request.fused_segment is not fused_segment for request in batch):
             return None
         if fused_segment not in self._ways:
-            if len(self._ways) >= _MOST:
+            if len(self._ways) >= _MAX_COUNT:
                 self._ways.clear()
             self._ways[fused_segment] = self._find(fused_segment)
         path = self._ways[fused_segment]
@@ -97,7 +97,7 @@ class FusedPaths:
                     "link": fused_steps.link_to_json(link),
                     "seat": seat,
                     "version": version.label,
-                    "most": version.most_rows,
+                    "most": version.max_rows,
                 }
             )
         if not versions:
@@ -105,7 +105,7 @@ class FusedPaths:
         # A model that is loaded again, at the same seat, makes no difference to the worker.
         described = json.dumps(hops)
         if described not in self._told:
-            if len(self._told) >= _MOST_TOLD:
+            if len(self._told) >= _MAX_TOLD:
                 return None
             self._told[described] = len(self._told) + 1
             self._channel.introduce(self._told[described], hops)

@@ -330,7 +330,7 @@ def _ignored(_instance: ModelInstance, _report: EngineReport | None) -> None:
 
 LONG: Final = 60
 """An execution may last this many times as long as the event loop may stall."""
-_LOOKS: Final = 4
+_CHECKS: Final = 4
 """Number of checks within that time."""
 
 
@@ -347,7 +347,7 @@ class SlowBatchMonitor:
         """Check periodically, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._limit / _LOOKS)
+            await asyncio.sleep(self._limit / _CHECKS)
             for instance in self._instances():
                 if isinstance(instance, RemoteInstance):
                     self._check(instance, loop.time())
@@ -356,6 +356,6 @@ class SlowBatchMonitor:
         watch = self._watches.get(instance)
         if watch is None:
             watch = self._watches[instance] = SlowBatchDetector(self._limit)
-        seconds = watch.look(instance.executes, now)
+        seconds = watch.check(instance.executes, now)
         if seconds is not None:
             instance.log_stacks(seconds)
