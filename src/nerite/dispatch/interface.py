@@ -180,8 +180,8 @@ class VersionHandle(ServedVersion, Protocol):
     statistics: VersionStatistics
     traced: bool
     """Every request to it is traced."""
-    worker: str
-    """Name of the worker that it shares with other models; empty if it shares none."""
+    fusible: bool
+    """Steps of ensembles that run it may be fused: nothing but its queue is between a request and an instance."""
 
     @property
     def max_rows(self) -> int:

@@ -213,10 +213,9 @@ class Launcher:
             self._server_context.loop,
         )
         running.let_in_by(self._server_context.tenant_admission, bounds)
-        # Requests that pass admission control or the response cache cannot continue as fused steps in the worker.
+        # Fused steps pass neither the rate limiter nor admission control, the response cache or a sequence batcher.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
-        if resources is None and config.sequence_batching is None and not alone:
-            running.worker = sharing_models(context)
+        running.fusible = resources is None and config.sequence_batching is None and not alone
         running.load_seconds = time.monotonic() - began
         return running
 

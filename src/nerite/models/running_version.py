@@ -67,6 +67,7 @@ class RunningVersion:
         "config_json",
         "content",
         "decoupled",
+        "fusible",
         "label",
         "load_seconds",
         "name",
@@ -76,7 +77,6 @@ class RunningVersion:
         "tokens",
         "traced",
         "version",
-        "worker",
     )
 
     def __init__(
@@ -110,8 +110,8 @@ class RunningVersion:
         self.tokens: TokenStatistics | None = None
         """Statistics reported by the engines; None before the first report."""
         self.traced = False
-        self.worker = ""
-        """Name of the worker shared with other models, in which fused steps can run; empty if there is none."""
+        self.fusible = False
+        """See ``VersionHandle``; set by the launcher."""
         self.cached = bool(config.response_cache and config.response_cache.enable)
         """The model has the response cache enabled."""
         self.load_seconds = 0.0
