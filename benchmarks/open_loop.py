@@ -26,7 +26,7 @@ USEFUL = 1.0
 """Seconds after which nobody waits for an answer any more."""
 _GRACE = 2.0
 """Seconds after the last request, in which answers still count."""
-_MOST_CONNECTIONS = 14_000
+_MAX_CONNECTIONS = 14_000
 """HTTP/1.1 has one request on a connection. More wait for one to become free."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _WINDOW = 0, 1, 3, 4, 6, 8
@@ -102,7 +102,7 @@ class HttpPool:
             self._idle.pop().ask(now)
             return
         self._due.append(now)
-        if self._open < _MOST_CONNECTIONS:
+        if self._open < _MAX_CONNECTIONS:
             self._open += 1
             loop = asyncio.get_running_loop()
             task = loop.create_task(loop.create_connection(lambda: HttpChannel(self), "127.0.0.1", self._port))

@@ -20,7 +20,7 @@ _ARENA: Final = "/memfd:nerite (deleted)"
 _HELPER: Final = "helper"
 _OF_HELPER: Final = {"socket:": 1, "pipe:": 2}
 """A process for what may take long, made when there is the first of that, and what the server has open for it."""
-_MOST_THREADS: Final = 8
+_MAX_THREADS: Final = 8
 """Threads that a process makes when it needs the first of them, and keeps."""
 SLACK: Final = 24_000_000
 """Bytes by which the memory of a process may grow beside its caches.
@@ -84,7 +84,7 @@ def more_open(before: Sample, now: Sample) -> list[Symptom]:
         if more:
             found.append(Symptom("descriptors", name, f"more than before: {dict(more)}"))
     for name, count in now.threads.items():
-        if name in before.threads and count > before.threads[name] + _MOST_THREADS:
+        if name in before.threads and count > before.threads[name] + _MAX_THREADS:
             found.append(Symptom("threads", name, f"{count}, and {before.threads[name]} before"))
     if files := now.files - before.files:
         found.append(Symptom("temporary files", "server", str(sorted(files)[:20])))

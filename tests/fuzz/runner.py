@@ -27,7 +27,7 @@ _REST: Final = 12
 """Rounds after which the server comes to rest, and what it holds is counted."""
 _WARM_UP: Final = 3
 """Rounds before that is done for the first time."""
-_MOST_FINDINGS: Final = 20
+_MAX_FINDINGS: Final = 20
 _TRIALS: Final = 400
 _SECONDS_TO_SHRINK: Final = 240.0
 _OF_REST: Final = ("descriptors", "threads", "shared memory", "temporary files", "cycles")
@@ -76,7 +76,7 @@ class Run:
         self._began = self._told = time.monotonic()
         for number, profile in enumerate(self._plan.profiles, 1):
             await self._with(profile, number / len(self._plan.profiles))
-            if len(self.findings) >= _MOST_FINDINGS:
+            if len(self.findings) >= _MAX_FINDINGS:
                 self._say("That is enough: no more inputs are sent.")
                 break
         return not self.findings
@@ -93,7 +93,7 @@ class Run:
                 if kept.profile in ("", profile) and all(case.surface in self._plan.names for case in kept.cases):
                     subject = await self._send(subject, list(kept.cases), 1, f"{name} ")
             rounds = 0
-            while self._left(part) > 0 and len(self.findings) < _MOST_FINDINGS:
+            while self._left(part) > 0 and len(self.findings) < _MAX_FINDINGS:
                 count = min(ROUND, self._left(part))
                 drawn = surfaces.draw(self._plan.seed, self._plan.names, self._next, count)
                 self._next += count

@@ -230,7 +230,7 @@ def test_one_process_is_left_for_calls_that_are_not_long(monkeypatch: pytest.Mon
 
 
 def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_pool, "MOST_WAITING", 2)
+    monkeypatch.setattr(helper_pool, "MAX_WAITING", 2)
 
     async def scenario(caller: Caller) -> None:
         calls = [caller.begin("os:getpid") for _ in range(3)]

@@ -16,7 +16,7 @@ from nerite.config.defaults import FRAMEWORKS
 from serving import IDENTITY, python_model
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_MEGABYTES = 115
+MAX_MEGABYTES = 115
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_size(core: Path) -> None:
         for name in files
         if not (entry := Path(folder, name)).is_symlink()
     )
-    assert size / 1e6 < MOST_MEGABYTES
+    assert size / 1e6 < MAX_MEGABYTES
 
 
 def test_serves_a_python_model(core: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ BY_THE_OPERATOR: Final = {
     "instances/placement.py:_settings",
     "workers/host/process.py:_shared", "workers/host/fork_server.py:_lines", "admission/tenants.py:_usages",
     "workers/host/fork_server.py:_told", "repository/repositories.py:_invalid_names",
-    "workers/host/fused.py:_told", "workers/host/fused.py:_ways", "workers/child/worker.py:_fused_steps",
+    "workers/host/fused.py:_numbers", "workers/host/fused.py:_paths", "workers/child/fused.py:_chains",
     "observability/exposition.py:_buckets", "observability/exposition.py:_parted",
     "observability/exposition.py:label",
     "observability/load_times.py:_intervals", "observability/otlp_spans.py:span_header",

@@ -113,7 +113,7 @@ class AdmissionController:
         return self._queue.count
 
     @property
-    def most_output(self) -> int:
+    def max_output(self) -> int:
         """Maximum number of output tokens of a request; 0 for no limit."""
         return self._limits.max_output
 

@@ -17,7 +17,7 @@ from nerite.admission.estimates import EngineStatistics, TokenRatio
 from nerite.admission.policy import EVERYBODY
 from nerite.admission.ticket import AdmissionTicket, Admit, Refuse, RefusedTicket, TicketEnding
 from nerite.core.engine_report import EngineReport, RequestEnded, RequestProgress
-from nerite.core.errors import Cancelled, InvalidArgument, NeriteError, TooLarge, TooLate
+from nerite.core.errors import Cancelled, DeadlineExceeded, InvalidArgument, NeriteError, TooLarge
 from nerite.core.execution_observer import ForwardingSink
 from nerite.core.failures import report
 from nerite.core.model_calls import first_of
@@ -27,7 +27,7 @@ from nerite.core.response import InferenceResponse
 from nerite.dispatch.busy_poll import LoopTimer
 from nerite.instances.instance import ModelInstance
 from nerite.llm.demand import IMAGE_TOKENS, Demand, demand, limit
-from nerite.llm.request import MOST_SEQUENCES
+from nerite.llm.request import MAX_SEQUENCES
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
 
@@ -109,7 +109,7 @@ class AdmissionQueue(FrontStage):
             self._statistics.failed(RequestOutcome.OTHER, request.arrived_ns)
             request.respond(InferenceResponse.failed(error))
 
-    def look_soon(self) -> None:
+    def check_soon(self) -> None:
         """Schedule a check for the next loop turn whether requests can be admitted. Idempotent within a turn."""
         if not self._check_scheduled and self._requests:
             self._check_scheduled = True
@@ -134,7 +134,7 @@ class AdmissionQueue(FrontStage):
         except Exception as error:
             report("admission", error, f"of model '{self.controller.model}'", request.id)
         if final:
-            self.look_soon()
+            self.check_soon()
 
     def _admit_due(self) -> None:
         self._check_scheduled = False
@@ -202,7 +202,7 @@ class AdmissionQueue(FrontStage):
         self._remove(ticket)
         self._statistics.failed(RequestOutcome.CANCELED, request.arrived_ns)
         request.respond(InferenceResponse.failed(Cancelled("")))
-        self.look_soon()  # it may have blocked others that fit (head-of-line blocking)
+        self.check_soon()  # it may have blocked others that fit (head-of-line blocking)
         self._check_drained()
 
 
@@ -244,7 +244,7 @@ def deadline_of(request: InferenceRequest) -> int | None:
 
 
 def _ending(request: InferenceRequest, error: NeriteError | None) -> TicketEnding:
-    if isinstance(error, TooLate):
+    if isinstance(error, DeadlineExceeded):
         return TicketEnding.DEADLINE
     if request.cancelled or isinstance(error, Cancelled):
         return TicketEnding.CANCELLED
@@ -306,7 +306,7 @@ class EngineAdmissionQueue(AdmissionQueue):
         self._reports[instance] = report
         reports = self._reports.values()
         total, free = sum(each.total_blocks for each in reports), sum(each.free_blocks for each in reports)
-        most = [each.most_sequences for each in reports]
+        most = [each.max_sequences for each in reports]
         self.controller.limit_running(sum(most) if all(most) else 0)
         now = _now()
         for progress in report.progress:
@@ -314,12 +314,12 @@ class EngineAdmissionQueue(AdmissionQueue):
             if isinstance(sink, AdmittedSink) and isinstance(sink.ticket, PromptTicket):
                 self._progressed(sink, sink.ticket, progress, now)
         self.controller.tell(EngineStatistics(total, free, report.block_size))
-        self.look_soon()
+        self.check_soon()
 
     def set_ready(self, ready: bool) -> None:
         """Admit no requests while no engine is up."""
         self.controller.set_ready(ready, _now())
-        self.look_soon()
+        self.check_soon()
 
     def _progressed(self, sink: AdmittedSink, ticket: PromptTicket, progress: RequestProgress, now: int) -> None:
         controller, request = self.controller, progress.request
@@ -341,15 +341,15 @@ class EngineAdmissionQueue(AdmissionQueue):
             controller.finished(ticket, _ENDINGS[progress.ended], now)
 
     def _ticket(self, request: InferenceRequest) -> PromptTicket:
-        runs = max((report.most_sequences for report in self._reports.values()), default=0)
-        asked = demand(request, self.controller.most_output, min(runs or MOST_SEQUENCES, MOST_SEQUENCES))
+        runs = max((report.max_sequences for report in self._reports.values()), default=0)
+        asked = demand(request, self.controller.max_output, min(runs or MAX_SEQUENCES, MAX_SEQUENCES))
         return PromptTicket(request, asked, self._ratio, self._image_ratio)
 
     def _admit(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
         assert isinstance(ticket, PromptTicket)
         self._begun += 1
-        if self.controller.most_output and not ticket.demand.most:
-            limit(request, max(self.controller.most_output // ticket.sequences, 1))
+        if self.controller.max_output and not ticket.demand.most:
+            limit(request, max(self.controller.max_output // ticket.sequences, 1))
         super()._admit(ticket, request)
 
 

@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 from typing import Final
 
 from nerite.admission.policy import PriorityClass, Tenant
-from nerite.core.errors import InvalidArgument, NeriteError, Overloaded, QuotaExceeded, TooLarge, TooLate
+from nerite.core.errors import DeadlineExceeded, InvalidArgument, NeriteError, Overloaded, QuotaExceeded, TooLarge
 
 LONGEST_PAUSE: Final = 3600
 """Maximum Retry-After in seconds: by then the policy may have changed."""
@@ -44,7 +44,7 @@ class RefusalCause(Enum):
     SIZE = TooLarge
     QUOTA = QuotaExceeded
     LOAD = Overloaded
-    TIME = TooLate
+    TIME = DeadlineExceeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class WatchedPolicy(WatchedFile[PolicyChange]):
         except InvalidArgument as error:
             self.problem = error.message
 
-    def look(self) -> PolicyChange:
+    def poll(self) -> PolicyChange:
         """Read the file. Blocks on I/O."""
         return check_policy(self.path)
 
@@ -286,7 +286,7 @@ class TenantAdmission:
         self._idempotency.follow(policy.keeping)
         for admission_queue in self._admission_queues:
             admission_queue.controller.follow()
-            admission_queue.look_soon()
+            admission_queue.check_soon()
 
     def stop(self) -> None:
         """Stop keeping answers for disconnected clients, because the server is shutting down."""

@@ -12,12 +12,12 @@ from nerite.artifacts import graph_kinds
 from nerite.artifacts.artifact import Candidate, Unusable
 from nerite.core.errors import Internal, NeriteError
 
-_MOST: Final = 1000
+_MAX_COUNT: Final = 1000
 """Maximum number of files that are examined."""
 
 
 @contextmanager
-def looked_at(folder: Path, filename: str) -> Iterator[None]:
+def damage_explained(folder: Path, filename: str) -> Iterator[None]:
     """Call ``refuse_pointers``, and pass errors of the ``with`` block through ``explained``."""
     refuse_pointers(folder, filename)
     try:
@@ -44,7 +44,7 @@ def explained(error: NeriteError, folder: Path, filename: str) -> NeriteError:
 
 def pointer_in(path: Path) -> Path | None:
     """Return the first Git LFS pointer among ``path`` and the files below it, or None."""
-    files = sorted(islice(path.rglob("*"), _MOST)) if path.is_dir() else [path]
+    files = sorted(islice(path.rglob("*"), _MAX_COUNT)) if path.is_dir() else [path]
     return next((file for file in files if file.is_file() and Candidate(file).is_pointer), None)
 
 

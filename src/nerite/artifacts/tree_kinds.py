@@ -90,7 +90,7 @@ def _check_end(candidate: Candidate) -> None:
 
 _HEADER = struct.Struct("<iii")
 _NEWEST_MINOR = 100
-_MOST_TREES = 10_000_000
+_MAX_TREES = 10_000_000
 _TYPES = (2, 3)
 """Type codes of float32 and float64."""
 
@@ -112,7 +112,7 @@ def _fits(head: bytes) -> bool:
         return False
     threshold, leaf = head[_HEADER.size], head[_HEADER.size + 1]
     (trees,) = struct.unpack_from("<Q", head, _HEADER.size + 2)
-    return threshold in _TYPES and leaf in (1, *_TYPES) and 0 < trees < _MOST_TREES
+    return threshold in _TYPES and leaf in (1, *_TYPES) and 0 < trees < _MAX_TREES
 
 
 # scikit-learn models are pickles, which can run arbitrary code when read. Trusted ones are converted to ONNX.

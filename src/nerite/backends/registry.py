@@ -19,7 +19,7 @@ from nerite.backends.interface import INTERFACE, Backend, Discerning, ModelConte
 from nerite.config.defaults import fitting
 from nerite.config.mistake import nearest
 from nerite.config.model_config import ModelConfig, ModelParameter
-from nerite.core.errors import InvalidArgument, NotHere, Unsupported
+from nerite.core.errors import InvalidArgument, NotInstalled, Unsupported
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -94,7 +94,7 @@ def package_backend(name: str) -> Backend | None:
     try:
         found = point.load()()
     except Exception as error:  # a module may raise anything
-        raise NotHere(f"{offered} cannot be imported: {type(error).__name__}: {error}") from error
+        raise NotInstalled(f"{offered} cannot be imported: {type(error).__name__}: {error}") from error
     written_for = getattr(found, "interface", None)
     if written_for != INTERFACE:
         raise Unsupported(
@@ -171,7 +171,7 @@ def backend(name: str) -> Backend:
     """
     entry = ENTRIES[name]
     if _lacks_framework(entry):
-        raise NotHere(
+        raise NotInstalled(
             f"backend '{name}' needs the Python package '{entry.package}', which is not installed. "
             f"Install it with: pip install 'nerite[{entry.extra}]'"
         )
@@ -187,10 +187,10 @@ def _lacks_framework(entry: BackendEntry) -> bool:
     return bool(entry.package) and importlib.util.find_spec(entry.package) is None
 
 
-def not_in_environment(model: str, package: str) -> NotHere:
+def not_in_environment(model: str, package: str) -> NotInstalled:
     """Return the error for a package that is missing in a model's own environment, in whose Python this runs."""
     package = package.replace("_", "-")
-    return NotHere(
+    return NotInstalled(
         f"the environment of model '{model}' (EXECUTION_ENV_PATH) lacks the Python package '{package}'. Add it to the "
         f"environment's list of packages, or install it there: {sys.executable} -m pip install {package}"
     )

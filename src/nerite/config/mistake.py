@@ -15,7 +15,7 @@ from nerite.core.errors import InvalidArgument, NeriteError
 FieldPath: TypeAlias = tuple[str | int, ...]
 """The way from the configuration to one of its parts: field names, places in lists, keys of maps."""
 
-_MOST_TOLD: Final = 20
+_MAX_TOLD: Final = 20
 """Mistakes in one file that people are told."""
 
 
@@ -67,11 +67,11 @@ def mistake_text(mistakes: Iterable[Mistake]) -> Iterator[str]:
     counts: dict[str, int] = {}
     for mistake in mistakes:
         counts[mistake.file] = count = counts.get(mistake.file, 0) + 1
-        if count <= _MOST_TOLD:
+        if count <= _MAX_TOLD:
             yield str(mistake)
     for file, count in counts.items():
-        if count > _MOST_TOLD:
-            more = count - _MOST_TOLD
+        if count > _MAX_TOLD:
+            more = count - _MAX_TOLD
             yield f"{file}: {more} more mistake{'s' if more > 1 else ''}\n    Correct those above first."
 
 
@@ -112,8 +112,8 @@ class ConfigSource:
 
 _LONGEST: Final = 100
 """Characters of a name that is compared with others: that takes time in the square of them."""
-_MOST_LOOKED_AT: Final = 1000
-_MOST_COMPARED: Final = 50
+_MAX_LOOKED_AT: Final = 1000
+_MAX_COMPARED: Final = 50
 """Names that are compared in full, of those that have most characters in common with the wrong one."""
 
 LISTED: Final = "Remove it: it is none of the fields that are listed above."
@@ -144,11 +144,11 @@ def nearest(wrong: str, known: Iterable[str], closeness: float = 0.6) -> str:
         return ""
     import difflib  # only a mistake needs it, and starting has to be quick
 
-    names = [name for name in islice(known, _MOST_LOOKED_AT) if len(name) <= _LONGEST]
-    if len(names) > _MOST_COMPARED:
+    names = [name for name in islice(known, _MAX_LOOKED_AT) if len(name) <= _LONGEST]
+    if len(names) > _MAX_COMPARED:
         letters = set(wrong)
         names.sort(key=lambda name: len(letters.symmetric_difference(name)) + abs(len(name) - len(wrong)))
-        del names[_MOST_COMPARED:]
+        del names[_MAX_COMPARED:]
     matches = difflib.get_close_matches(wrong, names, n=1, cutoff=closeness)
     return matches[0] if matches else ""
 

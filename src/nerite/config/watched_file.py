@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
 Finding = TypeVar("Finding")
-_LOOK_EVERY: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 """Seconds between two looks at a file."""
 
 
@@ -44,7 +44,7 @@ class WatchedFile(ABC, Generic[Finding]):
         """Have what was found count; if it cannot, say why in ``problem``."""
 
     @abstractmethod
-    def look(self) -> Finding:
+    def poll(self) -> Finding:
         """Look at the file. Blocks as files do."""
 
     @abstractmethod
@@ -75,6 +75,6 @@ def read_content(path: str, most: int) -> FileContent:
 async def watch_files(file: WatchedFile[Finding], changed: Callable[[], None]) -> None:
     """Look at a file every now and then, and call ``changed`` after news."""
     while True:
-        await asyncio.sleep(_LOOK_EVERY)
-        if file.see(await asyncio.to_thread(file.look)):
+        await asyncio.sleep(_POLL_SECONDS)
+        if file.see(await asyncio.to_thread(file.poll)):
             changed()

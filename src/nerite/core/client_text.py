@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import MAX_NAME, quoted_text, text_error
 
-_MOST_MEMBERS: Final = 20_000
+_MAX_MEMBERS: Final = 20_000
 """Members and elements that ``check_document`` searches for the invalid one, not counting lists without text."""
 _HOLDS_TEXT: Final = frozenset((str, list, dict))
 _UTF8: Final = "Write text as UTF-8; only the data of a BYTES input may be other bytes."
@@ -44,14 +44,14 @@ def check_document(document: Any) -> None:
     else:
         return
     containers: list[tuple[_Path, Any]] = [(None, [document])]
-    left = _MOST_MEMBERS
+    left = _MAX_MEMBERS
     while containers:
         path, container = containers.pop()
         left -= len(container)
         if left < 0:
             raise InvalidArgument(
                 "the JSON is not valid UTF-8, and the invalid text was not located, because it has more than "
-                f"{_MOST_MEMBERS} members outside input data. {_UTF8}"
+                f"{_MAX_MEMBERS} members outside input data. {_UTF8}"
             )
         for key, item in container.items() if isinstance(container, dict) else enumerate(container):
             member = (path, key)

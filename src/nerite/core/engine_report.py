@@ -62,7 +62,7 @@ class EngineReport(NamedTuple):
     """Tokens per block."""
     context_length: int = 0
     """Maximum tokens of a sequence, prompt and completion together."""
-    most_sequences: int = 0
+    max_sequences: int = 0
     """Maximum number of sequences in the batch; 0: no limit."""
     patience: int = 0
     """Seconds without progress, while it has requests, after which the engine counts as hung. 0: never."""

@@ -99,7 +99,7 @@ class Unsupported(NeriteError):
     grpc_status = 12
 
 
-class NotHere(Unsupported):
+class NotInstalled(Unsupported):
     """A package or device is missing on this machine; another machine may have it."""
 
 
@@ -153,7 +153,7 @@ class KeyReused(NeriteError):
     grpc_status = 9
 
 
-class TooLate(NeriteError):
+class DeadlineExceeded(NeriteError):
     """The deadline has passed or could not be met."""
 
     plain = True

@@ -289,8 +289,6 @@ class InferenceRequest:
     """Another request causes this one, so the server itself waits for it."""
     repeats = False
     """Another request of the same call has the same prompt, which quotas charge once."""
-    fused_segment: Any = None
-    """For a step of an ensemble: the steps that may follow it in the same worker (see ``FusedSteps``)."""
 
     def __init__(
         self, header: RequestHeader, data: Sequence[Buffer], sink: ReplySink, arrived_ns: int, id: str = ""

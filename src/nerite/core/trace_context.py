@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1
-_MOST_STATE: Final = 512
+_MAX_STATE: Final = 512
 """Characters of a ``tracestate`` that the standard requires to be propagated; a longer one is dropped."""
 
 
@@ -49,7 +49,7 @@ def parse(traceparent: str | None, tracestate: str | None = None) -> TraceContex
     version, trace, span, flags, more = found.groups()
     if version == "ff" or (version == "00" and more) or not int(trace, 16) or not int(span, 16):
         return None
-    state = tracestate.strip(" \t") if tracestate is not None and len(tracestate) <= _MOST_STATE else ""
+    state = tracestate.strip(" \t") if tracestate is not None and len(tracestate) <= _MAX_STATE else ""
     return TraceContext(int(trace, 16), int(span, 16), state, bool(int(flags, 16) & _SAMPLED))
 
 

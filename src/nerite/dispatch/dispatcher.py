@@ -162,7 +162,7 @@ class Dispatcher:
         self._granted = max(granted - 1, 0)
         if granted or request.caused:
             return True
-        least = self._picker.give_way(request)
+        least = self._picker.displace(request)
         if least is request:
             self._statistics.failed(RequestOutcome.REJECTED, request.arrived_ns)
             request.respond(InferenceResponse.failed(with_request_id(admission.refusal(), request.id)))
@@ -212,13 +212,13 @@ class Dispatcher:
         instance.on_usable = self._usable
         self._instances.append(instance)
         if instance.usable:  # a worker may have died right after its start
-            self._picker.came(instance)
+            self._picker.add_instance(instance)
 
     def _remove_retired(self) -> None:
         """Remove the retiring instances that have nothing left to do."""
         for instance in [each for each in self._retiring if not each.busy and not self._picker.holds(each)]:
             self._instances.remove(instance)
-            self._picker.gone(instance)
+            self._picker.remove_instance(instance)
             self._retiring.pop(instance)(instance)
             self.on_usable()
         if not self._instances:
@@ -247,7 +247,7 @@ class Dispatcher:
             self._replace_picker(failure)
         self._check_drained()
 
-    def tell_witnesses(self) -> None:
+    def notify_observers(self) -> None:
         """Report executions to sinks that are an ``ExecutionObserver`` from now on; until then none is looked for."""
         self._on_done, self._on_part = self._observed_done, self._observed_part
         for instance in self._instances:
@@ -297,7 +297,7 @@ class Dispatcher:
             return
         self._dispatching = False
         if self._yielding:
-            self.look_soon()
+            self.check_soon()
         self._timer.set(wake_at)
 
     def _start(self, instance: ModelInstance, batch: Batch) -> None:
@@ -426,8 +426,8 @@ class Dispatcher:
             if ready and instance not in idle and not self._leases.holds(instance):
                 found.append(f"instance '{instance.name}' was neither idle nor busy")
                 self._unregistered.discard(instance)
-                self._notify_picker(self._gone, instance)
-                self._notify_picker(self._picker.came, instance)
+                self._notify_picker(self._remove_instance, instance)
+                self._notify_picker(self._picker.add_instance, instance)
         begun = self._running() | self._answers.open
         known = self._picker.size + len(begun)
         if self._answers.entered != known:
@@ -479,7 +479,7 @@ class Dispatcher:
     def _register_idle(self, instance: ModelInstance) -> None:
         """Register an idle instance with a new picker. If that fails, the next audit does it."""
         try:
-            self._picker.came(instance)
+            self._picker.add_instance(instance)
         except Exception as error:
             report("dispatcher", error, f"of instance '{instance.name}'")
 
@@ -516,21 +516,21 @@ class Dispatcher:
         """React to an instance that went down, came up, or failed to come up."""
         self.on_usable()
         if not instance.usable:
-            self._notify_picker(self._gone, instance)
+            self._notify_picker(self._remove_instance, instance)
             self._check_drained()
-            self.look_soon()  # another instance may run now what was reserved for this one
+            self.check_soon()  # another instance may run now what was reserved for this one
         if instance in self._retiring:
             self._loop.call_soon(self._remove_retired)
             return
         if instance.usable:
-            self._notify_picker(self._picker.came, instance)
+            self._notify_picker(self._picker.add_instance, instance)
             self._turn()
         if not self._picker.idle and not self._leases.requests:
             self._fail_unservable()
 
-    def _gone(self, instance: ModelInstance) -> None:
+    def _remove_instance(self, instance: ModelInstance) -> None:
         """Refuse the requests that only ``instance``, which is down, could have run."""
-        for request, error in self._picker.gone(instance):
+        for request, error in self._picker.remove_instance(instance):
             self._answers.refuse(request, error, RequestOutcome.OTHER)
 
     def _fail_unservable(self) -> None:
@@ -552,7 +552,7 @@ class Dispatcher:
                 instance.cancel(request)
         if withdrawn:
             self._check_drained()
-            self.look_soon()  # the remaining requests may be a batch that need not wait
+            self.check_soon()  # the remaining requests may be a batch that need not wait
 
     def _withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Answer and return the requests that no longer wait because ``request`` was cancelled."""
@@ -569,7 +569,7 @@ class Dispatcher:
             self._answers.refuse(each, Cancelled(""), RequestOutcome.CANCELED)
         return withdrawn
 
-    def look_soon(self) -> None:
+    def check_soon(self) -> None:
         """Schedule a dispatch for this turn of the loop if an instance is idle."""
         if self._picker.idle and not self._dispatching:
             self._dispatching = True
@@ -580,7 +580,7 @@ class Dispatcher:
             instance.pause(request, paused)
         if not paused:
             self._notify_picker(self._picker.resume, request)
-            self.look_soon()
+            self.check_soon()
 
     def _check_drained(self) -> None:
         """Call the drain callbacks if nothing is in flight. To be called only after all due responses have left."""

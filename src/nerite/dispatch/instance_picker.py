@@ -77,9 +77,9 @@ class AnyInstancePicker:
         """Return the request as a batch of its own."""
         return [batch[index]]
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Drop and return a request of lower priority than ``request``; return ``request`` itself if none waits."""
-        return self._decider.give_way(request) or request
+        return self._decider.displace(request) or request
 
     def choose(self, now: int, may: May | None = None) -> tuple[ModelInstance, Batch] | None:
         """Return an instance and the batch to start on it now; None if nothing should start."""
@@ -129,12 +129,12 @@ class AnyInstancePicker:
     def finish(self) -> None:
         """Do nothing: no request waits for another one."""
 
-    def came(self, instance: ModelInstance) -> None:
+    def add_instance(self, instance: ModelInstance) -> None:
         """Add ``instance``, which is up and idle."""
         self._present.add(instance)
         self.idle.append(instance)
 
-    def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
+    def remove_instance(self, instance: ModelInstance) -> Sequence[Refusal]:
         """Remove ``instance``, which went down or was removed. No request depended on it."""
         self.retire(instance)
         return ()

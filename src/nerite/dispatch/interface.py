@@ -31,7 +31,7 @@ class VersionScheduler(QueueStage, Protocol):
     def releases(self) -> Mapping[BatchReason, int]:
         """Number of batches by the reason for their release; empty if the model does not gather requests."""
 
-    def tell_witnesses(self) -> None:
+    def notify_observers(self) -> None:
         """Report executions to sinks that are an ``ExecutionObserver`` from now on; until then none is looked for."""
 
     def server_stops(self) -> None:
@@ -96,7 +96,7 @@ class InstancePicker(Protocol):
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Queue ``request``, or return why it is refused."""
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Return the request to reject when too many wait: ``request``, or a less important one, which is dropped here.
 
         None if ``request`` has to be admitted all the same, because it continues a sequence.
@@ -116,10 +116,10 @@ class InstancePicker(Protocol):
         The caller does not get a response that is ``empty`` and not the last.
         """
 
-    def came(self, instance: ModelInstance) -> None:
+    def add_instance(self, instance: ModelInstance) -> None:
         """Add ``instance``, which is up and idle."""
 
-    def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
+    def remove_instance(self, instance: ModelInstance) -> Sequence[Refusal]:
         """Remove ``instance``, which went down or was removed; return the requests that only it could have run."""
 
     def retire(self, instance: ModelInstance) -> None:
@@ -180,11 +180,11 @@ class VersionHandle(ServedVersion, Protocol):
     statistics: VersionStatistics
     traced: bool
     """Every request to it is traced."""
-    worker: str
-    """Name of the worker that it shares with other models; empty if it shares none."""
+    fusible: bool
+    """Steps of ensembles that run it may be fused: nothing but its queue is between a request and an instance."""
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Maximum number of rows in a batch; 0: each request runs alone."""
 
     def ask_ready(self, answered: Callable[[bool], None], patience: float) -> None:

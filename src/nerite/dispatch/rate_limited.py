@@ -124,9 +124,9 @@ class RateLimitedPicker:
         """Queue ``request``, or return why it is refused."""
         return self._picker.offer(request, now)
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Return the request to reject when too many wait."""
-        return self._picker.give_way(request)
+        return self._picker.displace(request)
 
     def choose(self, now: int) -> tuple[ModelInstance, Batch] | None:
         """Return an instance that holds its resources, and its batch; None if nothing should start."""
@@ -155,14 +155,14 @@ class RateLimitedPicker:
         """Record one of several responses to a request; return the response for its caller."""
         return self._picker.settle(request, response)
 
-    def came(self, instance: ModelInstance) -> None:
+    def add_instance(self, instance: ModelInstance) -> None:
         """Add ``instance``, which is up and idle; resources from before are released."""
         self._resources.release(instance)
-        self._picker.came(instance)
+        self._picker.add_instance(instance)
 
-    def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
+    def remove_instance(self, instance: ModelInstance) -> Sequence[Refusal]:
         """Remove ``instance``, which went down or was removed. If busy, it keeps its resources until its batch ends."""
-        lost = self._picker.gone(instance)
+        lost = self._picker.remove_instance(instance)
         if instance not in self._running:
             self._resources.release(instance)
             if instance in self._retired:

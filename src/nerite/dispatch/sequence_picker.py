@@ -102,7 +102,7 @@ class SequencePicker:
             )
         return self._batcher.offer(request, now)
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Return ``request`` if it would start a sequence; sequences that have begun go on."""
         return request if self._iterative or request.header.sequence_start else None
 
@@ -165,13 +165,13 @@ class SequencePicker:
         """End sequences that have no waiting or running requests: no more requests come."""
         self._batcher.finish()
 
-    def came(self, instance: ModelInstance) -> None:
+    def add_instance(self, instance: ModelInstance) -> None:
         """Add ``instance``, which is up and idle."""
-        self._batcher.came(instance)
+        self._batcher.add_instance(instance)
 
-    def gone(self, instance: ModelInstance) -> Sequence[Refusal]:
+    def remove_instance(self, instance: ModelInstance) -> Sequence[Refusal]:
         """Remove ``instance``, and with it its sequences."""
-        return self._batcher.gone(instance, f"the instance that had it, '{instance.name}', died")
+        return self._batcher.remove_instance(instance, f"the instance that had it, '{instance.name}', died")
 
     def retire(self, instance: ModelInstance) -> None:
         """Start no more sequences on ``instance``."""

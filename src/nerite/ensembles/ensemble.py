@@ -32,8 +32,8 @@ from nerite.scheduling.ensemble import (
     EnsembleProgressCache,
     InflightLimit,
     StepStart,
+    explain_step_failure,
 )
-from nerite.scheduling.fused_steps import explain_step_failure
 from nerite.scheduling.load_shedding import LoadShedder
 
 _now = time.monotonic_ns
@@ -53,7 +53,7 @@ class StepWave:
 class StepRequest(ChildRequest):
     """Request to the model of a step."""
 
-    __slots__ = ("fused_segment", "reached", "run", "start", "wave")
+    __slots__ = ("reached", "run", "start", "wave")
 
     def __init__(self, run: EnsembleRun, wave: StepWave, start: StepStart) -> None:
         data = wave.data
@@ -66,8 +66,7 @@ class StepRequest(ChildRequest):
         self.run = run
         self.start = start
         self.reached = start.step
-        """Step that the response belongs to: a later one if fused steps ran in the worker."""
-        self.fused_segment = start.fused_segment if run.goes_on else None
+        """Step that the response belongs to: a later one if the worker has run fused steps."""
         self.wave = wave
 
 
@@ -82,7 +81,7 @@ class EnsembleRun(ExecutionObserver):
         "_open",
         "_output_ns",
         "_queue_ns",
-        "goes_on",
+        "fusible",
         "over",
         "request",
         "waiting",
@@ -92,8 +91,8 @@ class EnsembleRun(ExecutionObserver):
         self.request = request
         self.over = False
         """The request has had its final response."""
-        self.goes_on = ensemble.goes_on(request)
-        """Fused steps may run in a worker without returning here in between."""
+        self.fusible = ensemble.fuses(request)
+        """Steps may run one after the other in a worker, without returning here in between."""
         self.waiting = 0
         """Number of steps that wait for an in-flight limit."""
         self._ensemble = ensemble
@@ -159,8 +158,8 @@ class EnsembleRun(ExecutionObserver):
         if timings is not None and not step.start.step.decoupled:
             self._add(request, timings)
 
-    def followed(self, timings: ExecutionTimes) -> None:
-        """Add the times of a fused step that ran after another one in its worker."""
+    def add(self, timings: ExecutionTimes) -> None:
+        """Add the times of an execution to the totals."""
         self._input_ns += timings.inputs_ready_ns - timings.started_ns
         self._infer_ns += timings.computed_ns - timings.inputs_ready_ns
         self._output_ns += timings.ended_ns - timings.computed_ns
@@ -189,9 +188,7 @@ class EnsembleRun(ExecutionObserver):
 
     def _add(self, request: InferenceRequest, timings: ExecutionTimes) -> None:
         self._queue_ns += timings.started_ns - request.queued_ns
-        self._input_ns += timings.inputs_ready_ns - timings.started_ns
-        self._infer_ns += timings.computed_ns - timings.inputs_ready_ns
-        self._output_ns += timings.ended_ns - timings.computed_ns
+        self.add(timings)
 
     def _follow(self, wave: StepWave, cause: StepRequest | None) -> None:
         """Start the steps, and send the response, of the state of ``wave``. ``cause`` may produce further states."""
@@ -265,9 +262,9 @@ class Ensemble:
         admission: LoadShedder,
         *,
         decoupled: bool,
-        most_inflight: int,
+        max_inflight: int,
     ) -> None:
-        """``most_inflight``: maximum number of concurrent requests of each step; 0 for no limit.
+        """``max_inflight``: maximum number of concurrent requests of each step; 0 for no limit.
 
         ``admission`` bounds the number of concurrent requests to the ensemble.
         """
@@ -281,7 +278,7 @@ class Ensemble:
         """Number of requests that have had their final response."""
         self._beginnings: Memo[RequestHeader, EnsembleProgress] = Memo()
         self._runs: set[EnsembleRun] = set()
-        self._inflight_limits = [InflightLimit[_Waiting](most_inflight) for _ in graph.steps] if most_inflight else []
+        self._inflight_limits = [InflightLimit[_Waiting](max_inflight) for _ in graph.steps] if max_inflight else []
         self.limited = bool(self._inflight_limits)
         """Steps have an in-flight limit: call ``admits`` before a step starts, and ``left`` when it is done."""
         self._paused: list[set[StepRequest]] = [set() for _ in self._inflight_limits]
@@ -323,7 +320,7 @@ class Ensemble:
             return
         beginning = self._beginnings.get(request.header)
         if beginning is None:
-            beginning = EnsembleProgressCache(self._graph, request.header).begin()
+            beginning = EnsembleProgressCache(self._graph.plan(request.header.wanted), request.header).begin()
             ENSEMBLES.put(self._beginnings, request.header, beginning, beginning.footprint)
         run = EnsembleRun(self, request)
         self._runs.add(run)
@@ -352,7 +349,7 @@ class Ensemble:
         self.sound = not stuck
         return [f"ensemble '{self._name}': {len(stuck)} requests had no step under way"] if stuck else []
 
-    def tell_witnesses(self) -> None:
+    def notify_observers(self) -> None:
         """Notify sinks that observe executions how their requests ran, from now on."""
         self._notify_observers = True
 
@@ -369,8 +366,8 @@ class Ensemble:
 
     # Events of the runs
 
-    def goes_on(self, request: InferenceRequest) -> bool:
-        """Return whether fused steps of a request may run in a shared worker."""
+    def fuses(self, request: InferenceRequest) -> bool:
+        """Return whether steps of a request may run one after the other in a worker."""
         return not (self.limited or (self._notify_observers and isinstance(request.sink, ExecutionObserver)))
 
     def admits(self, run: EnsembleRun, wave: StepWave, start: StepStart, cause: StepRequest | None) -> bool:

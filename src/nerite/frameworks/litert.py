@@ -20,7 +20,7 @@ from nerite.backends.configuration import instance_count, integer_parameter, thr
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import core_share
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled, Unavailable, Unsupported
 from nerite.core.tensor import Array
 
 # How an interpreter has to be made, worked out from the configuration. Pure, but for a look at the model file.
@@ -122,7 +122,7 @@ def _interpreter() -> Any:
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError as error:
-        raise NotHere(f"unable to import ai_edge_litert ({error}): pip install 'nerite[litert]'") from error
+        raise NotInstalled(f"unable to import ai_edge_litert ({error}): pip install 'nerite[litert]'") from error
     return Interpreter
 
 

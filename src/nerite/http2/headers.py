@@ -206,7 +206,7 @@ _FIELD: Final = 160
 """Bytes in memory of a field without its text."""
 
 # Fields known to be valid, shared by all connections: clients send few distinct short fields.
-_MOST_FIELDS: Final = 4_096
+_MAX_FIELDS: Final = 4_096
 _LONGEST_FIELD: Final = 128
 _checked: Final[set[Field]] = set()
 
@@ -308,7 +308,7 @@ class HeaderReader:
             if field not in _checked:
                 _check(*field)
                 if length <= _LONGEST_FIELD:
-                    if len(_checked) >= _MOST_FIELDS:
+                    if len(_checked) >= _MAX_FIELDS:
                         _checked.clear()
                     _checked.add(field)
         headers = _assembled(fields)

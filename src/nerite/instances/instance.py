@@ -126,9 +126,9 @@ class ModelInstance(Protocol):
 
 BRIEF_NS: Final = 70_000
 """An execution shorter than this is better run on the loop."""
-MOST_NS: Final = 4 * BRIEF_NS
+MAX_NS: Final = 4 * BRIEF_NS
 """Longer executions count as this long."""
-DEBT_NS: Final = 4 * (MOST_NS - BRIEF_NS)
+DEBT_NS: Final = 4 * (MAX_NS - BRIEF_NS)
 """Limit of the debt: the time that executions on the loop may take in total beyond ``BRIEF_NS`` each."""
 _COLD: Final = 2
 """In a thread that was woken for it, the same computation takes up to this many times longer."""
@@ -164,7 +164,7 @@ class BriefExecutionPolicy:
 
     def ran_on_loop(self, took_ns: int) -> None:
         """Record an execution that blocked the loop."""
-        self._debt = max(0, self._debt + min(took_ns, MOST_NS) - BRIEF_NS)
+        self._debt = max(0, self._debt + min(took_ns, MAX_NS) - BRIEF_NS)
         if self._debt >= DEBT_NS:
             self._debt = self._run = 0
             self._shortest_ns = _WAIT_NS

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from nerite.core.request import InferenceRequest
 from nerite.core.tensor import join_bytes
-from nerite.llm.request import LONGEST, MOST_SEQUENCES, SamplingParameters
+from nerite.llm.request import LONGEST, MAX_SEQUENCES, SamplingParameters
 
 _PROMPT: Final = "text_input"
 _SAMPLING: Final = "sampling_parameters"
@@ -34,18 +34,18 @@ class Demand(NamedTuple):
     images: int = 0
 
 
-def demand(request: InferenceRequest, allowed: int = 0, most_sequences: int = MOST_SEQUENCES) -> Demand:
+def demand(request: InferenceRequest, allowed: int = 0, max_sequences: int = MAX_SEQUENCES) -> Demand:
     """Return the demand of ``request``. Invalid requests are left for the engine to reject.
 
     A request without ``max_tokens`` counts with the default, or with all that are ``allowed`` if those are fewer; 0
-    means no limit. A request for more than ``most_sequences`` counts as one sequence: the engine rejects it, so it need
+    means no limit. A request for more than ``max_sequences`` counts as one sequence: the engine rejects it, so it need
     not wait for room.
     """
     places = _places(request)
     prompt = len(request.data[places[_PROMPT]]) - _LENGTH if _PROMPT in places else 0
     values = _sampling_values(request, places)
     sequences = _count(values.get("n"), _STANDARD.n)
-    if sequences > most_sequences:
+    if sequences > max_sequences:
         sequences = _STANDARD.n
     most = sequences * _count(values.get("max_tokens", _STANDARD.max_tokens), 0)
     if "max_tokens" not in values and 0 < allowed < most:

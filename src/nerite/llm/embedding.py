@@ -152,7 +152,7 @@ class EmbeddingInstance:
         self._embedder.close()
 
 
-MOST_DOCUMENTS: Final = 1000
+MAX_DOCUMENTS: Final = 1000
 """Maximum number of documents per request, as with Cohere: nothing else runs while they are scored."""
 
 
@@ -190,8 +190,8 @@ class RerankingInstance:
             documents = [decoded("documents", each) for each in given["documents"]]
             if not documents:
                 raise InvalidArgument("'documents' is empty")
-            if len(documents) > MOST_DOCUMENTS:
-                raise InvalidArgument(f"'documents' has {len(documents)} texts; the maximum is {MOST_DOCUMENTS}")
+            if len(documents) > MAX_DOCUMENTS:
+                raise InvalidArgument(f"'documents' has {len(documents)} texts; the maximum is {MAX_DOCUMENTS}")
             tokens = self._reranker.tokens(query, documents)
         except NeriteError as error:
             return InferenceResponse.failed(error)

@@ -106,7 +106,7 @@ class Capabilities:
     """Name of the engine in messages."""
     context_length: int
     """Maximum number of tokens of prompt and answer together."""
-    most_sequences: int
+    max_sequences: int
     """Maximum number of sequences that run at the same time; more wait."""
     top_logprobs: int = 0
     """Maximum number of alternatives to the chosen token that are reported."""
@@ -132,7 +132,7 @@ class EngineStats:
     block_size: int
     """Tokens per block."""
     context_length: int
-    most_sequences: int
+    max_sequences: int
     """As in ``Capabilities``."""
     prompt_tokens: int
     generated_tokens: int
@@ -245,5 +245,5 @@ def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> No
         )
     if request.lora and request.lora not in able.adapters:
         raise Unsupported(f"LoRA {request.lora} is not supported, we currently support {sorted(able.adapters)}")
-    if sampling.n > able.most_sequences:
-        raise Unsupported(f"'n' is {sampling.n}, but the engine runs at most {able.most_sequences} sequences")
+    if sampling.n > able.max_sequences:
+        raise Unsupported(f"'n' is {sampling.n}, but the engine runs at most {able.max_sequences} sequences")

@@ -45,7 +45,7 @@ def schemas_within(path: str, schema: Mapping[str, Any], depth: int = 0) -> Iter
 _NUMBER: Final = "number"
 """A number with a fraction; numbers without one are of kind ``integer``."""
 _ALL: Final = frozenset({"null", "boolean", "integer", _NUMBER, "string", "array", "object"})
-_MOST: Final = 10_000
+_MAX_COUNT: Final = 10_000
 """Maximum number of schemas and list values that are examined; nesting can make their number explode."""
 
 
@@ -79,7 +79,7 @@ class _Reader:
         self._led: dict[str, frozenset[str]] = {}
         """Kinds of instances of each reference's target that are known to be possible; initially none."""
         self._targets: dict[str, Any] = {}
-        self._left = _MOST
+        self._left = _MAX_COUNT
 
     def verdict(self) -> str:
         while True:

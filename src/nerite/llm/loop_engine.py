@@ -80,7 +80,7 @@ class LoopEngine(ABC):
             total - used,
             size,
             self._able.context_length,
-            self._able.most_sequences,
+            self._able.max_sequences,
             self._prompt_tokens,
             self._generated_tokens,
             0,

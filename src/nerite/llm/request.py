@@ -28,27 +28,27 @@ from nerite.llm.structured_output import Grammar
 
 # Sampling parameters
 
-MOST_SEQUENCES: Final = 128
+MAX_SEQUENCES: Final = 128
 """Maximum sequences per prompt. Each takes memory before its first token, and a place in the batch."""
-MOST_STOPS: Final = 64
+MAX_STOPS: Final = 64
 """Maximum number of stop strings, all of which are searched for after each step."""
-MOST_STOP_CHARACTERS: Final = 4096
+MAX_STOP_CHARACTERS: Final = 4096
 """Maximum length of all stop strings together."""
-MOST_TOKENS: Final = 1024
+MAX_TOKENS: Final = 1024
 """Maximum length of ``stop_token_ids`` and ``logit_bias``."""
-MOST_ALLOWED: Final = 65_536
+MAX_ALLOWED: Final = 65_536
 """Maximum length of ``allowed_token_ids``."""
-MOST_BAD_WORDS: Final = 256
+MAX_BAD_WORDS: Final = 256
 LONGEST: Final = MAX_VALUE
 """Maximum size of ``sampling_parameters`` in bytes. The server's event loop parses them, too."""
-MOST_PARAMETERS: Final = 256
+MAX_PARAMETERS: Final = 256
 """Maximum number of request parameters, if sampling parameters are passed among them."""
 
 _Number = TypeVar("_Number", int, float)
 
 _CLOSE: Final = 0.8
 """Similarity from which on an unknown request parameter counts as a misspelled sampling parameter."""
-_MOST_BIAS: Final = 100
+_MAX_BIAS: Final = 100
 """A bias of 100 makes a token certain; much larger values overflow in engines."""
 
 
@@ -129,8 +129,8 @@ def from_parameters(parameters: Mapping[str, Any]) -> SamplingParameters:
     Parameters that resemble no sampling parameter are ignored, because they may be meant for the model. Request
     parameters cannot be lists, so ``stop`` is one string.
     """
-    if len(parameters) > MOST_PARAMETERS:
-        raise InvalidArgument(f"the request has {len(parameters)} parameters; the maximum is {MOST_PARAMETERS}")
+    if len(parameters) > MAX_PARAMETERS:
+        raise InvalidArgument(f"the request has {len(parameters)} parameters; the maximum is {MAX_PARAMETERS}")
     known = (*_READERS, *_STRUCTURED, *_UNSUPPORTED)
     ours = {name: value for name, value in parameters.items() if name in known or nearest(name, known, _CLOSE)}
     return from_mapping(ours)
@@ -160,7 +160,7 @@ def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
 def _check(made: SamplingParameters) -> None:
     cut = made.truncate_prompt_tokens
     for name, holds, wanted in (
-        ("n", 1 <= made.n <= MOST_SEQUENCES, f"1 to {MOST_SEQUENCES}"),
+        ("n", 1 <= made.n <= MAX_SEQUENCES, f"1 to {MAX_SEQUENCES}"),
         ("max_tokens", made.max_tokens is None or made.max_tokens >= 1, "at least 1"),
         ("min_tokens", 0 <= made.min_tokens <= (made.max_tokens or math.inf), "0 to max_tokens"),
         ("temperature", made.temperature >= 0, "0 or more"),
@@ -174,20 +174,20 @@ def _check(made: SamplingParameters) -> None:
         ("seed", made.seed is None or 0 <= made.seed < 2**63, "0 to 2**63 - 1"),
         ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for as many as fit"),
         ("stop", all(made.stop), "non-empty text"),
-        ("stop", len(made.stop) <= MOST_STOPS, f"no more than {MOST_STOPS} texts"),
+        ("stop", len(made.stop) <= MAX_STOPS, f"no more than {MAX_STOPS} texts"),
         (
             "stop",
-            sum(map(len, made.stop)) <= MOST_STOP_CHARACTERS,
-            f"no more than {MOST_STOP_CHARACTERS} characters in total",
+            sum(map(len, made.stop)) <= MAX_STOP_CHARACTERS,
+            f"no more than {MAX_STOP_CHARACTERS} characters in total",
         ),
         ("stop_token_ids", all(token >= 0 for token in made.stop_token_ids), "token ids"),
-        ("stop_token_ids", len(made.stop_token_ids) <= MOST_TOKENS, f"no more than {MOST_TOKENS} tokens"),
-        ("logit_bias", len(made.logit_bias) <= MOST_TOKENS, f"for no more than {MOST_TOKENS} tokens"),
-        ("logit_bias", all(abs(bias) <= _MOST_BIAS for _, bias in made.logit_bias), f"-{_MOST_BIAS} to {_MOST_BIAS}"),
+        ("stop_token_ids", len(made.stop_token_ids) <= MAX_TOKENS, f"no more than {MAX_TOKENS} tokens"),
+        ("logit_bias", len(made.logit_bias) <= MAX_TOKENS, f"for no more than {MAX_TOKENS} tokens"),
+        ("logit_bias", all(abs(bias) <= _MAX_BIAS for _, bias in made.logit_bias), f"-{_MAX_BIAS} to {_MAX_BIAS}"),
         ("allowed_token_ids", made.allowed_token_ids != (), "at least one token, or omitted"),
-        ("allowed_token_ids", len(made.allowed_token_ids or ()) <= MOST_ALLOWED, f"no more than {MOST_ALLOWED} tokens"),
+        ("allowed_token_ids", len(made.allowed_token_ids or ()) <= MAX_ALLOWED, f"no more than {MAX_ALLOWED} tokens"),
         ("bad_words", all(made.bad_words), "non-empty text"),
-        ("bad_words", len(made.bad_words) <= MOST_BAD_WORDS, f"no more than {MOST_BAD_WORDS} texts"),
+        ("bad_words", len(made.bad_words) <= MAX_BAD_WORDS, f"no more than {MAX_BAD_WORDS} texts"),
         ("bad_words", all(len(each) <= MAX_NAME for each in made.bad_words), f"of at most {MAX_NAME} characters"),
     ):
         if not holds:
@@ -314,13 +314,13 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
 
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Common formats. Pillow reads others with external programs that should not be given untrusted files."""
-MOST_IMAGES: Final = 64
+MAX_IMAGES: Final = 64
 """Maximum number of images per request."""
-MOST_BYTES: Final = 64 * 1024 * 1024
+MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of all image files of a request together, in base64."""
-_MOST_PIXELS: Final = 64 * 1024 * 1024
+_MAX_PIXELS: Final = 64 * 1024 * 1024
 """Maximum number of pixels per image, each of which takes three bytes."""
-_MOST_TOGETHER: Final = 2 * _MOST_PIXELS
+_MAX_TOGETHER: Final = 2 * _MAX_PIXELS
 """Maximum number of pixels of all images of a request together."""
 
 
@@ -344,8 +344,8 @@ def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
             image = PIL.Image.open(io.BytesIO(file), formats=_FORMATS)
             size = image.width * image.height
             together += size
-            if size > _MOST_PIXELS or together > _MOST_TOGETHER:
-                scope, most = ("", _MOST_PIXELS) if size > _MOST_PIXELS else (" of all together", _MOST_TOGETHER)
+            if size > _MAX_PIXELS or together > _MAX_TOGETHER:
+                scope, most = ("", _MAX_PIXELS) if size > _MAX_PIXELS else (" of all together", _MAX_TOGETHER)
                 raise InvalidArgument(
                     f"'image' {place} has {image.width} x {image.height} pixels; the maximum{scope} is {most} pixels"
                 )
@@ -407,10 +407,10 @@ def _images(request: InferenceRequest) -> Iterator[bytes]:
     """Yield the image files, which requests carry in base64."""
     for spec, data in zip(request.header.inputs, request.data, strict=True):
         if spec.name == "image":
-            if spec.elements > MOST_IMAGES:
-                raise InvalidArgument(f"'image' has {spec.elements} images; the maximum is {MOST_IMAGES}")
-            if len(data) > MOST_BYTES:
-                raise InvalidArgument(f"'image' has {len(data)} bytes; the maximum is {MOST_BYTES}")
+            if spec.elements > MAX_IMAGES:
+                raise InvalidArgument(f"'image' has {spec.elements} images; the maximum is {MAX_IMAGES}")
+            if len(data) > MAX_BYTES:
+                raise InvalidArgument(f"'image' has {len(data)} bytes; the maximum is {MAX_BYTES}")
             for place, encoded in enumerate(decode_bytes(data, spec.elements)):
                 try:
                     yield base64.b64decode(encoded, validate=True)

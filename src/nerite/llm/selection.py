@@ -19,7 +19,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python import environments
 from nerite.config import model_parameters
 from nerite.config.mistake import nearest
-from nerite.core.errors import InvalidArgument, NotHere, Unavailable, Unsupported
+from nerite.core.errors import InvalidArgument, NotInstalled, Unavailable, Unsupported
 from nerite.llm import checkpoint, installation
 from nerite.llm.checkpoint import CheckpointContent, task_of
 from nerite.llm.embedding import Embedder, Reranker
@@ -80,7 +80,7 @@ def choose(
         if engine in installed:
             return Choice(engine, _why(engine, order, gpu=gpu))
     ways = ", or ".join(remedy(engine) for engine in order[:2])
-    raise NotHere(f"no engine for language models is installed. Install one with: {ways}")
+    raise NotInstalled(f"no engine for language models is installed. Install one with: {ways}")
 
 
 def _wanted(content: CheckpointContent, wanted: str, task: str) -> Choice:
@@ -308,4 +308,4 @@ def _may_use_gpus(context: ModelContext) -> bool:
 
 
 def _not_installed(engine: str) -> Unsupported:
-    return NotHere(f"the engine {engine} is not installed. Install it with: {remedy(engine)}")
+    return NotInstalled(f"the engine {engine} is not installed. Install it with: {remedy(engine)}")

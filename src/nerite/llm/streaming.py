@@ -186,7 +186,7 @@ _KEPT: Final = 6
 """Tokens of context that a shortened window keeps, so that new tokens decode as they would after the whole text."""
 _REPLACEMENT: Final = "\ufffd"
 """Decoded form of a byte that is not part of a complete character (yet)."""
-_MOST_INCOMPLETE: Final = 3
+_MAX_INCOMPLETE: Final = 3
 """Maximum number of bytes of an incomplete UTF-8 character."""
 
 
@@ -255,7 +255,7 @@ class TextStream:
 
 def _incomplete(text: str) -> int:
     """Return how many replacement characters at the end the next token may turn into a character."""
-    return min(len(text) - len(text.rstrip(_REPLACEMENT)), _MOST_INCOMPLETE)
+    return min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_INCOMPLETE)
 
 
 _ENDED: Final = {
@@ -293,7 +293,7 @@ class StepReport:
                     stats.free_blocks,
                     stats.block_size,
                     stats.context_length,
-                    stats.most_sequences,
+                    stats.max_sequences,
                     self._timeout,
                     stats.failures,
                     stats.prefix_queries,

@@ -275,7 +275,7 @@ def _check(path: str, schema: Mapping[str, Any]) -> None:
 # Size of a grammar with its repetitions expanded. Compilers expand them, more or less, so a few characters can become
 # more states than time and memory allow. An engine that compiles in a process with limits does not need this check.
 
-MOST: Final = 50_000
+MAX_PARTS: Final = 50_000
 """Maximum number of parts of an expanded grammar. Each literal and character counts once per repetition."""
 _PART: Final = re.compile(
     r"""\s+|\#[^\n]*
@@ -289,17 +289,17 @@ _PART: Final = re.compile(
 """An unclosed class extends to the end: searching for its end from each opening bracket would take quadratic time."""
 _AT_ONCE: Final = "*+?|"
 _LONGEST_NUMBER: Final = 9
-"""Digits. A longer number exceeds ``MOST`` in any case."""
+"""Digits. A longer number exceeds ``MAX_PARTS`` in any case."""
 
 
 def check_repetitions(name: str, grammar: Grammar) -> None:
     """Raise ``InvalidArgument`` for a grammar that is too large with its repetitions expanded."""
     source = grammar.source
     parts = _schema_size(json.loads(source)) if grammar.kind == JSON_SCHEMA else _expression_size(source)
-    if parts > MOST:
+    if parts > MAX_PARTS:
         raise InvalidArgument(
-            f"structured output ({grammar.kind}): with its repetitions expanded it has more than {MOST} parts, which "
-            f"{name} would take too long to compile: use fewer repetitions"
+            f"structured output ({grammar.kind}): with its repetitions expanded it has more than {MAX_PARTS} parts, "
+            f"which {name} would take too long to compile: use fewer repetitions"
         )
 
 
@@ -322,8 +322,8 @@ def _expression_size(source: str) -> int:
         elif part["one"] or (part["other"] and part["other"] not in _AT_ONCE):
             last = 1
             groups[-1] += 1
-        groups[-1] = min(groups[-1], MOST * MOST)
-        last = min(last, MOST * MOST)
+        groups[-1] = min(groups[-1], MAX_PARTS * MAX_PARTS)
+        last = min(last, MAX_PARTS * MAX_PARTS)
     return sum(groups)
 
 
@@ -342,10 +342,10 @@ def _schema_size(schema: Any) -> int:
             parts += _expression_size(value)
         elif isinstance(value, dict | list):
             parts += _schema_size(value)
-    return min(parts + _times(schema, "minLength", "maxLength"), MOST * MOST)
+    return min(parts + _times(schema, "minLength", "maxLength"), MAX_PARTS * MAX_PARTS)
 
 
 def _times(schema: Mapping[str, Any], *counts: str) -> int:
     """Return the largest of the repetition bounds ``counts`` of a schema, at least 1."""
     bounds = [value for keyword in counts if isinstance(value := schema.get(keyword), int)]
-    return min(max([1, *bounds]), MOST * MOST)
+    return min(max([1, *bounds]), MAX_PARTS * MAX_PARTS)

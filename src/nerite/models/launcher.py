@@ -199,7 +199,7 @@ class Launcher:
             preserve_ordering=preserves_ordering(config),
         )
         if resources is not None:
-            resources.granted = dispatcher.look_soon
+            resources.granted = dispatcher.check_soon
         running = RunningVersion(
             context.name,
             context.version,
@@ -213,10 +213,9 @@ class Launcher:
             arena,
             self._server_context.loop,
         )
-        # Requests that pass admission control or the response cache cannot continue as fused steps in the worker.
+        # Fused steps pass neither the rate limiter nor admission control, the response cache or a sequence batcher.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
-        if resources is None and config.sequence_batching is None and not alone:
-            running.worker = sharing_models(context)
+        running.fusible = resources is None and config.sequence_batching is None and not alone
         running.load_seconds = time.monotonic() - began
         return running
 
@@ -240,7 +239,7 @@ class Launcher:
             self._server_context.loop,
             LoadShedder(bounds_of(config, self._server_context.queue), name),
             decoupled=decoupled,
-            most_inflight=limit,
+            max_inflight=limit,
         )
         return RunningVersion(
             name,

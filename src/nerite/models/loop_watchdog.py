@@ -23,7 +23,7 @@ from nerite.scheduling.stall_detectors import LoopStallDetector, News, What
 
 _log = logging.getLogger("nerite.execution")
 _now = time.monotonic_ns
-_MOST_BYTES: Final = 64 * 1024
+_MAX_BYTES: Final = 64 * 1024
 """Maximum number of bytes read from the stacks that ``faulthandler`` dumped."""
 
 
@@ -58,7 +58,7 @@ class LoopWatchdog:
                 self._heartbeat_pending = True
                 self._loop.call_soon_threadsafe(self._heartbeat)
             self._stopped.wait(period)
-            news = self._detector.look(_now())
+            news = self._detector.check(_now())
             if news is not None:
                 self._log_news(news)
             os.ftruncate(self._stacks, 0)
@@ -87,7 +87,7 @@ class LoopWatchdog:
                 "the server process was stalled for %.1f s: something held the GIL, or the machine was too busy.%s\n%s",
                 seconds,
                 others,
-                os.pread(self._stacks, _MOST_BYTES, 0).decode(errors="replace").rstrip(),
+                os.pread(self._stacks, _MAX_BYTES, 0).decode(errors="replace").rstrip(),
             )
 
     def _stacks_now(self) -> Iterator[str]:

@@ -57,6 +57,7 @@ class RunningVersion:
         "config_json",
         "content",
         "decoupled",
+        "fusible",
         "label",
         "load_seconds",
         "name",
@@ -66,7 +67,6 @@ class RunningVersion:
         "tokens",
         "traced",
         "version",
-        "worker",
     )
 
     def __init__(
@@ -100,8 +100,8 @@ class RunningVersion:
         self.tokens: TokenStatistics | None = None
         """Statistics reported by the engines; None before the first report."""
         self.traced = False
-        self.worker = ""
-        """Name of the worker shared with other models, in which fused steps can run; empty if there is none."""
+        self.fusible = False
+        """See ``VersionHandle``; set by the launcher."""
         self.cached = bool(config.response_cache and config.response_cache.enable)
         """The model has the response cache enabled."""
         self.load_seconds = 0.0
@@ -162,7 +162,7 @@ class RunningVersion:
         return self._pipeline.first.in_flight
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Maximum number of rows in a batch; 0 if each request runs alone."""
         return self.config.max_batch_size if self.config.dynamic_batching is not None else 0
 
@@ -220,7 +220,7 @@ class RunningVersion:
             return
         sampler = tracing.settings.sampler(self.name)
         self._begin_trace = partial(tracing.begin, version=self.version, sampler=sampler)
-        self.tell_witnesses()
+        self.notify_observers()
 
     def listen(self, listener: OnReport) -> None:
         """Call ``listener`` with each report of an engine, starting with the latest report of each instance."""
@@ -234,9 +234,9 @@ class RunningVersion:
         if self._pipeline.cache_frontend is not None:
             self._pipeline.cache_frontend.renew(lambda: origin_of(self))
 
-    def tell_witnesses(self) -> None:
+    def notify_observers(self) -> None:
         """Notify sinks that observe executions how their requests ran, from now on."""
-        self._scheduler.tell_witnesses()
+        self._scheduler.notify_observers()
 
     def receive_buffer(self, size: int) -> memoryview | None:
         """Return writable shared memory that instances can read without a copy; None if the arena is exhausted."""

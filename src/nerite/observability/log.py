@@ -46,9 +46,9 @@ AT_ONCE: Final = 10
 SECOND: Final = 1_000_000_000
 WHILE: Final = 10 * SECOND
 """How often there is a line with a count, while it goes on."""
-_MOST_LINES: Final = 1000
+_MAX_LINES: Final = 1000
 """Different ones that are watched. What comes beyond is written."""
-_MOST_IDS: Final = 8
+_MAX_IDS: Final = 8
 
 
 class _Line:
@@ -84,9 +84,9 @@ class RepeatLimiter:
             del self._lines[key]
             line = None
         if line is None:
-            if len(self._lines) >= _MOST_LINES:
+            if len(self._lines) >= _MAX_LINES:
                 self._forget(now)
-                if len(self._lines) >= _MOST_LINES:
+                if len(self._lines) >= _MAX_LINES:
                     return True
             line = self._lines[key] = _Line(now)
         if line.written < AT_ONCE:
@@ -95,7 +95,7 @@ class RepeatLimiter:
         line.held += 1
         line.last = record
         request_id = record.extras.get("request_id")
-        if request_id and len(line.ids) < _MOST_IDS:
+        if request_id and len(line.ids) < _MAX_IDS:
             line.ids.append(str(request_id))
         return False
 

@@ -70,7 +70,7 @@ def _batch_sizes(version: MeteredVersion) -> _Samples:
     batches = version.statistics.batches
     if not batches:
         return ()
-    sizes = Histogram(_powers_up_to(version.most_rows))
+    sizes = Histogram(_powers_up_to(version.max_rows))
     for rows, of in batches.items():
         sizes.note(rows, of.compute_infer.count)
     return [(UNLABELLED, sizes)]
@@ -181,7 +181,7 @@ class MeteredVersion(NamedTuple):
     """How many requests wait for an instance, by priority."""
     releases: Mapping[str, int]
     """How many batches began for which reason."""
-    most_rows: int
+    max_rows: int
     """Rows that a batch may have: 1 where requests have no rows."""
     cached: bool
     """The model is one whose answers may come from the cache, whether the server has one or not."""

@@ -29,7 +29,7 @@ from nerite.observability.trace import USUAL_SPANS, OtelTrace
 
 _PASSING: Final = frozenset((429, 502, 503, 504))
 """Statuses with which a message may be sent again, by OTLP's specification."""
-_MOST_SAID: Final = 200
+_MAX_SAID: Final = 200
 
 
 class CollectorUnreachable(Exception):
@@ -89,7 +89,7 @@ class Collector:
         answer = connection.getresponse()
         said = answer.read()
         after = answer.getheader("Retry-After", "")
-        text = said[:_MOST_SAID].decode(errors="replace") if answer.status >= 300 else ""
+        text = said[:_MAX_SAID].decode(errors="replace") if answer.status >= 300 else ""
         return answer.status, float(after) if after.isdecimal() else None, text
 
     def _connected(self) -> http.client.HTTPConnection:

@@ -107,7 +107,7 @@ def message(resource: Mapping[str, str], scope: Mapping[str, str], spans: bytes)
     return nested_field(1, nested_field(1, attributes(1, resource)) + nested_field(2, named + spans))
 
 
-_MOST_SENDS: Final = 128
+_MAX_SENDS: Final = 128
 """Times of responses that a span has: of a long stream, the first ones."""
 _QUEUE: Final = span_header("queue", INTERNAL)
 _NAMES: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
@@ -151,7 +151,7 @@ def _request(trace: OtelTrace, epoch: int, more: bytes) -> bytes:
         events.append(event("INFER_RESPONSE_COMPLETE", epoch + trace.answered_ns))
     if trace.sends:
         end = max(end, trace.sends[-1])
-        sends = trace.sends[:_MOST_SENDS]
+        sends = trace.sends[:_MAX_SENDS]
         left_out = len(trace.sends) - len(sends)
         names = SENT[trace.protocol]
         events += (event(names[number & 1], epoch + at) for number, at in enumerate(sends))

@@ -74,7 +74,7 @@ class OptionalTimes:
                 self._stages[stage].note(ns // 1000, now, count)
 
 
-MOST_RESPONSES: Final = 256
+MAX_RESPONSES: Final = 256
 """Responses to one request that are counted by their place; what comes after counts with the last of them."""
 
 
@@ -325,7 +325,7 @@ class VersionStatistics:
 
         The computing of it began when its inputs were ready, as ``timings`` has it.
         """
-        place = min(progress.count, MOST_RESPONSES - 1)
+        place = min(progress.count, MAX_RESPONSES - 1)
         progress.count += 1
         if place == len(self.responses):
             self.responses.append(ResponseStatistics())

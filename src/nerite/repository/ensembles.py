@@ -114,14 +114,14 @@ class EnsembleLinker:
         """
         targets, mistakes = find_targets(assembly, record.namespace, self._catalogue)
         for _, running in targets if not mistakes else ():
-            running.tell_witnesses()
+            running.notify_observers()
         return targets, mistakes
 
     def _build(
         self, record: ModelRecord, assembly: EnsembleDefinition, targets: Sequence[StepTarget]
     ) -> dict[int, RunningVersion]:
         config, signature = assembly.finished(targets)
-        parts = [StepModel(running.signature, running.decoupled, running.worker) for _, running in targets]
+        parts = [StepModel(running.signature, running.decoupled) for _, running in targets]
         record.assembly, record.parts = assembly, _link_key(targets)
         return {
             version: self._maker.assemble(record.name, version, config, signature, parts)
@@ -138,7 +138,6 @@ def _link_key(targets: Sequence[StepTarget]) -> tuple[object, ...]:
             part.signature.inputs,
             part.signature.outputs,
             part.decoupled,
-            part.worker,
         )
         for namespace, part in targets
     )

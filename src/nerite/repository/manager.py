@@ -150,14 +150,14 @@ class ModelManager:
         """
         return self._catalogue.find(name, version, namespace)
 
-    async def look(self) -> dict[tuple[str, str], catalogue.ModelFingerprint]:
+    async def poll(self) -> dict[tuple[str, str], catalogue.ModelFingerprint]:
         """Return the fingerprint of every model by namespace and name; the previous one if its files cannot be read."""
 
         def before(namespace: str, name: str) -> catalogue.ModelFingerprint | None:
             record = self._catalogue.record(namespace, name)
             return record.seen if record is not None else None
 
-        return await self._sources.look(before)
+        return await self._sources.poll(before)
 
     def meant(self, name: str) -> ModelRecord:
         """Resolve a model's name as a request uses it. Raises Triton's errors."""

@@ -45,7 +45,7 @@ class RepositoryWatch:
         """True if the next scan should come soon, because a change is not yet stable."""
         return bool(self._restless or self._missing)
 
-    def look(
+    def compare(
         self,
         found: Mapping[Model, ModelFingerprint],
         known: Mapping[Model, ModelFingerprint | None],
@@ -92,15 +92,15 @@ class Poller:
         """Scan and apply changes until cancelled."""
         while True:
             await asyncio.sleep(min(_SETTLE_SECONDS, self._seconds) if self._watch.restless else self._seconds)
-            await self._look()
+            await self._poll()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         manager = self._manager
-        found = await manager.look()
+        found = await manager.poll()
         records = {(record.namespace, record.name): record for record in manager.records}
         known = {model: record.seen for model, record in records.items()}
         running: list[Model] = [model for model, record in records.items() if record.running]
-        findings = self._watch.look(found, known, running, time.monotonic_ns())
+        findings = self._watch.compare(found, known, running, time.monotonic_ns())
         for name, error in await manager.load_all(name for _, name in findings.changed):
             _log.error("failed to reload '%s': %s", name, error.message)
         for model in findings.gone:

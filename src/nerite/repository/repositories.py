@@ -257,16 +257,16 @@ class Repositories:
         Raises ``Internal`` if a repository cannot be read.
         """
 
-        def look() -> dict[str, list[str]]:
+        def read() -> dict[str, list[str]]:
             offered: dict[str, list[str]] = {}
             for repository in self._repositories:
                 names = self._names[repository] = repository.models()
                 offered.setdefault(self._namespace(repository), []).extend(names)
             return offered
 
-        return await self._blocking(look)
+        return await self._blocking(read)
 
-    async def look(
+    async def poll(
         self, before: Callable[[str, str], catalogue.ModelFingerprint | None]
     ) -> dict[tuple[str, str], catalogue.ModelFingerprint]:
         """Return the fingerprint of every model by namespace and name.
@@ -275,10 +275,10 @@ class Repositories:
         """
         found: dict[tuple[str, str], catalogue.ModelFingerprint] = {}
 
-        async def look(repository: Repository, name: str, *, readable: bool) -> None:
+        async def poll(repository: Repository, name: str, *, readable: bool) -> None:
             namespace = self._namespace(repository)
             try:
-                seen = await self._blocking(_look, repository, name) if readable else before(namespace, name)
+                seen = await self._blocking(_fingerprint, repository, name) if readable else before(namespace, name)
             except NeriteError as error:
                 _log.error("failed to poll model '%s': %s", name, error.message)
                 seen = before(namespace, name)
@@ -294,7 +294,7 @@ class Repositories:
                 readable = False
             # Concurrently, because a remote store has a high latency.
             names = self._names.get(repository, ())
-            await asyncio.gather(*(look(repository, name, readable=readable) for name in names))
+            await asyncio.gather(*(poll(repository, name, readable=readable) for name in names))
         return dict(sorted(found.items()))
 
     async def fetch(self, name: str, user: object) -> dict[str, Path]:
@@ -331,7 +331,7 @@ class Repositories:
         return repository.location if self._namespacing else ""
 
 
-def _look(repository: Repository, name: str) -> catalogue.ModelFingerprint | None:
+def _fingerprint(repository: Repository, name: str) -> catalogue.ModelFingerprint | None:
     """Return a model's fingerprint, or None if the model does not exist. Blocks, and raises as ``fetch`` does."""
     folder = repository.fetch(name)
     if folder is None:

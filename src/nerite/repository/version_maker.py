@@ -256,7 +256,7 @@ class VersionMaker:
 
     def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
         def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
-            with damage.looked_at(polled.directory / str(version), config.default_model_filename):
+            with damage.damage_explained(polled.directory / str(version), config.default_model_filename):
                 return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
 
         place = self._settings_of(polled.config.backend).get(SETTING, "")

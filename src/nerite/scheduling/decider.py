@@ -107,7 +107,7 @@ class Decider(Protocol):
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Enqueue ``request``, or return the error with which it is rejected."""
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Drop and return the least important request if it is less important than ``request``; else None."""
 
     def take(self, now: int) -> list[InferenceRequest] | None:

@@ -79,12 +79,12 @@ class DynamicBatcher:
             self._put_back()
         return refusal
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Drop and return the youngest request of the lowest priority if it ranks below ``request``; else None."""
         if not self._queue.has_priorities:
             return None
         self._put_back()
-        return self._queue.give_way(request)
+        return self._queue.displace(request)
 
     def take(self, now: int) -> list[InferenceRequest] | None:
         """Return the batch that a free instance should run now; None to wait."""
@@ -236,7 +236,7 @@ class DefaultScheduler:
         """Enqueue ``request``. Never rejects it."""
         return self._queue.offer(request, now)
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Return None: all requests have the same priority."""
         return None
 

@@ -1,24 +1,24 @@
 """Pure model of an ensemble: the graph of its steps, memoized progress of its requests, and in-flight limits.
 
-``nerite.ensembles`` executes it.
+``nerite.ensembles`` executes it in the server, and ``nerite.workers.child.fused`` executes chains of steps in a worker.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from nerite.config.model_config import EnsembleStep
 from nerite.core import headers
 from nerite.core.byte_budget import ENSEMBLES, Memo
-from nerite.core.request import RequestHeader
+from nerite.core.errors import NeriteError
+from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import Parameter, ResponseHeader
-from nerite.core.signature import Signature, SignatureOutput, reshaped
+from nerite.core.signature import Signature, SignatureOutput, reshaped, shape_text
 from nerite.core.tensor import DataType, TensorSpec
-from nerite.scheduling.fused_steps import FusedLink, TensorSource, fitted_inputs, step_inputs
 
-_MOST_PLANS = 64
+_MAX_PLANS = 64
 """Maximum number of memoized plans, one per set of requested outputs."""
 
 
@@ -27,8 +27,6 @@ class StepModel(NamedTuple):
 
     signature: Signature
     decoupled: bool = False
-    worker: str = ""
-    """Name of the worker shared with other models, in which fused steps can run; empty if there is none."""
 
 
 class GraphStep(NamedTuple):
@@ -45,43 +43,38 @@ class GraphStep(NamedTuple):
     """Pairs of an input of the model and the ensemble tensor it consumes."""
     outputs: tuple[tuple[str, str], ...]
     """Pairs of a used output of the model and the ensemble tensor it produces."""
-    dims: Mapping[str, tuple[int, ...]]
-    """Declared shapes of the model's inputs without the batch dimension."""
-    batched: bool
-    """The model has a batch dimension."""
     decoupled: bool
     """The model may send any number of responses."""
-    worker: str
-    """See ``StepModel.worker``."""
     signature: Signature
     """Signature of the model."""
 
+    @property
+    def batched(self) -> bool:
+        """Whether the model has a batch dimension."""
+        return self.signature.max_batch_size > 0
 
-class FusedSegment:
-    """Chain of steps that can run one after the other in the worker of the first one.
 
-    No other step consumes the tensors that they pass on, and they consume nothing else but inputs of the first step. So
-    the chain can be left after any step, and execution continues from there as without fusion.
-    """
+class StepPlan:
+    """Steps needed for a set of requested outputs. Compared by identity."""
 
-    __slots__ = ("links", "steps")
+    __slots__ = ("outputs", "shared", "signature", "steps", "version")
 
-    def __init__(self, steps: Sequence[GraphStep], links: Sequence[FusedLink]) -> None:
-        """``steps`` are all steps of the chain; ``links`` has one element for each step after the first."""
+    def __init__(
+        self,
+        signature: Signature,
+        version: str,
+        steps: Sequence[GraphStep],
+        outputs: Sequence[str] = (),
+        shared: frozenset[str] = frozenset(),
+    ) -> None:
+        """``signature`` and ``version`` are those of the ensemble."""
+        self.signature = signature
+        self.version = version
         self.steps = tuple(steps)
-        self.links = tuple(links)
-
-
-class StepPlan(NamedTuple):
-    """Steps needed for a set of requested outputs."""
-
-    steps: tuple[GraphStep, ...]
-    outputs: tuple[str, ...]
-    """In the order of the response: the last declared first, as in Triton."""
-    shared: frozenset[str]
-    """Tensors that have several consumers (steps, or the caller)."""
-    fused_segments: Mapping[int, FusedSegment]
-    """By number of the first step."""
+        self.outputs = tuple(outputs)
+        """In the order of the response: the last declared first, as in Triton."""
+        self.shared = shared
+        """Tensors that have several consumers (steps, or the caller)."""
 
 
 class EnsembleGraph:
@@ -101,7 +94,7 @@ class EnsembleGraph:
         plan = self._plans.get(wanted)
         if plan is None:
             plan = self._planned(wanted or frozenset(self.signature.outputs))
-            if len(self._plans) >= _MOST_PLANS:
+            if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             self._plans[wanted] = plan
         return plan
@@ -120,45 +113,10 @@ class EnsembleGraph:
         steps = tuple(step for step in self.steps if step.number in needed)
         takers = Counter([*outputs, *(tensor for step in steps for _, tensor in step.inputs)])
         shared = frozenset(name for name, count in takers.items() if count > 1)
-        fused_segments = self._fused_segments(steps, shared.union(outputs))
-        return StepPlan(
-            steps, outputs, shared, {fused_segment.steps[0].number: fused_segment for fused_segment in fused_segments}
-        )
-
-    def _fused_segments(self, steps: Sequence[GraphStep], elsewhere: frozenset[str]) -> Iterator[FusedSegment]:
-        """Yield the chains of steps in shared workers. Tensors ``elsewhere`` have other consumers, too."""
-        after = {step.number: _next(step, steps, elsewhere) for step in steps}
-        for first in steps:
-            chain, links = [first], []
-            while (step := after[chain[-1].number]) is not None:
-                sources = _sources(step, chain[-1], first)
-                if sources is None:
-                    break
-                links.append(self._link(step, sources, chain[-1], first))
-                chain.append(step)
-            if links:
-                yield FusedSegment(chain, links)
-
-    def _link(
-        self, step: GraphStep, sources: tuple[TensorSource, ...], before: GraphStep, first: GraphStep
-    ) -> FusedLink:
-        ensemble = self.signature.model_name
-        outputs = tuple(name for name, _ in step.outputs)
-        return FusedLink(
-            ensemble,
-            step.number,
-            step.version,
-            step.namespace,
-            step.signature,
-            sources,
-            outputs,
-            before.batched,
-            first.batched,
-        )
+        return StepPlan(self.signature, self.version, steps, outputs, shared)
 
 
 def _step(number: int, step: EnsembleStep, part: StepModel) -> GraphStep:
-    signature = part.signature
     return GraphStep(
         number,
         step.model_name,
@@ -166,36 +124,47 @@ def _step(number: int, step: EnsembleStep, part: StepModel) -> GraphStep:
         step.model_namespace,
         tuple(step.input_map.items()),
         tuple(step.output_map.items()),
-        {name: declared.dims for name, declared in signature.inputs.items()},
-        signature.max_batch_size > 0,
         part.decoupled,
-        part.worker,
-        signature,
+        part.signature,
     )
 
 
-def _next(step: GraphStep, steps: Sequence[GraphStep], elsewhere: frozenset[str]) -> GraphStep | None:
-    """Return the step that is the only consumer of ``step``'s outputs and shares its worker; None if there is none."""
-    given = {tensor for _, tensor in step.outputs}
-    takers = [each for each in steps if any(tensor in given for _, tensor in each.inputs)]
-    if not step.worker or given & elsewhere or len(takers) != 1 or takers[0].worker != step.worker:
-        return None
-    return takers[0]
+class StepHeader(RequestHeader):
+    """Header of a step's request, which also names the repository of the model."""
+
+    __slots__ = ("namespace",)
+
+    namespace: str
 
 
-def _sources(step: GraphStep, before: GraphStep, first: GraphStep) -> tuple[TensorSource, ...] | None:
-    """Return the sources of a step's inputs: the previous step or the first one's inputs. None if there are others."""
-    given = {tensor: name for name, tensor in before.outputs}
-    had = {tensor: name for name, tensor in first.inputs}
-    sources: list[TensorSource] = []
-    for name, tensor in step.inputs:
-        if tensor in given:
-            sources.append(TensorSource(name, given[tensor], True))
-        elif tensor in had:
-            sources.append(TensorSource(name, had[tensor], False))
-        else:
-            return None
-    return tuple(sources)
+def explain_step_failure(
+    error: NeriteError, ensemble: str, number: int, model: str, version: str, header: RequestHeader
+) -> NeriteError:
+    """Return the error of a step for the caller: Triton's text, followed by the location of the step."""
+    tensors = ", ".join(f"{spec.name} {spec.datatype.name} {shape_text(spec.shape)}" for spec in header.inputs)
+    given = tensors or "no tensors"
+    return error.prefixed(
+        f"in ensemble '{ensemble}', ",
+        f"\n    at step {number + 1} of '{ensemble}': model '{model}', version {version}, given {given}",
+    )
+
+
+def fitted_inputs(shape: tuple[int, ...], batched: bool, dims: Sequence[int], wants_batch: bool) -> tuple[int, ...]:
+    """Return the shape of a tensor with the batch dimension added or removed as the consuming model requires.
+
+    As in Triton, a shape that fits neither way is left unchanged for the consumer to reject.
+    """
+    if batched == wants_batch:
+        return shape
+    if wants_batch:
+        return (1, *shape) if _matches(shape, dims) else shape
+    if not _matches(shape, dims) and shape[:1] == (1,) and _matches(shape[1:], dims):
+        return shape[1:]
+    return shape
+
+
+def _matches(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(expected in (-1, size) for size, expected in zip(shape, dims, strict=True))
 
 
 # Progress of requests. Requests with equal headers whose steps answer with equal headers take the same path, and equal
@@ -219,8 +188,8 @@ class StepStart(NamedTuple):
     places: tuple[Place, ...]
     shared: tuple[int, ...]
     """Indices of inputs that have other consumers, too, and must be read-only."""
-    fused_segment: FusedSegment | None
-    """Chain of steps that may continue in the worker of the model, if any."""
+    plan: StepPlan
+    """All steps of the request."""
 
 
 class EnsembleAnswer(NamedTuple):
@@ -230,7 +199,7 @@ class EnsembleAnswer(NamedTuple):
     places: tuple[Place, ...]
 
 
-class _Tensor(NamedTuple):
+class StepTensor(NamedTuple):
     """Available tensor."""
 
     datatype: DataType
@@ -248,7 +217,7 @@ class EnsembleProgress:
     def __init__(
         self,
         progress_cache: EnsembleProgressCache,
-        tensors: Mapping[str, _Tensor | None],
+        tensors: Mapping[str, StepTensor | None],
         begun: frozenset[int],
         came: int,
         answered: bool,
@@ -296,25 +265,36 @@ class EnsembleProgress:
 class EnsembleProgressCache:
     """Progress of all requests with one header."""
 
-    def __init__(self, graph: EnsembleGraph, header: RequestHeader) -> None:
-        self.plan: StepPlan = graph.plan(header.wanted)
+    def __init__(self, plan: StepPlan, header: RequestHeader) -> None:
+        self.plan = plan
         self.footprint = headers.request_header_bytes(header)
-        self._graph = graph
         self._header = header
 
     def begin(self) -> EnsembleProgress:
         """Return the state before any step has answered."""
-        inputs = self._graph.signature.inputs
-        batched = self._graph.signature.max_batch_size > 0
-        tensors: dict[str, _Tensor | None] = dict.fromkeys(inputs)
+        inputs = self.plan.signature.inputs
+        batched = self.plan.signature.max_batch_size > 0
+        tensors: dict[str, StepTensor | None] = dict.fromkeys(inputs)
         for at, spec in enumerate(self._header.inputs):
             declared, shape = inputs[spec.name], spec.shape
             if declared.reshape is not None:
                 shape = reshaped(shape, declared.dims, declared.reshape, batched=batched)
-            tensors[spec.name] = _Tensor(spec.datatype, shape, batched, (0, at))
+            tensors[spec.name] = StepTensor(spec.datatype, shape, batched, (0, at))
         return EnsembleProgress(self, tensors, frozenset(), 1, False)
 
-    def start(self, step: GraphStep, tensors: Mapping[str, _Tensor | None]) -> StepStart:
+    def resume(self, step: GraphStep, header: ResponseHeader) -> EnsembleProgress:
+        """Return the state after the response of ``step``, if the header of this cache is that of the step's request.
+
+        Nothing else is known, so only steps start that need no other tensors. The caller gets no answer.
+        """
+        inputs = dict(step.inputs)
+        tensors: dict[str, StepTensor | None] = dict.fromkeys(inputs.values())
+        for at, spec in enumerate(self._header.inputs):
+            tensors[inputs[spec.name]] = StepTensor(spec.datatype, spec.shape, step.batched, (0, at))
+        tensors |= _given(step, header, 1)
+        return EnsembleProgress(self, tensors, frozenset((step.number,)), 2, True)
+
+    def start(self, step: GraphStep, tensors: Mapping[str, StepTensor | None]) -> StepStart:
         """Return the request of a step: everything except the tensors is copied from the caller's header."""
         specs: list[TensorSpec] = []
         places: list[Place] = []
@@ -324,19 +304,32 @@ class EnsembleProgressCache:
             if tensor is not None:
                 if source in self.plan.shared:
                     shared.append(len(places))
-                shape = fitted_inputs(tensor.shape, tensor.batched, step.dims[name], step.batched)
+                dims = step.signature.inputs[name].dims
+                shape = fitted_inputs(tensor.shape, tensor.batched, dims, step.batched)
                 specs.append(TensorSpec(name, tensor.datatype, shape))
                 places.append(tensor.place)
-        outputs = [name for name, _ in step.outputs]
-        header = step_inputs(step.model, step.version, step.namespace, specs, outputs, self._header)
-        fused_segment = self.plan.fused_segments.get(step.number)
-        return StepStart(step, header, tuple(places), tuple(shared), fused_segment)
+        caller = self._header
+        header = StepHeader(
+            step.model,
+            step.version,
+            specs,
+            [RequestedOutput(name) for name, _ in step.outputs],
+            parameters=caller.parameters,
+            priority=caller.priority,
+            timeout_us=caller.timeout_us,
+            sequence_id=caller.sequence_id,
+            sequence_start=caller.sequence_start,
+            sequence_end=caller.sequence_end,
+            caller=caller.caller,
+        )
+        header.namespace = step.namespace
+        return StepStart(step, header, tuple(places), tuple(shared), self.plan)
 
-    def answer(self, tensors: Mapping[str, _Tensor | None]) -> EnsembleAnswer | None:
+    def answer(self, tensors: Mapping[str, StepTensor | None]) -> EnsembleAnswer | None:
         """Return the response once every requested output is available or known to be missing; else None."""
         if not all(name in tensors for name in self.plan.outputs):
             return None
-        signature = self._graph.signature
+        signature = self.plan.signature
         batched = signature.max_batch_size > 0
         specs: list[TensorSpec] = []
         places: list[Place] = []
@@ -351,13 +344,12 @@ class EnsembleProgressCache:
             "sequence_start": header.sequence_start,
             "sequence_end": header.sequence_end,
         }
-        version = self._graph.version
         return EnsembleAnswer(
-            ResponseHeader(signature.model_name, version, specs, sequence if specs else None), tuple(places)
+            ResponseHeader(signature.model_name, self.plan.version, specs, sequence if specs else None), tuple(places)
         )
 
 
-def _answered(tensor: _Tensor, declared: SignatureOutput, batched: bool) -> tuple[int, ...]:
+def _answered(tensor: StepTensor, declared: SignatureOutput, batched: bool) -> tuple[int, ...]:
     """Return the shape of a tensor in the response to the caller."""
     inside = declared.dims if declared.reshape is None else declared.reshape
     shape = fitted_inputs(tensor.shape, tensor.batched, inside, batched)
@@ -366,18 +358,18 @@ def _answered(tensor: _Tensor, declared: SignatureOutput, batched: bool) -> tupl
     return reshaped(shape, inside, declared.dims, batched=batched)
 
 
-def _ready(step: GraphStep, tensors: Mapping[str, _Tensor | None]) -> bool:
+def _ready(step: GraphStep, tensors: Mapping[str, StepTensor | None]) -> bool:
     return all(source in tensors for _, source in step.inputs)
 
 
-def _given(step: GraphStep, header: ResponseHeader, whose: int) -> dict[str, _Tensor | None]:
+def _given(step: GraphStep, header: ResponseHeader, whose: int) -> dict[str, StepTensor | None]:
     """Return the tensors in the response of a step; None for those that it omits."""
     brought = {spec.name: (at, spec) for at, spec in enumerate(header.outputs)}
-    tensors: dict[str, _Tensor | None] = {}
+    tensors: dict[str, StepTensor | None] = {}
     for name, tensor in step.outputs:
         if name in brought:
             at, spec = brought[name]
-            tensors[tensor] = _Tensor(spec.datatype, spec.shape, step.batched, (whose, at))
+            tensors[tensor] = StepTensor(spec.datatype, spec.shape, step.batched, (whose, at))
         else:
             tensors[tensor] = None
     return tensors

@@ -157,7 +157,7 @@ class RequestQueue:
         """Whether requests can have different priorities."""
         return self._single_level is None
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Drop and return the request that would run last if its level is below that of ``request``; else None."""
         own = self._rules.level_of(request.header.priority)
         for lane in reversed(self._lanes):

@@ -34,7 +34,7 @@ from nerite.scheduling.sequence import (
     has_slot,
 )
 
-MOST: Final = 4096
+MAX_REMEMBERED: Final = 4096
 """Maximum number of remembered sequences; the oldest are forgotten first."""
 
 
@@ -49,7 +49,7 @@ class EndedSequences:
     def add(self, sequence_id: int | str, why: str) -> None:
         """Remember why a sequence was ended."""
         self._reasons[sequence_id] = why
-        if len(self._reasons) > MOST:
+        if len(self._reasons) > MAX_REMEMBERED:
             del self._reasons[next(iter(self._reasons))]
 
     def forget(self, sequence_id: int | str) -> None:
@@ -186,7 +186,7 @@ class SequenceBatcher(Generic[Instance]):
     ) -> None:
         """Record that ``instance`` finished ``batch``. The requests in ``again`` ran too, and are rescheduled."""
         slots = self._slots.get(instance)
-        if slots is None:  # it died, and ``gone`` has already ended its sequences
+        if slots is None:  # it died, and ``remove_instance`` has already ended its sequences
             return
         for request in again:
             request.starts, request.begun = False, True
@@ -198,7 +198,7 @@ class SequenceBatcher(Generic[Instance]):
         for request in itertools.chain(batch, again):
             self._request_ended(request.sequence, now)
 
-    def came(self, instance: Instance) -> None:
+    def add_instance(self, instance: Instance) -> None:
         """Add ``instance``, which is up and idle."""
         rules = self._rules
         order = next(self._number)
@@ -212,7 +212,7 @@ class SequenceBatcher(Generic[Instance]):
             heapq.heappush(self._free, (slot, order, slots))
         self._serve_backlog()
 
-    def gone(self, instance: Instance, why: str) -> Lost:
+    def remove_instance(self, instance: Instance, why: str) -> Lost:
         """Remove ``instance`` and end its sequences; return the requests that no other instance can run."""
         slots = self._slots.pop(instance, None)
         self.idle.pop(instance, None)

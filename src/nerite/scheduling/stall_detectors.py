@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from nerite.core.engine_report import EngineReport
 from nerite.core.request import InferenceRequest
 
-_LOOKS: Final = 4
+_CHECKS: Final = 4
 """Number of checks within the limit."""
 _SHORTEST: Final = 10_000_000
 """Minimum nanoseconds between two checks, however small the limit."""
@@ -41,7 +41,7 @@ class News(NamedTuple):
 class LoopStallDetector:
     """Detects stalls of one event loop.
 
-    The owner sends heartbeats to the loop, reports each answer (``answered``), and calls ``look`` every ``period``. A
+    The owner sends heartbeats to the loop, reports each answer (``answered``), and calls ``check`` every ``period``. A
     stall is reported once when it exceeds the limit, and again when it is over. If the owner itself could not run, the
     whole process was stalled. After a report, further stalls of the same kind are only counted for a while; one that
     still lasts at the end of that time is reported.
@@ -49,8 +49,8 @@ class LoopStallDetector:
 
     def __init__(self, limit: int, now: int) -> None:
         """``limit``: nanoseconds that the loop may be blocked without a report."""
-        self.period = max(limit // _LOOKS, _SHORTEST)
-        """Nanoseconds between two calls of ``look``."""
+        self.period = max(limit // _CHECKS, _SHORTEST)
+        """Nanoseconds between two calls of ``check``."""
         self._limit = limit
         self._looked = now
         self._last_heartbeat = now
@@ -64,7 +64,7 @@ class LoopStallDetector:
         """Record a heartbeat of the loop."""
         self._last_heartbeat = now
 
-    def look(self, now: int) -> News | None:
+    def check(self, now: int) -> News | None:
         """Return the report that is due now, if any."""
         slept, self._looked = now - self._looked, now
         if slept > self.period + self._limit:
@@ -184,13 +184,13 @@ class SlowBatchDetector:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._number: int | None = None
-        """Number of the execution in progress at the last call of ``look``."""
+        """Number of the execution in progress at the last call of ``check``."""
         self._begun = self._last = 0.0
         """When that execution was first and last seen."""
         self._longest = 0.0
         self._reported = False
 
-    def look(self, number: int | None, now: float) -> float | None:
+    def check(self, number: int | None, now: float) -> float | None:
         """Return the minimum duration of execution ``number`` if it must be reported now (once each); else None.
 
         ``number`` is None while idle; consecutive executions have different numbers.

@@ -36,7 +36,7 @@ class SequencesUnderTest:
     def __init__(self, picker: SelectivePicker, execute: Execute) -> None:
         self._picker = picker
         self._execute = execute
-        picker.came(cast(ModelInstance, self))  # the picker accepts any object as an instance
+        picker.add_instance(cast(ModelInstance, self))  # the picker accepts any object as an instance
 
     def run(self, requests: Sequence[InferenceRequest]) -> None:
         """Run the model until nothing is left to do; responses go to the sinks of ``requests``.

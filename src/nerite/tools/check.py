@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nerite.artifacts.damage import looked_at, pointer_in, refused_pointer
+from nerite.artifacts.damage import damage_explained, pointer_in, refused_pointer
 from nerite.backends import registry
 from nerite.backends.interface import ModelContext
 from nerite.cli.command import new_parser, show_json, status_of
@@ -22,7 +22,7 @@ from nerite.config.mistake import Mistake, mistake_text
 from nerite.config.model_config import ModelConfig
 from nerite.config.options import DeviceOptions, ServerOptions
 from nerite.config.signature import signature_of
-from nerite.core.errors import Internal, NeriteError, NotHere
+from nerite.core.errors import Internal, NeriteError, NotInstalled
 from nerite.models import warm_up
 from nerite.observability.gpus import of_this_machine, open_library
 from nerite.repository import refusals, version_maker
@@ -67,7 +67,7 @@ class ModelHere:
                 locate_environment(context)
             found = registry.backend_of(context)
             if isinstance(found, PythonBackend):
-                found.look(context)
+                found.check(context)
             elif config.backend in registry.GENERATING:
                 found.complete(context)
                 if (pointer := pointer_in(context.version_directory)) is not None:
@@ -91,10 +91,10 @@ class ModelHere:
             # Output of a model must not be mixed with the mistakes on stdout.
             with (
                 contextlib.redirect_stdout(sys.stderr),
-                looked_at(context.version_directory, config.default_model_filename),
+                damage_explained(context.version_directory, config.default_model_filename),
             ):
                 yield
-        except NotHere as error:
+        except NotInstalled as error:
             raise CompletionUnavailable(f"{skipped}: {error.message}") from error
         except Internal as error:
             if error.message.startswith("ModuleNotFoundError"):

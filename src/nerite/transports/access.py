@@ -181,7 +181,7 @@ class KeyFile(AccessKeys, WatchedFile[KeyFileChange]):
         if not found.problem:
             self._values = found.keys
 
-    def look(self) -> KeyFileChange:
+    def poll(self) -> KeyFileChange:
         """Read the file. Blocking."""
         return check_key_files(self.path)
 

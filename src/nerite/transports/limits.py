@@ -113,7 +113,7 @@ class ConnectionTable:
 COUNTED: Final = 16 * 1024
 """Size from which a request that arrives in one piece is counted. Requests in several pieces always are."""
 
-LOOKS: Final = 8
+CHECKS: Final = 8
 """Number of progress checks within the time limit for arriving requests."""
 _MAX_CONNECTIONS: Final = 16_384
 _MIN_BYTES: Final = 64 * 1024 * 1024
@@ -275,7 +275,7 @@ class TransportLimits:
     def patience(self, seconds: float) -> float:
         """Return how long a request may make no progress: ``seconds``, or less when the bytes in flight run out."""
         taken = self.bytes
-        return seconds / LOOKS if taken.limit and taken.used > taken.limit * _HIGH_USE else seconds
+        return seconds / CHECKS if taken.limit and taken.used > taken.limit * _HIGH_USE else seconds
 
 
 def connections_for(files: int) -> int:

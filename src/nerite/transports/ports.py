@@ -28,7 +28,7 @@ from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.origins import BrowserGuard, Cors, CorsRouter, GuardedRouter
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
-from nerite.transports.limits import LOOKS, TransportLimits, bytes_for, connections_for
+from nerite.transports.limits import CHECKS, TransportLimits, bytes_for, connections_for
 from nerite.transports.tcp import tls_context
 
 TargetOf: TypeAlias = Callable[[RequestHead], HttpTarget]
@@ -89,7 +89,7 @@ class ServerPorts:
         self._bounds = _bounds(options)
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
 
     async def check(self) -> None:
         """Raise ``NeriteError`` for an unavailable port early: the steps before ``open`` may take long."""
@@ -122,20 +122,20 @@ class ServerPorts:
         if page is not None:
             port = await self._listener("Metrics", page, _MAX_METRICS_BODY).open(metrics.address, metrics.port)
             self._note("metrics", "Metrics Service", metrics.address, port)
-        self._look()
+        self._check()
 
     def _limits(self) -> Sequence[MetricFamily]:
         """Return the metrics of the transport limits."""
         return self._bounds.families({name: each.open_connections for name, each in self._listeners.items()})
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Periodically close connections whose idle time has expired."""
         for connection in self._bounds.connections.idle(time.monotonic()):
             self._bounds.closed["idle"] += 1
             connection.retire()
         seconds = self._options.connections.idle_seconds
-        every = min(seconds / LOOKS, _MAX_IDLE_INTERVAL) if seconds else _MAX_IDLE_INTERVAL
-        self._look_timer = asyncio.get_running_loop().call_later(every, self._look)
+        every = min(seconds / CHECKS, _MAX_IDLE_INTERVAL) if seconds else _MAX_IDLE_INTERVAL
+        self._check_timer = asyncio.get_running_loop().call_later(every, self._check)
 
     def forget(self) -> None:
         """Re-evaluate all headers, also on open connections, because access rules have changed."""
@@ -168,8 +168,8 @@ class ServerPorts:
 
     def abort(self) -> None:
         """Close all remaining connections immediately."""
-        if self._look_timer is not None:
-            self._look_timer.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         for listener in self._listeners.values():
             listener.abort()
         self._bounds.aside.close()

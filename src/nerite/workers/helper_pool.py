@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from nerite.backends.interface import InstanceContext
-from nerite.core.errors import Internal, NeriteError, Overloaded, TooLate
+from nerite.core.errors import DeadlineExceeded, Internal, NeriteError, Overloaded
 from nerite.core.failures import report
 from nerite.core.tensor import Buffer
 from nerite.workers import helper_process
@@ -39,9 +39,9 @@ from nerite.workers.ipc.shared_memory import ForeignSegments, Segment
 Answered: TypeAlias = Callable[[list[Any], NeriteError | None], None]
 
 NAME: Final = "helper"
-MOST_WAITING: Final = 256
+MAX_WAITING: Final = 256
 """Maximum number of calls that wait for a process; further calls are refused."""
-_MOST_PROCESSES: Final = 8
+_MAX_PROCESSES: Final = 8
 _LONG: Final = 4 * 1024 * 1024
 """Calls with more bytes of arguments count as long. One process is reserved for other calls."""
 _SEND_SIZE: Final = 256 * 1024
@@ -52,7 +52,7 @@ _EXIT_PATIENCE: Final = 1.0
 """Seconds to wait for the exit status of a process after its channel closed."""
 
 
-class HelperTimeout(TooLate):
+class HelperTimeout(DeadlineExceeded):
     """The function exceeded its time limit."""
 
 
@@ -113,7 +113,7 @@ class HelperPool:
         self._foreign_segments = foreign_segments
         self._hosted: dict[int, weakref.ref[Any]] = {}
         """Answers that are foreign segments, by their number."""
-        self._most = most or min(max((os.cpu_count() or 1) // 2, 2), _MOST_PROCESSES)
+        self._most = most or min(max((os.cpu_count() or 1) // 2, 2), _MAX_PROCESSES)
         self._waiting: deque[HelperCall] = deque()
         self._helpers: set[_Helper] = set()
         self._idle: list[_Helper] = []
@@ -132,8 +132,8 @@ class HelperPool:
         description = json.dumps({"function": function, "arguments": described}).encode()
         message = [helper_process.LENGTH.pack(len(description)) + description, *buffers]
         call = HelperCall(self, message, answered, what, seconds)
-        if len(self._waiting) >= MOST_WAITING:
-            refusal = Overloaded(f"{what} has to wait for {MOST_WAITING} others: retry later", 1)
+        if len(self._waiting) >= MAX_WAITING:
+            refusal = Overloaded(f"{what} has to wait for {MAX_WAITING} others: retry later", 1)
             self._loop.call_soon(call.answer, [], refusal)
             return call
         self._waiting.append(call)

@@ -30,7 +30,7 @@ LENGTH: Final = struct.Struct("<I")
 ANSWER: Final = struct.Struct("<QI?")
 """Size of the file, length of the description at its beginning, and whether the process ends now."""
 _ALIGNMENT: Final = 64
-_MOST_MEMORY: Final = 128 * 1024 * 1024
+_MAX_MEMORY: Final = 128 * 1024 * 1024
 """Bytes of memory that the process may keep after a call. With more it ends, to release them."""
 
 
@@ -57,7 +57,7 @@ def main(channel: int, files: int) -> None:
         while (call := _received(connection)) is not None:
             file, size, described = _answered(*call)
             del call
-            ends = memory_of(os.getpid()) > _MOST_MEMORY
+            ends = memory_of(os.getpid()) > _MAX_MEMORY
             socket.send_fds(connection, [ANSWER.pack(size, described, ends)], [file])
             os.close(file)
             if ends:

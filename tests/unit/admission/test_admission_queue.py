@@ -15,7 +15,7 @@ from nerite.admission import queue as module
 from nerite.admission import tenants as tenant_admission_module
 from nerite.admission.policy import parse_policy
 from nerite.admission.tenants import TenantAdmission
-from nerite.core.errors import Cancelled, Internal, NeriteError, QuotaExceeded, TooLate, Unavailable
+from nerite.core.errors import Cancelled, DeadlineExceeded, Internal, NeriteError, QuotaExceeded, Unavailable
 from nerite.core.execution_observer import ExecutionObserver
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import Caller, InferenceRequest
@@ -182,10 +182,10 @@ def test_a_deadline_passes_while_it_waits(house: House) -> None:
     house.loop.advance(29 * MS)
     assert not house.sink.of(waits)
     house.loop.advance(2 * MS)
-    assert isinstance(house.error(waits), TooLate)
+    assert isinstance(house.error(waits), DeadlineExceeded)
     assert not house.sink.of(timeout)
     house.loop.advance(10 * MS)
-    assert isinstance(house.error(timeout), TooLate)
+    assert isinstance(house.error(timeout), DeadlineExceeded)
     assert house.admission_queue.pending == 0
 
 
@@ -196,12 +196,12 @@ def test_a_deadline_passes_while_it_runs(house: House) -> None:
     house.loop.advance(29 * MS)
     assert not house.sink.of(late)
     house.loop.advance(2 * MS)
-    assert isinstance(house.error(late), TooLate)
+    assert isinstance(house.error(late), DeadlineExceeded)
     assert (house.use("a", "high").finished, house.admission_queue.controller.running) == ({"deadline": 1}, 0)
     house.queue.entered.clear()
     slow = house.ask(patience_ms=30)
     house.loop.advance(31 * MS)
-    assert isinstance(house.error(slow), TooLate), "though a model cannot be stopped"
+    assert isinstance(house.error(slow), DeadlineExceeded), "though a model cannot be stopped"
     house.queue.entered.clear()
     fast = house.ask(patience_ms=30)
     house.queue.answer()
@@ -214,7 +214,7 @@ def test_how_requests_end(house: House) -> None:
         (ANSWER, "complete"),
         (EMPTY, "complete"),
         (InferenceResponse.failed(Cancelled("")), "cancelled"),
-        (InferenceResponse.failed(TooLate("")), "deadline"),
+        (InferenceResponse.failed(DeadlineExceeded("")), "deadline"),
         (InferenceResponse.failed(Internal("")), "failed"),
     ):
         before = house.use("a", "high").finished.get(reason, 0)

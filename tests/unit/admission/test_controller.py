@@ -14,7 +14,7 @@ from nerite.admission.estimates import EngineStatistics
 from nerite.admission.policy import AdmissionPolicy, ModelLimits, PriorityClass, RateLimit, Tenant
 from nerite.admission.refusals import AdmissionRefusal, QuotaLimit, RefusalCause
 from nerite.admission.ticket import AdmissionTicket, Admit, Decision, Refuse, TicketEnding, TicketState, Wait
-from nerite.core.errors import InvalidArgument, Overloaded, QuotaExceeded, TooLarge, TooLate
+from nerite.core.errors import DeadlineExceeded, InvalidArgument, Overloaded, QuotaExceeded, TooLarge
 
 MS = 1_000_000
 S = 1000 * MS
@@ -330,7 +330,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_now() -> None:
     house = busy()
     refusal = house.refused(AdmissionTicket("default", 10, 10, deadline=house.now + 50 * MS))
     assert (refusal.limit, refusal.value, refusal.fault) == (QuotaLimit.DEADLINE, 0.05, RefusalCause.TIME)
-    assert type(refusal.as_error()) is TooLate
+    assert type(refusal.as_error()) is DeadlineExceeded
     assert 0.4 < float(refusal.use) < 1.0
     assert isinstance(house.offer(AdmissionTicket("default", 10, 10, deadline=house.now + 60 * S)), Wait)
     assert house.refused(AdmissionTicket("default", 10, 10, deadline=house.now)).limit is QuotaLimit.DEADLINE

@@ -17,7 +17,7 @@ from nerite.admission.tenants import TenantAdmission
 from nerite.config.options import QueueOptions
 from nerite.core import tensor as dtypes
 from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
-from nerite.core.errors import Internal, InvalidArgument, QuotaExceeded, TooLarge, TooLate, Unavailable
+from nerite.core.errors import DeadlineExceeded, Internal, InvalidArgument, QuotaExceeded, TooLarge, Unavailable
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import Caller, InferenceRequest, RepeatedRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -288,7 +288,7 @@ def test_a_client_that_goes(house: House) -> None:
 def test_how_requests_end(house: House, ended: RequestEnded, reason: str) -> None:
     asked = house.ask()
     house.step(RequestProgress(asked, 0, RequestBegun(0, 4), ended))
-    asked.respond(InferenceResponse.failed(TooLate("")))
+    asked.respond(InferenceResponse.failed(DeadlineExceeded("")))
     assert house.use("default").finished == {reason: 1}
 
 

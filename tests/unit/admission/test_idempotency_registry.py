@@ -13,12 +13,12 @@ from nerite.admission import idempotency as module
 from nerite.core.engine_report import RequestBegun, RequestEnded, RequestProgress
 from nerite.core.errors import (
     Cancelled,
+    DeadlineExceeded,
     Internal,
     InvalidArgument,
     KeyReused,
     NeriteError,
     QuotaExceeded,
-    TooLate,
     Unsupported,
 )
 from nerite.core.execution_observer import ExecutionObserver
@@ -345,7 +345,7 @@ def test_a_deadline_is_that_of_who_asks(monkeypatch: pytest.MonkeyPatch, header:
     bls_server.say(b"one ")
     bls_server.loop.advance(SECOND)
     error = bls_server.error(first)
-    assert isinstance(error, TooLate)
+    assert isinstance(error, DeadlineExceeded)
     assert not bls_server.carrier.cancelled
     second = bls_server.asked()
     bls_server.say(b"two", final=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.artifacts.damage import looked_at
+from nerite.artifacts.damage import damage_explained
 from nerite.core.errors import Internal, NeriteError, Unavailable
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 123456\n"
@@ -14,7 +14,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12
 
 def refusal(folder: Path, filename: str, error: NeriteError | None = None) -> str:
     """Return the refusal of a version whose backend says ``error``."""
-    with pytest.raises(NeriteError) as raised, looked_at(folder, filename):
+    with pytest.raises(NeriteError) as raised, damage_explained(folder, filename):
         if error is not None:
             raise error
     assert isinstance(raised.value, type(error) if error is not None else Internal)
@@ -46,7 +46,7 @@ def test_a_pointer_of_git_lfs_is_not_opened(tmp_path: Path, filename: str, file:
 def test_a_pointer_that_may_not_matter_is_told_where_something_fails(tmp_path: Path, filename: str, file: str) -> None:
     (tmp_path / (filename or file)).touch()
     (tmp_path / file).write_bytes(POINTER)
-    with looked_at(tmp_path, filename):
+    with damage_explained(tmp_path, filename):
         pass
     told = refusal(tmp_path, filename, Internal("it fails"))
     assert told.startswith(f"it fails. '{tmp_path / file}' is a Git LFS pointer, not the file")

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from nerite.backends.interface import InstanceContext
 from nerite.backends.onnxruntime import OnnxRuntimeBackend, session
-from nerite.core.errors import Internal, InvalidArgument, NotHere, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NotInstalled, Unavailable, Unsupported
 from onnx_models import Opened, constant, context, model, node, save, scaled, tensor
 
 FLOAT4 = {"data_type": "TYPE_FP32", "dims": [4]}
@@ -405,9 +405,9 @@ def test_a_configuration_may_leave_outputs_out(tmp_path: Path) -> None:
 def test_an_accelerator_that_is_not_installed_says_what_to_install(tmp_path: Path) -> None:
     accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
     config = {"optimization": {"execution_accelerators": accelerators}}
-    with pytest.raises(NotHere, match=r"OpenVINOExecutionProvider.*pip install onnxruntime-openvino"):
+    with pytest.raises(NotInstalled, match=r"OpenVINOExecutionProvider.*pip install onnxruntime-openvino"):
         complete(tmp_path, scaled(), config)
-    with pytest.raises(NotHere, match=r"CUDAExecutionProvider.*pip install onnxruntime-gpu"):
+    with pytest.raises(NotInstalled, match=r"CUDAExecutionProvider.*pip install onnxruntime-gpu"):
         complete(tmp_path, scaled(), {"instance_group": [{"kind": "KIND_GPU", "count": 1, "gpus": [0]}]})
 
 

@@ -15,9 +15,9 @@ TABLE = [
     (errors.Restricted, "UNAVAILABLE", 403, 14),
     (errors.QuotaExceeded, "UNAVAILABLE", 429, 8),
     (errors.TooLarge, "INVALID_ARG", 413, 3),
-    (errors.TooLate, "UNAVAILABLE", 503, 4),
+    (errors.DeadlineExceeded, "UNAVAILABLE", 503, 4),
 ]
-NARROWER = (errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.TooLate)
+NARROWER = (errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.DeadlineExceeded)
 """Have the code of another class: Triton has no word for them."""
 
 

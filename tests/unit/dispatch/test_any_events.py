@@ -82,7 +82,7 @@ class Model:
             preserve_ordering=kind.endswith("in order") or kind == "in turns",
         )
         if self.resources is not None:
-            self.resources.granted = self.dispatcher.look_soon
+            self.resources.granted = self.dispatcher.check_soon
 
     def instance(self) -> FakeInstance:
         instance = FakeInstance(f"model_{next(self.numbers)}")

@@ -144,7 +144,7 @@ def test_traces_are_told_how_requests_ran(bench: Bench) -> None:
         tracing.begin(each, 1, tracing.settings.sampler(""))
         assert isinstance(each.sink, Trace)
         traces.append(each.sink)
-    of.tell_witnesses()
+    of.notify_observers()
     added = FakeInstance("model_1")
     of.add(added)
     (first,) = bench.instances

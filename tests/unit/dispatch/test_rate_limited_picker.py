@@ -76,7 +76,7 @@ class Model:
             BusyPoll(loop, 0.0),
             LoadShedder(QueueOptions(), "model"),
         )
-        self.resources.granted = self.dispatcher.look_soon
+        self.resources.granted = self.dispatcher.check_soon
         self.caller = Caller()
         self.hall = hall
 

@@ -342,7 +342,7 @@ class Watcher(Caller, ExecutionObserver):
 
 def test_a_observer_hears_of_each_turn_and_which_is_the_last(bench: Bench) -> None:
     of = bench.start(slots=2, iterative_sequence=True)
-    of.tell_witnesses()
+    of.notify_observers()
     bench.caller = watcher = Watcher()
     asked, other = bench.ask(0), bench.ask(0)
     bench.instances[0].finish([AGAIN])

@@ -111,7 +111,7 @@ class Bench:
             cast(asyncio.AbstractEventLoop, self.loop),
             LoadShedder(bounds, "e"),
             decoupled=decoupled >= 0,
-            most_inflight=limit,
+            max_inflight=limit,
         )
         self.header = RequestHeader("e", "", [TensorSpec("IN", dtypes.INT32, (1,))])
 
@@ -323,7 +323,7 @@ class Watcher(Caller, ExecutionObserver):
 def test_what_the_steps_took_is_added_up() -> None:
     bench = Bench(*CHAIN)
     bench.caller = watcher = Watcher()
-    bench.ensemble.tell_witnesses()
+    bench.ensemble.notify_observers()
     request = bench.ask()
     for model in ("m0", "m1"):
         (step,) = bench.models.asked

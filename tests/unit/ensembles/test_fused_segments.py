@@ -8,25 +8,29 @@ import pytest
 
 from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import ByteBudget
-from nerite.core.request import RequestHeader
+from nerite.core.errors import InvalidArgument
+from nerite.core.request import Caller, RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import TensorSpec
-from nerite.scheduling import fused_steps
-from nerite.scheduling.fused_steps import FusedLink, TensorSource
+from nerite.scheduling import ensemble
+from nerite.scheduling.ensemble import GraphStep
 from nerite.workers.child import fused
-from nerite.workers.child.fused import FusedHop
+from nerite.workers.child.fused import FusedChain, FusedStep, chain_to_json
 
 FIRST = RequestHeader("first", "", [TensorSpec("IN", dtypes.INT32, (1,))])
 
 
-def hop() -> FusedHop:
+def step(number: int, model: str, taken: str, given: str) -> GraphStep:
     signature = Signature(
-        "second", 0, [SignatureInput("IN", dtypes.INT32, (-1,))], [SignatureOutput("OUT", dtypes.INT32, (-1,))]
+        model, 0, [SignatureInput("IN", dtypes.INT32, (-1,))], [SignatureOutput("OUT", dtypes.INT32, (-1,))]
     )
-    link = FusedLink("e", 1, "", "", signature, (TensorSource("IN", "OUT", True),), ("OUT",), False, False)
-    described = json.loads(json.dumps(fused_steps.link_to_json(link)))
-    return FusedHop({"link": described, "seat": 1, "version": "1", "most": 0})
+    return GraphStep(number, model, "", "", (("IN", taken),), (("OUT", given),), False, signature)
+
+
+def chain() -> FusedChain:
+    described = chain_to_json("e", step(0, "first", "x", "y"), [FusedStep(step(1, "second", "y", "z"), 1, "1", 0)])
+    return FusedChain(json.loads(json.dumps(described)))
 
 
 def answer(size: int, datatype: dtypes.DataType = dtypes.INT32) -> ResponseHeader:
@@ -36,27 +40,36 @@ def answer(size: int, datatype: dtypes.DataType = dtypes.INT32) -> ResponseHeade
 def test_equal_questions_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = ByteBudget("test", 64 * 1024)
     monkeypatch.setattr(fused, "ENSEMBLES", budget)
-    follows = hop()
+    follows = chain()
     for number in range(100):
         before = answer(number)
-        question = follows.question(FIRST, before)
-        assert question is not None and question.header.inputs == (TensorSpec("IN", dtypes.INT32, (number,)),)
-        assert follows.question(FIRST, before) is question
-    assert 0 < len(follows._questions) < 20
+        progress = follows.begin(FIRST, before)
+        (start,) = progress.starts
+        assert start.header.inputs == (TensorSpec("IN", dtypes.INT32, (number,)),)
+        assert follows.begin(FIRST, before) is progress
+    assert 0 < len(follows._progress) < 20
     assert 0 < budget.used <= budget.limit
 
 
-def test_what_does_not_fit_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = ByteBudget("test", 64 * 1024)
+@pytest.mark.parametrize(("datatype", "shape"), [(dtypes.FP32, (1,)), (dtypes.INT32, (2, 1)), (dtypes.INT32, ())])
+def test_what_does_not_fit_the_next_model_is_not_asked(datatype: dtypes.DataType, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument):
+        chain().begin(FIRST, ResponseHeader("first", "1", [TensorSpec("OUT", datatype, shape)]))
+
+
+def test_each_step_is_asked_for_the_caller_of_the_ensemble() -> None:
+    acme = Caller("acme", "batch", 5)
+    (start,) = chain().begin(FIRST.changed(caller=acme), answer(1)).starts
+    assert start.header.caller == acme
+
+
+def test_what_a_large_request_leads_to_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = ByteBudget("test", 1024 * 1024)
     monkeypatch.setattr(fused, "ENSEMBLES", budget)
-    follows, before = hop(), answer(1, dtypes.FP32)
-    assert follows.question(FIRST, before) is follows.question(FIRST, before) is None
-    assert len(follows._questions) == 1
-
-
-def test_what_a_large_request_leads_to_is_not_remembered() -> None:
-    follows, before = hop(), answer(1)
+    monkeypatch.setattr(ensemble, "ENSEMBLES", budget)
+    follows, before = chain(), answer(1)
     large = RequestHeader("first", "", FIRST.inputs, parameters={"a": "x" * 200_000})
-    one, other = follows.question(large, before), follows.question(large, before)
-    assert one is not None and other is not None and one.header.parameters == large.parameters
-    assert not follows._questions
+    progress = follows.begin(large, before)
+    assert progress.starts[0].header.parameters == large.parameters
+    progress.after(progress.starts[0].step, answer(1))
+    assert not follows._progress and budget.used == 0

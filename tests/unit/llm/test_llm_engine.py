@@ -255,7 +255,7 @@ def test_what_was_computed_before(directory: Path, caching: bool) -> None:
 
 
 def test_more_than_the_batch_holds_wait(directory: Path) -> None:
-    engine = OpenVinoGenAiEngine(PipelineOptions("m", directory, cache_blocks=256, most_sequences=2))
+    engine = OpenVinoGenAiEngine(PipelineOptions("m", directory, cache_blocks=256, max_sequences=2))
     engine.start(ignored, ignored)
     try:
         running = [asked(engine, LONG, id=id).begun() for id in ("a", "b")]
@@ -347,7 +347,7 @@ def test_a_step_that_fails_fails_what_runs_and_nothing_after_it(
 
 
 def test_the_end_of_its_process_fails_what_runs_and_nothing_after_it(directory: Path) -> None:
-    engine = OpenVinoGenAiEngine(PipelineOptions("m", directory, cache_blocks=256, most_sequences=1))
+    engine = OpenVinoGenAiEngine(PipelineOptions("m", directory, cache_blocks=256, max_sequences=1))
     engine.start(ignored, ignored)
     try:
         expected = asked(engine).over().tokens()

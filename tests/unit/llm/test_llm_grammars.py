@@ -192,7 +192,7 @@ def test_only_those_with_a_new_form_wait_for_the_one_that_is_tried(
 
 def test_what_is_compiled_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it, what runs comes to its end, what comes waits, and then nothing is left of what was compiled."""
-    monkeypatch.setattr(grammars, "MOST_BYTES", BOUND)
+    monkeypatch.setattr(grammars, "MAX_BYTES", BOUND)
     engine = OpenVinoGenAiEngine(
         PipelineOptions("m", language_model(tmp_path / "1"), cache_blocks=512, context_length=4000)
     )

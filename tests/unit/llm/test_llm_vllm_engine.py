@@ -104,7 +104,7 @@ def test_a_delta_for_each_step(started: Started, server: Server) -> None:
 
 def test_capabilities(started: Started) -> None:
     able = started({"A": "somewhere"}, scheduling_policy="priority").capabilities()
-    assert (able.engine, able.context_length, able.most_sequences, able.top_logprobs) == ("vllm", 100, 4, 20)
+    assert (able.engine, able.context_length, able.max_sequences, able.top_logprobs) == ("vllm", 100, 4, 20)
     assert (able.adapters, able.priorities) == ({"A"}, True)
     assert able.grammars == {"json_schema", "regex", "ebnf"}
 

@@ -11,13 +11,13 @@ import pytest
 
 from nerite.core import tensor as dtypes
 from nerite.core.errors import (
+    DeadlineExceeded,
     Internal,
     InvalidArgument,
     NeriteError,
     QuotaExceeded,
     Restricted,
     TooLarge,
-    TooLate,
     Unavailable,
     Unsupported,
 )
@@ -373,7 +373,7 @@ def test_errors(error: Any, status: int, kind: str) -> None:
     [
         (QuotaExceeded("x", 3), b"Retry-After: 3\r\n"),
         (QuotaExceeded("x"), b"x-should-retry: false\r\n"),
-        (TooLate("x"), b"x-should-retry: false\r\n"),
+        (DeadlineExceeded("x"), b"x-should-retry: false\r\n"),
         (Unavailable("x"), b""),
     ],
 )

@@ -14,7 +14,7 @@ from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.observability import statistics
 from nerite.observability import statistics as module
 from nerite.observability.statistics import (
-    MOST_RESPONSES,
+    MAX_RESPONSES,
     Duration,
     RequestOutcome,
     ResponseProgress,
@@ -155,10 +155,10 @@ def test_the_end_of_a_request_that_was_given_up(last: InferenceResponse) -> None
 def test_an_endless_stream_is_counted_in_bounded_memory() -> None:
     of = VersionStatistics()
     progress = ResponseProgress(timings(0, 0, 0, 0), 0)
-    for _ in range(MOST_RESPONSES + 10):
+    for _ in range(MAX_RESPONSES + 10):
         of.responded(waited(1, 0, 0), OK, progress, timings(0, 1, 2, 3))
-    assert len(of.responses) == MOST_RESPONSES
-    assert counts(of, MOST_RESPONSES - 1)["success"] == (11, 22)
+    assert len(of.responses) == MAX_RESPONSES
+    assert counts(of, MAX_RESPONSES - 1)["success"] == (11, 22)
 
 
 @pytest.mark.usefixtures("clock")

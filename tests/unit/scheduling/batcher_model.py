@@ -122,7 +122,7 @@ class BatcherModel:
         """The batch, if it is full."""
         return self.take(now)[0] if len(self.waiting) >= self.held and self.chosen(now)[2] else None
 
-    def give_way(self, request: InferenceRequest) -> InferenceRequest | None:
+    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """The last in order, if that is of a lower priority."""
         rules = self.rules
         priority = request.header.priority

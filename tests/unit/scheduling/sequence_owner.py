@@ -149,13 +149,13 @@ class Owner:
 
     def come(self, instance: str) -> None:
         self.up.add(instance)
-        self.batcher.came(instance)
+        self.batcher.add_instance(instance)
 
     def die(self, instance: str) -> None:
         self.up.discard(instance)
         self.leaving.discard(instance)
         died = self.running.pop(instance, [])
-        lost = self.batcher.gone(instance, f"{instance} died")
+        lost = self.batcher.remove_instance(instance, f"{instance} died")
         for each in died:
             self.outcomes[each] += 1
             self.of[each].running = None
@@ -180,7 +180,7 @@ class Owner:
     def _see_off(self) -> None:
         for instance in [each for each in self.leaving if each not in self.running and not self.batcher.holds(each)]:
             assert not any(talk.instance == instance for talk in self.conversations)
-            assert self.batcher.gone(instance, "left") == []
+            assert self.batcher.remove_instance(instance, "left") == []
             self.leaving.discard(instance)
             self.up.discard(instance)
 

@@ -18,7 +18,7 @@ def test_priorities_and_timeouts_mean_nothing() -> None:
     scheduler.offer(second, 0)
     assert not scheduler.timed
     assert scheduler.wake_at(True) is None
-    assert scheduler.give_way(request(priority=1)) is None
+    assert scheduler.displace(request(priority=1)) is None
     assert scheduler.expire(10**18) == []
     assert scheduler.take(10**18) == [first]
 

@@ -305,19 +305,19 @@ def test_the_youngest_of_the_lowest_priority_gives_way() -> None:
     high, default, low, younger = (request(priority=each) for each in (1, 0, 3, 3))
     for each in (low, high, younger, default):
         of.offer(each, 0)
-    assert of.give_way(request(priority=3)) is None
-    assert of.give_way(request()) is younger
-    assert of.give_way(request(priority=1)) is low
-    assert of.give_way(request(priority=2)) is None
-    assert of.give_way(request(priority=1)) is default
-    assert of.give_way(request(priority=1)) is None
+    assert of.displace(request(priority=3)) is None
+    assert of.displace(request()) is younger
+    assert of.displace(request(priority=1)) is low
+    assert of.displace(request(priority=2)) is None
+    assert of.displace(request(priority=1)) is default
+    assert of.displace(request(priority=1)) is None
     assert of.take(0) == [high]
 
 
 def test_nobody_gives_way_without_priorities() -> None:
     of = batcher()
     offered(of, 1, priority=5)
-    assert of.give_way(request(priority=1)) is None
+    assert of.displace(request(priority=1)) is None
 
 
 class Payload(bytearray):
@@ -458,8 +458,8 @@ def test_any_mix_of_rules_and_events(rules: BatchingRules, operations: list[tupl
             if withdrawn:
                 left.append(each)
         elif operation == "give way":
-            least = real.give_way(request(priority=argument))
-            assert least is model.give_way(request(priority=argument))
+            least = real.displace(request(priority=argument))
+            assert least is model.displace(request(priority=argument))
             if least is not None:
                 left.append(least)
         elif operation == "drain":

@@ -6,9 +6,10 @@ import gc
 import json
 import tracemalloc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import given
@@ -17,21 +18,24 @@ from hypothesis import strategies as st
 from nerite.config.model_config import EnsembleStep
 from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import ByteBudget, Memo
-from nerite.core.request import Caller, RequestedOutput, RequestHeader
-from nerite.core.response import ResponseHeader
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import NOBODY, Caller, InferenceRequest, RequestedOutput, RequestHeader
+from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
-from nerite.core.tensor import TensorSpec
+from nerite.core.tensor import Buffer, TensorSpec
+from nerite.ensembles.ensemble import StepRequest
 from nerite.scheduling import ensemble as module
-from nerite.scheduling import fused_steps
 from nerite.scheduling.ensemble import (
     EnsembleGraph,
     EnsembleProgress,
     EnsembleProgressCache,
-    GraphStep,
     StepModel,
     StepStart,
+    fitted_inputs,
 )
-from nerite.scheduling.fused_steps import fitted_inputs
+from nerite.workers.child.fused import FusedSteps, runs_to_bytes
+from nerite.workers.child.hosted_model import HostedModel
+from nerite.workers.host.fused import FusedPath, FusedPaths
 
 
 class Drawn(NamedTuple):
@@ -65,7 +69,7 @@ def signature(name: str, inputs: Sequence[str], outputs: Sequence[str], batch: i
     )
 
 
-def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = (), workers: Sequence[str] = ()) -> EnsembleGraph:
+def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = ()) -> EnsembleGraph:
     steps, parts = [], []
     for number, taken in enumerate(drawn.steps):
         inputs = [f"i{at}" for at in range(len(taken))]
@@ -77,10 +81,13 @@ def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = (), workers: Sequence[s
                 output_map={"a": f"{number}a", "b": f"{number}b"},
             )
         )
-        worker = workers[number % len(workers)] if workers else ""
-        parts.append(StepModel(signature(f"m{number}", inputs, ["a", "b"]), number in decoupled, worker=worker))
+        parts.append(StepModel(signature(f"m{number}", inputs, ["a", "b"]), number in decoupled))
     made = [f"{number}{letter}" for number in range(len(drawn.steps)) for letter in "ab"]
     return EnsembleGraph(signature("e", drawn.inputs, made), "1", steps, parts)
+
+
+def progress(graph: EnsembleGraph, header: RequestHeader) -> EnsembleProgressCache:
+    return EnsembleProgressCache(graph.plan(header.wanted), header)
 
 
 def asking(drawn: Drawn) -> RequestHeader:
@@ -120,7 +127,7 @@ def computed(start: StepStart, data: list[list[str]]) -> list[str]:
 
 @given(ensembles(), st.randoms(use_true_random=False))
 def test_like_a_plain_interpreter(drawn: Drawn, random: object) -> None:
-    beginning = EnsembleProgressCache(graph_of(drawn), asking(drawn)).begin()
+    beginning = progress(graph_of(drawn), asking(drawn)).begin()
     for _ in range(2):  # the second time everything is remembered
         situation = beginning
         data: list[list[str]] = [list(drawn.given)]
@@ -145,60 +152,102 @@ def test_like_a_plain_interpreter(drawn: Drawn, random: object) -> None:
         assert said == {tensor: expected(drawn, tensor) for tensor in drawn.wanted}
 
 
-def gone_along(
-    drawn: Drawn, start: StepStart, data: list[list[str]], random: Random
-) -> tuple[GraphStep, list[str], list[int]]:
-    """Go as a worker does from the answer of a step, as far as it likes; return where that ends, what is there, and
-    which steps that took."""
-    fused_segment = start.fused_segment
-    assert fused_segment is not None and fused_segment.steps[0] == start.step
-    had = [data[whose][which] for whose, which in start.places]
-    came = computed(start, data)
-    reached, took = start.step, [start.step.number]
-    for link in fused_segment.links[: random.randint(0, len(fused_segment.links))]:
-        question = fused_steps.link_from_json(json.loads(json.dumps(fused_steps.link_to_json(link)))).question(
-            start.header, ANSWER
-        )
-        assert question is not None
-        asked = question.header
-        assert asked.model_name == f"m{link.number}" and asked.wanted == set(link.outputs)
-        told = [came[at] if before else had[at] for before, at in question.places]
-        by_name = dict(zip((spec.name for spec in asked.inputs), told, strict=True))
-        values = ",".join(by_name.get(f"i{at}", "-") for at in range(len(drawn.steps[link.number])))
-        came = [f"{letter}{link.number}({values})" for letter in "ab"]
-        took.append(link.number)
-        reached = fused_segment.steps[len(took) - 1]
-        assert reached.number == link.number
-    return reached, came, took
+class Computes:
+    """Instance of a step's model."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        self._drawn = drawn
+
+    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> list[InferenceResponse]:
+        return [self._answer(request.header, request.data) for request in requests]
+
+    def _answer(self, header: RequestHeader, data: Sequence[Buffer]) -> InferenceResponse:
+        number = int(header.model_name[1:])
+        came = {spec.name: bytes(each).decode() for spec, each in zip(header.inputs, data, strict=True)}
+        values = ",".join(came.get(f"i{at}", "-") for at in range(len(self._drawn.steps[number])))
+        return InferenceResponse(ANSWER, [f"{letter}{number}({values})".encode() for letter in "ab"])
 
 
-@given(ensembles(), st.lists(st.sampled_from(("one", "other", "")), min_size=1, max_size=3), st.randoms())
+class Fusing:
+    """A worker in which some steps may follow each other, and the server's view of it."""
+
+    def __init__(self, drawn: Drawn, fusible: Collection[int]) -> None:
+        """The models of the steps ``fusible`` are in the worker; their seats are the numbers of the steps."""
+        self.followed: list[int] = []
+        self.loaded: dict[int, Any] = {}
+        for number in fusible:
+            hosted: Any = HostedModel(number, cast(Any, None), cast(Any, None))
+            hosted.instance = Computes(drawn)
+            self.loaded[number] = hosted
+        self.hosted: dict[int, Any] = dict(self.loaded)
+        self._chains = FusedSteps(self.hosted)
+        self._paths = FusedPaths(cast(Any, self), lambda version: cast(Any, version).seat, self._introduce)
+        self._fusible = fusible
+        self._computes = Computes(drawn)
+        self._run = SimpleNamespace(request=InferenceRequest(asking(drawn), [], NOBODY, 0), fusible=True, add=id)
+
+    def find(self, model: str, _version: str, _decoupled: str, _namespace: str) -> Any:
+        number = int(model[1:])
+
+        def followed(size: int, rows: int, timings: ExecutionTimes) -> None:
+            self.followed.append(number)
+
+        seat = number if number in self._fusible else None
+        statistics = SimpleNamespace(followed=followed)
+        return SimpleNamespace(seat=seat, fusible=True, label="1", max_rows=0, traced=False, statistics=statistics)
+
+    def _introduce(self, number: int, chain: dict[str, Any]) -> None:
+        self._chains.add(number, json.loads(json.dumps(chain)))
+
+    def path(self, start: StepStart, data: Sequence[Sequence[bytes]] = ()) -> tuple[StepRequest, FusedPath | None]:
+        wave = SimpleNamespace(data=data or [[b""] * 9] * 9)
+        request = StepRequest(cast(Any, self._run), cast(Any, wave), start)
+        return request, self._paths.of([request])
+
+    def ran(self, start: StepStart, data: Sequence[Sequence[bytes]]) -> tuple[StepRequest, InferenceResponse]:
+        """Execute a step, and those that follow it in the worker."""
+        request, path = self.path(start, data)
+        timings = ExecutionTimes()
+        responses: Sequence[InferenceResponse | None] = self._computes.execute([request], timings)
+        if path is not None:
+            batch: Any = SimpleNamespace(requests=[request])
+            given = list(responses)
+            runs = self._chains.run(path.number, batch, given, self.loaded[start.step.number])
+            responses = path.finish([request], given, timings, memoryview(runs_to_bytes(runs)))
+        (response,) = responses
+        assert response is not None
+        return request, response
+
+
+@given(ensembles(), st.sets(st.integers(0, 5)), st.randoms())
 def test_steps_that_follow_each_other_in_a_worker_lead_to_the_same(
-    drawn: Drawn, workers: list[str], random: Random
+    drawn: Drawn, fusible: set[int], random: Random
 ) -> None:
-    beginning = EnsembleProgressCache(graph_of(drawn, workers=workers), asking(drawn)).begin()
-    situation = beginning
-    data: list[list[str]] = [list(drawn.given)]
+    worker = Fusing(drawn, fusible)
+    situation = progress(graph_of(drawn), asking(drawn)).begin()
+    data: list[Sequence[Any]] = [[name.encode() for name in drawn.given]]
     running = list(situation.starts)
     ran: list[int] = []
     answers = []
     while running:
         start = running.pop(random.randrange(len(running)))
-        if start.fused_segment is None:
-            reached, came, took = start.step, computed(start, data), [start.step.number]
-        else:
-            assert len({step.worker for step in start.fused_segment.steps}) == 1 and start.step.worker
-            reached, came, took = gone_along(drawn, start, data, random)
-        ran += took
-        situation = situation.after(reached, ANSWER)
-        data.append(came)
+        worker.hosted.clear()  # any may be busy or gone
+        worker.hosted.update((seat, each) for seat, each in worker.loaded.items() if random.random() < 0.8)
+        request, response = worker.ran(start, data)
+        ran += [start.step.number, *worker.followed]
+        assert request.reached.number == ran[-1] and (not worker.followed or set(worker.followed) < fusible)
+        worker.followed.clear()
+        assert response.header is not None
+        situation = situation.after(request.reached, response.header)
+        data.append(response.data)
         running += situation.starts
         if situation.answer is not None:
             answers.append(situation.answer)
     assert sorted(ran) == sorted(needed(drawn))
     (answer,) = answers
     said = {
-        spec.name: data[whose][which] for spec, (whose, which) in zip(answer.header.outputs, answer.places, strict=True)
+        spec.name: bytes(data[whose][which]).decode()
+        for spec, (whose, which) in zip(answer.header.outputs, answer.places, strict=True)
     }
     assert said == {tensor: expected(drawn, tensor) for tensor in drawn.wanted}
 
@@ -206,49 +255,38 @@ def test_steps_that_follow_each_other_in_a_worker_lead_to_the_same(
 def test_what_follows_in_a_worker() -> None:
     row = Drawn(["in0"], [["in0"], ["0a"], ["1a", "in0"], ["2a"]], ["3a"], ["in0"])
 
-    def after(start: int, drawn: Drawn = row, *workers: str) -> list[int]:
-        fused_segment = (
-            graph_of(drawn, workers=workers or ["w"]).plan(frozenset(drawn.wanted)).fused_segments.get(start)
-        )
-        return [] if fused_segment is None else [step.number for step in fused_segment.steps[1:]]
+    def after(start: int, drawn: Drawn = row, fusible: Collection[int] = range(9)) -> list[int]:
+        worker = Fusing(drawn, fusible)
+        situation = progress(graph_of(drawn), asking(drawn)).begin()
+        while start not in {each.step.number for each in situation.starts}:
+            situation = situation.after(situation.starts[0].step, ANSWER)
+        (first,) = (each for each in situation.starts if each.step.number == start)
+        _, path = worker.path(first)
+        return [] if path is None else [step.number for step in path.steps]
 
     assert after(0) == [1, 2, 3]
     assert after(1) == []  # the third takes something that the second was never given
     assert after(2) == [3]
-    assert after(0, row, "w", "w", "v", "v") == [1]
-    assert after(0, row, "") == []
+    assert after(0, row, [0, 1]) == [1]
+    assert after(0, row, [1, 2, 3]) == []
+    assert after(0, row, []) == []
     assert after(0, Drawn(["in0"], [["in0"], ["0a"], ["0b"]], ["1a", "2a"], ["in0"])) == []  # two take what it gives
     assert after(0, Drawn(["in0"], [["in0"], ["0a"]], ["0a", "1a"], ["in0"])) == []  # and here the caller does
     assert after(0, Drawn(["in0"], [["in0"], ["0a"]], ["0b", "1a"], ["in0"])) == []
 
 
-def test_what_does_not_fit_the_next_model_is_not_asked() -> None:
-    row = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    (start,) = EnsembleProgressCache(graph_of(row, workers=["w"]), asking(row)).begin().starts
-    assert start.fused_segment is not None
-    (link,) = start.fused_segment.links
-    for datatype, shape in ((dtypes.FP32, (1,)), (dtypes.INT32, (2,)), (dtypes.INT32, ())):
-        wrong = ResponseHeader("m0", "1", [TensorSpec("a", datatype, shape)])
-        assert link.question(start.header, wrong) is None
-    assert link.question(start.header, ANSWER) is not None
-
-
 def test_each_step_is_asked_for_the_caller_of_the_ensemble() -> None:
     row = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
     acme = Caller("acme", "batch", 5)
-    beginning = EnsembleProgressCache(graph_of(row, workers=["w"]), asking(row).changed(caller=acme)).begin()
+    beginning = progress(graph_of(row), asking(row).changed(caller=acme)).begin()
     (first,) = beginning.starts
     (second,) = beginning.after(first.step, ANSWER).starts
     assert first.header.caller == second.header.caller == acme
-    assert first.fused_segment is not None
-    (link,) = first.fused_segment.links
-    question = link.question(first.header, ANSWER)
-    assert question is not None and question.header.caller == acme
 
 
 def test_equal_ways_are_one_object() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    beginning = EnsembleProgressCache(graph_of(drawn), asking(drawn)).begin()
+    beginning = progress(graph_of(drawn), asking(drawn)).begin()
     (first,) = beginning.starts
     one, other = (beginning.after(first.step, ANSWER) for _ in range(2))
     assert one is other
@@ -259,7 +297,7 @@ def test_ways_on_are_remembered_within_a_budget(monkeypatch: pytest.MonkeyPatch)
     budget = ByteBudget("test", 128 * 1024)
     monkeypatch.setattr(module, "ENSEMBLES", budget)
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    beginning = EnsembleProgressCache(graph_of(drawn), asking(drawn)).begin()
+    beginning = progress(graph_of(drawn), asking(drawn)).begin()
     (first,) = beginning.starts
     for number in range(300):
         header = ResponseHeader("m", "1", [TensorSpec("a", dtypes.INT32, (number,))])
@@ -276,7 +314,7 @@ def test_what_a_large_request_leads_to_is_not_remembered(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "ENSEMBLES", budget)
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
     caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (1,))], parameters={"a": "x" * 200_000})
-    now = EnsembleProgressCache(graph_of(drawn), caller).begin()
+    now = progress(graph_of(drawn), caller).begin()
     while now.starts:
         now = now.after(now.starts[0].step, ANSWER)
     assert now.answer is not None
@@ -297,7 +335,7 @@ def test_what_a_way_takes_in_memory_is_not_more_than_it_counts(
     def go(number: int) -> None:
         said = {f"parameter {at}": f"{number} {at}" for at in range(parameters)}
         caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (300 + number,))], parameters={**said})
-        now = EnsembleProgressCache(graph, caller).begin()
+        now = progress(graph, caller).begin()
         budget.put(known, caller, now, now.footprint)
         while now.starts:
             specs = [TensorSpec(name, dtypes.INT32, (300 + number,)) for name in "ab"]
@@ -324,7 +362,7 @@ def test_a_way_is_freed_without_the_collector() -> None:
     caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (1,))], parameters={"a": "x" * 200_000})
     gc.disable()
     try:
-        now = EnsembleProgressCache(graph_of(drawn), caller).begin()
+        now = progress(graph_of(drawn), caller).begin()
         course = weakref.ref(now._progress_cache)
         del now
         assert course() is None
@@ -334,7 +372,7 @@ def test_a_way_is_freed_without_the_collector() -> None:
 
 def test_each_response_of_a_decoupled_step_is_a_beginning() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    beginning = EnsembleProgressCache(graph_of(drawn, decoupled=[0]), asking(drawn)).begin()
+    beginning = progress(graph_of(drawn, decoupled=[0]), asking(drawn)).begin()
     (first,) = beginning.starts
     one = beginning.after(first.step, ANSWER)
     (second,) = one.starts
@@ -346,7 +384,7 @@ def test_each_response_of_a_decoupled_step_is_a_beginning() -> None:
 
 def test_an_output_that_a_step_leaves_out_does_not_come() -> None:
     drawn = Drawn(["in0"], [["in0"], ["0a"]], ["1a"], ["in0"])
-    beginning = EnsembleProgressCache(graph_of(drawn), asking(drawn)).begin()
+    beginning = progress(graph_of(drawn), asking(drawn)).begin()
     nothing = ResponseHeader("m", "1", [])
     (first,) = beginning.starts
     after = beginning.after(first.step, nothing)
@@ -361,7 +399,7 @@ def test_what_the_caller_says_goes_to_every_step() -> None:
     header = RequestHeader(
         "e", "", [spec], parameters={"a": 1}, priority=2, timeout_us=3, sequence_id="s", sequence_start=True
     )
-    (start,) = EnsembleProgressCache(graph_of(drawn), header).begin().starts
+    (start,) = progress(graph_of(drawn), header).begin().starts
     asked = start.header
     assert (asked.model_name, asked.model_version) == ("m0", "")
     assert (asked.parameters, asked.priority, asked.timeout_us) == ({"a": 1}, 2, 3)

@@ -21,7 +21,7 @@ class Watched:
             if answers:
                 self.watch.answered(self.now + 1)
             self.now += self.watch.period
-            found = self.watch.look(self.now)
+            found = self.watch.check(self.now)
             news += [found] if found is not None else []
         return news
 
@@ -79,7 +79,7 @@ def test_a_process_that_was_stopped_is_no_stall_of_the_loop() -> None:
     watched = Watched()
     watched.run(1)
     watched.now += 30 * LIMIT
-    news = watched.watch.look(watched.now)
+    news = watched.watch.check(watched.now)
     assert news == News(What.STOOD_STILL, 30 * LIMIT)
     assert watched.run(4) == []
 
@@ -88,8 +88,8 @@ def test_a_process_that_was_stopped_in_a_stall() -> None:
     watched = Watched()
     assert len(watched.run(8, answers=False)) == 1
     watched.now += 30 * LIMIT
-    news = watched.watch.look(watched.now)
+    news = watched.watch.check(watched.now)
     assert news is not None and news.what is What.STOOD_STILL, "another kind of news"
     assert watched.run(10) == []
     watched.now += 30 * LIMIT
-    assert watched.watch.look(watched.now) is None, "there was news of the kind just now"
+    assert watched.watch.check(watched.now) is None, "there was news of the kind just now"

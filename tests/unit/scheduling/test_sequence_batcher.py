@@ -14,7 +14,7 @@ from nerite.core.errors import Unavailable
 from nerite.core.model_calls import ChildRequest
 from nerite.scheduling.decider import BatchingRules, BatchReason
 from nerite.scheduling.sequence import SequenceRequest, SequenceRules
-from nerite.scheduling.sequence_batcher import MOST
+from nerite.scheduling.sequence_batcher import MAX_REMEMBERED
 
 DIRECT = SequenceRules("model", 2, 1000)
 OLDEST = SequenceRules("model", 2, 1000, BatchingRules(8))
@@ -270,7 +270,7 @@ def test_a_request_that_waits_to_run_again_is_told_that_its_instance_died(rules:
     of.offer(each)
     of.choose()
     of.batcher.ended("model_0", [], 7, again=[each])
-    ((told, error),) = of.batcher.gone("model_0", "model_0 died")
+    ((told, error),) = of.batcher.remove_instance("model_0", "model_0 died")
     assert told is each
     assert type(error) is Unavailable
     assert error.message == ("inference request to model 'model' was interrupted: model_0 died; send it again")
@@ -430,11 +430,11 @@ def test_at_a_stop_instances_that_are_down_are_waited_for() -> None:
 
 def test_not_everything_that_ever_ended_is_remembered() -> None:
     of = Owner(changed(DIRECT, slots=1), 1)
-    for number in range(1, MOST + 2):
+    for number in range(1, MAX_REMEMBERED + 2):
         each = asked(number, start=True)
         assert of.batcher.offer(each, 0) is None
         assert of.batcher.withdraw(each) == [each]
-    first, last = (of.batcher.offer(asked(number), 0) for number in (1, MOST + 1))
+    first, last = (of.batcher.offer(asked(number), 0) for number in (1, MAX_REMEMBERED + 1))
     assert first is not None
     assert last is not None
     assert (first.message.endswith("of the sequence"), last.message.endswith("was cancelled)")) == (True, True)

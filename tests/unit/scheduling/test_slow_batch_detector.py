@@ -16,19 +16,19 @@ class Watched:
     def execute(self, seconds: int) -> list[float]:
         """What is told of one more execution."""
         self.number += 1
-        return self.look(self.number, seconds + 1)
+        return self.check(self.number, seconds + 1)
 
-    def look(self, number: int | None, times: int) -> list[float]:
+    def check(self, number: int | None, times: int) -> list[float]:
         told = []
         for _ in range(times):
-            lasted = self.watch.look(number, self.now)
+            lasted = self.watch.check(number, self.now)
             told += [] if lasted is None else [lasted]
             self.now += 1
         return told
 
 
 def test_nothing_is_executed() -> None:
-    assert Watched().look(None, 100) == []
+    assert Watched().check(None, 100) == []
 
 
 def test_brief_ones_add_up_to_nothing() -> None:
@@ -50,5 +50,5 @@ def test_what_a_model_usually_takes_is_no_news() -> None:
 def test_what_came_before_a_pause_counts() -> None:
     watched = Watched()
     watched.execute(10)
-    watched.look(None, 50)
+    watched.check(None, 50)
     assert watched.execute(15) == []

@@ -560,13 +560,13 @@ def test_abort(peer: Peer) -> None:
 def test_a_silent_client_is_pinged_and_given_up() -> None:
     peer = Peer(time_ms=1000, timeout_ms=500)
     waiting(peer)
-    peer.connection.look(peer.loop.time() + 0.9)
+    peer.connection.check(peer.loop.time() + 0.9)
     peer.hear()
     assert not any(isinstance(event, h2.events.PingReceived) for event in peer.events)
-    peer.connection.look(peer.loop.time() + 1.0)
+    peer.connection.check(peer.loop.time() + 1.0)
     peer.hear()
     assert any(isinstance(event, h2.events.PingReceived) for event in peer.events)
-    peer.connection.look(peer.loop.time() + 1.5)
+    peer.connection.check(peer.loop.time() + 1.5)
     assert peer.transport.aborted
 
 
@@ -574,17 +574,17 @@ def test_a_client_that_answers_the_ping_stays() -> None:
     peer = Peer(time_ms=1000, timeout_ms=500)
     waiting(peer)
     peer.loop.now_ns += 1_000_000_000
-    peer.connection.look(peer.loop.time())
+    peer.connection.check(peer.loop.time())
     peer.hear()
     peer.flush()
-    peer.connection.look(peer.loop.time() + 0.9)
+    peer.connection.check(peer.loop.time() + 0.9)
     assert not peer.transport.closed
 
 
 def test_an_old_connection_is_asked_to_go() -> None:
     peer = Peer(max_connection_age_ms=1000)
     stream, request, _ = waiting(peer)
-    peer.connection.look(peer.loop.time() + 1.0)
+    peer.connection.check(peer.loop.time() + 1.0)
     assert farewells(peer) == [2**31 - 1]
     request.respond(OK)
     peer.hear()
@@ -694,7 +694,7 @@ def test_calls_without_a_message_count_too() -> None:
 def stalled(peer: Peer, seconds: float) -> None:
     """Let time pass, with a look each quarter of it."""
     for _ in range(5):
-        peer.connection.look_at_arrivals(peer.loop.time(), seconds)
+        peer.connection.check_uploads(peer.loop.time(), seconds)
         peer.loop.advance(round(seconds / 4 * 1e9))
         peer.hear()
 
@@ -726,7 +726,7 @@ def test_a_message_that_comes_on_may_take_its_time() -> None:
     call = peer.call("/echo", whole[:16_384], end=False)
     for at in range(16_384, len(whole), 16_384):
         peer.flush()
-        peer.connection.look_at_arrivals(peer.loop.time(), 60)
+        peer.connection.check_uploads(peer.loop.time(), 60)
         peer.loop.advance(59 * 10**9)
         peer.client.send_data(call, whole[at : at + 16_384])
     peer.client.end_stream(call)

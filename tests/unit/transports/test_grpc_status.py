@@ -38,7 +38,8 @@ def test_a_reply_that_is_only_a_status() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*errors.BY_CODE.values(), errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.TooLate]
+    "kind",
+    [*errors.BY_CODE.values(), errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.DeadlineExceeded],
 )
 def test_errors(kind: type[errors.NeriteError]) -> None:
     found = dict(fields(messages.of_error(kind("what is wrong"))))

@@ -394,7 +394,7 @@ def test_a_message_of_a_stream_that_does_not_come_on() -> None:
     peer.client.send_data(peer.stream, message(b"abc")[:6])
     peer.flush()
     for _ in range(3):
-        peer.connection.look_at_arrivals(peer.loop.time(), 60)
+        peer.connection.check_uploads(peer.loop.time(), 60)
         peer.loop.advance(30 * 10**9)
     peer.hear()
     assert peer.status(peer.stream)[0] == messages.DEADLINE_EXCEEDED

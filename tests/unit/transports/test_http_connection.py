@@ -359,10 +359,10 @@ def test_what_comes_after_the_last_answer_is_taken_until_the_client_is_done(peer
 def test_a_client_that_is_never_done_after_the_last_answer(peer: Peer) -> None:
     peer.transport.half_closes = True
     peer.send(b"hello\r\n\r\n")
-    peer.connection.look(0.0, 60.0)
+    peer.connection.check(0.0, 60.0)
     assert not peer.transport.closed
     peer.send(b"x" * 1000)
-    peer.connection.look(7.5, 60.0)
+    peer.connection.check(7.5, 60.0)
     assert peer.transport.closed
     retired = Peer()
     retired.transport.half_closes = True
@@ -730,7 +730,7 @@ def test_a_request_that_does_not_come_on(sent: bytes, status: int | None, counte
     peer.send(sent)
     peer.transport.taken()
     for now in (0, 59, 60):
-        peer.connection.look(now, 60)
+        peer.connection.check(now, 60)
     assert [status for status, _ in peer.answers()] == ([status] if status else [])
     assert (peer.bounds.refused["stalled"], peer.bounds.closed["stalled"]) == counted
     assert peer.transport.closed

@@ -14,13 +14,13 @@ from doubles import Caller, Helpers
 from http_peer import Peer
 from nerite.core import tensor as dtypes
 from nerite.core.errors import (
+    DeadlineExceeded,
     Internal,
     InvalidArgument,
     NeriteError,
     Overloaded,
     QuotaExceeded,
     TooLarge,
-    TooLate,
     Unavailable,
 )
 from nerite.core.request import InferenceRequest, RequestHeader
@@ -396,7 +396,7 @@ def test_a_client_that_goes_cancels(peer: Peer) -> None:
         (QuotaExceeded("enough", 3), b"429", b"Retry-After: 3\r\n"),
         (Overloaded("full", 2), b"503", b"Retry-After: 2\r\n"),
         (TooLarge("long"), b"413", b""),
-        (TooLate("late"), b"503", b""),
+        (DeadlineExceeded("late"), b"503", b""),
     ],
 )
 def test_the_status_of_an_error(peer: Peer, path: str, error: NeriteError, status: bytes, again: bytes) -> None:

@@ -23,7 +23,7 @@ from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
 from nerite.transports.limits import TransportLimits
 
-MOST = 2_000_000
+MAX_SIZE = 2_000_000
 COUNT = 100_000
 SIGNATURE = Signature(
     "m", 0, [SignatureInput("IN", dtypes.UINT8, (-1,))], [SignatureOutput("OUT", dtypes.UINT8, (-1,))]
@@ -72,11 +72,11 @@ class FakeServer:
 class Bench:
     def __init__(self) -> None:
         self.server: Any = FakeServer()
-        router = Router(self.server, max_input_size=MOST, locks={})
+        router = Router(self.server, max_input_size=MAX_SIZE, locks={})
         self.aside = FakeAside()
         bounds = TransportLimits(aside=self.aside)
-        service: Any = HttpService(self.server, router.target, bounds, max_input_size=MOST)
-        self.peer = Peer(service, max_body=MOST, bounds=bounds)
+        service: Any = HttpService(self.server, router.target, bounds, max_input_size=MAX_SIZE)
+        self.peer = Peer(service, max_body=MAX_SIZE, bounds=bounds)
 
     def ask(self, body: bytes, *headers: str, path: str = INFER) -> list[tuple[int, Any]]:
         self.peer.send(request(path, body, *headers))
@@ -179,10 +179,10 @@ def test_a_body_that_unpacks_to_a_large_one(bench: Bench) -> None:
     assert (begun.id, bytes(begun.data[0])) == ("x", b"\1" * COUNT)
     begun.respond(answer(1))
     bench.answers()
-    bench.ask(gzip.compress(bytes(MOST + 1)), "Content-Encoding: gzip")
+    bench.ask(gzip.compress(bytes(MAX_SIZE + 1)), "Content-Encoding: gzip")
     bench.aside.do()
     ((status, body),) = bench.answers()
-    assert (status, f"exceeds the maximum allowed value of {MOST} bytes" in body["error"]) == (400, True)
+    assert (status, f"exceeds the maximum allowed value of {MAX_SIZE} bytes" in body["error"]) == (400, True)
 
 
 def test_a_large_answer_is_written_by_a_helper(bench: Bench) -> None:

@@ -28,7 +28,8 @@ def test_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*errors.BY_CODE.values(), errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.TooLate]
+    "kind",
+    [*errors.BY_CODE.values(), errors.Restricted, errors.QuotaExceeded, errors.TooLarge, errors.DeadlineExceeded],
 )
 def test_every_error_has_a_status_with_a_reason(kind: type[errors.NeriteError]) -> None:
     answer = reply.error_reply(kind('what "is" é wrong'))

@@ -132,7 +132,7 @@ def test_whoever_pauses_by_itself_is_told_and_does_not_wait(bench: Bench) -> Non
     bench.say(messages.PAUSE)
     bench.requests[0].respond(OK, False)
     bench.say(messages.RESUME)
-    bench.batch.look()
+    bench.batch.poll()
     bench.requests[0].respond(OK, True)
     assert told == [True, False]
     assert bench.sent == [(0, OK, False), (0, OK, True)]
@@ -149,7 +149,7 @@ def test_nobody_waits_for_a_client_that_is_gone(bench: Bench) -> None:
 def test_many_threads_wait_and_one_of_them_reads(bench: Bench) -> None:
     for index in range(3):
         bench.say(messages.PAUSE, index)
-    bench.batch.look()
+    bench.batch.poll()
     senders = [threading.Thread(target=each.respond, args=(OK, False)) for each in bench.requests]
     for sender in senders:
         sender.start()

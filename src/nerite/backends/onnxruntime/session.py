@@ -26,7 +26,7 @@ from nerite.backends.configuration import (
 )
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import core_share, usable_cores
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere, Unavailable
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled, Unavailable
 
 _TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 
@@ -44,7 +44,7 @@ def onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
-        raise NotHere(f"unable to import onnxruntime ({error}): pip install 'nerite[onnx]'") from error
+        raise NotInstalled(f"unable to import onnxruntime ({error}): pip install 'nerite[onnx]'") from error
     finally:
         if unset:
             del os.environ[_TELEMETRY_SWITCH]
@@ -438,7 +438,7 @@ def _check_providers(plan: OnnxSessionPlan, available: Sequence[str]) -> None:
     for provider in plan.providers:
         if provider.name not in available:
             package = PACKAGES[provider.name]
-            raise NotHere(
+            raise NotInstalled(
                 f"execution provider {provider.name} is not available; available are: {', '.join(available)}. It needs "
                 f"another build of ONNX Runtime and the libraries which that requires: pip install {package}"
             )

@@ -74,7 +74,7 @@ class PythonBackend:
             module.close()
             raise
 
-    def look(self, context: ModelContext) -> None:
+    def check(self, context: ModelContext) -> None:
         """Check the model's code statically, without running it. Raises ``Internal`` as ``open`` does."""
         import ast  # not needed to serve models
 

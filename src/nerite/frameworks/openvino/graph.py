@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
 from nerite.backends.configuration import all_inputs, all_outputs, batching, model_dims
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal, NeriteError, NotHere, Unsupported
+from nerite.core.errors import Internal, NeriteError, NotInstalled, Unsupported
 from nerite.core.tensor import DataType
 
 DATATYPES: Final[dict[str, DataType]] = {
@@ -142,7 +142,7 @@ def openvino() -> ModuleType:
         try:
             import openvino
         except ImportError as error:
-            raise NotHere(f"unable to import openvino ({error}): pip install 'nerite[openvino]'") from error
+            raise NotInstalled(f"unable to import openvino ({error}): pip install 'nerite[openvino]'") from error
         finally:
             del sys.modules[_TELEMETRY]
             if installed is not None:

@@ -22,7 +22,7 @@ from nerite.backends.configuration import (
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.module import ModelModule
 from nerite.core import tensor as dtypes
-from nerite.core.errors import InvalidArgument, NotHere
+from nerite.core.errors import InvalidArgument, NotInstalled
 from nerite.frameworks.pytorch import artifact
 from nerite.frameworks.pytorch import artifact as plans
 from nerite.frameworks.pytorch.artifact import (
@@ -104,7 +104,7 @@ class TorchOpener:
 
         name, kind = self._context.name, self.plan.artifact.kind
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise NotHere(
+            raise NotInstalled(
                 f"unable to load model '{name}': an instance is to run on '{device}', and PyTorch {torch.__version__} "
                 "sees no GPU. Set kind: KIND_CPU, or install a build of torch for the driver of this machine"
             )

@@ -204,7 +204,7 @@ def _of(origins: Mapping[Any, frozenset[str]], nodes: Iterable[Any]) -> frozense
 
 _one_at_a_time = threading.Lock()
 """Reading programs is Python, with state of its own; to read two at once would not be faster."""
-_MOST_SHAPES: Final = 256
+_MAX_SHAPES: Final = 256
 _FREE: Final = 1 << 30
 """A maximum of this size and more means that there is none."""
 
@@ -274,7 +274,7 @@ class _Lean:
             return self._forward(*values)  # type: ignore[no-any-return]
         args, kwargs = pytree.tree_unflatten(list(values), self._in_spec)
         result: list[Any] = pytree.tree_leaves(self._checked(*args, **kwargs))
-        if len(self._seen) >= _MOST_SHAPES:
+        if len(self._seen) >= _MAX_SHAPES:
             self._seen.clear()
         self._seen.add(shapes)
         return result

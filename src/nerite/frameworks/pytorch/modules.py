@@ -13,7 +13,7 @@ import torch
 
 from nerite.backends.interface import ModelContext
 from nerite.backends.python.module import ModelModule
-from nerite.core.errors import Internal, NotHere
+from nerite.core.errors import Internal, NotInstalled
 from nerite.frameworks.pytorch.artifact import TorchPlan
 from nerite.frameworks.pytorch.program import Call, Program, TensorSlot, program_output, quiet, unloadable
 
@@ -82,7 +82,7 @@ def _read(weights: Path, device: str) -> Any:
         try:
             from safetensors.torch import load_file
         except ImportError as error:
-            raise NotHere(f"'{weights}' needs the package 'safetensors': pip install 'nerite[torch]'") from error
+            raise NotInstalled(f"'{weights}' needs the package 'safetensors': pip install 'nerite[torch]'") from error
         return load_file(weights, device)
     with quiet:
         return torch.load(weights, map_location=device, weights_only=True)

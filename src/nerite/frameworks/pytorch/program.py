@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from nerite.backends.arrays.graph import GraphTensor
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled
 from nerite.core.tensor import DataType
 
 TensorPath: TypeAlias = tuple[str | int, ...]
@@ -98,7 +98,7 @@ def load_torch() -> None:
         try:
             import torch
         except (ImportError, OSError) as error:
-            raise NotHere(f"unable to import torch ({error}): pip install 'nerite[torch]'") from error
+            raise NotInstalled(f"unable to import torch ({error}): pip install 'nerite[torch]'") from error
     with quiet:
         # It warns once in a process of memory that it may read only, as a received request is. Who writes gets a copy.
         torch.from_numpy(np.frombuffer(bytes(4), np.float32))

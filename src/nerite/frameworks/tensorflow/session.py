@@ -21,7 +21,7 @@ from nerite.backends.arrays.batches import LARGE
 from nerite.backends.arrays.calls import OutputSelection
 from nerite.backends.arrays.instance import Compute
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled
 from nerite.core.tensor import Array
 from nerite.frameworks.tensorflow.plan import TensorFlowPlan, TensorFlowSignature
 
@@ -153,7 +153,7 @@ def tensorflow(*, alone: bool) -> ModuleType:
         else:
             import tensorflow
     except ImportError as error:
-        raise NotHere(f"unable to import tensorflow ({error}): pip install 'nerite[tensorflow]'") from error
+        raise NotInstalled(f"unable to import tensorflow ({error}): pip install 'nerite[tensorflow]'") from error
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     return tensorflow  # type: ignore[no-any-return]  # The package has no types.
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
 from nerite.backends.interface import ModelContext
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NotHere, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NotInstalled, Unavailable, Unsupported
 from nerite.core.tensor import DataType
 
 # What an engine says of itself. Pure.
@@ -130,7 +130,7 @@ def tensorrt() -> Any:
     try:
         return importlib.import_module("tensorrt")
     except Exception as error:  # It looks for its libraries while it is imported, and fails in many ways.
-        raise NotHere(f"unable to import tensorrt ({error}): pip install 'nerite[tensorrt]'") from error
+        raise NotInstalled(f"unable to import tensorrt ({error}): pip install 'nerite[tensorrt]'") from error
 
 
 def open_engine(model: str, path: Path, plugins: Sequence[str], *, version_compatible: bool) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.backends.arrays.calls import OutputSelection
-from nerite.core.errors import Internal, InvalidArgument, NotHere, Unavailable
+from nerite.core.errors import Internal, InvalidArgument, NotInstalled, Unavailable
 from nerite.core.tensor import Array
 from nerite.frameworks.tensorrt.engine import EngineDescription, Shape, choose_profile, last_error, tensorrt
 
@@ -27,7 +27,7 @@ def runtime() -> Any:
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except ImportError as error:
-        raise NotHere(f"unable to import cuda.bindings ({error}): pip install 'nerite[tensorrt]'") from error
+        raise NotInstalled(f"unable to import cuda.bindings ({error}): pip install 'nerite[tensorrt]'") from error
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -44,12 +44,12 @@ def require_device(model: str, number: int) -> None:
     error, *found = runtime().cudaGetDeviceCount()
     if int(error) or not found[0]:
         why = f" (CUDA says: {_words(error)})" if int(error) else ""
-        raise NotHere(
+        raise NotInstalled(
             f"unable to load model '{model}', TensorRT backend supports only GPU device, and this machine has no GPU "
             f"that could be used{why}"
         )
     if number >= found[0]:
-        raise NotHere(f"unable to load model '{model}': there is no GPU {number}, but {found[0]} of them")
+        raise NotInstalled(f"unable to load model '{model}': there is no GPU {number}, but {found[0]} of them")
 
 
 def use(device: int) -> None:

@@ -18,7 +18,7 @@ from nerite.backends.configuration import TensorPort, all_inputs, all_outputs, b
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import core_share
 from nerite.core import tensor as dtypes
-from nerite.core.errors import InvalidArgument, NotHere, Unsupported
+from nerite.core.errors import InvalidArgument, NotInstalled, Unsupported
 from nerite.core.signature import shape_text
 from nerite.core.tensor import Array
 from nerite.frameworks.trees import engines, onnx_engine, parameters
@@ -262,7 +262,7 @@ def open_engine(name: str, forest: ForestDescription, wanted: str, threads: int,
             opened = _OPENERS[engine](forest, threads, read)
         except _Missing:
             if wanted != "auto":
-                raise NotHere(
+                raise NotInstalled(
                     f"model '{name}' has 'engine': '{wanted}', which is not installed: pip install {wanted}"
                 ) from None
             reasons.append(f"{engine} is not installed")

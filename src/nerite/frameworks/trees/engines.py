@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled
 from nerite.core.tensor import Array
 from nerite.frameworks.trees import native
 from nerite.frameworks.trees.forest import Forest, ForestDescription
@@ -274,7 +274,7 @@ class NvforestEngine:
         try:
             nvforest: Any = importlib.import_module("nvforest")
         except ImportError as error:
-            raise NotHere(
+            raise NotInstalled(
                 f"model '{name}' has an instance_group of KIND_GPU, and nvForest is not installed ({error}): "
                 "pip install nvforest-cu12 or nvforest-cu13, or set kind: KIND_CPU"
             ) from error

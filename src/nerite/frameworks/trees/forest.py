@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.backends.interface import ModelContext
-from nerite.core.errors import InvalidArgument, NotHere, Unavailable, Unsupported
+from nerite.core.errors import InvalidArgument, NotInstalled, Unavailable, Unsupported
 from nerite.core.tensor import Array
 from nerite.frameworks.trees import native
 from nerite.frameworks.trees.native import Function, Library, NativeError
@@ -372,7 +372,7 @@ def treelite() -> Library:
             raise OSError("no library in the package 'treelite'")
         return native.open_library(path, "TreeliteGetLastError")
     except OSError as error:
-        raise NotHere(f"unable to open treelite ({error}): pip install 'nerite[fil]'") from error
+        raise NotInstalled(f"unable to open treelite ({error}): pip install 'nerite[fil]'") from error
 
 
 _heard = threading.local()

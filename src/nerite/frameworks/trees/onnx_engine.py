@@ -88,7 +88,7 @@ INPUT, OUTPUT = "rows", "sums"
 _DOMAIN: Final = "ai.onnx.ml"
 _MODES: Final = ("LEAF", "BRANCH_EQ", "BRANCH_LT", "BRANCH_LEQ", "BRANCH_GT", "BRANCH_GTE")
 """By treelite's numbers of comparisons."""
-_MOST_BYTES: Final = 1 << 30
+_MAX_BYTES: Final = 1 << 30
 """Of a model; protobuf ends at twice that."""
 
 
@@ -124,7 +124,7 @@ def forest_model(forest: Forest) -> tuple[bytes, Array]:
         table(OUTPUT, FLOAT, width),
         ((_DOMAIN, 3), ("", 17)),
     )
-    if len(made) > _MOST_BYTES:
+    if len(made) > _MAX_BYTES:
         raise NativeError("it is too large for ONNX Runtime")
     return made, counts
 

@@ -19,7 +19,7 @@ from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes, to_array
-from nerite.llm.embedding import MOST_DOCUMENTS
+from nerite.llm.embedding import MAX_DOCUMENTS
 from nerite.llm.openai import text_model
 from nerite.llm.openai.exchange import JointWork
 from nerite.llm.openai.fields import ApiError, Fields, check_count, missing, wrong_type, wrong_value
@@ -31,7 +31,7 @@ from nerite.transports.http.reply import Reply
 if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
 
-_MOST: Final = 2048
+_MAX_COUNT: Final = 2048
 """Maximum number of texts per request, as with OpenAI."""
 _KNOWN: Final = ("model", "input", "encoding_format", "dimensions", "user")
 
@@ -59,7 +59,7 @@ def read_embedding(body: Buffer) -> EmbeddingRequest:
         raise missing("input")
     given: Any = fields["input"]
     texts = given if isinstance(given, list) else [given]
-    check_count("input", texts, _MOST)
+    check_count("input", texts, _MAX_COUNT)
     if any(isinstance(text, (int, list)) for text in texts):
         raise not_offered("input", "the input is a string or an array of strings; tokens are not supported.")
     if not all(isinstance(text, str) for text in texts):
@@ -166,7 +166,7 @@ def read_reranking(body: Buffer) -> RerankRequest:
     fields.name("user", "")
     if "documents" not in fields:
         raise missing("documents")
-    given = fields.array("documents", MOST_DOCUMENTS)
+    given = fields.array("documents", MAX_DOCUMENTS)
     if not given:
         raise wrong_value("documents", "at least one text", given)
     documents = [_document(place, each).encode() for place, each in enumerate(given)]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from nerite.config.mistake import nearest
-from nerite.core.errors import NeriteError, QuotaExceeded, Restricted, TooLate, Unsupported
+from nerite.core.errors import DeadlineExceeded, NeriteError, QuotaExceeded, Restricted, Unsupported
 from nerite.core.tensor import Buffer
 from nerite.core.text import quoted_text, text_error
 from nerite.transports.http.reply import Reply, retry_line
@@ -60,7 +60,7 @@ def body_of(error: NeriteError) -> bytes:
 def reply_of(error: NeriteError) -> Reply:
     """Return the HTTP reply for an error."""
     headers = retry_line(error.retry_after)
-    if isinstance(error, QuotaExceeded | TooLate) and not headers:  # the status alone would make clients retry
+    if isinstance(error, QuotaExceeded | DeadlineExceeded) and not headers:  # the status alone would make clients retry
         headers = b"x-should-retry: false\r\n"
     return Reply(status_of(error), body_of(error), "application/json", headers)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LARGE: Final = 64 * 1024
 """Minimum size in bytes of a body that is parsed in a helper: parsing less takes about as long as handing it over."""
 _TIMEOUT_SECONDS: Final = 10.0
-_MOST_VALUES: Final = 2_000_000
+_MAX_VALUES: Final = 2_000_000
 """Maximum number of values in a body: that many take about 200 MB."""
 
 
@@ -139,8 +139,8 @@ def _refusing(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[A
 def _text(body: Buffer) -> bytes:
     """Return a body as bytes. Raises ``ApiError`` if parsing it could exhaust the memory."""
     text = bytes(body)
-    if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_VALUES:
-        raise ApiError(f"The body has more than {_MOST_VALUES} values.", None, "content_too_large", 413)
+    if sum(map(text.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise ApiError(f"The body has more than {_MAX_VALUES} values.", None, "content_too_large", 413)
     return text
 
 

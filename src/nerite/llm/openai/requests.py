@@ -17,11 +17,11 @@ from nerite.llm.openai import sampling
 from nerite.llm.openai.fields import ApiError, Fields, check_count, missing, wrong_type, wrong_value
 from nerite.llm.openai.sampling import Sampling, guided, not_offered
 from nerite.llm.openai.text_model import SPECIAL
-from nerite.llm.request import MOST_IMAGES, MOST_SEQUENCES
+from nerite.llm.request import MAX_IMAGES, MAX_SEQUENCES
 
-MOST_CHOICES: Final = MOST_SEQUENCES
+MAX_CHOICES: Final = MAX_SEQUENCES
 """Maximum for all prompts together. Each choice is a request to the model."""
-_MOST_LOGPROBS: Final = 20
+_MAX_LOGPROBS: Final = 20
 _LEAST_PRIORITY: Final = 2**31 - 1
 DEFAULT_TOKENS: Final = sampling.SamplingSetting(16, "max_tokens")
 """OpenAI's default for completions without a limit."""
@@ -80,20 +80,20 @@ def read_completion(body: Buffer) -> CompletionRequest:
     fields = Fields.of_body(body)
     fields.refuse_unknown(_COMPLETION_KNOWN)
     model = fields.name("model")
-    n = fields.integer("n", 1, 1, MOST_CHOICES)
-    best_of = fields.integer("best_of", n, 1, MOST_CHOICES)
+    n = fields.integer("n", 1, 1, MAX_CHOICES)
+    best_of = fields.integer("best_of", n, 1, MAX_CHOICES)
     if best_of != n:
         raise not_offered("best_of", "every choice is returned, so it must equal 'n'.")
     if fields.text("suffix", ""):
         raise not_offered("suffix", "suffix is not currently supported")
     echo = fields.flag("echo")
-    count = fields.integer("logprobs", -1, 0, _MOST_LOGPROBS) if "logprobs" in fields else -1
+    count = fields.integer("logprobs", -1, 0, _MAX_LOGPROBS) if "logprobs" in fields else -1
     if echo and count >= 0:
         raise not_offered("echo", "the prompt's own tokens have no 'logprobs' here: remove one of the two.")
     settings = sampling.read(fields, ("max_tokens",))
     prompts = _prompts(fields)
-    if len(prompts) * n > MOST_CHOICES:
-        raise wrong_value("n", f"no more than {MOST_CHOICES} choices for all {len(prompts)} prompts together", n)
+    if len(prompts) * n > MAX_CHOICES:
+        raise wrong_value("n", f"no more than {MAX_CHOICES} choices for all {len(prompts)} prompts together", n)
     return CompletionRequest(
         completion_fields(fields, model, n, settings, count), [text.encode() for text in prompts], echo
     )
@@ -122,7 +122,7 @@ def _prompts(fields: Fields) -> list[str]:
         raise missing("prompt")
     given: Any = fields["prompt"]
     prompts = given if isinstance(given, list) else [given]
-    check_count("prompt", prompts, MOST_CHOICES)
+    check_count("prompt", prompts, MAX_CHOICES)
     if any(isinstance(prompt, (int, list)) for prompt in prompts):
         raise not_offered("prompt", "a prompt is a string or an array of strings; tokens are not supported.")
     if not all(isinstance(prompt, str) for prompt in prompts):
@@ -139,10 +139,10 @@ _TEMPLATE_ROLES: Final = {"developer": "system"}
 """Roles that chat templates know by another name."""
 _MESSAGE_KNOWN: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call")
 _DATA: Final = "data:"
-_MOST_MESSAGES: Final = 2048
-_MOST_PARTS: Final = 1024
+_MAX_MESSAGES: Final = 2048
+_MAX_PARTS: Final = 1024
 """Parts per message."""
-_MOST_TOOLS: Final = 128
+_MAX_TOOLS: Final = 128
 """Maximum number of tools, and of calls per message, as with OpenAI."""
 
 Message = dict[str, Any]
@@ -156,7 +156,7 @@ class ChatMessages:
         self.images: list[bytes] = []
         self.first_image = ""
         """Path of the first image in the body; empty if there is none."""
-        given = fields.array("messages", _MOST_MESSAGES)
+        given = fields.array("messages", _MAX_MESSAGES)
         if not given:
             raise missing("messages")
         self.messages: list[Message] = [
@@ -169,7 +169,7 @@ class ChatMessages:
             raise missing(fields.path("role"))
         role = fields.choice("role", "", _ROLES)
         message: Message = {"role": _TEMPLATE_ROLES.get(role, role)}
-        calls = fields.array("tool_calls", _MOST_TOOLS) if role == "assistant" else []
+        calls = fields.array("tool_calls", _MAX_TOOLS) if role == "assistant" else []
         if "content" in fields:
             message["content"] = self._content(fields)
         elif role == "assistant" and (calls or "refusal" in fields):
@@ -192,7 +192,7 @@ class ChatMessages:
             return value
         if not isinstance(value, list):
             raise wrong_type(fields.path("content"), "a string or an array of parts", value)
-        check_count(fields.path("content"), value, _MOST_PARTS)
+        check_count(fields.path("content"), value, _MAX_PARTS)
         parts = [self._part(Fields(each, f"{fields.path('content')}[{at}]")) for at, each in enumerate(value)]
         if any(part["type"] == "image" for part in parts):
             return parts
@@ -206,8 +206,8 @@ class ChatMessages:
             raise not_taken(part.path("type"), kind)
         self.first_image = self.first_image or part.path("type")
         self.images.append(_image(part.object("image_url")))
-        if len(self.images) > MOST_IMAGES:
-            raise wrong_value("messages", f"no more than {MOST_IMAGES} images", len(self.images))
+        if len(self.images) > MAX_IMAGES:
+            raise wrong_value("messages", f"no more than {MAX_IMAGES} images", len(self.images))
         return {"type": "image"}
 
 
@@ -272,7 +272,7 @@ class ToolDefinition(dict[str, Any]):
 def read_tools(fields: Fields) -> list[ToolDefinition]:
     """Return the tools of a body. Raises ``ApiError``."""
     found = []
-    for number, each in enumerate(fields.array("tools", _MOST_TOOLS)):
+    for number, each in enumerate(fields.array("tools", _MAX_TOOLS)):
         tool = Fields(each, f"tools[{number}]")
         tool.choice("type", "function", ("function",))
         function = tool.object("function")
@@ -289,7 +289,7 @@ def read_tools(fields: Fields) -> list[ToolDefinition]:
 
 # Chat completions
 
-_MOST_MODALITIES: Final = 16
+_MAX_MODALITIES: Final = 16
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 _FOR_TEMPLATES: Final = ("reasoning_effort", "verbosity")
 """Fields that are passed to the chat template, which may use them."""
@@ -337,15 +337,15 @@ def read_chat(body: Buffer) -> ChatRequest:
     for name, why in _UNSUPPORTED.items():
         if name in fields:
             raise not_offered(name, why)
-    if fields.array("modalities", _MOST_MODALITIES) not in ([], ["text"]):
+    if fields.array("modalities", _MAX_MODALITIES) not in ([], ["text"]):
         raise not_offered("modalities", "models generate text only.")
     model = fields.name("model")
-    n = fields.integer("n", 1, 1, MOST_CHOICES)
+    n = fields.integer("n", 1, 1, MAX_CHOICES)
     settings = sampling.read(fields, _LIMITS)
     likely = fields.flag("logprobs")
     if "top_logprobs" in fields and not likely:
         raise ApiError("`top_logprobs` can only be used when `logprobs` is True", "top_logprobs", "invalid_parameter")
-    count = fields.integer("top_logprobs", 0, 0, _MOST_LOGPROBS) if likely else -1
+    count = fields.integer("top_logprobs", 0, 0, _MAX_LOGPROBS) if likely else -1
     tools, choice = _tools(fields, settings)
     variables = {name: fields.name(name) for name in _FOR_TEMPLATES if name in fields}
     variables |= fields.object("chat_template_kwargs").values

@@ -20,7 +20,7 @@ from nerite.llm.openai.fields import (
     wrong_type,
     wrong_value,
 )
-from nerite.llm.request import LONGEST, MOST_ALLOWED, MOST_BAD_WORDS, MOST_STOP_CHARACTERS, MOST_STOPS, MOST_TOKENS
+from nerite.llm.request import LONGEST, MAX_ALLOWED, MAX_BAD_WORDS, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKENS
 from nerite.llm.streaming import WRONG
 
 _LARGEST_LIMIT: Final = 2**31 - 1
@@ -49,10 +49,10 @@ EXTENSIONS: Final = (
     "truncate_prompt_tokens",
 )
 """Fields that engines support beyond OpenAI's, passed on unchanged: the engine validates them."""
-_MOST: Final = {
-    "allowed_token_ids": MOST_ALLOWED,
-    "bad_words": MOST_BAD_WORDS,
-    "stop_token_ids": MOST_TOKENS,
+_MAX_COUNTS: Final = {
+    "allowed_token_ids": MAX_ALLOWED,
+    "bad_words": MAX_BAD_WORDS,
+    "stop_token_ids": MAX_TOKENS,
 }
 """Maximum number of elements of those extensions that are arrays."""
 COMMON: Final = (*_RANGES, "seed", "stop", "logit_bias", "response_format", *EXTENSIONS)
@@ -112,8 +112,8 @@ def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
     for name in EXTENSIONS:
         if name in fields:
             value = fields[name]
-            if isinstance(value, list) and name in _MOST:
-                check_count(name, value, _MOST[name])
+            if isinstance(value, list) and name in _MAX_COUNTS:
+                check_count(name, value, _MAX_COUNTS[name])
             sampling[name] = SamplingSetting(value, name)
     return sampling
 
@@ -159,17 +159,17 @@ def _stop(fields: Fields) -> list[str]:
             raise wrong_type("stop", "a string or an array of strings", value)
     if "" in texts:
         raise wrong_value("stop", "no empty string", value)
-    check_count("stop", texts, MOST_STOPS)
+    check_count("stop", texts, MAX_STOPS)
     for text in texts:
         check_length("stop", text)
-    if (size := sum(map(len, texts))) > MOST_STOP_CHARACTERS:
-        raise wrong_value("stop", f"no more than {MOST_STOP_CHARACTERS} characters in total", size)
+    if (size := sum(map(len, texts))) > MAX_STOP_CHARACTERS:
+        raise wrong_value("stop", f"no more than {MAX_STOP_CHARACTERS} characters in total", size)
     return texts
 
 
 def _bias(fields: Fields) -> dict[str, float]:
     given = fields.object("logit_bias")
-    check_count("logit_bias", given.values, MOST_TOKENS)
+    check_count("logit_bias", given.values, MAX_TOKENS)
     for token in given.values:
         if not token.isdecimal() or len(token) > _LONGEST_TOKEN_ID:
             raise wrong_value("logit_bias", "an object whose keys are token ids", token)

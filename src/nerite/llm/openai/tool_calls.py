@@ -351,12 +351,12 @@ def _unquoted(raw: str) -> str:
 
 # Text that is passed through until a marker, and calls after the marker
 
-MOST_SPACE: Final = 1024
+MAX_SPACE: Final = 1024
 """Maximum characters of white space that are held back, because held text is scanned again with each feed."""
 
 
 class Waiting:
-    """Passes text through until a marker. White space next to calls is dropped, up to ``MOST_SPACE`` characters."""
+    """Passes text through until a marker. White space next to calls is dropped, up to ``MAX_SPACE`` characters."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -381,7 +381,7 @@ class Waiting:
             return before, rest
         kept = len(self._held) - held(self._held, self._marker)
         certain = self._held[:kept].rstrip()
-        if kept - len(certain) > MOST_SPACE:
+        if kept - len(certain) > MAX_SPACE:
             certain = self._held[:kept]
         self._held = self._held[len(certain) :]
         return certain, None

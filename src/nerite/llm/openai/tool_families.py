@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from nerite.llm.openai.tool_calls import (
-    MOST_SPACE,
+    MAX_SPACE,
     Attempt,
     BrokenCall,
     CallReader,
@@ -99,7 +99,7 @@ class Llama3Parser:
         stripped = text.lstrip(" \t\r\n;" if self._called else " \t\r\n")
         if not self._called:
             self._space += text[: len(text) - len(stripped)]
-        if not stripped and len(self._space) <= MOST_SPACE:
+        if not stripped and len(self._space) <= MAX_SPACE:
             return ""
         before, self._space, self._fresh = self._space, "", False
         if stripped.startswith("{"):

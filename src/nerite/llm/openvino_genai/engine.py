@@ -168,7 +168,7 @@ class OpenVinoGenAiEngine:
         self._able = Capabilities(
             NAME,
             min(length or capacity, capacity),
-            self._options.most_sequences,
+            self._options.max_sequences,
             # The state of a grammar cannot be rolled back when speculative tokens are rejected.
             grammars=frozenset() if self._options.speculates else _GRAMMARS,
             images=self._options.sees,
@@ -267,7 +267,7 @@ class OpenVinoGenAiEngine:
             self._blocks - used,
             _BLOCK,
             self._able.context_length,
-            self._able.most_sequences,
+            self._able.max_sequences,
             self._prompt_tokens,
             self._texts.generated_tokens,
             self._failures,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nerite.core.errors import InvalidArgument, NotHere
+from nerite.core.errors import InvalidArgument, NotInstalled
 from nerite.core.tensor import Array
 from nerite.frameworks.openvino.graph import openvino, translated
 from nerite.llm.engine import LONGEST_TOKEN
@@ -39,7 +39,7 @@ def genai() -> ModuleType:
     try:
         from openvino_genai import py_openvino_genai
     except ImportError as error:
-        raise NotHere(f"unable to import openvino_genai ({error}): pip install 'nerite[llm]'") from error
+        raise NotInstalled(f"unable to import openvino_genai ({error}): pip install 'nerite[llm]'") from error
     return py_openvino_genai  # type: ignore[no-any-return]  # the package has no types
 
 
@@ -56,7 +56,7 @@ def pipeline(options: PipelineOptions, tokenizer: Any) -> Any:
     if options.sees:
         tokenizer.set_chat_template(_VERBATIM)
     scheduling = library.SchedulerConfig()
-    scheduling.max_num_seqs = options.most_sequences
+    scheduling.max_num_seqs = options.max_sequences
     scheduling.max_num_batched_tokens = options.batched_tokens
     scheduling.enable_prefix_caching = options.prefix_caching
     if options.cache_blocks:
@@ -147,7 +147,7 @@ def structured(grammar: Grammar) -> Any:
 # Embedding and reranking. The framework's pipelines silently truncate texts that are too long, so texts are tokenized
 # first and rejected if they exceed the limit.
 
-_MOST: Final = 32
+_MAX_COUNT: Final = 32
 """Maximum number of documents per run of a reranker, because each is padded to the longest."""
 _PROBE_TOKENS: Final = 8192
 """Tokens with which truncation is tested if a model's maximum length is unknown."""
@@ -221,7 +221,7 @@ class OpenVinoReranker(_Encoder):
     def _create(self, options: EncoderOptions) -> Any:
         pipelines = genai().TextRerankPipeline
         config = pipelines.Config()
-        config.top_n = _MOST
+        config.top_n = _MAX_COUNT
         return pipelines(str(options.directory), options.device, config, **options.properties)
 
     def tokens(self, query: str, documents: Sequence[str]) -> int:
@@ -258,7 +258,7 @@ def _limit(tokenizer: Any, most: int) -> int:
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (documents[at : at + _MOST] for at in range(0, len(documents), _MOST))
+    return (documents[at : at + _MAX_COUNT] for at in range(0, len(documents), _MAX_COUNT))
 
 
 def _lengths(encoded: Any) -> list[int]:

@@ -154,7 +154,7 @@ class PipelineOptions:
     directory: Path
     device: str = "CPU"
     properties: Mapping[str, str | int] | None = None
-    most_sequences: int = 256
+    max_sequences: int = 256
     batched_tokens: int = 256
     """Maximum number of tokens per step; a longer prompt takes several steps."""
     cache_gb: int = 4
@@ -233,7 +233,7 @@ def read(context: ModelContext, instance: InstanceContext) -> PipelineOptions:
         standard.directory,
         device,
         properties,
-        selection.count_parameter(context, "MAX_NUM_SEQS", standard.most_sequences),
+        selection.count_parameter(context, "MAX_NUM_SEQS", standard.max_sequences),
         selection.count_parameter(context, "MAX_NUM_BATCHED_TOKENS", standard.batched_tokens),
         selection.count_parameter(context, selection.CACHE, standard.cache_gb),
         selection.count_parameter(context, "NUM_KV_BLOCKS", standard.cache_blocks),

@@ -99,7 +99,7 @@ def _value(layer: Any, weights: bytes) -> np.ndarray[Any, Any]:
 Size: TypeAlias = tuple[int, int]
 """Height and width."""
 
-_MOST: Final = 4096
+_MAX_COUNT: Final = 4096
 """Maximum number of cached sizes."""
 
 
@@ -118,7 +118,7 @@ class ImageTokens:
         """Store the number of tokens of images, unless their sizes differ: then it cannot be attributed."""
         if len(set(sizes)) != 1:
             return
-        if len(self._known) >= _MOST:
+        if len(self._known) >= _MAX_COUNT:
             self._known.clear()
         (size,) = set(sizes)
         self._known[size] = -(-tokens // len(sizes))
@@ -159,7 +159,7 @@ class RunningSequence:
         self._had, self._came = self._had + self._came, len(tokens)
         self._reason = ended
         if self._stop:
-            self._look_for_stop()
+            self._check_stop()
         self.text.add(self.tokens)
 
     @property
@@ -176,7 +176,7 @@ class RunningSequence:
             return 0, 0
         return min(at_a_time, self._most - self._had - 1), self._came - 1
 
-    def _look_for_stop(self) -> None:
+    def _check_stop(self) -> None:
         for place, token in enumerate(self.tokens, 1):
             self._count += 1
             if token in self._stop and self._count > self._least:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from nerite.backends import configuration
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.config.mistake import nearest
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotHere, Unavailable
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled, Unavailable
 from nerite.core.tensor import Array
 from nerite.llm import checkpoint, selection
 from nerite.llm.engine import GenerationRequest
@@ -199,7 +199,7 @@ def begin(arguments: VllmArguments) -> None:
     try:
         import vllm  # noqa: F401
     except ImportError as error:
-        raise NotHere(f"unable to import vllm ({error}): nerite engines install vllm") from error
+        raise NotInstalled(f"unable to import vllm ({error}): nerite engines install vllm") from error
 
 
 def _end_children_with_us() -> None:

@@ -112,7 +112,7 @@ NEAR: Final = 0.1
 """Findings within this fraction of the best may be the best: a single measurement is not more accurate."""
 TIE: Final = 0.02
 """Findings within this fraction of the best count as equal after the near ones were measured again."""
-MOST_NEAR: Final = 3
+MAX_NEAR: Final = 3
 """Maximum number of near findings that are measured again."""
 
 Objective = Literal["throughput", "latency", "memory"]
@@ -151,7 +151,7 @@ class Goal:
     def contenders(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the findings near the best, whose order may change if they are measured again; best first."""
         ranked = self.ranked(findings)
-        return [each for each in ranked if self._near(each, ranked[0], NEAR)][:MOST_NEAR]
+        return [each for each in ranked if self._near(each, ranked[0], NEAR)][:MAX_NEAR]
 
     def winners(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the findings ranked, with the winner first.
@@ -189,7 +189,7 @@ class Goal:
 
 TURNS: Final = 3
 """Number of times that candidates for the best are measured, including the measurement during the search."""
-AGAIN: Final = (MOST_NEAR + 1) * (TURNS - 1)
+AGAIN: Final = (MAX_NEAR + 1) * (TURNS - 1)
 """Maximum number of measurements after the search, at one level each."""
 
 

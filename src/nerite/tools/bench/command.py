@@ -35,7 +35,7 @@ from nerite.tools.client_infer import parameter
 # Reads what load is wanted: a number, several, or a range.
 
 _RANGE: Final = re.compile(r"([\d.]+):([\d.]+)(?::(\*?)([\d.]+))?")
-_MOST_LEVELS: Final = 100
+_MAX_LEVELS: Final = 100
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -53,8 +53,8 @@ def numbers(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(
             f"'{text}' is neither a number nor a range: write 8, 1,2,4, 1:32:4 or 1:32:*2"
         ) from None
-    if len(found) > _MOST_LEVELS:
-        raise argparse.ArgumentTypeError(f"'{text}' is more than {_MOST_LEVELS} levels: write 1:1000:50 or 1:1000:*2")
+    if len(found) > _MAX_LEVELS:
+        raise argparse.ArgumentTypeError(f"'{text}' is more than {_MAX_LEVELS} levels: write 1:1000:50 or 1:1000:*2")
     if not all(number > 0 for number in found):
         raise argparse.ArgumentTypeError(f"'{text}': a load is more than 0")
     return tuple(found)
@@ -73,7 +73,7 @@ def _range(first: float, last: float, times: bool, step: float) -> Iterator[floa
         raise ValueError
     number = first
     # One more than there may be, so that it is known that there are too many.
-    for given in range(1, _MOST_LEVELS + 2):
+    for given in range(1, _MAX_LEVELS + 2):
         if number > last:
             return
         yield number

@@ -211,7 +211,7 @@ def poisson(rate: float, share: int = 0, shares: int = 1, seed: int = 0) -> Iter
             yield due
 
 
-MOST_SLOTS: Final = 1_000
+MAX_SLOTS: Final = 1_000
 """Maximum number of requests in flight per generator in an open loop; further ones wait in the client."""
 _FIRST_SLOTS: Final = 16
 _DRAIN_SECONDS: Final = 2.0
@@ -306,7 +306,7 @@ class Generator:
         slots = self._slots = []
 
         def another() -> RequestSlot | None:
-            if len(slots) >= MOST_SLOTS:
+            if len(slots) >= MAX_SLOTS:
                 return None
             slots.append(make(paced))
             return slots[-1]

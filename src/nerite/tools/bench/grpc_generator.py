@@ -34,7 +34,7 @@ from nerite.wire import grpc_service
 # A connection of HTTP/2 as a client of gRPC has it, which several calls share.
 
 _RETURN_AT: Final = MAX_WINDOW // 2
-_MOST_BLOCKS: Final = 256
+_MAX_BLOCKS: Final = 256
 _LARGEST_LIST: Final = 1 << 20
 _OPENING: Final = (
     frames.PREFACE
@@ -242,7 +242,7 @@ class GrpcLine(asyncio.Protocol):
             outcome = f"HTTP status {fields[b':status'].decode()}: is that the port for gRPC?"
         else:
             outcome = status
-        if self._decoder.changes != changes or len(self._outcomes) >= _MOST_BLOCKS:
+        if self._decoder.changes != changes or len(self._outcomes) >= _MAX_BLOCKS:
             self._outcomes.clear()
         if self._decoder.changes == changes:
             self._outcomes[block] = outcome

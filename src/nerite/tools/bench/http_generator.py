@@ -173,7 +173,7 @@ class RequestSlot(ABC):
 
 RETRY_SECONDS: Final = 0.1
 """Between two attempts to connect."""
-_MOST_HEADS: Final = 256
+_MAX_HEADS: Final = 256
 
 
 class HttpPort:
@@ -331,7 +331,7 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         assert self._parser is not None
         good = self._parser.get_status_code() == 200
         if good and self._head and self._size and self._parser.should_keep_alive():
-            if len(self._port.sizes) >= _MOST_HEADS:
+            if len(self._port.sizes) >= _MAX_HEADS:
                 self._port.sizes.clear()
             self._port.sizes[self._head] = self._size
         if not good:

@@ -342,7 +342,7 @@ def _legend(names: Sequence[str], colours: Sequence[int]) -> str:
 
 # Outcomes as a page for people: one file, which needs nothing else and runs no program.
 
-_MOST_CURVES = 8
+_MAX_CURVES = 8
 """As many colours as there are."""
 
 
@@ -413,7 +413,7 @@ def _plots(outcomes: Sequence[LevelOutcome]) -> Iterator[str]:
 
 
 def _count(outcomes: Sequence[LevelOutcome]) -> int:
-    return min(len(outcomes), _MOST_CURVES)
+    return min(len(outcomes), _MAX_CURVES)
 
 
 def _curves(kind: str, outcomes: Sequence[LevelOutcome]) -> Iterator[str]:

@@ -433,7 +433,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.http2.goaway()
         self.flush()
 
-    def look_at_arrivals(self, now: float, seconds: float) -> None:
+    def check_uploads(self, now: float, seconds: float) -> None:
         """Fail calls whose message made no progress for ``seconds``; close the connection if a frame made none."""
         if self.congested:  # reading is paused
             self._arrival_timeouts.clear()
@@ -456,9 +456,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 self.http2.give_up(f"a frame made no progress for {seconds:g} s")
         self.flush()
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Apply the keepalive and connection age rules."""
-        verdict = self._keepalive.look(now, len(self.calls))
+        verdict = self._keepalive.check(now, len(self.calls))
         if verdict is KeepaliveVerdict.PING:
             self.http2.ping()
             self.flush()

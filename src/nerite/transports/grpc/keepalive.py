@@ -32,7 +32,7 @@ class KeepaliveRules:
         self.grace = options.max_connection_age_grace_ms / 1000 or float("inf")
 
     @property
-    def look_every(self) -> float:
+    def check_interval(self) -> float:
         """Interval at which each connection must be checked for the rules to hold closely."""
         return min(max(min(self.time, self.timeout, self.max_age, self.grace) / 4, _MIN_INTERVAL), _MAX_INTERVAL)
 
@@ -57,7 +57,7 @@ class Keepalive:
         self._last_received = now
         self._pinged_at = None
 
-    def look(self, now: float, calls: int) -> KeepaliveVerdict:
+    def check(self, now: float, calls: int) -> KeepaliveVerdict:
         """Return the action to take, given the number of calls in progress."""
         rules = self._rules
         if now - self._opened_at >= rules.max_age:

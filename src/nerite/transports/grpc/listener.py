@@ -17,7 +17,7 @@ from nerite.transports.grpc import messages
 from nerite.transports.grpc.connection import CallService, CallTarget, GrpcCall, GrpcConnection, GrpcShared
 from nerite.transports.grpc.keepalive import KeepaliveRules
 from nerite.transports.grpc.stream import StreamCall, StreamTarget
-from nerite.transports.limits import LOOKS, TransportLimits
+from nerite.transports.limits import CHECKS, TransportLimits
 
 # Variants of connection and calls that write the access log.
 
@@ -147,10 +147,10 @@ class GrpcListener:
         )
         self._shared = GrpcShared(service, limits, KeepaliveRules(keepalive), bounds)
         self._upload_seconds = upload_seconds
-        every = self._shared.rules.look_every
-        self._look_every = min(every, upload_seconds / LOOKS) if upload_seconds else every
+        every = self._shared.rules.check_interval
+        self._check_interval = min(every, upload_seconds / CHECKS) if upload_seconds else every
         self._port: tcp.TcpPort | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
 
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
@@ -167,18 +167,18 @@ class GrpcListener:
             reuse_port=reuse_port,
             tls=tls,
         )
-        self._look()
+        self._check()
         return number
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Periodically check all connections for keepalive, age, and messages that arrive too slowly."""
         loop = asyncio.get_running_loop()
         seconds = self._shared.bounds.patience(self._upload_seconds)
         for connection in tuple(self._shared.connections):
-            connection.look(loop.time())
+            connection.check(loop.time())
             if seconds:
-                connection.look_at_arrivals(loop.time(), seconds)
-        self._look_timer = loop.call_later(self._look_every, self._look)
+                connection.check_uploads(loop.time(), seconds)
+        self._check_timer = loop.call_later(self._check_interval, self._check)
 
     def forget(self) -> None:
         """Re-evaluate all headers, also on open connections, because access rules have changed."""
@@ -204,8 +204,8 @@ class GrpcListener:
 
     def abort(self) -> None:
         """Close all remaining connections immediately."""
-        if self._look_timer is not None:
-            self._look_timer.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         for connection in tuple(self._shared.connections):
             connection.abort()
 

@@ -304,7 +304,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if self._stash or not self._reading:
                 self._next()
 
-    def look(self, now: float, seconds: float) -> None:
+    def check(self, now: float, seconds: float) -> None:
         """Close the connection if a partly received request has made no progress for ``seconds``."""
         if self._state is _LINGER:
             if self._lingered:

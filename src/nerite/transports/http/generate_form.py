@@ -91,7 +91,7 @@ class GenerateForm:
         return list(self._specs.values())
 
     def _max_entries(self) -> int:
-        return request_bodies.MOST + len(self._inputs)
+        return request_bodies.MAX_ENTRIES + len(self._inputs)
 
     def _without_inputs(self, document: Any) -> Any:
         """Return a body without the inputs, whose strings need not be valid UTF-8."""

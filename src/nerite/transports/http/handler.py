@@ -120,7 +120,7 @@ class HttpExchange(ReplySink, Protocol):
 class OpenConnection(Protocol):
     """A connection as its listener sees it."""
 
-    def look(self, now: float, seconds: float) -> None:
+    def check(self, now: float, seconds: float) -> None:
         """Close the connection if a partly received request has made no progress for ``seconds``."""
 
     def forget(self) -> None:

@@ -46,7 +46,7 @@ class HttpInferReader:
         sender: SenderHeaders,
         max_size: int,
         half: bool = False,
-        most: Callable[[], int] = lambda: request_bodies.MOST,
+        most: Callable[[], int] = lambda: request_bodies.MAX_ENTRIES,
     ) -> None:
         """``half``: FP16 and BF16 are allowed in JSON. ``most`` returns the maximum number of inputs and outputs."""
         self.model_name = model_name

@@ -14,7 +14,7 @@ from nerite.transports.access_log import AccessRecord, peer_of
 from nerite.transports.http import reply, routes
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import HttpHandler, HttpShared
-from nerite.transports.limits import LOOKS, TransportLimits
+from nerite.transports.limits import CHECKS, TransportLimits
 
 _CONSOLE = "/ui"
 """Prefix of the console's paths. It polls every two seconds, so only its errors are logged, lest it flood the log."""
@@ -171,8 +171,8 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         seconds = self._shared.bounds.patience(self._upload_seconds)
         for connection in tuple(self._shared.connections):
-            connection.look(loop.time(), seconds)
-        self._progress_timer = loop.call_later(self._upload_seconds / LOOKS, self._check_progress)
+            connection.check(loop.time(), seconds)
+        self._progress_timer = loop.call_later(self._upload_seconds / CHECKS, self._check_progress)
 
     def forget(self) -> None:
         """Discard cached heads and remembered requests, also on open connections: access rules have changed."""

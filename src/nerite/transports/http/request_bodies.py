@@ -65,7 +65,7 @@ class HttpInferPlan:
 
 BASE64_OUTPUT = "base64_output"
 """Request parameter: outputs that the request does not list return strings as base64. An extension of Triton's API."""
-MOST = 1024
+MAX_ENTRIES = 1024
 """Maximum number of inputs, outputs or parameters of a request, unless the model has more inputs or outputs."""
 _MAX_DIMENSIONS = 64
 """Maximum number of dimensions of a shape, as in numpy."""
@@ -83,7 +83,7 @@ Asked: TypeAlias = tuple[
 place of each input, the number of bytes behind the JSON part, and the requested outputs."""
 
 
-def read_infer_document(text: bytes, max_size: int, half: bool, most: Callable[[], int] = lambda: MOST) -> Asked:
+def read_infer_document(text: bytes, max_size: int, half: bool, most: Callable[[], int] = lambda: MAX_ENTRIES) -> Asked:
     """Parse the JSON part of a request. Raises Triton's errors.
 
     ``max_size`` limits the bytes of each input with data in the JSON. ``half``: such data may be FP16 and BF16.
@@ -98,9 +98,9 @@ def read_infer_document(text: bytes, max_size: int, half: bool, most: Callable[[
     return request_id, fields, custom, specs, places, size, _read_outputs(document, most)
 
 
-def check_count(what: str, given: Sized, most: Callable[[], int] = lambda: MOST) -> None:
+def check_count(what: str, given: Sized, most: Callable[[], int] = lambda: MAX_ENTRIES) -> None:
     """Reject a list or object with more entries than allowed; ``most`` is called only beyond the usual limit."""
-    if len(given) > MOST and len(given) > (allowed := most()):
+    if len(given) > MAX_ENTRIES and len(given) > (allowed := most()):
         raise InvalidArgument(f"{what} has {len(given)} entries, more than the {allowed} that a request may have")
 
 
@@ -139,7 +139,7 @@ def _read_inputs(
     if not isinstance(listed, list):
         what = "attempt to access JSON non-array as array" if "inputs" in document else _NO_INPUTS
         raise Internal(f"Unable to parse 'inputs': {what}")
-    if len(listed) > MOST:
+    if len(listed) > MAX_ENTRIES:
         check_count("'inputs'", listed, most)
     for item in listed:
         source = _source(item)
@@ -164,7 +164,7 @@ def _read_outputs(document: Mapping[str, Any], most: Callable[[], int]) -> list[
     listed = document["outputs"]
     if not isinstance(listed, list):
         raise Internal("Unable to parse 'outputs': attempt to access JSON non-array as array")
-    if len(listed) > MOST:
+    if len(listed) > MAX_ENTRIES:
         check_count("'outputs'", listed, most)
     outputs: list[RequestedOutput] = []
     for item in listed:
@@ -193,7 +193,7 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
     custom: dict[str, Parameter] = {}
     if not isinstance(value, dict):
         raise Internal("failed to get request params.: attempt to get members for non-object")
-    if len(value) > MOST:
+    if len(value) > MAX_ENTRIES:
         check_count("'parameters'", value)
     for key, item in value.items():
         if key == "sequence_id":

@@ -24,7 +24,7 @@ from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpInferReader, HttpTarget
 from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.reply import Reply
-from nerite.transports.http.request_bodies import MOST
+from nerite.transports.http.request_bodies import MAX_ENTRIES
 from nerite.transports.http.routes import Route
 from nerite.transports.http.uploads import Uploads
 
@@ -197,7 +197,7 @@ class Router:
     def _reader(self, sender: SenderHeaders, model: str, version: str) -> HttpInferReader:
         def limit() -> int:
             signature = self._server.signature(model, version)
-            return max(MOST, len(signature.inputs), len(signature.outputs))
+            return max(MAX_ENTRIES, len(signature.inputs), len(signature.outputs))
 
         return HttpInferReader(model, version, sender, self._max_input_size, self._half, limit)
 

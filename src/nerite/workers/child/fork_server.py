@@ -76,7 +76,7 @@ class ForkServerLoop:
                         self._reap()
                     elif not self._obey():
                         return
-                self._orphans.look()
+                self._orphans.poll()
 
     def end(self) -> None:
         """End the workers and all their descendants."""

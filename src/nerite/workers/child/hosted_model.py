@@ -157,7 +157,7 @@ class WorkerRequest(InferenceRequest):
         """Return whether the request is cancelled, as far as the server has reported by now."""
         batch = self.sink
         if not self.cancelled and isinstance(batch, WorkerBatch):
-            batch.look()
+            batch.poll()
         return self.cancelled
 
 
@@ -219,7 +219,7 @@ class WorkerBatch:
         timings.computed_ns = timings.started_ns
         timings.started_ns = self.timings.started_ns
         timings.inputs_ready_ns = self._last_sent.get(index, self.timings.inputs_ready_ns)
-        self.look()
+        self.poll()
         if index in self._paused:
             self._inbox.wait(lambda: index not in self._paused or request.cancelled)
         if final:
@@ -240,9 +240,9 @@ class WorkerBatch:
         index = self.place(request)
         return None if index is None or self.contexts is None else self.contexts.of(self.number).get(index)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Handle the control messages that have arrived."""
-        self._inbox.look()
+        self._inbox.poll()
 
     def begin(self) -> None:
         """Apply the control messages that have come, and further ones at once: all requests are complete."""

@@ -109,7 +109,7 @@ class Inbox:
                 "that of the process which runs execute. Do it there, in a thread if need be, and pass the results on."
             )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Handle the messages that have arrived, without waiting. Thread-safe. Raises as ``check_process``."""
         self.check_process()
         if self._reading.acquire(blocking=False):
@@ -150,7 +150,7 @@ class Inbox:
         waiting = self._loops.get(loop, 0)
         self._loops[loop] = waiting + 1
         if not waiting:
-            loop.add_reader(self._channel, self.look)
+            loop.add_reader(self._channel, self.poll)
 
     def leave(self, loop: AbstractEventLoop) -> None:
         """Stop reading on an event loop, after as many calls as ``attend`` had. For the thread of the loop."""
@@ -272,16 +272,15 @@ class Outbox:
         batch: int,
         responses: list[InferenceResponse | None],
         timings: ExecutionTimes,
-        fused: messages.FusedBatch | None,
+        fused_runs: bytes,
         packed: Callable[[], None],
     ) -> None:
         """Send the result of a batch. ``packed`` is called when it is packed; ``responses`` is empty afterwards.
 
-        So the tokens of inputs that the model did not keep travel with the message. ``fused`` is set if fused steps
-        could follow. A response that cannot be packed is replaced by an error; the others are sent.
+        So the tokens of inputs that the model did not keep travel with the message. ``fused_runs`` follow the records.
+        A response that cannot be packed is replaced by an error; the others are sent.
         """
-        parts: list[Buffer] = [] if fused is None else [messages.follow_part(fused)]
-        kind = messages.RESULT if fused is None else messages.RESULT_FUSED
+        parts: list[Buffer] = []
         count = len(responses)
         with self._sending:
             if self.changes != self._announced:
@@ -289,8 +288,10 @@ class Outbox:
             self._pack(responses, parts)
             packed()
             responses.clear()
+            if fused_runs:
+                parts.append(fused_runs)
             tokens = self.borrower.take_released()
-            self._emit(messages.batch_message(kind, batch, count, tokens, timings, parts))
+            self._emit(messages.batch_message(messages.RESULT, batch, count, tokens, timings, parts))
 
     def _pack(self, responses: Sequence[InferenceResponse | None], parts: list[Buffer]) -> None:
         """Append the records of responses; an error in place of one that cannot be packed."""

@@ -37,7 +37,7 @@ from nerite.instances import instance
 from nerite.observability import custom_metrics
 from nerite.observability.log import CapturedOutput
 from nerite.workers.child.bls import BlsClient
-from nerite.workers.child.fused import FusedSteps
+from nerite.workers.child.fused import FusedSteps, runs_to_bytes
 from nerite.workers.child.hosted_model import HostedModel, WorkerBatch, WorkerContexts, WorkerRequest
 from nerite.workers.child.io import Inbox, Message, Outbox
 from nerite.workers.ipc import codec, messages
@@ -156,7 +156,7 @@ class Worker:
         self.calls = BlsClient(self._inbox, outbox, self._batches)
         self._hosted_models: dict[int, HostedModel] = {}
         """By seat."""
-        self._fused_steps: dict[int, FusedSteps] = {}
+        self._fused_steps = FusedSteps(self._hosted_models)
         self._contexts = WorkerContexts(partial(self.calls.ask, "contexts"))
         self._metrics = MetricsReporter(outbox)
         self._running = True
@@ -205,7 +205,7 @@ class Worker:
     def _take(self, job: Message) -> None:
         """Run a job on the thread that is busy with its instance; usually that is this one."""
         kind, _, body = job
-        if kind == messages.EXECUTE or kind == messages.EXECUTE_FUSED:
+        if kind == messages.EXECUTE:
             seat = body[0]  # the first byte of the batch number
         else:
             seat = 0 if kind == messages.COMPLETE else messages.read_json(body)["seat"]
@@ -220,8 +220,6 @@ class Worker:
         del job
         if kind == messages.EXECUTE:
             self._execute(hosted, count, body)
-        elif kind == messages.EXECUTE_FUSED:
-            self._execute(hosted, count, body, follows=True)
         else:
             self._answer(hosted, kind, count, messages.read_json(body))
 
@@ -231,7 +229,7 @@ class Worker:
         A batch is registered here, because it may be cancelled before its job starts.
         """
         if kind not in _CONTROL:
-            if kind == messages.EXECUTE or kind == messages.EXECUTE_FUSED:
+            if kind == messages.EXECUTE:
                 number = messages.batch_number(body)
                 self._batches[number] = WorkerBatch(number, self._inbox, self.outbox.part, self._forget)
             return False
@@ -240,8 +238,7 @@ class Worker:
         elif kind == messages.REPLY:
             self.calls.told(messages.read_json(body))
         elif kind == messages.FUSED_STEPS:
-            value = messages.read_json(body)
-            self._fused_steps[value["number"]] = FusedSteps(value["hops"])
+            self._fused_steps.add(**messages.read_json(body))
         elif kind == messages.CONTEXTS:
             self._contexts.receive(body, count)
         elif kind == messages.RETURN:
@@ -271,14 +268,10 @@ class Worker:
             self._buffer_leases.returned(token)
         self.calls.answered(number, response, bool(final))
 
-    def _execute(self, hosted: HostedModel, count: int, body: memoryview, *, follows: bool = False) -> None:
+    def _execute(self, hosted: HostedModel, count: int, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
         for token in tokens:
             self._buffer_leases.returned(token)
-        fused_steps: FusedSteps | None = None
-        if follows:
-            which, at = messages.read_fused(body, at)
-            fused_steps = self._fused_steps[which]
         now = time.monotonic_ns()
         batch = self._batches[number]
         requests = batch.requests
@@ -294,14 +287,17 @@ class Worker:
         batch.contexts = self._contexts
         span = instance.current_span_of(requests) if self._contexts.may_have(number) else None
         responses = instance.run_model(hosted.instance, hosted.name, requests, timings, span)
-        fused = None if fused_steps is None else fused_steps.follow(batch, responses, hosted, self._hosted_models)
+        fused_runs = b""
+        if at < len(body):
+            (fused_steps,) = messages.NUMBER.unpack_from(body, at)
+            fused_runs = runs_to_bytes(self._fused_steps.run(fused_steps, batch, responses, hosted))
 
         def packed() -> None:
             if None not in responses or not batch.keep(responses):
                 self._forget(number)
                 batch.requests.clear()
 
-        self.outbox.result(number, responses, timings, fused, packed)
+        self.outbox.result(number, responses, timings, fused_runs, packed)
 
     def _forget(self, number: int) -> None:
         """Record that all requests of an executed batch are answered. On any thread."""

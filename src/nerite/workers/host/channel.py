@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from nerite.core.byte_budget import WORKER_HEADERS
@@ -25,7 +25,6 @@ from nerite.core.trace_context import context_of
 from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.workers.host.fork_server import ForkedProcess
 from nerite.workers.ipc import codec, messages, shared_memory
-from nerite.workers.ipc.messages import FusedBatch
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, Arena, BufferBorrower, BufferLeases, ForeignSegments, Segment
 
 Log = Callable[[str, str, str, str, int, str], None]
@@ -38,7 +37,7 @@ _WRITABLE: Final = 1 << 30
 Ask = Callable[[dict[str, Any], Callable[[bytes], None]], None]
 """Called with an ASK message of a model, and a function that sends the reply."""
 
-OnResult = Callable[[int, list[InferenceResponse | None], ExecutionTimes, FusedBatch | None], None]
+OnResult = Callable[[int, list[InferenceResponse | None], ExecutionTimes, memoryview], None]
 
 
 class CallHandler(Protocol):
@@ -132,8 +131,8 @@ class WorkerChannel:
     ) -> None:
         """Hand the channel to the loop.
 
-        ``on_result`` takes the result of a batch, and of the fused steps that followed it. ``on_part`` takes a single
-        response to a request of a batch, whether it is the last, and its times. ``on_report`` takes a report of the
+        ``on_result`` takes the result of a batch, and what follows the records. ``on_part`` takes a single response to
+        a request of a batch, whether it is the last, and its times. ``on_report`` takes a report of the
         engine at a seat. ``on_end`` is called once, when the worker's side is closed. ``bls_server`` handles the
         models' calls to other models.
         """
@@ -155,9 +154,9 @@ class WorkerChannel:
         """Send a request; ``answered`` takes the reply. Only after ``attach``."""
         self._send(self._question(kind, value, answered))
 
-    def introduce(self, number: int, hops: Sequence[Mapping[str, Any]]) -> None:
-        """Tell the worker which models may follow a batch; ``execute`` refers to them by the number."""
-        self._send(messages.json_frame(messages.FUSED_STEPS, {"number": number, "hops": hops}))
+    def introduce(self, number: int, chain: dict[str, Any]) -> None:
+        """Send steps that may follow a batch in the worker; ``execute`` refers to them by the number."""
+        self._send(messages.json_frame(messages.FUSED_STEPS, {"number": number, "chain": chain}))
 
     def packer(self) -> codec.Packer[RequestHeader]:
         """Return the packer for the requests of one instance, which was just loaded."""
@@ -172,11 +171,11 @@ class WorkerChannel:
         *,
         traced: bool,
     ) -> None:
-        """Send a batch, and the number of its fused steps, 0 for none. ``traced``: requests may have trace contexts.
+        """Send a batch, and the number of its fused steps; 0 for none. ``traced``: requests may have trace contexts.
 
         Raises the error of a request that cannot be packed; then nothing was sent.
         """
-        parts: list[Buffer] = [messages.fused_part(fused_steps)] if fused_steps else []
+        parts: list[Buffer] = []
         packer.begin()
         try:
             contexts = _contexts_frame(batch, requests) if traced and self._sends_contexts else b""
@@ -185,9 +184,10 @@ class WorkerChannel:
         except BaseException:
             packer.withdraw()
             raise
+        if fused_steps:
+            parts.append(messages.NUMBER.pack(fused_steps))
         tokens = self._borrower.take_released()
-        kind = messages.EXECUTE_FUSED if fused_steps else messages.EXECUTE
-        message = messages.batch_message(kind, batch, len(requests), tokens, None, parts)
+        message = messages.batch_message(messages.EXECUTE, batch, len(requests), tokens, None, parts)
         self._send(contexts + message if contexts else message)
 
     def send_contexts(self, batches: Iterable[tuple[int, Sequence[InferenceRequest]]]) -> None:
@@ -262,8 +262,6 @@ class WorkerChannel:
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
         if kind == messages.RESULT:
             self._result(count, body)
-        elif kind == messages.RESULT_FUSED:
-            self._result(count, body, with_fused=True)
         elif kind in (messages.PART, messages.LAST):
             self._part(count, body, kind == messages.LAST)
         elif kind == messages.REPORT:
@@ -312,12 +310,9 @@ class WorkerChannel:
         self._answers[self._last_number] = answered
         return messages.json_frame(kind, value, self._last_number)
 
-    def _result(self, count: int, body: memoryview, *, with_fused: bool = False) -> None:
+    def _result(self, count: int, body: memoryview) -> None:
         batch, tokens, at = messages.read_batch(body)
         timings, at = messages.read_timings(body, at)
-        fused: FusedBatch | None = None
-        if with_fused:
-            fused, at = messages.read_follow(body, at)
         responses: list[InferenceResponse | None] = []
         for _ in range(count):
             response, at = codec.read_response(self._results, body, at)
@@ -326,7 +321,7 @@ class WorkerChannel:
         for token in tokens:
             self._buffer_leases.returned(token)
         assert self._on_result is not None
-        self._on_result(batch, responses, timings, fused)
+        self._on_result(batch, responses, timings, body[at:])
 
     def _part(self, index: int, body: memoryview, final: bool) -> None:
         batch, tokens, at = messages.read_batch(body)

@@ -48,7 +48,7 @@ _PATIENCE: Final = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 _GIVE_UP: Final = 4.0
 """Seconds after which the remaining processes are left alone."""
-_LOOK_AGAIN: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 _PROC: Final = Path("/proc")
 
 
@@ -66,7 +66,7 @@ class OrphanEnding:
         self._began = time.monotonic()
         self._told: set[int] = set()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Signal the processes that exist; return whether to look again."""
         there = self._find()
         passed = time.monotonic() - self._began
@@ -89,8 +89,8 @@ class OrphanReaper:
 
     @property
     def pause(self) -> float | None:
-        """Seconds until the next call of ``look``; None if none is needed."""
-        return _LOOK_AGAIN if self._ending else None
+        """Seconds until the next call of ``poll``; None if none is needed."""
+        return _POLL_SECONDS if self._ending else None
 
     def end(self, worker: int, mark: str) -> None:
         """End the orphans of a worker that has ended, identified by its process id and its mark."""
@@ -105,21 +105,21 @@ class OrphanReaper:
             ]
 
         self._ending.append(OrphanEnding(find))
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Continue with all unfinished endings."""
-        self._ending = [each for each in self._ending if each.look()]
+        self._ending = [each for each in self._ending if each.poll()]
 
 
 def end_all() -> None:
     """End all descendants of this process. Blocks for some seconds at most."""
     ending = OrphanEnding(lambda: _descendants(os.getpid()))
-    while ending.look():
+    while ending.poll():
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)
 
 
 def end_those_of(fork_server: int, workers: Collection[int]) -> None:
@@ -138,8 +138,8 @@ def end_those_of(fork_server: int, workers: Collection[int]) -> None:
         ]
 
     ending = OrphanEnding(find)
-    while ending.look():
-        time.sleep(_LOOK_AGAIN)
+    while ending.poll():
+        time.sleep(_POLL_SECONDS)
 
 
 def _processes() -> tuple[dict[int, int], dict[int, int]]:

@@ -16,7 +16,7 @@ from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest, RequestHeader, request_ids_of
-from nerite.core.response import EMPTY, InferenceResponse
+from nerite.core.response import InferenceResponse
 from nerite.instances.instance import Batch, Done, ModelInstance, OnReport, Part, ReadinessCheck
 from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.scheduling.stall_detectors import EngineStallDetector, SlowBatchDetector
@@ -24,7 +24,6 @@ from nerite.workers.host.fused import FusedPath
 from nerite.workers.host.process import WorkerPlan, WorkerProcess
 from nerite.workers.ipc import messages
 from nerite.workers.ipc.codec import Packer
-from nerite.workers.ipc.messages import FusedBatch
 
 _log = logging.getLogger("nerite.execution")
 
@@ -92,10 +91,9 @@ class RemoteInstance:
         if number < messages.SEATS or number in self._open:  # the numbers wrapped around, or this one is still in use
             number = self._free_number()
         worker_process = self._worker_process
-        fused_paths = worker_process.fused_paths
-        fused_path = None if fused_paths is None else fused_paths.of(batch)
-        following = 0 if fused_path is None else fused_path.number
-        worker_process.channel.execute(self._packer, number, batch, following, traced=self.traced)
+        fused_path = worker_process.fused_paths.of(batch)
+        fused_steps = 0 if fused_path is None else fused_path.number
+        worker_process.channel.execute(self._packer, number, batch, fused_steps, traced=self.traced)
         self._number, self._batch, self._fused_path = number, batch, fused_path
         if self.report is not None:
             self._watch.handed(batch, self.plan.server_context.loop.time())
@@ -153,15 +151,14 @@ class RemoteInstance:
         number: int,
         responses: Sequence[InferenceResponse | None],
         timings: ExecutionTimes,
-        fused: FusedBatch | None,
+        fused_runs: memoryview,
     ) -> None:
         """Take the result of a batch, and of the fused steps that followed it."""
         batch = self._batch
         assert batch is not None and number == self._number
         self._batch = None
-        if fused is not None:
-            responses = self._with_fused(batch, responses, fused)
-            timings.followed = bool(fused.runs)
+        if self._fused_path is not None:
+            responses = self._fused_path.finish(batch, responses, timings, fused_runs)
         if self.report is not None:
             self._watch.answered(request for request, it in zip(batch, responses, strict=True) if it is not None)
         if None in responses:
@@ -304,17 +301,6 @@ class RemoteInstance:
                     return number, index
         return None
 
-    def _with_fused(
-        self, batch: Batch, responses: Sequence[InferenceResponse | None], fused: FusedBatch
-    ) -> Sequence[InferenceResponse | None]:
-        """Record the fused steps; return the responses, with an empty one for each None from a fused step."""
-        assert self._fused_path is not None
-        self._fused_path.gone(batch, fused)
-        return [
-            EMPTY if response is None and reached else response
-            for response, reached in zip(responses, fused.reached, strict=True)
-        ]
-
     def _free_number(self) -> int:
         number = self._number | messages.SEATS
         while number in self._open:
@@ -330,7 +316,7 @@ def _ignored(_instance: ModelInstance, _report: EngineReport | None) -> None:
 
 LONG: Final = 60
 """An execution may last this many times as long as the event loop may stall."""
-_LOOKS: Final = 4
+_CHECKS: Final = 4
 """Number of checks within that time."""
 
 
@@ -347,7 +333,7 @@ class SlowBatchMonitor:
         """Check periodically, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._limit / _LOOKS)
+            await asyncio.sleep(self._limit / _CHECKS)
             for instance in self._instances():
                 if isinstance(instance, RemoteInstance):
                     self._check(instance, loop.time())
@@ -356,6 +342,6 @@ class SlowBatchMonitor:
         watch = self._watches.get(instance)
         if watch is None:
             watch = self._watches[instance] = SlowBatchDetector(self._limit)
-        seconds = watch.look(instance.executes, now)
+        seconds = watch.check(instance.executes, now)
         if seconds is not None:
             instance.log_stacks(seconds)

@@ -33,7 +33,6 @@ from nerite.workers.host.fork_server import ForkedProcess
 from nerite.workers.host.fused import FusedPaths
 from nerite.workers.host.server_context import ServerContext
 from nerite.workers.ipc import messages
-from nerite.workers.ipc.messages import FusedBatch
 from nerite.workers.ipc.shared_memory import Arena
 
 
@@ -98,7 +97,7 @@ class HostedInstance(ModelInstance, Protocol):
         number: int,
         responses: Sequence[InferenceResponse | None],
         timings: ExecutionTimes,
-        fused: FusedBatch | None,
+        fused_runs: memoryview,
     ) -> None:
         """Take the result of a batch, and of the fused steps that followed it."""
 
@@ -149,9 +148,8 @@ class WorkerProcess:
         self._process: ForkedProcess | None = None
         self._channel: WorkerChannel | None = None
         self._bls_server: BlsServer | None = None
-        self._fused_paths: FusedPaths | None = None
-        self.fused_paths: FusedPaths | None = None
-        """Finds the fused steps that may follow a batch; None while the worker has fewer than two members."""
+        self.fused_paths: FusedPaths
+        """Finds the fused steps that may follow a batch, while the process is up."""
         self.metrics = ReportedMetrics()
         """Metrics that the models in this worker count themselves."""
         self._starting: asyncio.Task[None] | None = None
@@ -255,11 +253,11 @@ class WorkerProcess:
         number: int,
         responses: Sequence[InferenceResponse | None],
         timings: ExecutionTimes,
-        fused: FusedBatch | None,
+        fused_runs: memoryview,
     ) -> None:
         member = self._members.get(number & messages.SEAT)
         if member is not None:
-            member.result(number, responses, timings, fused)
+            member.result(number, responses, timings, fused_runs)
 
     def _response(
         self, number: int, index: int, response: InferenceResponse, final: bool, timings: ExecutionTimes
@@ -336,7 +334,7 @@ class WorkerProcess:
             self._server_context.server, channel, self._batch_of, tenants=self._server_context.tenant_admission.in_force
         )
         self._process, self._channel, self._bls_server = process, channel, bls_server
-        self._fused_paths = FusedPaths(self._server_context.server, channel, self._seat_of)
+        self.fused_paths = FusedPaths(self._server_context.server, self._seat_of, channel.introduce)
         channel.metrics = self.metrics
         channel.attach(self._loop, self._result, self._response, self._reported, self._ended, bls_server)
         if not self._members:  # all members that waited for it have left
@@ -422,9 +420,8 @@ class WorkerProcess:
         self._leaving.pop(seat)()
 
     def _changed(self) -> None:
-        if self._fused_paths is not None:
-            self._fused_paths.forget()
-        self.fused_paths = self._fused_paths if len(self._members) > 1 else None
+        if self._channel is not None:
+            self.fused_paths.forget()
 
     def _seat_of(self, version: VersionHandle) -> int | None:
         """Return the seat of a usable instance of a version in this worker; None if it has none."""
@@ -441,7 +438,7 @@ class WorkerProcess:
     def _drop_process(self) -> None:
         """Kill the process, if there is one, and release what belongs to it."""
         process, channel = self._process, self._channel
-        self._process = self._channel = self._bls_server = self._fused_paths = self.fused_paths = None
+        self._process = self._channel = self._bls_server = None
         if self._exit_timer is not None:
             self._exit_timer.cancel()
             self._exit_timer = None

@@ -3,11 +3,9 @@
 A message is a frame: length, kind and a count in eight bytes, then a body, padded to a multiple of eight so that tensor
 data is aligned. Rare messages carry JSON. The frequent ones are packed:
 
-    EXECUTE   batch, returned tokens, then a record per request
-    RESULT    batch, returned tokens, ``ExecutionTimes``, then a record per response
-    EXECUTE_FUSED, RESULT_FUSED  the same for a batch that fused steps may follow: EXECUTE_FUSED has the number from a
-              FUSED_STEPS message before its records; RESULT_FUSED has each ``FusedRun`` before its records, and the
-              last step that each request reached
+    EXECUTE   batch, returned tokens, then a record per request; in the end the number of its fused steps, if any
+    RESULT    batch, returned tokens, ``ExecutionTimes``, then a record per response; in the end the executions of
+              fused steps, if there were any (see ``child.fused``)
     PART      batch, returned tokens, ``ExecutionTimes``, then the record of one response to one request of the batch
     LAST      like PART, for the last response to the request
     CONTEXTS  batch, then for each traced request its index and trace context: sent before EXECUTE, once the worker
@@ -30,7 +28,7 @@ import json
 import signal
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
 from nerite.core.errors import BY_CODE, Internal, NeriteError
@@ -54,8 +52,7 @@ RESUME: Final = 8  # the receiver can take more again
 OF_REQUEST: Final = (CANCEL, PAUSE, RESUME)
 ANSWER: Final = 9  # the count is 1 for the last response
 REPLY: Final = 10  # JSON: the reply to ASK
-FUSED_STEPS: Final = 11  # JSON: models in this worker that may follow a batch, and the number that refers to them
-EXECUTE_FUSED: Final = 12
+FUSED_STEPS: Final = 11  # JSON: steps that may follow a batch in this worker, and the number that refers to them
 CONTEXTS: Final = 13  # the count is the number of requests in it
 TRIM: Final = 14  # release tensor memory that was not used since the last TRIM
 # From a worker to the server.
@@ -69,7 +66,6 @@ CALL: Final = 22
 GIVE_UP: Final = 23  # no more responses to a call are wanted
 TAKEN: Final = 24  # the count is the number of responses to a call that were read
 ASK: Final = 25  # JSON: query or control other models for a model
-RESULT_FUSED: Final = 26
 REPORT: Final = 27  # the count is the seat of the engine
 METRICS: Final = 28  # JSON: number of changes, and the metrics of the models in this worker with all those changes
 METRICS_DUE: Final = 30  # JSON: number of changes before the next response; METRICS with them follows
@@ -86,8 +82,7 @@ FRAME: Final = struct.Struct("<IHH")
 _BATCH: Final = struct.Struct("<II")
 _MARKS: Final = struct.Struct("<QQQQQ")
 _CALLER: Final = struct.Struct("<IHH")
-_PAIR: Final = struct.Struct("<II")
-_RUN: Final = struct.Struct("<HHI")
+NUMBER: Final = struct.Struct("<Q")
 _CONTEXT: Final = struct.Struct("<16sQHH4x")
 SEATS: Final = 256
 """Maximum number of instances in one worker. The lowest byte of a batch number is the seat of its instance."""
@@ -200,7 +195,7 @@ def batch_message(
         padded = (*tokens, 0) if len(tokens) & 1 else tokens
         head += struct.pack(f"<{len(padded)}I", *padded)
     if timings is not None:
-        head += _packed_times(timings)
+        head += packed_times(timings)
     size = FRAME.size + len(head) + sum(map(len, records))
     return b"".join((FRAME.pack(size, kind, count), head, *records))
 
@@ -247,69 +242,8 @@ def read_contexts(body: memoryview, count: int) -> dict[int, TraceContext]:
     return contexts
 
 
-class FusedRun(NamedTuple):
-    """One execution of a fused step."""
-
-    step: int
-    """Index of the step among the fused steps, from 1."""
-    timings: ExecutionTimes
-    rows: int
-    requests: Sequence[int]
-    """Indices of the requests in the batch."""
-
-
-class FusedBatch(NamedTuple):
-    """Result of the fused steps that followed a batch."""
-
-    runs: list[FusedRun]
-    reached: list[int]
-    """By request, the step whose response it has: 0 is the model that was given the batch."""
-
-
-def fused_part(number: int) -> bytes:
-    """Return the part before the records of an EXECUTE_FUSED message."""
-    return _PAIR.pack(number, 0)
-
-
-def read_fused(body: memoryview, at: int) -> tuple[int, int]:
-    """Return the number that ``fused_part`` encoded, and where the records begin."""
-    number: int = _PAIR.unpack_from(body, at)[0]
-    return number, at + _PAIR.size
-
-
-def follow_part(fused: FusedBatch) -> bytes:
-    """Return the part before the records of a RESULT_FUSED message."""
-    parts = [_PAIR.pack(len(fused.runs), len(fused.reached))]
-    for step, timings, rows, requests in fused.runs:
-        parts += (_RUN.pack(step, len(requests), rows), _packed_times(timings), _packed_shorts(requests))
-    parts.append(_packed_shorts(fused.reached))
-    return b"".join(parts)
-
-
-def read_follow(body: memoryview, at: int) -> tuple[FusedBatch, int]:
-    """Return the result that ``follow_part`` encoded, and where the records begin."""
-    runs, size = _PAIR.unpack_from(body, at)
-    at += _PAIR.size
-    fused = FusedBatch([], [])
-    for _ in range(runs):
-        step, count, rows = _RUN.unpack_from(body, at)
-        timings, at = read_timings(body, at + _RUN.size)
-        requests, at = _read_shorts(body, at, count)
-        fused.runs.append(FusedRun(step, timings, rows, requests))
-    reached, at = _read_shorts(body, at, size)
-    fused.reached.extend(reached)
-    return fused, at
-
-
-def _packed_shorts(values: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(values)}H{-len(values) % 4 * 2}x", *values)
-
-
-def _read_shorts(body: memoryview, at: int, count: int) -> tuple[tuple[int, ...], int]:
-    return struct.unpack_from(f"<{count}H", body, at), at + (count + 3) // 4 * 8
-
-
-def _packed_times(timings: ExecutionTimes) -> bytes:
+def packed_times(timings: ExecutionTimes) -> bytes:
+    """Return the times of a RESULT, PART or LAST message."""
     return _MARKS.pack(
         timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns, timings.failed
     )
@@ -329,7 +263,7 @@ def read_batch(body: memoryview) -> tuple[int, tuple[int, ...], int]:
 
 
 def read_timings(body: memoryview, at: int) -> tuple[ExecutionTimes, int]:
-    """Return the times of a RESULT, PART or LAST message, and where its records begin."""
+    """Return the times that ``packed_times`` encoded, and where the rest of the message begins."""
     timings = ExecutionTimes()
     started, ready, computed, ended, failed = _MARKS.unpack_from(body, at)
     timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns = started, ready, computed, ended
