@@ -8,7 +8,6 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from nerite.config.model_config import (
-    InstanceKind,
     ModelConfig,
     ModelDynamicBatching,
     ModelInstanceGroup,
@@ -16,8 +15,6 @@ from nerite.config.model_config import (
     ModelSequenceBatching,
     ModelTransactionPolicy,
     ModelVersionPolicy,
-    PinnedMemoryBuffer,
-    VersionPolicyLatest,
 )
 from nerite.core.errors import InvalidArgument
 
@@ -192,7 +189,7 @@ def normalise(config: ModelConfig) -> ModelConfig:
     """Return ``config`` with version policy, batching and optimisation filled in. Idempotent."""
     config = dataclasses.replace(
         config,
-        version_policy=config.version_policy or ModelVersionPolicy(latest=VersionPolicyLatest(num_versions=1)),
+        version_policy=config.version_policy or ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=1)),
         dynamic_batching=_dynamic(config.dynamic_batching, config.max_batch_size),
         sequence_batching=_sequence(config.sequence_batching, config.max_batch_size),
     )
@@ -230,7 +227,7 @@ def _sequence(batching: ModelSequenceBatching | None, max_batch_size: int) -> Mo
 
 def _optimization(policy: ModelOptimizationPolicy | None) -> ModelOptimizationPolicy:
     policy = policy or ModelOptimizationPolicy()
-    pinned = PinnedMemoryBuffer(enable=True)
+    pinned = ModelOptimizationPolicy.PinnedMemoryBuffer(enable=True)
     return dataclasses.replace(
         policy,
         input_pinned_memory=policy.input_pinned_memory or pinned,
@@ -238,7 +235,7 @@ def _optimization(policy: ModelOptimizationPolicy | None) -> ModelOptimizationPo
     )
 
 
-def _preferred(backend: str) -> InstanceKind:
+def _preferred(backend: str) -> ModelInstanceGroup.Kind:
     return "KIND_CPU" if backend in _ON_CPU_UNLESS_TOLD else "KIND_AUTO"
 
 

@@ -13,9 +13,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nerite.config.mistake import ConfigSource, FieldPath, Mistake, field_remedy, meant_value
+from nerite.config.mistake import ConfigSource, FieldPath, Mistake, meant_value
 from nerite.config.model_config import ModelConfig
-from nerite.config.schema import BOUNDS, PACKAGE, FieldSchema, MessageSchema, schema_of, show_float, single
+from nerite.config.schema import (
+    BOUNDS,
+    PACKAGE,
+    FieldSchema,
+    MessageSchema,
+    field_remedy,
+    schema_of,
+    show_float,
+    single,
+)
 from nerite.config.text import Parsed
 
 # JSON as protobuf's parser takes it: names without quotes, strings in single ones, a comma behind the last element.
@@ -132,7 +141,7 @@ def _wrong(expected: str, text: str, at: int) -> ValueError:
     return ValueError(f"Expected {expected} at line {line} column {column}, got {found}")
 
 
-_ROOT: Final = schema_of(ModelConfig)
+_ROOT: Final = schema_of()
 _INTEGER: Final = re.compile("-?[0-9]+")
 _JSON_FORM_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _JSON_FORM_LONGEST: Final = 40
@@ -228,12 +237,12 @@ class _Reader:
 
     def message(self, schema: MessageSchema, data: Mapping[str, Any], path: FieldPath, where: str) -> Any:
         """Return the message that ``data`` says, as far as it can be read."""
-        arguments: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         seen: set[str] = set()
         for name, value in data.items():
             declared = schema.by_json_name.get(name)
             if declared is None:
-                _, remedy = field_remedy(name, schema, _ROOT)
+                _, remedy = field_remedy(name, schema)
                 self.report(f"{_in(where)}{name}: Cannot find field.", (*path, name), remedy)
                 continue
             if value is None:
@@ -251,8 +260,8 @@ class _Reader:
             inner = f"{where}.{declared.name}" if where else declared.name
             result = self.field(declared, value, (*path, declared.name), inner, where)
             if result is not None:
-                arguments[declared.attribute] = result
-        return schema.type(**arguments)
+                values[declared.name] = result
+        return schema.make(values)
 
     def field(self, declared: FieldSchema, value: Any, path: FieldPath, where: str, outer: str) -> Any:
         """Return the value of a field, None where there is none."""
@@ -300,7 +309,7 @@ class _Reader:
                 return read
             kind, remedy = f"TYPE_{declared.kind.upper()}", _remedy(declared)
             if declared.kind == "enum":
-                kind = f"type.googleapis.com/{PACKAGE}.{declared.enum}"
+                kind = f"type.googleapis.com/{PACKAGE}.{declared.type_name}"
                 meant = meant_value(value, declared.values) if isinstance(value, str) else ""
                 remedy = f"Write {meant}." if meant else f"Write one of {', '.join(declared.values)}."
         shown = (

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
-from nerite.config.schema import MessageSchema
 from nerite.core.errors import InvalidArgument, NeriteError
 
 FieldPath: TypeAlias = tuple[str | int, ...]
@@ -116,8 +114,6 @@ _MOST_LOOKED_AT: Final = 1000
 _MOST_COMPARED: Final = 50
 """Names that are compared in full, of those that have most characters in common with the wrong one."""
 
-LISTED: Final = "Remove it: it is none of the fields that are listed above."
-"""What to do about a name where ``fields_of`` was told already."""
 _ELSEWHERE: Final = {
     "FLOAT": "TYPE_FP32",
     "FLOAT16": "TYPE_FP16",
@@ -161,23 +157,3 @@ def meant_value(wrong: str, values: Sequence[str]) -> str:
             return value
     other = _ELSEWHERE.get(upper.removeprefix("TYPE_"), "")
     return other if other in values else nearest(upper, values)
-
-
-def field_remedy(wrong: str, message: MessageSchema, root: MessageSchema) -> tuple[str, str]:
-    """Return the field of ``message`` that ``wrong`` was meant to be, or nothing, and what to do about it."""
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", wrong).lower().replace("-", "_")
-    if snake in message.fields:
-        return snake, f"Write {snake}."
-    if meant := nearest(snake, message.fields, 0.85):
-        return meant, f"Did you mean {meant}?"
-    places = [".".join(place[:-1]) or "the top level" for place in root.places(snake)]
-    if places:
-        return "", f"'{snake}' is not part of this. It belongs to {' or '.join(places[:3])}."
-    if meant := nearest(snake, message.fields):
-        return meant, f"Did you mean {meant}?"
-    return "", fields_of(message)
-
-
-def fields_of(message: MessageSchema) -> str:
-    """Return the remedy that lists the fields of ``message``."""
-    return f"The fields here are: {', '.join(message.fields)}."

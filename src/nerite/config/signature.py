@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Final
 
-from nerite.config.model_config import ModelConfig, ModelOutput, SequenceInitialState, SequenceState
+from nerite.config.model_config import ModelConfig, ModelOutput, ModelSequenceBatching
 from nerite.core import tensor as dtypes
 from nerite.core.client_text import check_inside_directory
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
@@ -70,20 +70,20 @@ def read_labels(model: str, output: ModelOutput, directory: Path) -> tuple[str, 
 FOLDER: Final = "initial_state"
 
 
-def initial_dims(state: SequenceState) -> tuple[int, ...]:
+def initial_dims(state: ModelSequenceBatching.State) -> tuple[int, ...]:
     """Return the shape of a state before the first request, without the batch dimension: 1 for what may be any size."""
     dims = state.initial_state[0].dims if state.initial_state else state.dims
     return tuple(1 if dim == -1 else dim for dim in dims)
 
 
-def read_initial_state(state: SequenceState, directory: Path) -> bytes:
+def read_initial_state(state: ModelSequenceBatching.State, directory: Path) -> bytes:
     """Return the data of a valid state before the first request: of its file, or zeros, or strings without length.
 
     Blocks. Raises Triton's refusals of a file in ``directory``.
     """
     elements = math.prod(initial_dims(state))
     datatype = dtypes.BY_CONFIG_NAME[state.data_type]
-    initial = state.initial_state[0] if state.initial_state else SequenceInitialState()
+    initial = state.initial_state[0] if state.initial_state else ModelSequenceBatching.InitialState()
     if initial.data_file is None:
         return bytes(elements * (datatype.size or 4))
     content = _content(state.input_name, initial.data_file, directory / FOLDER)

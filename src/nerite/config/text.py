@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from nerite.config.mistake import LISTED, ConfigSource, FieldPath, Mistake, field_remedy, fields_of
+from nerite.config.mistake import ConfigSource, FieldPath, Mistake
 from nerite.config.model_config import ModelConfig
 from nerite.config.scalars import expected, read_scalar
 from nerite.config.scanner import CLOSERS, OPENERS, Astray, Cursor, TextToken
-from nerite.config.schema import FieldSchema, MessageSchema, schema_of
+from nerite.config.schema import FieldSchema, MessageSchema, field_remedy, fields_of, schema_of
 from nerite.core.errors import Internal
 
 # What reading a configuration brought: the configuration as far as it could be read, and the mistakes.
@@ -38,9 +38,11 @@ class Parsed:
         return self.doubtful is not None and self.doubtful.isdisjoint(fields)
 
 
-_ROOT = schema_of(ModelConfig)
-_VALUES = frozenset({"integer", "float", "string", "placeholder"})
-_A_FIELD = "Write a field's name, a colon, and its value."
+_ROOT: Final = schema_of()
+_VALUES: Final = frozenset({"integer", "float", "string", "placeholder"})
+_LISTED: Final = "Remove it: it is none of the fields that are listed above."
+"""Remedy for an unknown field of a message whose fields were listed already."""
+_A_FIELD: Final = "Write a field's name, a colon, and its value."
 
 
 def parse_text(text: str, file: str = "") -> Parsed:
@@ -55,16 +57,7 @@ def parse_text(text: str, file: str = "") -> Parsed:
         dataclasses.replace(mistake, error=Internal, client_message=client_message)
         for mistake in source.place(mistakes)
     ]
-    return Parsed(_build(_ROOT, values), source, tuple(placed), doubtful)
-
-
-def _build(schema: MessageSchema, values: dict[str, Any]) -> Any:
-    """Make the message that ``values``, by field name, are the fields of."""
-    arguments = {}
-    for name, value in values.items():
-        declared = schema.fields[name]
-        arguments[declared.attribute] = tuple(value) if declared.repeated else value
-    return schema.type(**arguments)
+    return Parsed(_ROOT.make(values), source, tuple(placed), doubtful)
 
 
 def _read_configuration(cursor: Cursor) -> dict[str, Any]:
@@ -186,11 +179,11 @@ def _read_field(
 
 def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, token: TextToken, name: str) -> None:
     # Finding out what was meant takes time, and the list of fields is long: it is told once.
-    meant, remedy = ("", LISTED) if cursor.has_many else field_remedy(name, schema, _ROOT)
+    meant, remedy = ("", _LISTED) if cursor.has_many else field_remedy(name, schema)
     if remedy == (listing := fields_of(schema)):
-        remedy = LISTED if listing in cursor.listed else listing
+        remedy = _LISTED if listing in cursor.listed else listing
         cursor.listed.add(listing)
-    if not meant and schema.type is dict:
+    if not meant and schema.is_entry:
         value = "{ … }" if schema.fields["value"].kind == "message" else "…"
         remedy = f'An entry of {path[-2]} is written: {path[-2]} {{ key: "{name}" value: {value} }}'
     message = f'Message type "{schema.full_name}" has no field named "{name}".'
@@ -226,17 +219,14 @@ def _read_value(
     cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], name: TextToken
 ) -> None:
     """Read what stands behind the name of a field into ``values``."""
-    composite = declared.kind == "message" or declared.key is not None
-    if composite:
+    if declared.composite:
         cursor.took(":")
     elif not _take_colon(cursor, declared, where):
         return
-    if declared.many and cursor.at("[") and (composite or declared.repeated):
+    if declared.many and cursor.at("["):
         _read_list(cursor, declared, where, values)
-    elif composite:
-        _read_element(cursor, declared, where, values, name)
     else:
-        _read_element(cursor, declared, where, values, cursor.here)
+        _read_element(cursor, declared, where, values, name if declared.composite else cursor.here)
 
 
 def _take_colon(cursor: Cursor, declared: FieldSchema, where: FieldPath) -> bool:
@@ -271,7 +261,6 @@ def _read_element_of_list(
     cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], opener: TextToken
 ) -> bool:
     """Read an element and the comma or bracket behind it; return True if another element follows."""
-    composite = declared.kind == "message" or declared.key is not None
     _read_element(cursor, declared, where, values, cursor.here)
     if cursor.took("]"):
         return False
@@ -281,7 +270,7 @@ def _read_element_of_list(
     if cursor.took(","):
         if not cursor.at("]"):
             return True
-        message = 'Expected "{", found "]".' if composite else expected(declared, "]")
+        message = 'Expected "{", found "]".' if declared.composite else expected(declared, "]")
         cursor.report(message, cursor.here, where, 'Remove the comma before this "]".', doubt="")
         cursor.take()
         return False
@@ -316,7 +305,7 @@ def _read_one(cursor: Cursor, declared: FieldSchema, path: FieldPath, start: Tex
     if declared.kind != "message":
         return read_scalar(cursor, declared, path)
     fields = _read_braces(cursor, declared, declared.message, path, start)
-    return None if fields is None else _build(declared.message, fields)
+    return None if fields is None else declared.message.make(fields)
 
 
 def _read_entry(
@@ -331,7 +320,7 @@ def _read_entry(
         return
     key = fields.get("key", "" if declared.key == "string" else 0)
     value = schema.fields["value"]
-    default = _build(value.message, {}) if value.kind == "message" else ""
+    default = value.message.make({}) if value.kind == "message" else ""
     entries[key] = fields.get("value", default)
     # While the entry was read its key was not known; now each part gets the path by which it will be asked for.
     for path in list(cursor.positions)[known:]:

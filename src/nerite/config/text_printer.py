@@ -15,7 +15,7 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\
 
 def to_text(config: ModelConfig) -> str:
     """Return ``config`` as the text of a config.pbtxt. What has its default value is left out."""
-    return "".join(f"{line}\n" for line in _message(schema_of(ModelConfig), config))
+    return "".join(f"{line}\n" for line in _message(schema_of(), config))
 
 
 def _message(schema: MessageSchema, message: Any) -> Iterator[str]:

@@ -349,7 +349,7 @@ def without_effect(written: ModelConfig, backend: str) -> Iterator[str]:
     if backend and backend not in BACKENDS:
         return
     for name, why in FIELDS.items():
-        if backend not in why.heeded_by and _is_set(written, schema_of(ModelConfig), name.split(".")):
+        if backend not in why.heeded_by and _is_set(written, schema_of(), name.split(".")):
             place = "" if not why.heeded_by else f" with backend '{backend}'" if backend else " for an ensemble"
             yield f"'{name}' has no effect{place}: {why.reason}"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from nerite.config.defaults import ENSEMBLE
 from nerite.config.mistake import FieldPath, Mistake, nearest
-from nerite.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput
+from nerite.config.model_config import ModelConfig, ModelEnsembling, ModelInput, ModelOutput
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ def _check_fields(config: ModelConfig) -> Iterator[Mistake]:
         )
 
 
-def _add_step(name: str, graph: dict[str, _Tensor], index: int, step: EnsembleStep) -> Iterator[Mistake]:
+def _add_step(name: str, graph: dict[str, _Tensor], index: int, step: ModelEnsembling.Step) -> Iterator[Mistake]:
     """Put the tensors of a step into ``graph``, and find what is wrong with the step itself."""
     path = ("ensemble_scheduling", "step", index)
     for field_name, value, form in (
@@ -255,7 +255,11 @@ def _said(config: ModelConfig, tensor: ModelInput | ModelOutput, *, reshaped: bo
 
 
 def _validate_wiring_check_inputs(
-    ensemble: str, step: EnsembleStep, part: ModelConfig, tensors: dict[str, _ValidateWiringTensor], path: FieldPath
+    ensemble: str,
+    step: ModelEnsembling.Step,
+    part: ModelConfig,
+    tensors: dict[str, _ValidateWiringTensor],
+    path: FieldPath,
 ) -> Iterator[Mistake]:
     declared = {tensor.name: tensor for tensor in part.input}
     for name, tensor in step.input_map.items():
@@ -280,7 +284,11 @@ def _validate_wiring_check_inputs(
 
 
 def _validate_wiring_check_outputs(
-    ensemble: str, step: EnsembleStep, part: ModelConfig, tensors: dict[str, _ValidateWiringTensor], path: FieldPath
+    ensemble: str,
+    step: ModelEnsembling.Step,
+    part: ModelConfig,
+    tensors: dict[str, _ValidateWiringTensor],
+    path: FieldPath,
 ) -> Iterator[Mistake]:
     declared = {tensor.name: tensor for tensor in part.output}
     for name, tensor in step.output_map.items():
@@ -327,7 +335,7 @@ def _shape(dims: Sequence[int]) -> str:
 
 
 def _check_streams(
-    config: ModelConfig, steps: Sequence[EnsembleStep], parts: Sequence[ModelConfig]
+    config: ModelConfig, steps: Sequence[ModelEnsembling.Step], parts: Sequence[ModelConfig]
 ) -> Iterator[Mistake]:
     """Find where tensors of which there are several meet others: what belongs to which would be anybody's guess."""
     origins = {tensor.name: -1 for tensor in config.input}
@@ -382,7 +390,7 @@ class EnsembleCandidate:
     failure: str = ""
     """Why there is no version, in the words in which a load says so."""
 
-    def version(self, step: EnsembleStep) -> int | None:
+    def version(self, step: ModelEnsembling.Step) -> int | None:
         """Return the version that a step means; None if it is not there."""
         wanted = self.latest if step.model_version < 0 else step.model_version
         return wanted if wanted in self.configs else None
@@ -421,7 +429,7 @@ def circular_ensembles(ensemble: str, before: str) -> Mistake:
     )
 
 
-def _missing(ensemble: str, steps: Sequence[EnsembleStep], missing: Sequence[int]) -> Mistake:
+def _missing(ensemble: str, steps: Sequence[ModelEnsembling.Step], missing: Sequence[int]) -> Mistake:
     names = ", ".join(dict.fromkeys(steps[index].model_name for index in missing))
     return Mistake(
         message=f"ensemble {ensemble} contains models that are not available or ambiguous: {names}",
@@ -430,7 +438,7 @@ def _missing(ensemble: str, steps: Sequence[EnsembleStep], missing: Sequence[int
     )
 
 
-def _absent(ensemble: str, step: EnsembleStep, candidate: EnsembleCandidate, index: int) -> Mistake:
+def _absent(ensemble: str, step: ModelEnsembling.Step, candidate: EnsembleCandidate, index: int) -> Mistake:
     start = f"ensemble '{ensemble}' depends on '{candidate.name}'"
     if candidate.configs:
         there = ", ".join(map(str, sorted(candidate.configs)))

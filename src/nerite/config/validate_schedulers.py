@@ -6,23 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 from nerite.config.mistake import FieldPath, Mistake
-from nerite.config.model_config import (
-    ControlKind,
-    ModelConfig,
-    ModelDynamicBatching,
-    ModelQueuePolicy,
-    ModelSequenceBatching,
-    SequenceControl,
-    SequenceControlInput,
-    SequenceInitialState,
-    SequenceState,
-)
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching
 from nerite.config.signature import FOLDER
 
 _DYNAMIC: Final = ("dynamic_batching",)
 _SEQUENCE: Final = ("sequence_batching",)
 _CORRID: Final = "CONTROL_SEQUENCE_CORRID"
-_CONTROLS: Final[tuple[ControlKind, ...]] = (
+_CONTROLS: Final[tuple[ModelSequenceBatching.Control.Kind, ...]] = (
     "CONTROL_SEQUENCE_START",
     "CONTROL_SEQUENCE_END",
     "CONTROL_SEQUENCE_READY",
@@ -135,7 +125,9 @@ def check_sequence_batching(config: ModelConfig) -> Iterator[Mistake]:
         )
 
 
-def _check_control(batching: ModelSequenceBatching, kind: ControlKind, name: str) -> Iterator[Mistake]:
+def _check_control(
+    batching: ModelSequenceBatching, kind: ModelSequenceBatching.Control.Kind, name: str
+) -> Iterator[Mistake]:
     """Find what is wrong with one kind of control; with the first kind, also with the tensors as such."""
     tensors: set[str] = set()
     seen = False
@@ -160,7 +152,7 @@ def _check_control(batching: ModelSequenceBatching, kind: ControlKind, name: str
 
 
 def _check_tensor_name(
-    control_input: SequenceControlInput, tensors: set[str], path: FieldPath, name: str
+    control_input: ModelSequenceBatching.ControlInput, tensors: set[str], path: FieldPath, name: str
 ) -> Iterator[Mistake]:
     tensor = control_input.name
     if not tensor:
@@ -175,7 +167,7 @@ def _check_tensor_name(
     tensors.add(tensor)
 
 
-def _check_encoding(control: SequenceControl, path: FieldPath, name: str) -> Iterator[Mistake]:
+def _check_encoding(control: ModelSequenceBatching.Control, path: FieldPath, name: str) -> Iterator[Mistake]:
     tail = f"for {control.kind} for {name}"
     given = [encoding for encoding in _ENCODINGS if getattr(control, encoding)]
     if not given:
@@ -200,7 +192,7 @@ def _check_encoding(control: SequenceControl, path: FieldPath, name: str) -> Ite
         )
 
 
-def _check_correlation_id(control: SequenceControl, path: FieldPath, name: str) -> Iterator[Mistake]:
+def _check_correlation_id(control: ModelSequenceBatching.Control, path: FieldPath, name: str) -> Iterator[Mistake]:
     if any(getattr(control, encoding) for encoding in _ENCODINGS):
         yield Mistake(
             message="sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or "
@@ -254,7 +246,7 @@ def _check_name(
     taken.setdefault(name, kind)
 
 
-def _check_state(state: SequenceState, path: FieldPath, model: str) -> Iterator[Mistake]:
+def _check_state(state: ModelSequenceBatching.State, path: FieldPath, model: str) -> Iterator[Mistake]:
     for side, example in (("input_name", "input"), ("output_name", "output")):
         if not getattr(state, side):
             yield Mistake(
@@ -285,7 +277,7 @@ def _check_state(state: SequenceState, path: FieldPath, model: str) -> Iterator[
         )
 
 
-def _check_initial(state: SequenceState, path: FieldPath) -> Iterator[Mistake]:
+def _check_initial(state: ModelSequenceBatching.State, path: FieldPath) -> Iterator[Mistake]:
     """Find what is wrong with how a state begins, in Triton's words; the content of a file is not looked at."""
     name = state.input_name
     if len(state.initial_state) > 1:
@@ -300,7 +292,9 @@ def _check_initial(state: SequenceState, path: FieldPath) -> Iterator[Mistake]:
         yield from _check_value(state, initial, (*path, 0))
 
 
-def _check_value(state: SequenceState, initial: SequenceInitialState, path: FieldPath) -> Iterator[Mistake]:
+def _check_value(
+    state: ModelSequenceBatching.State, initial: ModelSequenceBatching.InitialState, path: FieldPath
+) -> Iterator[Mistake]:
     name = state.input_name
     if initial.data_type != state.data_type:
         yield Mistake(

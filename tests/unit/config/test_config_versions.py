@@ -5,12 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.config.loading import find_versions, select_versions
-from nerite.config.model_config import (
-    ModelVersionPolicy,
-    VersionPolicyAll,
-    VersionPolicyLatest,
-    VersionPolicySpecific,
-)
+from nerite.config.model_config import ModelVersionPolicy
 
 
 def test_versions_are_the_directories_with_a_number_for_a_name() -> None:
@@ -42,7 +37,7 @@ def test_the_largest_version() -> None:
 
 @given(st.sets(st.integers(0, 20)), st.integers(0, 5))
 def test_the_latest_are_those_with_the_highest_numbers(existing: set[int], count: int) -> None:
-    policy = ModelVersionPolicy(latest=VersionPolicyLatest(num_versions=count))
+    policy = ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=count))
     chosen = select_versions(policy, existing, "m")
     assert list(chosen.numbers) == sorted(sorted(existing, reverse=True)[:count])
     assert chosen.errors == ()
@@ -50,12 +45,14 @@ def test_the_latest_are_those_with_the_highest_numbers(existing: set[int], count
 
 @given(st.sets(st.integers(0, 20)))
 def test_all_is_all(existing: set[int]) -> None:
-    assert select_versions(ModelVersionPolicy(all=VersionPolicyAll()), existing, "m").numbers == tuple(sorted(existing))
+    assert select_versions(ModelVersionPolicy(all=ModelVersionPolicy.All()), existing, "m").numbers == tuple(
+        sorted(existing)
+    )
     assert select_versions(ModelVersionPolicy(), existing, "m").numbers == tuple(sorted(existing))
 
 
 def test_a_specific_version_that_is_not_there_is_told_and_the_others_are_served() -> None:
-    policy = ModelVersionPolicy(specific=VersionPolicySpecific(versions=(7, 3, 1, 7)))
+    policy = ModelVersionPolicy(specific=ModelVersionPolicy.Specific(versions=(7, 3, 1, 7)))
     assert select_versions(policy, [1, 2, 3], "m") == (
         (1, 3),
         ("version 7 is specified for model 'm', but the version directory is not present",),
