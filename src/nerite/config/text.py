@@ -1,9 +1,9 @@
-"""Reading a configuration's text form (config.pbtxt), with every mistake in it and not only the first.
+"""Parser of the text form of a configuration (config.pbtxt), which finds every mistake instead of only the first.
 
-The grammar is protobuf's text form as the configuration classes use it. The texts of the mistakes are those of
-protobuf's own parser, so that a search for them finds what others wrote; unlike that parser this one goes on after a
-mistake, and points at the word that is wrong rather than behind it. Where it cannot tell how the text goes on, it goes
-on with the next field of the configuration itself, so that a mistake does not make others.
+The grammar is protobuf's text format. The texts of the mistakes are those of protobuf's own parser, so that a search
+for them finds existing answers. Unlike that parser this one continues after a mistake, and points at the wrong token
+instead of behind it. If it cannot know how the text continues, it resumes at the next top-level field, so that one
+mistake does not cause others.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ from nerite.config.scanner import CLOSERS, OPENERS, Astray, Cursor, TextToken
 from nerite.config.schema import FieldSchema, MessageSchema, field_remedy, fields_of, schema_of
 from nerite.core.errors import Internal
 
-# What reading a configuration brought: the configuration as far as it could be read, and the mistakes.
-
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A configuration that was read, with everything that is wrong with its text."""
+    """A configuration as far as it could be read, with everything that is wrong with its text."""
 
     config: ModelConfig
     source: ConfigSource = field(default_factory=ConfigSource)
     mistakes: tuple[Mistake, ...] = ()
     doubtful: frozenset[str] | None = frozenset()
-    """The fields of the configuration that may not say what was meant; None: any of them."""
+    """The top-level fields whose values may not be what was meant; ``None``: any of them."""
 
     def trusts(self, fields: Iterable[str]) -> bool:
-        """Return True if all of ``fields`` say what was meant, so that it makes sense to judge them."""
+        """Return True if none of ``fields`` is doubtful, so that it makes sense to validate them."""
         return self.doubtful is not None and self.doubtful.isdisjoint(fields)
 
 
@@ -46,7 +44,7 @@ _A_FIELD: Final = "Write a field's name, a colon, and its value."
 
 
 def parse_text(text: str, file: str = "") -> Parsed:
-    """Read ``text``, which ``file`` is the name of. Never raises: what is wrong is in the result's ``mistakes``."""
+    """Parse ``text``; ``file`` is its name. Never raises: mistakes are part of the result."""
     cursor = Cursor(text)
     values = _read_configuration(cursor)
     mistakes = sorted(cursor.mistakes, key=lambda mistake: (mistake.line, mistake.column))
@@ -61,7 +59,7 @@ def parse_text(text: str, file: str = "") -> Parsed:
 
 
 def _read_configuration(cursor: Cursor) -> dict[str, Any]:
-    """Read the fields of the configuration itself, to the end of the text."""
+    """Read the top-level fields, up to the end of the text."""
     values: dict[str, Any] = {}
     seen: dict[str, TextToken] = {}
     cursor.open.append("")
@@ -74,7 +72,7 @@ def _read_configuration(cursor: Cursor) -> dict[str, Any]:
 
 
 def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener: TextToken) -> dict[str, Any]:
-    """Read the fields of a message up to and including the closer of ``opener``."""
+    """Read the fields of a message up to and including the bracket that closes ``opener``."""
     values: dict[str, Any] = {}
     seen: dict[str, TextToken] = {}
     closer = OPENERS[opener.text]
@@ -99,7 +97,7 @@ def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener
 def _read_part(
     cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, TextToken]
 ) -> None:
-    """Read one field of a message, or step over what is none. Raises ``Astray``."""
+    """Read one field of a message, or report and skip what is not a field. Raises ``Astray``."""
     if cursor.recovering and not cursor.at_field() and cursor.here.kind != "placeholder":
         raise Astray
     if cursor.here.kind == "identifier" or (cursor.here.kind == "string" and _quoted_name(cursor)):
@@ -114,7 +112,7 @@ def _quoted_name(cursor: Cursor) -> bool:
 
 
 def _step_over(cursor: Cursor, schema: MessageSchema, path: FieldPath) -> None:
-    """Report a word that cannot begin a field and go to where one may."""
+    """Report a token that cannot begin a field, and move to where a field may begin."""
     token = cursor.here
     message = f"Expected identifier, got: {token.text}"
     if token.text in ("/", "//", "*") and token.kind == "symbol":
@@ -138,7 +136,7 @@ def _step_over(cursor: Cursor, schema: MessageSchema, path: FieldPath) -> None:
         cursor.take()
         if token.kind != "placeholder":
             raise Astray
-        # A template may have a field there, or the name of one.
+        # The template may fill in a field, or the name of one.
         if cursor.took(":") or cursor.at(*OPENERS):
             cursor.skip_value()
 
@@ -158,7 +156,7 @@ def _step_over_extension(cursor: Cursor, schema: MessageSchema, path: FieldPath)
 def _read_field(
     cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, TextToken]
 ) -> None:
-    """Read one field into ``values``. ``seen`` has the fields that were there before."""
+    """Read one field into ``values``. ``seen`` contains the fields of the message that were read before."""
     token = cursor.take()
     name = token.value if token.kind == "string" else token.text
     if token.kind == "string":
@@ -178,7 +176,7 @@ def _read_field(
 
 
 def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, token: TextToken, name: str) -> None:
-    # Finding out what was meant takes time, and the list of fields is long: it is told once.
+    # Finding suggestions takes time, and the list of fields is long: it is reported once.
     meant, remedy = ("", _LISTED) if cursor.has_many else field_remedy(name, schema)
     if remedy == (listing := fields_of(schema)):
         remedy = _LISTED if listing in cursor.listed else listing
@@ -196,7 +194,7 @@ def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, toke
 def _is_second(
     cursor: Cursor, declared: FieldSchema, where: FieldPath, token: TextToken, seen: dict[str, TextToken]
 ) -> bool:
-    """Return True, after reporting it, if a field is given that excludes ``declared``: itself or a rival."""
+    """Return True, after reporting it, if ``declared`` or another member of its oneof was given before."""
     if declared.many:
         return False
     if (first := seen.get(declared.name)) is not None:
@@ -218,7 +216,7 @@ def _is_second(
 def _read_value(
     cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], name: TextToken
 ) -> None:
-    """Read what stands behind the name of a field into ``values``."""
+    """Read the value behind the name of a field into ``values``."""
     if declared.composite:
         cursor.took(":")
     elif not _take_colon(cursor, declared, where):
@@ -230,7 +228,7 @@ def _read_value(
 
 
 def _take_colon(cursor: Cursor, declared: FieldSchema, where: FieldPath) -> bool:
-    """Step over the colon of a scalar field, or report that there is none; return False if no value can follow."""
+    """Take the colon of a scalar field, or report that it is missing; return False if no value can follow."""
     if cursor.took(":"):
         return True
     token = cursor.here
@@ -260,7 +258,7 @@ def _read_list(cursor: Cursor, declared: FieldSchema, where: FieldPath, values: 
 def _read_element_of_list(
     cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], opener: TextToken
 ) -> bool:
-    """Read an element and the comma or bracket behind it; return True if another element follows."""
+    """Read an element and the comma or bracket after it; return True if another element follows."""
     _read_element(cursor, declared, where, values, cursor.here)
     if cursor.took("]"):
         return False
@@ -287,7 +285,7 @@ def _read_element_of_list(
 def _read_element(
     cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], start: TextToken
 ) -> None:
-    """Read one value, one element of a list, or one entry of a map; ``start`` is where it is said to stand."""
+    """Read one value, one element of a list, or one entry of a map; ``start`` is the token of its position."""
     if declared.key is not None:
         _read_entry(cursor, declared, where, values.setdefault(declared.name, {}), start)
         return
@@ -301,7 +299,7 @@ def _read_element(
 
 
 def _read_one(cursor: Cursor, declared: FieldSchema, path: FieldPath, start: TextToken) -> Any:
-    """Read one value; None where there is none."""
+    """Return one value; ``None``, after reporting it, if there is none."""
     if declared.kind != "message":
         return read_scalar(cursor, declared, path)
     fields = _read_braces(cursor, declared, declared.message, path, start)
@@ -311,18 +309,16 @@ def _read_one(cursor: Cursor, declared: FieldSchema, path: FieldPath, start: Tex
 def _read_entry(
     cursor: Cursor, declared: FieldSchema, where: FieldPath, entries: dict[Any, Any], start: TextToken
 ) -> None:
-    """Read an entry of a map, which is a message with a key and a value. A key that comes again wins."""
+    """Read an entry of a map, which is a message with a key and a value. The last entry with a key wins."""
     schema = declared.entry
     draft = (*where, len(entries))
     known = len(cursor.positions)
     fields = _read_braces(cursor, declared, schema, draft, start)
     if fields is None:
         return
-    key = fields.get("key", "" if declared.key == "string" else 0)
-    value = schema.fields["value"]
-    default = value.message.make({}) if value.kind == "message" else ""
-    entries[key] = fields.get("value", default)
-    # While the entry was read its key was not known; now each part gets the path by which it will be asked for.
+    key = fields.get("key", schema.fields["key"].default)
+    entries[key] = fields["value"] if "value" in fields else _empty(schema.fields["value"])
+    # The key was unknown while the entry was read. Move the positions to the paths with the key.
     for path in list(cursor.positions)[known:]:
         position = cursor.positions.pop(path)
         rest = path[len(draft) :]
@@ -332,13 +328,18 @@ def _read_entry(
             cursor.positions[(*where, key)] = position
 
 
+def _empty(declared: FieldSchema) -> Any:
+    """Return the value of an entry of a map that has none."""
+    return declared.message.make({}) if declared.kind == "message" else declared.default
+
+
 def _read_braces(
     cursor: Cursor, declared: FieldSchema, schema: MessageSchema, path: FieldPath, start: TextToken
 ) -> dict[str, Any] | None:
-    """Read a message in its braces; None, after reporting it, where none begins."""
+    """Return the fields of a message in braces; ``None``, after reporting it, if none begins here."""
     opener = cursor.here
     if not cursor.at("{", "<"):
-        remedy = _braces_remedy(cursor, declared, schema, path)
+        remedy = _braces_remedy(cursor, declared, schema)
         cursor.report(f'Expected "{{", found "{opener.text}".', opener, path, remedy)
         cursor.skip_value()
         return None
@@ -347,7 +348,7 @@ def _read_braces(
     return _read_message(cursor, schema, path, opener)
 
 
-def _braces_remedy(cursor: Cursor, declared: FieldSchema, schema: MessageSchema, path: FieldPath) -> str:
+def _braces_remedy(cursor: Cursor, declared: FieldSchema, schema: MessageSchema) -> str:
     token, name = cursor.here, declared.name
     if cursor.at("["):
         return f"'{name}' is not a list: remove the brackets."
