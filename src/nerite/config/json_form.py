@@ -1,9 +1,9 @@
 """The JSON form of a configuration, as in responses of ``GET /v2/models/M/config`` and in the override of a load.
 
-Printing follows Triton: field names and order of the schema, default values included, enums as names, 64-bit integers
-as numbers. Reading accepts what protobuf's JSON form accepts: lenient JSON, camelCase names, numbers in strings, enums in
-any case, one value for a list, null for an absent value. It refuses unknown fields. The texts of the mistakes are
-protobuf's.
+Printing follows Triton: field names and order of the schema, default values included, enums as names, and 64-bit
+integers as numbers. Reading accepts what protobuf's JSON form accepts: lenient JSON, camelCase names, numbers in
+strings, enums in any case, one value for a list, null for an absent value. It refuses unknown fields. The texts of the
+mistakes are protobuf's.
 """
 
 from __future__ import annotations
