@@ -42,10 +42,10 @@ def test_a_server_says_what_anybody_may_do(tmp_path: Path, flags: tuple[str, ...
         warnings = [line for line in server.text.splitlines() if line.startswith("W") and "anybody" in line]
         if rights:
             (warning,) = warnings
-            assert f"anybody who reaches HTTP (0.0.0.0) {rights}" in warning
+            assert f"anyone who can connect to HTTP (0.0.0.0) {rights}" in warning
             assert "--http-restricted-api=" in warning
             assert (found["level"], rights in found["text"]) == ("warning", True)
-            assert found["remedy"].startswith("Have it need a key (--http-restricted-api=")
+            assert found["remedy"].startswith("Require a key (--http-restricted-api=")
         else:
             assert warnings == []
             assert found["level"] == "ok"

@@ -18,8 +18,6 @@ from ledger import pb_utils as models
 from nerite.backends.registry import ENTRIES
 from nerite.cli.flags import FLAGS
 from nerite.config import validate
-from nerite.config.model_config import ModelConfig
-from nerite.config.schema import schema_of
 from nerite.config.text import parse_text
 from nerite.transports.http.routes import ENDPOINTS
 from nerite.wire import model_config
@@ -171,16 +169,3 @@ def test_what_is_not_set_is_not_told() -> None:
 
 def test_backends_are_those_that_there_are() -> None:
     assert ENTRIES.keys() == validate.BACKENDS
-
-
-def test_the_fields_are_those_of_the_protocol() -> None:
-    """The classes of configurations are written by hand."""
-
-    def of_class(schema: object, place: str = "") -> Iterator[str]:
-        for field in schema.fields.values():  # type: ignore[attr-defined]
-            if field.kind == "message" and field.message.fields:
-                yield from of_class(field.message, f"{place}{field.name}.")
-            else:
-                yield place + field.name
-
-    assert set(of_class(schema_of(ModelConfig))) == set(leaves(model_config.ModelConfig.DESCRIPTOR))

@@ -31,7 +31,7 @@ BY_THE_PROGRAM: Final = {
     "transports/limits.py:closed", "transports/limits.py:refused",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
-    "wire/schema.py:pool",
+    "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
 }  # fmt: skip
 """What is in them is written in the program: modules that are imported, names of events, places."""
 BY_THE_OPERATOR: Final = {
@@ -45,7 +45,7 @@ BY_THE_OPERATOR: Final = {
     "frameworks/tensorrt/execution.py:_contexts", "frameworks/tensorrt/execution.py:_allocators",
     "frameworks/tensorrt/execution.py:_host", "frameworks/trees/backend.py:_engines",
     "frameworks/trees/engines.py:_prepared", "frameworks/trees/native.py:open_library",
-    "config/scanner.py:doubtful", "config/scanner.py:listed", "config/schema.py:_schemas",
+    "config/scanner.py:doubtful", "config/scanner.py:listed",
     "instances/placement.py:_settings",
     "workers/host/process.py:_shared", "workers/host/fork_server.py:_lines", "admission/tenants.py:_usages",
     "workers/host/fork_server.py:_told", "repository/repositories.py:_invalid_names",

@@ -1,4 +1,7 @@
-"""The defaults that depend on other fields or on the machine. Pure: a configuration in, a configuration out."""
+"""Fills in the defaults that depend on other fields, on the names of files, or on the GPUs of the machine.
+
+The functions are pure: they take a configuration and return another one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from nerite.config.model_config import (
-    InstanceKind,
     ModelConfig,
     ModelDynamicBatching,
     ModelInstanceGroup,
@@ -16,25 +18,21 @@ from nerite.config.model_config import (
     ModelSequenceBatching,
     ModelTransactionPolicy,
     ModelVersionPolicy,
-    PinnedMemoryBuffer,
-    VersionPolicyLatest,
 )
 from nerite.core.errors import InvalidArgument
-
-# Which backend serves a model: what the configuration says about it, and what the names of its files tell.
 
 ENSEMBLE: Final = "ensemble"
 TENSORRT: Final = "tensorrt_plan"
 
 
 class Framework(NamedTuple):
-    """A backend with a file name, and perhaps a platform, of its own."""
+    """A backend with one of its file names, and the platform of such files if they have one."""
 
     backend: str
     filename: str
     platform: str = ""
     is_directory: bool | None = False
-    """What the file has to be to be recognised; None: either."""
+    """Whether a recognised file is a directory; ``None``: either."""
 
 
 FRAMEWORKS: Final = (
@@ -56,7 +54,7 @@ FRAMEWORKS: Final = (
     Framework("fil", "xgboost.model"),
     Framework("fil", "model.txt"),
     Framework("fil", "checkpoint.tl"),
-    # What else OpenVINO reads. Where these files are another framework's, too, OpenVINO has to be named.
+    # Other formats that OpenVINO reads. If another framework reads them as well, OpenVINO must be named.
     Framework("openvino", "model.onnx"),
     Framework("openvino", "model.tflite"),
     Framework("openvino", "model.savedmodel", "", True),
@@ -66,9 +64,9 @@ FRAMEWORKS: Final = (
 """In the order in which a version directory is searched."""
 
 _SEVERAL_FILES: Final = frozenset({"fil"})
-"""Backends that choose among their file names themselves."""
+"""Backends that choose from their file names themselves."""
 _ALSO_CALLED: Final[Mapping[str, str]] = {"tflite": "litert", "armnn_tflite": "litert", "openvino_genai": "llm"}
-"""Other names for backends: of those that others made for Triton, of an engine."""
+"""Other names of backends: those of other projects' backends for Triton, and of an engine."""
 
 PLATFORMS: Final[Mapping[str, str]] = {
     framework.platform: framework.backend for framework in FRAMEWORKS if framework.platform
@@ -77,15 +75,15 @@ PLATFORMS: Final[Mapping[str, str]] = {
 
 
 def others_with_the_file(config: ModelConfig) -> list[str]:
-    """Return the other backends that read the file of a complete configuration, where they are named in it."""
+    """Return the other backends that can read the file of a complete configuration, if they are named in it."""
     filename = config.default_model_filename
     return [each.backend for each in FRAMEWORKS if each.filename == filename and each.backend != config.backend]
 
 
 def fitting(files: Mapping[str, bool]) -> str:
-    """Return the fields of a configuration for a version with these ``files``; empty where they do not tell.
+    """Return the fields of a configuration for a version with these ``files``; empty if the files are ambiguous.
 
-    The values say whether each is a directory.
+    The values of ``files`` are whether each is a directory.
     """
     framework, filename = _by_files(ModelConfig(), files, FRAMEWORKS), ""
     if framework is None:
@@ -99,7 +97,7 @@ def fitting(files: Mapping[str, bool]) -> str:
 
 
 def _is_alike(framework: Framework, name: str, is_directory: bool) -> bool:
-    """Return whether a file has the suffix of those of a framework, where no other files have that."""
+    """Return True if a file has the suffix of the files of a framework, and the suffix is specific enough."""
     suffix = PurePath(name).suffix
     fits = suffix == PurePath(framework.filename).suffix and framework.is_directory in (None, is_directory)
     return fits and suffix not in (".txt", ".json", ".py")
@@ -108,8 +106,8 @@ def _is_alike(framework: Framework, name: str, is_directory: bool) -> bool:
 def choose_backend(config: ModelConfig, name: str, files: Mapping[str, bool] | None) -> ModelConfig:
     """Return ``config`` with name, backend, platform and file name filled in, as far as they follow from each other.
 
-    ``name`` is the model's. ``files`` are the entries of its first version directory and whether each is a directory;
-    None where there is no version. Raises ``InvalidArgument`` where nothing tells which backend it is.
+    ``name`` is the name of the model. ``files`` are the entries of its first version directory, and whether each is a
+    directory; ``None`` if no version exists. Raises ``InvalidArgument`` if the backend cannot be determined.
     """
     backend = _ALSO_CALLED.get(config.backend, config.backend)
     config = dataclasses.replace(config, name=config.name or name, backend=backend)
@@ -134,13 +132,13 @@ def choose_backend(config: ModelConfig, name: str, files: Mapping[str, bool] | N
 
 
 def _framework(config: ModelConfig, files: Mapping[str, bool] | None) -> Framework | None:
-    """Return the framework that the given fields point at; with none given, the one that the files do."""
+    """Return the framework that the fields of ``config`` select; if none is set, the one that the files select."""
     if config.backend in _SEVERAL_FILES:
         return None
     if config.backend:
         own = [framework for framework in FRAMEWORKS if framework.backend == config.backend]
         if not config.platform and len(own) > 1:
-            # Several file formats, and nothing but the file tells them apart.
+            # The backend has several file formats, which only the file distinguishes.
             found = _by_filename(config.default_model_filename, own) or _by_files(config, files, own)
             if found is not None or config.backend == "tensorflow":
                 return found
@@ -166,48 +164,46 @@ def _by_files(config: ModelConfig, files: Mapping[str, bool] | None, among: Sequ
     return None
 
 
-# The GPUs that the instances of a model may be on.
-
-
 class Gpus(NamedTuple):
-    """GPUs by their numbers, as instance groups name them."""
+    """The GPUs that instances may use, by their numbers in instance groups."""
 
     numbers: tuple[int, ...] = ()
     minimum: float = 6.0
-    """The compute capability that each of them has at least."""
+    """The minimum compute capability of a GPU."""
     preferred: bool = True
-    """Whether ``KIND_AUTO`` means them. It does not where the framework that is installed can use CPUs alone."""
+    """Whether ``KIND_AUTO`` selects GPUs. It does not if the installed framework can use only CPUs."""
 
 
 NO_GPUS: Final = Gpus()
 
 IDLE_DEFAULT_MICROSECONDS: Final = 1_000_000
-_ON_CPU_UNLESS_TOLD: Final = frozenset({"fil", "litert", "openvino"})
-"""Backends that prefer the CPU even where there are GPUs."""
+_PREFER_CPU: Final = frozenset({"fil", "litert", "openvino"})
+"""Backends that prefer the CPU even if there are GPUs."""
 _TWO_ON_CPU: Final = frozenset({"tensorflow", "onnxruntime"})
-"""Backends that have two instances on the CPU by default."""
+"""Backends with two instances on the CPU by default."""
 
 
 def normalise(config: ModelConfig) -> ModelConfig:
-    """Return ``config`` with version policy, batching and optimisation filled in. Idempotent."""
+    """Return ``config`` with version policy, batching and optimization filled in. Idempotent."""
     config = dataclasses.replace(
         config,
-        version_policy=config.version_policy or ModelVersionPolicy(latest=VersionPolicyLatest(num_versions=1)),
+        version_policy=config.version_policy or ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=1)),
         dynamic_batching=_dynamic(config.dynamic_batching, config.max_batch_size),
         sequence_batching=_sequence(config.sequence_batching, config.max_batch_size),
     )
     if config.ensemble_scheduling is None:
         return dataclasses.replace(config, optimization=_optimization(config.optimization))
-    # An ensemble always says whether it is decoupled; that it is follows from its models.
+    # The configuration of an ensemble always states whether it is decoupled, which follows from its models.
     policy = config.model_transaction_policy or ModelTransactionPolicy()
     return dataclasses.replace(config, model_transaction_policy=policy)
 
 
 def normalise_instances(config: ModelConfig, gpus: Gpus) -> ModelConfig:
-    """Return ``config`` with its instance groups filled in for a machine that has ``gpus``. Idempotent."""
+    """Return ``config`` with its instance groups filled in for a machine with ``gpus``. Idempotent."""
     if config.ensemble_scheduling is not None:
         return config
-    groups = config.instance_group or (ModelInstanceGroup(name=config.name, kind=_preferred(config.backend)),)
+    kind: ModelInstanceGroup.Kind = "KIND_CPU" if config.backend in _PREFER_CPU else "KIND_AUTO"
+    groups = config.instance_group or (ModelInstanceGroup(name=config.name, kind=kind),)
     filled = tuple(_group(config, index, group, gpus) for index, group in enumerate(groups))
     return dataclasses.replace(config, instance_group=filled)
 
@@ -230,16 +226,12 @@ def _sequence(batching: ModelSequenceBatching | None, max_batch_size: int) -> Mo
 
 def _optimization(policy: ModelOptimizationPolicy | None) -> ModelOptimizationPolicy:
     policy = policy or ModelOptimizationPolicy()
-    pinned = PinnedMemoryBuffer(enable=True)
+    pinned = ModelOptimizationPolicy.PinnedMemoryBuffer(enable=True)
     return dataclasses.replace(
         policy,
         input_pinned_memory=policy.input_pinned_memory or pinned,
         output_pinned_memory=policy.output_pinned_memory or pinned,
     )
-
-
-def _preferred(backend: str) -> InstanceKind:
-    return "KIND_CPU" if backend in _ON_CPU_UNLESS_TOLD else "KIND_AUTO"
 
 
 def _group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpus: Gpus) -> ModelInstanceGroup:

@@ -1,8 +1,8 @@
-"""From a model's directory to its configuration, in the two steps in which Triton does it.
+"""Loads the configuration of a model from its directory, in the two steps of Triton.
 
-``poll_model_directory`` reads what is written (config.pbtxt, the names of versions and files), fills in what follows
-from it and judges it; ``finish_config`` then does for one version what needs the machine and the artifact. What is
-wrong is gathered, not raised: a load refuses with the first mistake, ``nerite check`` prints them all.
+``poll_model_directory`` reads config.pbtxt and the names of versions and files, fills in what follows from them, and
+validates the result. ``finish_config`` then does, for one version, what needs the machine and the artifact. Mistakes
+are collected, not raised: a load is refused with the first one, ``nerite check`` prints all.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nerite.config.model_config import ModelConfig, ModelTransactionPolicy, Mode
 from nerite.config.signature import FOLDER, read_initial_state, read_labels
 from nerite.config.text import Parsed, parse_text
 from nerite.config.validate import (
-    check_brought,
     check_config,
     check_instances,
+    check_override,
     check_sequences,
     check_tensors,
     metric_warnings,
@@ -32,30 +32,28 @@ from nerite.config.validate import (
 from nerite.config.validate_tensors import repeated_names
 from nerite.core.errors import Internal, NeriteError, NotFound
 
-# The version directories of a model: which there are, and which of them a version policy serves.
-
 _OTHER_DIRECTORIES: Final = frozenset({"warmup", "initial_state", "configs"})
-"""Directories of a model that have a meaning of their own and are no versions."""
+"""Directories of a model that have another meaning and are not versions."""
 _LARGEST: Final = 2**63 - 1
 
 
+class Remark(NamedTuple):
+    """A log line about something that does not keep a model from being served."""
+
+    level: Literal["note", "warning", "error"]
+    text: str
+
+
 class Versions(NamedTuple):
-    """The versions that were found, in ascending order, and what to tell about the directories that are none."""
+    """Versions in ascending order, with Triton's log lines about what is ignored or missing."""
 
     numbers: tuple[int, ...]
-    warnings: tuple[str, ...] = ()
-
-
-class VersionSelection(NamedTuple):
-    """The versions to serve, in ascending order, and what to tell about those that are asked for and missing."""
-
-    numbers: tuple[int, ...]
-    errors: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 def find_versions(subdirectories: Iterable[str]) -> Versions:
-    """Tell the versions among the names of a model's subdirectories. The warnings are Triton's log lines."""
-    numbers, warnings = [], []
+    """Return the versions among the names of a model's subdirectories."""
+    numbers, remarks = [], []
     for name in sorted(subdirectories):
         if name in _OTHER_DIRECTORIES:
             continue
@@ -66,46 +64,45 @@ def find_versions(subdirectories: Iterable[str]) -> Versions:
             continue
         else:
             reason = "which fails to convert to integral number"
-        warnings.append(f"ignore version directory '{name}' {reason}")
-    return Versions(tuple(sorted(numbers)), tuple(warnings))
+        remarks.append(Remark("warning", f"ignore version directory '{name}' {reason}"))
+    return Versions(tuple(sorted(numbers)), tuple(remarks))
 
 
-def select_versions(policy: ModelVersionPolicy, existing: Iterable[int], model: str) -> VersionSelection:
-    """Choose among the ``existing`` versions. The errors are Triton's log lines; the other versions still load."""
+def select_versions(policy: ModelVersionPolicy, existing: Iterable[int], model: str) -> Versions:
+    """Return the versions to serve. If some are missing, the others are served."""
     numbers = sorted(existing)
     if policy.specific is not None:
         wanted = dict.fromkeys(policy.specific.versions)
-        errors = [
+        missing = [
             f"version {version} is specified for model '{model}', but the version directory is not present"
             for version in wanted
             if version not in numbers
         ]
-        return VersionSelection(tuple(version for version in numbers if version in wanted), tuple(errors))
+        numbers = [version for version in numbers if version in wanted]
+        return Versions(tuple(numbers), tuple(Remark("error", line) for line in missing))
     if policy.latest is not None:
         count = policy.latest.num_versions
-        return VersionSelection(tuple(numbers[len(numbers) - min(count, len(numbers)) :]))
-    return VersionSelection(tuple(numbers))
+        return Versions(tuple(numbers[len(numbers) - min(count, len(numbers)) :]))
+    return Versions(tuple(numbers))
 
-
-# What a backend's own completion of a configuration may change, whatever it returns.
 
 Complete: TypeAlias = Callable[[ModelConfig, int], Mapping[str, Any] | None]
-"""Completes a configuration from the artifact of a version: the whole configuration in JSON form, or None where the
-backend has nothing to say. Raises ``NeriteError`` where the two contradict each other, ``CompletionUnavailable`` where
-there is nobody to ask."""
+"""Completes a configuration from the artifact of a version. Returns the whole configuration in JSON form, or ``None``
+if the backend completes nothing. Raises ``NeriteError`` if configuration and artifact contradict each other, and
+``CompletionUnavailable`` if the artifact cannot be read here."""
 
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 class CompletionUnavailable(Exception):
-    """The artifact cannot be looked at here, which says nothing about the configuration. ``str()`` says why."""
+    """The artifact cannot be read here, and the configuration may be correct. ``str()`` is the reason."""
 
 
 def apply_completion(config: ModelConfig, completed: Mapping[str, Any]) -> ModelConfig:
-    """Return ``config`` with what ``completed`` says about batch size, tensors, scheduling and decoupling; normalised.
+    """Return ``config`` with batch size, tensors, scheduling and decoupling of ``completed``, normalised.
 
-    The scheduler is taken over only where none is set. Raises ``Internal`` if ``completed`` has another one,
-    ``InvalidArgument`` if it is no configuration.
+    No other field of ``completed`` counts. The scheduler is used only if ``config`` has none. Raises ``Internal`` if
+    ``completed`` has another scheduler, ``InvalidArgument`` if it is not a configuration.
     """
     given = from_json(completed)
     before, after = _scheduler(config), _scheduler(given)
@@ -131,14 +128,7 @@ def _scheduler(config: ModelConfig) -> str:
 CONFIG_FILE: Final = "config.pbtxt"
 _BACKEND_FIELDS: Final = ("backend", "platform", "default_model_filename")
 OVERRIDE: Final = "config override"
-"""What stands for the file's name where a load request brought the configuration."""
-
-
-class Remark(NamedTuple):
-    """Something to tell that does not keep a model from being served: a line for the log."""
-
-    level: Literal["note", "warning", "error"]
-    text: str
+"""Stands for the name of the file if the configuration comes from a load request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +138,14 @@ class PolledModel:
     name: str
     directory: Path
     config: ModelConfig
-    """Filled in as far as it follows from the text and from file names."""
+    """Filled in as far as text and file names allow."""
     text: Parsed
     provided: bool
-    """There is a config.pbtxt or an override."""
+    """A config.pbtxt or an override exists."""
     existing: tuple[int, ...] = ()
-    """All versions that there are, ascending."""
+    """All existing versions, ascending."""
     versions: tuple[int, ...] = ()
-    """Those that the version policy serves, ascending."""
+    """The versions that the version policy selects, ascending."""
     mistakes: tuple[Mistake, ...] = ()
     remarks: tuple[Remark, ...] = ()
 
@@ -168,7 +158,7 @@ class FinishedConfig:
     mistakes: tuple[Mistake, ...] = ()
     remarks: tuple[Remark, ...] = ()
     certain: bool = True
-    """It was completed, if anything could complete it."""
+    """It was completed from the artifact, or nothing could complete it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +167,12 @@ class LoadedModel:
 
     polled: PolledModel
     configs: Mapping[int, ModelConfig]
-    """By version; artifacts may differ from version to version, and so may what they complete."""
+    """By version, because the artifacts of versions may complete different configurations."""
     mistakes: tuple[Mistake, ...] = ()
-    """Everything that is wrong, what was found first coming first."""
+    """All mistakes in the order in which they were found."""
     remarks: tuple[Remark, ...] = ()
     certain: bool = True
-    """They were completed, if anything could complete them."""
+    """All of them were completed, or nothing could complete them."""
 
 
 def load_model_directory(
@@ -195,9 +185,9 @@ def load_model_directory(
     complete: Complete | None = None,
     gpus: Callable[[str], Gpus] = lambda backend: NO_GPUS,
 ) -> LoadedModel:
-    """Read, complete and judge a model, in all the versions that it serves. Blocks as long as ``complete`` does.
+    """Read, complete and validate a model in all versions that it serves. Blocks as long as ``complete`` does.
 
-    ``gpus`` says which there are for a backend.
+    ``gpus`` returns the GPUs for a backend.
     """
     polled = poll_model_directory(
         directory, name=name, config_name=config_name, override=override, auto_complete=auto_complete
@@ -205,9 +195,9 @@ def load_model_directory(
     mistakes, remarks = dict.fromkeys(polled.mistakes), dict.fromkeys(polled.remarks)
     configs = {}
     certain = True
-    there = gpus(polled.config.backend)
+    available = gpus(polled.config.backend)
     for version in polled.versions or (None,):
-        finished = finish_config(polled, version, complete=complete if auto_complete else None, gpus=there)
+        finished = finish_config(polled, version, complete=complete if auto_complete else None, gpus=available)
         mistakes |= dict.fromkeys(finished.mistakes)
         remarks |= dict.fromkeys(finished.remarks)
         certain = certain and finished.certain
@@ -225,11 +215,11 @@ def poll_model_directory(
     override: str | None = None,
     auto_complete: bool = True,
 ) -> PolledModel:
-    """Read and judge what is written about a model. Never raises.
+    """Read and validate the files that describe a model. Never raises.
 
-    ``name`` is the model's where it is not the directory's; ``renamed``: whatever the file says. ``config_name``
-    prefers ``configs/<config_name>.pbtxt``. ``override`` is JSON that stands for config.pbtxt. Without
-    ``auto_complete`` the file has to be there, with complete tensors.
+    ``name`` is the name of the model if it differs from that of the directory; with ``renamed`` it also replaces the
+    name in the file. ``config_name`` selects ``configs/<config_name>.pbtxt`` if it exists. ``override`` is JSON that
+    replaces config.pbtxt. Without ``auto_complete`` the file must exist and declare all tensors.
     """
     name = name or directory.name
     text, provided = _read(directory, config_name, override, required=not auto_complete)
@@ -249,14 +239,14 @@ def poll_model_directory(
         config = dataclasses.replace(text.config, name=text.config.name or name)
         if text.trusts(_BACKEND_FIELDS):
             mistakes += text.source.place([_no_backend(error, config, files or {})])
-            # That is all there is to say about the backend.
+            # One mistake about the backend is enough.
             text = dataclasses.replace(text, doubtful=(text.doubtful or frozenset()) | {"backend", "platform"})
     config = normalise(config)
     if renamed:
         config = dataclasses.replace(config, name=name)
     mistakes += text.source.place(check_config(config, text, files))
     if override is not None:
-        mistakes += text.source.place(list(check_brought(config)))
+        mistakes += text.source.place(list(check_override(config)))
     if not auto_complete:
         mistakes += text.source.place(check_tensors(config, text))
     if config.name != name and text.trusts(("name",)):
@@ -265,21 +255,20 @@ def poll_model_directory(
     selection = select_versions(config.version_policy, versions.numbers, name)
     if not selection.numbers and text.trusts(("version_policy",)):
         mistakes += text.source.place([_no_version(directory, name, config, versions.numbers, entries)])
-    remarks = [Remark("warning", line) for line in versions.warnings]
-    remarks += [Remark("error", line) for line in selection.errors]
-    remarks += [Remark("note", f"'{name}': {line}") for line in without_effect(text.config, config.backend)]
+    unused = [Remark("note", f"'{name}': {line}") for line in without_effect(text.config, config.backend)]
+    remarks = (*versions.remarks, *selection.remarks, *unused)
     return PolledModel(
-        name, directory, config, text, provided, versions.numbers, selection.numbers, tuple(mistakes), tuple(remarks)
+        name, directory, config, text, provided, versions.numbers, selection.numbers, tuple(mistakes), remarks
     )
 
 
 def finish_config(
     polled: PolledModel, version: int | None, *, complete: Complete | None = None, gpus: Gpus = NO_GPUS
 ) -> FinishedConfig:
-    """Return the complete configuration of a version on a machine that has ``gpus``. Blocks as ``complete`` does.
+    """Return the complete configuration of a version on a machine with ``gpus``. Blocks as ``complete`` does.
 
-    The artifact is asked (``complete``; None: it is not) only where there is a version and nothing is wrong so far.
-    Raises only what ``complete`` raises and is neither ``NeriteError`` nor ``CompletionUnavailable``.
+    ``complete`` is called only for an existing version without mistakes so far. Raises only what ``complete`` raises,
+    except ``NeriteError`` and ``CompletionUnavailable``.
     """
     text = polled.text
     config = normalise_instances(polled.config, gpus)
@@ -309,10 +298,10 @@ def finish_config(
 
 
 def refused(error: NeriteError, polled: PolledModel, version: int) -> list[Mistake]:
-    """Return, as a list of one, what a backend has to say against a version of a model."""
+    """Return the mistake that a backend reports for a version of a model, as a list of one."""
     file, line, column = error.place or ("", 0, 0)
     if file:
-        remedy = f"Correct the code there. What can be seen without running it is told by: python -m py_compile {file}"
+        remedy = f"Correct the code there. To find syntax errors without running it: python -m py_compile {file}"
     else:
         where = polled.directory / str(version)
         remedy = f"Correct the configuration, or put the model that it describes into {where}."
@@ -324,7 +313,7 @@ def refused(error: NeriteError, polled: PolledModel, version: int) -> list[Mista
 
 
 def _subject(message: str, polled: PolledModel) -> FieldPath:
-    """Return the part of the configuration that a backend speaks of: what it names, else the choice of the backend."""
+    """Return the part of the configuration that a backend's message names, otherwise the choice of the backend."""
     config, positions = polled.config, polled.text.source.positions
     named: dict[FieldPath, str] = {
         **{("parameters", key): key for key in config.parameters},
@@ -336,7 +325,7 @@ def _subject(message: str, polled: PolledModel) -> FieldPath:
 
 
 def _read(directory: Path, config_name: str, override: str | None, *, required: bool) -> tuple[Parsed, bool]:
-    """Return the configuration's text taken apart, and whether there is one."""
+    """Return the parsed configuration, and whether one exists."""
     if override is not None:
         parsed = parse_json(override, OVERRIDE)
         mistakes = tuple(
@@ -366,7 +355,7 @@ def _unreadable(path: Path, error: OSError, remedy: str) -> Parsed:
 
 
 def _entries(directory: Path) -> dict[str, bool]:
-    """Return the names in ``directory`` and whether each is a directory."""
+    """Return the names in ``directory``, and whether each is a directory."""
     return {entry.name: entry.is_dir() for entry in directory.iterdir()}
 
 
@@ -399,7 +388,7 @@ def _wrong_name(written: str, name: str) -> Mistake:
 def _no_version(
     directory: Path, name: str, config: ModelConfig, existing: Collection[int], entries: Mapping[str, bool]
 ) -> Mistake:
-    """``entries`` are what is in the model's directory, and whether each is a directory."""
+    """``entries`` are the names in the model's directory, and whether each is a directory."""
     first = directory / "1"
     meant = {each: number for each, is_directory in entries.items() if is_directory and (number := _meant(each))}
     if existing:
@@ -416,7 +405,7 @@ def _no_version(
 
 
 def _meant(name: str) -> str:
-    """Return the number of the version that a directory was meant to be; empty if it looks like none."""
+    """Return the version number that the name of a directory probably means; empty if it does not look like one."""
     found = re.fullmatch(r"(?:v|ver|version)?[-_.]?0*([1-9][0-9]{0,17})", name, re.IGNORECASE | re.ASCII)
     return found[1] if found is not None else ""
 
@@ -435,7 +424,7 @@ def _check_labels(config: ModelConfig, directory: Path) -> Iterator[Mistake]:
 
 
 def _check_initial_states(config: ModelConfig, directory: Path) -> Iterator[Mistake]:
-    """Find files that do not hold what a state is to begin with. Only of states that are right so far."""
+    """Find files that do not contain the initial value of a state. Requires that the states are valid."""
     states = config.sequence_batching.state if config.sequence_batching is not None else ()
     for index, state in enumerate(states):
         try:

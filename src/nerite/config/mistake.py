@@ -1,26 +1,24 @@
-"""A mistake in a configuration: what is wrong in Triton's words, where it stands, and what to write instead."""
+"""Mistakes in a configuration: what is wrong in Triton's words, the place in the file, and what to write instead."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
-from nerite.config.schema import MessageSchema
 from nerite.core.errors import InvalidArgument, NeriteError
 
 FieldPath: TypeAlias = tuple[str | int, ...]
-"""The way from the configuration to one of its parts: field names, places in lists, keys of maps."""
+"""Path from the configuration to one of its parts: field names, indices of lists, keys of maps."""
 
-_MAX_TOLD: Final = 20
-"""Mistakes in one file that people are told."""
+_MAX_PRINTED: Final = 20
+"""Mistakes per file that are printed."""
 
 
 class Position(NamedTuple):
-    """A place in a text; both count from 1. 0 stands for: not in a text."""
+    """A place in a text, counted from 1; 0 if the place is not in a text."""
 
     line: int = 0
     column: int = 0
@@ -28,33 +26,33 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """One thing that keeps a configuration from being used."""
+    """One reason why a configuration cannot be used."""
 
     message: str
     """Triton's text, or the text of Triton's parser."""
     remedy: str
-    """The one edit that cures it. Never empty."""
+    """The one edit that corrects it. Never empty."""
     path: FieldPath = ()
-    """The part that is wrong, as far as it is known."""
+    """The part that is wrong, if it is known."""
     file: str = ""
     line: int = 0
     column: int = 0
     error: type[NeriteError] = InvalidArgument
-    """What becomes of it when it is told to a client."""
+    """Type of the error that a client receives."""
     elsewhere: bool = False
-    """It is a mistake on this machine; on another it may be none."""
+    """It is a mistake on this machine, and may be correct on another."""
     client_message: str = ""
-    """What Triton tells a client, where that is not ``message``."""
+    """Triton's text for clients, where it differs from ``message``."""
 
     @property
     def place(self) -> str:
-        """``file:line:column``, as much of it as is known; the part's path where the text has no lines."""
+        """``file:line:column``, as far as they are known; the path of the part if the text has no lines."""
         if self.line:
             return f"{self.file}:{self.line}:{self.column}"
         return ": ".join(part for part in (self.file, show_path(self.path)) if part)
 
     def as_error(self) -> NeriteError:
-        """Return the error that a client is told: Triton's own text."""
+        """Return the error that a client receives, with Triton's own text."""
         return self.error(self.client_message or self.message)
 
     def __str__(self) -> str:
@@ -63,20 +61,20 @@ class Mistake:
 
 
 def mistake_text(mistakes: Iterable[Mistake]) -> Iterator[str]:
-    """Yield each mistake as people read it; of many in one file the first ones, and how many there are more."""
+    """Yield the first mistakes of each file as text for people, and the number of further ones."""
     counts: dict[str, int] = {}
     for mistake in mistakes:
         counts[mistake.file] = count = counts.get(mistake.file, 0) + 1
-        if count <= _MAX_TOLD:
+        if count <= _MAX_PRINTED:
             yield str(mistake)
     for file, count in counts.items():
-        if count > _MAX_TOLD:
-            more = count - _MAX_TOLD
+        more = count - _MAX_PRINTED
+        if more > 0:
             yield f"{file}: {more} more mistake{'s' if more > 1 else ''}\n    Correct those above first."
 
 
 def show_path(path: FieldPath) -> str:
-    """Print a path as people write it: ``input[0].dims[2]``."""
+    """Return a path as text: ``input[0].dims[2]``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -85,40 +83,38 @@ def show_path(path: FieldPath) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """A configuration's text: its name, and where in it each part stands."""
+    """Name of a configuration file, and the positions of the parts of the configuration in it."""
 
     file: str = ""
     positions: dict[FieldPath, Position] = field(default_factory=dict)
 
     def locate(self, path: FieldPath) -> Position:
-        """Return where ``path`` stands; for a part that is not in the text, the nearest part around it."""
+        """Return the position of ``path``; for a part that is not in the text, that of the innermost part around it."""
         for length in range(len(path), -1, -1):
             if (position := self.positions.get(path[:length])) is not None:
                 return position
         return Position()
 
     def place(self, mistakes: Iterable[Mistake]) -> list[Mistake]:
-        """Return ``mistakes`` with the file, and with line and column where they have none."""
-        return [self._placed(mistake) for mistake in mistakes]
+        """Return ``mistakes`` with file, line and column filled in where they are missing."""
+        placed = []
+        for mistake in mistakes:
+            if not mistake.file:
+                line, column = (mistake.line, mistake.column) if mistake.line else self.locate(mistake.path)
+                mistake = dataclasses.replace(mistake, file=self.file, line=line, column=column)
+            placed.append(mistake)
+        return placed
 
-    def _placed(self, mistake: Mistake) -> Mistake:
-        if mistake.file:
-            return mistake
-        line, column = (mistake.line, mistake.column) if mistake.line else self.locate(mistake.path)
-        return dataclasses.replace(mistake, file=self.file, line=line, column=column)
 
-
-# What was probably meant by a name that is not known.
+# Suggestions for unknown names.
 
 _LONGEST: Final = 100
-"""Characters of a name that is compared with others: that takes time in the square of them."""
-_MAX_LOOKED_AT: Final = 1000
+"""Characters of a name that is compared: the time grows with their square."""
+_MAX_CONSIDERED: Final = 1000
 _MAX_COMPARED: Final = 50
-"""Names that are compared in full, of those that have most characters in common with the wrong one."""
+"""Names that are compared in full: those that have most characters in common with the unknown name."""
 
-LISTED: Final = "Remove it: it is none of the fields that are listed above."
-"""What to do about a name where ``fields_of`` was told already."""
-_ELSEWHERE: Final = {
+_FOREIGN_DATA_TYPES: Final = {
     "FLOAT": "TYPE_FP32",
     "FLOAT16": "TYPE_FP16",
     "FLOAT32": "TYPE_FP32",
@@ -131,20 +127,20 @@ _ELSEWHERE: Final = {
     "BYTES": "TYPE_STRING",
     "STR": "TYPE_STRING",
 }
-"""Data types under the names that other systems give them."""
+"""Names that other systems give to data types."""
 
 
 def nearest(wrong: str, known: Iterable[str], closeness: float = 0.6) -> str:
-    """Return the name in ``known`` that looks most like ``wrong``, or an empty string if none is that close.
+    """Return the name in ``known`` that is most similar to ``wrong``, or an empty string if none is similar enough.
 
-    ``wrong`` may be what a client wrote. So this takes a few milliseconds at the most: of many names in ``known`` not
-    all are compared, and for a very long one there is no suggestion.
+    ``wrong`` may come from a client. The time is therefore bounded to a few milliseconds: not all of many names in
+    ``known`` are compared, and there is no suggestion for a very long name.
     """
     if len(wrong) > _LONGEST:
         return ""
-    import difflib  # only a mistake needs it, and starting has to be quick
+    import difflib  # needed for mistakes only; keeps the start fast
 
-    names = [name for name in islice(known, _MAX_LOOKED_AT) if len(name) <= _LONGEST]
+    names = [name for name in islice(known, _MAX_CONSIDERED) if len(name) <= _LONGEST]
     if len(names) > _MAX_COMPARED:
         letters = set(wrong)
         names.sort(key=lambda name: len(letters.symmetric_difference(name)) + abs(len(name) - len(wrong)))
@@ -154,30 +150,10 @@ def nearest(wrong: str, known: Iterable[str], closeness: float = 0.6) -> str:
 
 
 def meant_value(wrong: str, values: Sequence[str]) -> str:
-    """Return the enum value that ``wrong`` was meant to be, or an empty string: ``GPU`` is ``KIND_GPU``."""
+    """Return the enum value that ``wrong`` probably means, or an empty string: ``GPU`` means ``KIND_GPU``."""
     upper = wrong.upper().replace("-", "_")
     for value in values:
         if value == upper or value.endswith(f"_{upper}"):
             return value
-    other = _ELSEWHERE.get(upper.removeprefix("TYPE_"), "")
+    other = _FOREIGN_DATA_TYPES.get(upper.removeprefix("TYPE_"), "")
     return other if other in values else nearest(upper, values)
-
-
-def field_remedy(wrong: str, message: MessageSchema, root: MessageSchema) -> tuple[str, str]:
-    """Return the field of ``message`` that ``wrong`` was meant to be, or nothing, and what to do about it."""
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", wrong).lower().replace("-", "_")
-    if snake in message.fields:
-        return snake, f"Write {snake}."
-    if meant := nearest(snake, message.fields, 0.85):
-        return meant, f"Did you mean {meant}?"
-    places = [".".join(place[:-1]) or "the top level" for place in root.places(snake)]
-    if places:
-        return "", f"'{snake}' is not part of this. It belongs to {' or '.join(places[:3])}."
-    if meant := nearest(snake, message.fields):
-        return meant, f"Did you mean {meant}?"
-    return "", fields_of(message)
-
-
-def fields_of(message: MessageSchema) -> str:
-    """Return the remedy that lists the fields of ``message``."""
-    return f"The fields here are: {', '.join(message.fields)}."

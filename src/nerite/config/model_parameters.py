@@ -1,4 +1,4 @@
-"""What bounds the queue of one model: its own configuration, before the flags."""
+"""Parameters of a model's configuration that the server itself uses: bounds of the queue, and sharing of caches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from nerite.config.model_config import ModelConfig
 from nerite.config.options import QueueOptions
 
 _EXAMPLES: Final = {"MAX_QUEUED_REQUESTS": "1000", "MAX_QUEUE_SECONDS": "0.5", "QUEUE_BURST_SECONDS": "30"}
-"""The parameters, each with a value that it may have."""
+"""The parameters, each with an example of a value."""
 
 
 def bounds_of(config: ModelConfig, options: QueueOptions) -> QueueOptions:
-    """Return the bounds of a model's queue: none beside its own ``max_queue_size``, if it has one.
+    """Return the bounds of a model's queue. Its parameters override ``options``.
 
-    ``config`` has been checked.
+    A model with its own ``max_queue_size`` has no other bounds. ``config`` must be valid.
     """
     batching = config.dynamic_batching
     if batching is not None:
@@ -32,7 +32,7 @@ def bounds_of(config: ModelConfig, options: QueueOptions) -> QueueOptions:
 
 
 def check_queue_bounds(config: ModelConfig) -> Iterator[Mistake]:
-    """Find parameters that are no numbers."""
+    """Find parameters that are not numbers."""
     for name, example in _EXAMPLES.items():
         if not 0 <= _number(config, name, 0) < math.inf:
             yield Mistake(
@@ -44,7 +44,7 @@ def check_queue_bounds(config: ModelConfig) -> Iterator[Mistake]:
 
 
 def _number(config: ModelConfig, name: str, default: float) -> float:
-    """Return a parameter; ``default`` where the model does not have it, NaN for one that is no number."""
+    """Return a parameter; ``default`` if the model does not have it, NaN if it is not a number."""
     parameter = config.parameters.get(name)
     if parameter is None:
         return default
@@ -54,26 +54,24 @@ def _number(config: ModelConfig, name: str, default: float) -> float:
         return math.nan
 
 
-# Whether tenants find in a model's caches what others have asked: its own configuration says so.
-
 PARAMETER: Final = "TENANTS_SHARE_CACHE"
 TRUE: Final = "true"
 
 
 def tenants_share_cache(config: ModelConfig) -> bool:
-    """Return whether the caches of a model are for all tenants together. ``config`` has been checked."""
+    """Return True if all tenants share the caches of a model. ``config`` must be valid."""
     parameter = config.parameters.get(PARAMETER)
     return parameter is not None and parameter.string_value == TRUE
 
 
 def check_tenants_share_cache(config: ModelConfig) -> Iterator[Mistake]:
-    """Find a value that is neither true nor false."""
+    """Find a value other than true and false."""
     parameter = config.parameters.get(PARAMETER)
     if parameter is not None and parameter.string_value not in (TRUE, "false"):
         yield Mistake(
-            message=f"parameter '{PARAMETER}' of model '{config.name}' is '{parameter.string_value}'; it has to be "
+            message=f"parameter '{PARAMETER}' of model '{config.name}' is '{parameter.string_value}'; it must be "
             "true or false",
             path=("parameters", PARAMETER),
-            remedy='Write value { string_value: "true" } if tenants may see by how fast they are answered what others '
-            "have asked, or remove the parameter.",
+            remedy='Write value { string_value: "true" } if tenants may learn from response times what others have '
+            "requested, or remove the parameter.",
         )

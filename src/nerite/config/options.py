@@ -1,8 +1,7 @@
-"""What the command line decides, as frozen data.
+"""The options of the command line as frozen data, and which ports they leave open.
 
-Each room is handed the part it needs and nothing else. The defaults here are the defaults of the command line: the
-table of flags reads them from an empty ``ServerOptions()``. Where a value comes from (flag, environment, file) was
-settled before; nothing here reads anything.
+Each package receives only the part it needs. The defaults here are those of the command line: the table of flags reads
+them from ``ServerOptions()``. Flags, environment and files are read elsewhere (``cli/option_assembly.py``).
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ RESTRICTED_CATEGORIES = (
     "trace",
     "logging",
 )
-"""The groups of endpoints that can be put behind a key."""
+"""The groups of endpoints that can require a key."""
 
 METRICS_CATEGORY = "metrics"
-"""The metrics port, which ``--http-restricted-api`` can put behind a key as well. Triton cannot."""
+"""The metrics port, for which ``--http-restricted-api`` can require a key as well. Triton's cannot."""
 
 GRPC_RESTRICTED_PREFIX = "triton-grpc-protocol-"
-"""What stands before a restricted key when it travels as gRPC metadata."""
+"""Prefix of the header of a key in gRPC metadata."""
 
 LOG_FORMATS = ("default", "ISO8601", "json")
-"""``default`` and ``ISO8601`` are Triton's; ``json`` is one object a line."""
+"""``default`` and ``ISO8601`` are Triton's; ``json`` is one object per line."""
 
 LogFormat = Literal["default", "ISO8601", "json"]
 ControlMode = Literal["none", "poll", "explicit"]
@@ -42,20 +41,20 @@ CompressionLevel = Literal["none", "low", "medium", "high"]
 
 
 class RestrictedKey(NamedTuple):
-    """The header (or metadata key, prefix included) that opens a category, and the value it must have."""
+    """The header (or metadata key, with its prefix) that a category requires, and its value."""
 
     header: str
     value: str
-    """Behind ``@`` the path of a file with the values, one a line."""
+    """If it begins with ``@``, the path of a file with the values, one per line."""
 
     @property
     def file(self) -> str:
-        """The path of the file with the values; empty where the value is given."""
+        """The path of the file with the values; empty if the value itself is given."""
         return self.value[1:] if self.value.startswith("@") else ""
 
 
 class BackendSetting(NamedTuple):
-    """One ``--backend-config``; ``backend`` is empty where it holds for all of them."""
+    """One ``--backend-config``; an empty ``backend`` means all backends."""
 
     backend: str
     name: str
@@ -63,7 +62,7 @@ class BackendSetting(NamedTuple):
 
 
 class RateLimitResource(NamedTuple):
-    """One ``--rate-limit-resource``; ``device`` is -1 where it holds for each device, and in all."""
+    """One ``--rate-limit-resource``; ``device`` is -1 if it applies to each device and to global resources."""
 
     name: str
     amount: int
@@ -80,7 +79,7 @@ class HostPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What is logged, how and where. An empty ``file`` means the standard streams."""
+    """Contents, format and destination of the log. An empty ``file`` means the standard streams."""
 
     verbose: int = 0
     info: bool = True
@@ -89,66 +88,66 @@ class LogOptions:
     format: LogFormat = "default"
     file: str = ""
     access: bool = False
-    """A line for each HTTP request and gRPC call."""
+    """Log each HTTP request and gRPC call."""
 
 
 @dataclass(frozen=True)
 class RepositoryOptions:
-    """Where models are and how they come and go."""
+    """Places of models, and how they are loaded and unloaded."""
 
     paths: tuple[str, ...] = ()
     """Sorted, without duplicates."""
     exit_on_error: bool = True
     auto_complete: bool = True
-    """Fill in what config.pbtxt leaves out (``--disable-auto-complete-config`` turns it off)."""
+    """Complete what config.pbtxt omits (``--disable-auto-complete-config`` turns it off)."""
     strict_readiness: bool = True
     control_mode: ControlMode = "none"
     poll_secs: int = 15
-    """Zero unless the control mode is ``poll``, once the command line has been read."""
+    """Zero unless the control mode is ``poll``, after the command line has been read."""
     startup_models: tuple[str, ...] = ()
-    """Sorted; ``("*",)`` is all of them."""
+    """Sorted; ``("*",)`` means all models."""
     config_name: str = ""
     load_files: LoadFiles = "guarded"
-    """When loads of clients may bring files: while loads are for known clients alone, always, or never."""
+    """When load requests may contain files: while only known clients may load models, always, or never."""
     load_threads: int = 4
     load_retries: int = 0
     namespacing: bool = False
     cache_directory: str = ""
-    """For the files of models in object stores; empty: where the environment says."""
+    """For the files of models in object stores; empty: the directory that the environment names."""
 
 
 @dataclass(frozen=True)
 class QueueOptions:
-    """How many requests may wait for a model whose configuration does not say; see ``scheduling/load_shedding.py``."""
+    """Bounds of queues whose models do not configure their own; see ``scheduling/load_shedding.py``."""
 
     max_requests: int = 10_000
-    """Ever. Twice what a client is likely to send at once. 0: any number."""
+    """Maximum number at any time. Twice what a client is likely to send at once. 0: no limit."""
     max_seconds: float = 0.5
-    """That a request may have to wait while more come than the model can do: enough that its instances never run out
-    of work, and that whoever is let in still has somebody waiting for the answer. 0: any time."""
+    """Maximum expected wait under overload: long enough that instances never run out of work, short enough that the
+    client of an admitted request still waits for its answer. 0: no limit."""
     burst_seconds: float = 3.0
-    """In which as many may come as will: a client sends 5,000 requests in less."""
+    """Duration of a burst that is admitted in full: a client sends 5,000 requests in less."""
 
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """What clients may have of the server together, over all ports; 0 is no limit, -1 what the machine allows."""
+    """Limits for all clients together, over all ports; 0: no limit, -1: as much as the machine allows."""
 
     max_connections: int = -1
     idle_seconds: int = 900
-    """How long a connection may be open without a request. Longer than load balancers keep theirs, which is ten minutes
-    at most: who closes first has no request lost."""
+    """How long a connection may be idle. Longer than load balancers keep theirs, at most ten minutes: the side that
+    closes first loses no request."""
     max_bytes_in_flight: int = -1
-    """Of requests that arrive, wait or run."""
+    """Total size of the requests that are being received, wait or run."""
 
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """Certificates of one port. Paths of PEM files; empty where not given."""
+    """Certificates of one port, as paths of PEM files; empty if not given."""
 
     enabled: bool = False
     mutual: bool = False
-    """Clients must show a certificate that ``root_cert`` vouches for. Implies ``enabled``."""
+    """Clients must present a certificate that ``root_cert`` has signed. Implies ``enabled``."""
     server_cert: str = ""
     server_key: str = ""
     root_cert: str = ""
@@ -161,23 +160,23 @@ class HttpOptions:
     enabled: bool = True
     address: str = "0.0.0.0"
     port: int = 8000
-    """0 takes a free one."""
+    """0: any free port."""
     reuse_port: bool = False
     header_forward_pattern: re.Pattern[str] | None = None
-    """Headers with a match anywhere in their name (``search``) become request parameters."""
+    """Headers whose names match anywhere (``search``) become request parameters."""
     thread_count: int = 8
     max_input_size: int = 1 << 26
     upload_seconds: int = 60
-    """How long a request may arrive without coming on. 0: no limit."""
+    """How long receiving a request may make no progress. 0: no limit."""
     restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
-    """Category to key."""
+    """Keys by category."""
     json_half_precision: bool = False
     console: bool = True
-    """The console is at ``/ui``."""
+    """Serve the console at ``/ui``."""
     cors_origins: tuple[str, ...] = ()
-    """Whose pages may use the port; ``*`` is anybody's. Empty: CORS is off."""
+    """Origins whose pages may use the port; ``*`` means all. Empty: CORS is off."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names of the server besides those of this machine; ``*`` is any. Empty: any, unless only this machine gets in."""
+    """Names of the server besides those of this machine; ``*``: any. Empty: any, unless only this machine connects."""
     tls: TlsOptions = TlsOptions()
 
 
@@ -204,35 +203,35 @@ class GrpcOptions:
     enabled: bool = True
     address: str = "0.0.0.0"
     port: int = 8001
-    """0 takes a free one."""
+    """0: any free port."""
     reuse_port: bool = False
     header_forward_pattern: re.Pattern[str] | None = None
-    """Metadata keys with a match anywhere (``search``) become request parameters."""
+    """Metadata keys that match anywhere (``search``) become request parameters."""
     infer_thread_count: int = 2
     infer_allocation_pool_size: int = 8
     max_response_pool_size: int = 2**31 - 1
     response_compression: CompressionLevel = "none"
     max_message_size: int = 1 << 28
-    """Of one message that a client sends, after decompression. Triton takes 2 GiB."""
+    """Maximum size of a message from a client, after decompression. Triton accepts 2 GiB."""
     upload_seconds: int = 60
-    """How long a message may arrive without coming on. 0: no limit."""
+    """How long receiving a message may make no progress. 0: no limit."""
     keepalive: KeepaliveOptions = KeepaliveOptions()
     restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
-    """Category to key; the key's header carries ``GRPC_RESTRICTED_PREFIX``."""
+    """Keys by category; the headers of the keys begin with ``GRPC_RESTRICTED_PREFIX``."""
     tls: TlsOptions = TlsOptions()
 
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """The metrics port and what it reports."""
+    """The metrics port and its metrics."""
 
     enabled: bool = True
     gpu: bool = True
     cpu: bool = True
     address: str = "0.0.0.0"
-    """That of the HTTP port unless set."""
+    """The address of the HTTP port unless set."""
     port: int = 8002
-    """0 takes a free one."""
+    """0: any free port."""
     interval_ms: float = 2000
     counter_latencies: bool = True
     histogram_latencies: bool = False
@@ -250,7 +249,7 @@ class MetricsOptions:
 
 @dataclass(frozen=True)
 class OpenTelemetryOptions:
-    """Where spans go, and the batches they go in."""
+    """Export of spans: destination and batching."""
 
     url: str = "http://localhost:4318/v1/traces"
     resource: Mapping[str, str] = field(default_factory=lambda: {"service.name": "triton-inference-server"})
@@ -258,17 +257,17 @@ class OpenTelemetryOptions:
     bsp_schedule_delay: int = 5000
     bsp_max_export_batch_size: int = 512
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Of each message."""
+    """HTTP headers of each export request."""
     compress: bool = False
     timeout: float = 10.0
-    """Seconds that a message may take."""
+    """Seconds per export request."""
     certificate: str = ""
-    """A file with what the collector's certificate is checked against; empty for what the system trusts."""
+    """File with the certificates that the collector's is verified against; empty: those that the system trusts."""
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """The trace settings at start-up."""
+    """The trace settings at startup."""
 
     mode: Literal["triton", "opentelemetry"] = "triton"
     levels: tuple[Literal["TIMESTAMPS", "TENSORS"], ...] = ()
@@ -301,7 +300,7 @@ class DeviceOptions:
     buffer_manager_threads: int = 0
     host_policies: tuple[HostPolicy, ...] = ()
     load_gpu_limits: Mapping[int, float] = field(default_factory=dict)
-    """Device to the fraction of its memory beyond which no model is loaded."""
+    """By device, the used fraction of its memory above which no model is loaded."""
     rate_limit: Literal["off", "execution_count"] = "off"
     rate_limit_resources: tuple[RateLimitResource, ...] = ()
     allow_client_shared_memory: bool = False
@@ -315,13 +314,13 @@ class SagemakerOptions:
     address: str = "0.0.0.0"
     port: int = 8080
     safe_port_range: tuple[int, int] | None = None
-    """Ports that the other services may use."""
+    """The range of ports that the other services may use."""
     thread_count: int = 8
     ping_mode: Literal["ready", "live"] = "ready"
     inference_type: Literal["infer", "generate", "generate_stream"] = "infer"
-    """What an invocation is."""
+    """The kind of request that an invocation is."""
     default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
-    """Whom invocations are asked of. Triton's name for none, which says what is missing."""
+    """The model of invocations. The default is Triton's, and names the missing setting in error messages."""
 
 
 @dataclass(frozen=True)
@@ -333,32 +332,32 @@ class VertexOptions:
     port: int = 8080
     thread_count: int = 8
     default_model: str = ""
-    """Whom predictions are asked of; empty: the only model there is."""
+    """The model of predictions; empty: the only model in the repository."""
     health_route: str = ""
     predict_route: str = ""
 
 
 _LARGEST_BATCHES: Final = {"fil": "32768"}
-"""By backend, for models that can batch and do not say how much, where it is not Triton's 4: a row of a tree model
-costs microseconds, and clients send tables of them."""
+"""Default maximum batch size of a backend if it is not Triton's 4. A row of a tree model costs microseconds, and
+clients send tables of rows."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Everything one server is told when it starts."""
+    """All options of a server."""
 
     id: str = "triton"
     exit_timeout_secs: int = 30
     stay_awake_microseconds: int = -1
-    """How long the server and its workers may wait awake; 0 is never, below that the machine decides."""
+    """How long the server and its workers may busy-poll; 0: never, negative: depends on the machine."""
     stall_seconds: float = 1.0
-    """How long the event loop may stand still before the log says where everybody is; 0 is any time."""
+    """How long the event loop may be blocked before the stacks of all threads are logged; 0: never logged."""
     log: LogOptions = LogOptions()
     repository: RepositoryOptions = RepositoryOptions()
     queue: QueueOptions = QueueOptions()
     connections: ConnectionOptions = ConnectionOptions()
     policy_file: str = ""
-    """Who is let in. Empty: everybody."""
+    """File with tenants, quotas and limits. Empty: none."""
     http: HttpOptions = field(default_factory=HttpOptions)
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
     metrics: MetricsOptions = MetricsOptions()
@@ -370,11 +369,11 @@ class ServerOptions:
     backend_directory: str = "/opt/tritonserver/backends"
     backend_settings: tuple[BackendSetting, ...] = ()
     environment_directory: str = ""
-    """Where environments of models and conversions are kept; empty: in the user's directory of caches."""
+    """Directory for environments of models and for conversions; empty: in the user's cache directory."""
     repoagent_directory: str = "/opt/tritonserver/repoagents"
 
     def settings_of(self, backend: str) -> dict[str, str]:
-        """Return the settings that ``backend`` sees: the server's own, then the general, then its own ones."""
+        """Return the settings for ``backend``. General settings override the server's, its own override both."""
         settings = {
             "auto-complete-config": str(self.repository.auto_complete).lower(),
             "backend-directory": self.backend_directory,
@@ -387,10 +386,10 @@ class ServerOptions:
         return settings
 
 
-# Which ports allow anybody to command the server: open to other machines, without a key or a client certificate.
+# Ports that allow anyone to control the server: open to other machines, without a key or a client certificate.
 
 LOAD: Final = "model-repository"
-"""The category of what loads models."""
+"""The category of endpoints that load models."""
 _HTTP: Final = "http-restricted-api"
 _GRPC: Final = "grpc-restricted-protocol"
 _RIGHTS: Final = {
@@ -399,27 +398,27 @@ _RIGHTS: Final = {
     "trace": "change what is traced",
     "logging": "change what is logged",
 }
-"""What the categories that change the server allow. The worst first."""
+"""What the categories that change the server allow, the most dangerous first."""
 
 
 class OpenPort(NamedTuple):
-    """A port where the server can be commanded without a key."""
+    """A port where anyone can control the server without a key."""
 
     service: str
     address: str
     port: int
     flag: str
-    """Puts categories behind a key there."""
+    """The flag with which categories require a key there."""
     categories: tuple[str, ...]
-    """Those that need no key there."""
+    """The categories that require no key."""
 
     def __str__(self) -> str:
-        """Return service and address, for people. A port 0 is not known yet."""
+        """Return service and address as text. Port 0 is not known yet."""
         return f"{self.service} ({self.address}{f':{self.port}' if self.port else ''})"
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine reaches what listens at ``address``: an IP address, or localhost."""
+    """Return True if only this machine can connect to ``address``, an IP address or localhost."""
     if address == "localhost":
         return True
     try:
@@ -429,7 +428,7 @@ def is_loopback(address: str) -> bool:
 
 
 def open_ports(options: ServerOptions) -> list[OpenPort]:
-    """Return the ports where anybody may command the server, with what may be commanded there."""
+    """Return the ports where anyone may control the server, with the categories that are open there."""
     commands = [
         category
         for category, offered in (
@@ -457,18 +456,18 @@ def _unlocked(categories: Sequence[str], locked: Collection[str]) -> tuple[str, 
 
 
 def rights(ports: Sequence[OpenPort]) -> str:
-    """Return what anybody may do who reaches one of the ports."""
+    """Return a text about what anyone can do who can connect to one of the ports."""
     listed = "; ".join(_RIGHTS[category] for category in _categories(ports))
-    return f"anybody who reaches {' or '.join(map(str, ports))} may {listed}"
+    return f"anyone who can connect to {' or '.join(map(str, ports))} may {listed}"
 
 
 def remedy(ports: Sequence[OpenPort]) -> str:
-    """Return how to close the ports."""
+    """Return the remedy: how to restrict the ports."""
     flags = []
     for flag in dict.fromkeys(port.flag for port in ports):
         categories = _categories([port for port in ports if port.flag == flag])
         flags.append(f"--{flag}={','.join(categories)}:HEADER=@KEYFILE")
-    return f"Have it need a key ({' '.join(flags)}), or listen for this machine alone (--address=127.0.0.1)."
+    return f"Require a key ({' '.join(flags)}), or accept only connections from this machine (--address=127.0.0.1)."
 
 
 def _categories(ports: Sequence[OpenPort]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reading one number, string, boolean or enum value from a configuration's text."""
+"""Reads one number, string, boolean or enum value from the text form of a configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nerite.config.schema import BOUNDS, FieldSchema, single
 Scalar: TypeAlias = int | float | str | bool
 
 _LONGEST: Final = 40
-"""Digits: a number with more is out of every range, and Python refuses to read thousands of them."""
+"""Digits. A longer number is out of every range, and Python refuses to read thousands of digits."""
 _HUGE: Final = int("9" * _LONGEST)
 _BOOLEANS: Final = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 _MEANT_TRUE: Final = frozenset({"yes", "on", "y", "enable", "enabled", "true"})
@@ -23,7 +23,7 @@ _EXPECTED: Final = {"string": "string", "bool": "identifier", "enum": "integer o
 
 
 def read_scalar(cursor: Cursor, declared: FieldSchema, path: FieldPath) -> Scalar | None:
-    """Read one value of the type of ``declared``. Where there is none, report that, step over it, return None.
+    """Return one value of the type of ``declared``; report and skip anything else and return ``None``.
 
     Raises ``Astray``.
     """
@@ -40,14 +40,14 @@ def read_scalar(cursor: Cursor, declared: FieldSchema, path: FieldPath) -> Scala
 
 
 def expected(declared: FieldSchema, text: str) -> str:
-    """Return what protobuf's parser says of a word that cannot begin a value of the type of ``declared``."""
+    """Return protobuf's text for a token that cannot begin a value of the type of ``declared``."""
     if declared.kind in BOUNDS:
         return f"Expected integer, got: {text}"
     return f"Expected {_EXPECTED.get(declared.kind, 'double')}, got: {text}"
 
 
 def _refuse(cursor: Cursor, declared: FieldSchema, path: FieldPath, remedy: str) -> None:
-    """Report that the next word is no value of the type of ``declared``, and step over it."""
+    """Report that the next token is not a value of the type of ``declared``, and skip it."""
     token, name = cursor.here, declared.name
     message = expected(declared, token.text)
     if cursor.before.text == ":" and (cursor.at_field() or cursor.at(*CLOSERS) or token.kind == "end"):

@@ -1,7 +1,7 @@
-"""The words of protobuf's text form: names, numbers, strings and symbols, each with its place.
+"""Scanner of protobuf's text format: tokens with their positions, and a cursor that can recover from mistakes.
 
-A word that cannot be read is reported, marked as flawed and handed on, so that one slip of the pen does not hide the
-mistakes behind it. Columns count characters (protobuf counts bytes, and a tab as up to eight).
+A token that cannot be read is reported, marked as flawed and passed on, so that one typing error does not hide the
+mistakes after it. Columns count characters (protobuf counts bytes, and a tab as up to eight).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ TokenKind = Literal["identifier", "integer", "float", "string", "placeholder", "
 
 
 class TextToken(NamedTuple):
-    """One word. ``text`` is as it stands in the file, quotes included; for the end it is empty."""
+    """A token. ``text`` is its text in the file, including quotes, and empty for the end of the file."""
 
     kind: TokenKind
     text: str
     position: Position
     value: str = ""
-    """What a string says, its escapes resolved."""
+    """The value of a string, with its escapes resolved."""
     flawed: bool = False
-    """A mistake was reported for it already."""
+    """A mistake has been reported for it already."""
     hidden: str = ""
-    """A comment between the word before and this one that begins like a placeholder: ``#DTYPE } ]``."""
+    """A comment between the token before and this one that begins like a placeholder: ``#DTYPE } ]``."""
 
 
 _BLANK: Final = re.compile(r"(?:[ \t\r\n\v\f]+|#[^\n]*)*")
@@ -45,8 +45,8 @@ _PLACEHOLDER: Final = re.compile(
     [\w.-]*""",
     re.VERBOSE | re.ASCII,
 )
-"""What is left of a template, with the rest of its word, at a bounded length: it is tried at each word of a text that
-may be long. None of it is in a text that is right."""
+"""A placeholder that a template engine left, with the rest of its word. None of these forms is part of a correct text.
+The length is bounded, because the pattern is tried at each token of a text that may be long."""
 _BEFORE_VALUES: Final = frozenset(":[,")
 _HIDDEN: Final = re.compile(r"[ \t]*(#[A-Z][A-Z0-9_]*#?(?=[\s}\],;]|$)[^\n]*)")
 _NUMBER_START: Final = re.compile(r"\.?[0-9]")
@@ -55,14 +55,14 @@ _ESCAPE: Final = re.compile(
 )
 _TAIL: Final = re.compile(r"[.A-Za-z0-9_]*")
 _QUOTES: Final = "\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb"
-"""What word processors make of quotes."""
+"""Quotes as word processors write them."""
 _QUOTED: Final = re.compile(rf"[^\n]*?(?:[{_QUOTES}\"']|(?=\n)|$)")
 _FOREIGN: Final = re.compile(rf"[^\x00-\x7f\s{_QUOTES}]\w*")
 _SIMPLE: Final = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 
 
 class Tokenizer:
-    """Takes a text apart. ``tokens`` ends with a token of kind ``end``; ``mistakes`` holds what could not be read."""
+    """Divides a text into ``tokens``, the last of which has the kind ``end``, and ``mistakes`` in tokens."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -83,7 +83,7 @@ class Tokenizer:
         return Position(self._line, at - self._line_start + 1)
 
     def _skip_blank(self) -> str:
-        """Step over blanks and comments. Return a comment that looks like a placeholder; empty if there is none."""
+        """Skip blanks and comments. Return a comment that looks like a placeholder; an empty string if none does."""
         match = _BLANK.match(self._text, self._at)
         assert match is not None
         hidden = _HIDDEN.match(match[0])
@@ -100,7 +100,7 @@ class Tokenizer:
     def _next(self) -> TextToken | None:
         text, start = self._text, self._at
         match = _PLACEHOLDER.match(text, start)
-        # Angle brackets are those of a message as well, and those of a web page.
+        # Angle brackets also enclose messages, and the tags of a web page.
         if match is not None and ("<" not in match[0] or (self.tokens and self.tokens[-1].text in _BEFORE_VALUES)):
             self._at = match.end()
             return TextToken("placeholder", match[0], self._position(start))
@@ -121,7 +121,7 @@ class Tokenizer:
         return None
 
     def _foreign(self) -> TextToken | None:
-        """Report what is not ASCII outside of a string; what was meant as a word or as a string counts as one."""
+        """Report characters that are not ASCII outside a string. Those of one word or string become one token."""
         text, start = self._text, self._at
         first = text[start]
         message = f"Interpreting non ascii codepoint {_first_byte(first)}."
@@ -158,7 +158,7 @@ class Tokenizer:
         elif text[end : end + 1] == ".":
             message = "Hex and octal numbers must be integers."
         elif _IDENTIFIER.match(text, end) is not None:
-            # Both words are whole, so they stand for what they would with the space between them.
+            # Both tokens are complete, so they mean the same as with a space between them.
             self._report("Need space between number and identifier.", end, f"Write a space after {found}.")
         if message:
             self._report(message, at, remedy)
@@ -191,7 +191,7 @@ class Tokenizer:
         return TextToken("string", text[start:at], self._position(start), decoded, len(self.mistakes) > before)
 
     def _escape(self, at: int, value: bytearray) -> int:
-        """Resolve the escape at ``at`` into ``value``; return where the text goes on."""
+        """Append the escaped character at ``at`` to ``value``; return the index behind the escape."""
         match = _ESCAPE.match(self._text, at)
         if match is None:
             remedy = "Write \\\\ for a backslash."
@@ -212,113 +212,112 @@ class Tokenizer:
 
 
 def _first_byte(character: str) -> int:
-    """Return the first byte of ``character`` in the file; a byte that is no UTF-8 was decoded to a surrogate."""
+    """Return the first byte of ``character`` in the file. A byte that is not UTF-8 was decoded to a surrogate."""
     code = ord(character)
     return code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else character.encode("utf-8", "surrogatepass")[0]
 
-
-# A way through the words of a text, with the reports and the detours that a mistake needs.
 
 OPENERS: Final = {"{": "}", "[": "]", "<": ">", "(": ")"}
 CLOSERS: Final = frozenset(OPENERS.values())
 _SEPARATORS: Final = frozenset(",;")
 _MANY: Final = 20
-"""Mistakes after which people do not read on."""
+"""Number of mistakes after which people stop reading."""
 
 
 class Astray(Exception):
-    """It cannot be told to what the next words belong: reading goes on with the next field of the configuration."""
+    """The next tokens belong to an unknown field: the parser continues with the next top-level field."""
 
 
 def unfilled(placeholder: str, remedy: str) -> str:
-    """Return what to do about a placeholder; ``remedy`` says what is to stand there."""
+    """Return the remedy for a placeholder; ``remedy`` says what to write in its place."""
     if placeholder.startswith("{%"):
         return f"{placeholder} is a statement of a template: render the template. {remedy}"
     return f"{placeholder} is an unfilled placeholder of a template: fill the template in, or replace it. {remedy}"
 
 
 class Cursor:
-    """Where a parser is in its text, and what it has found wrong so far."""
+    """Position of a parser in its text, with the mistakes and the positions of fields so far."""
 
     def __init__(self, text: str) -> None:
         tokenizer = Tokenizer(text)
         self._tokens = tokenizer.tokens
         self._index = 0
         self._recovered_at = -1
-        """Where the last value ended that was stepped over."""
+        """Index behind the last value that was skipped because of a mistake."""
         self._margin = self.here.position.column
         self.mistakes: list[Mistake] = tokenizer.mistakes
         self.positions: dict[FieldPath, Position] = {(): Position(1, 1)}
         self.doubtful: set[str] | None = set()
+        """The top-level fields whose values may not be what was meant; ``None``: any of them."""
         self.listed: set[str] = set()
-        """The lists of fields that were told."""
+        """The lists of fields that have been reported."""
         self.open: list[str] = []
-        """The closers that are due, the innermost last."""
+        """The closing brackets that are expected, the innermost last."""
 
     @property
     def here(self) -> TextToken:
-        """The word that comes next; the end, once it is reached, comes for ever."""
+        """The next token. At the end of the text it stays the ``end`` token."""
         return self._tokens[self._index]
 
     @property
     def ahead(self) -> TextToken:
-        """The word after the next."""
+        """The token after the next one."""
         return self._tokens[min(self._index + 1, len(self._tokens) - 1)]
 
     @property
     def before(self) -> TextToken:
-        """The word that was taken last. Not before the first one was."""
+        """The token taken last. Requires that one was taken."""
         return self._tokens[self._index - 1]
 
     @property
     def recovering(self) -> bool:
-        """Whether something wrong was stepped over just now, so that what follows is no news."""
+        """Whether a wrong value was skipped just now, so that an unexpected token is no new mistake."""
         return self._index == self._recovered_at
 
     @property
     def has_many(self) -> bool:
-        """Whether there are more mistakes than people read."""
+        """Whether there are more mistakes than people will read."""
         return len(self.mistakes) > _MANY
 
     def take(self) -> TextToken:
-        """Step over the next word and return it."""
+        """Take the next token and return it."""
         token = self.here
         if token.kind != "end":
             self._index += 1
         return token
 
     def at(self, *symbols: str) -> bool:
-        """Return True if the next word is one of ``symbols``."""
+        """Return True if the next token is one of ``symbols``."""
         return self.here.kind == "symbol" and self.here.text in symbols
 
     def took(self, *symbols: str) -> bool:
-        """Step over the next word if it is one of ``symbols``; return whether it was."""
+        """Take the next token if it is one of ``symbols``; return whether it is."""
         if self.at(*symbols):
             self._index += 1
             return True
         return False
 
     def at_field(self) -> bool:
-        """Return True if the next words begin a field: a name and what stands behind one."""
+        """Return True if the next tokens begin a field: a name, and a symbol that follows a name."""
         return self.here.kind == "identifier" and self.ahead.kind == "symbol" and self.ahead.text in ":{<["
 
     def at_outer_field(self, names: Container[str]) -> bool:
-        """Return True if a field with one of ``names`` begins here that stands in its line as the first one did."""
+        """Return True if a field with one of ``names`` begins a line here, indented no further than the first token."""
         line, column = self.here.position
         first_in_line = not self._index or self.before.position.line != line
         return first_in_line and column <= self._margin and self.at_field() and self.here.text in names
 
     def resume(self, names: Container[str]) -> None:
-        """Step to the next field that ``at_outer_field`` finds, or to the end."""
+        """Move to the next field that ``at_outer_field`` recognizes, or to the end."""
         while self.here.kind != "end" and not self.at_outer_field(names):
             self.take()
         del self.open[1:]
 
     def report(self, message: str, token: TextToken, path: FieldPath, remedy: str, *, doubt: str | None = None) -> None:
-        """Note a mistake at ``token``, unless one was noted for that word already.
+        """Record a mistake at ``token``, unless one was recorded for that token already.
 
-        ``doubt`` is the field of the configuration that the mistake makes doubtful, empty for none. Without it that
-        is the field of ``path``, or all of them where the mistake is not inside of one.
+        ``doubt`` is the top-level field that the mistake makes doubtful, and empty for none. The default is the field
+        of ``path``, or all fields if the mistake is outside of any.
         """
         if doubt is None and not path:
             self.doubtful = None
@@ -331,7 +330,7 @@ class Cursor:
             self.mistakes.append(Mistake(message=message, path=path, line=line, column=column, remedy=remedy))
 
     def skip_value(self) -> None:
-        """Step over what should have been one value: a bracketed group, or a word with its sign."""
+        """Skip what should have been one value: a bracketed group, or a token with its sign."""
         self._skip_value()
         self._recovered_at = self._index
 
@@ -356,12 +355,12 @@ class Cursor:
                 depth += (token.text in OPENERS) - (token.text in CLOSERS)
             if depth == 0:
                 return
-        # It is never closed, and where it should be cannot be told.
+        # The group is never closed, and its end is unknown.
         self._index = start
         raise Astray
 
     def take_glued(self) -> str:
-        """Step over words that stand without a gap, as in ``my-model.v2``, and return them as one."""
+        """Take tokens that follow each other without a gap, as in ``my-model.v2``, and return them as one text."""
         text = ""
         end = self.here.position
         while self.here.kind != "end" and self.here.position == end and not self.at(*OPENERS, *CLOSERS, *_SEPARATORS):
@@ -372,12 +371,12 @@ class Cursor:
         return text
 
     def skip_line(self, line: int) -> None:
-        """Step over the rest of ``line``."""
+        """Skip the rest of ``line``."""
         while self.here.kind != "end" and self.here.position.line == line:
             self.take()
 
     def skip_comment(self) -> None:
-        """Step over a comment as C writes it between two marks, and its end."""
+        """Skip a C comment, including its end."""
         self.take()
         while self.here.kind != "end":
             if self.took("*") and self.took("/"):
@@ -385,6 +384,6 @@ class Cursor:
             self.take()
 
     def skip_all(self) -> None:
-        """Give up the rest of the text."""
+        """Skip the rest of the text."""
         self._index = len(self._tokens) - 1
         self.doubtful = None

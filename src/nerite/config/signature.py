@@ -1,4 +1,4 @@
-"""From a configuration to what requests are checked against, class labels included."""
+"""Derives from a configuration what requests are validated against: the signature, class labels, initial states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Final
 
-from nerite.config.model_config import ModelConfig, ModelOutput, SequenceInitialState, SequenceState
+from nerite.config.model_config import ModelConfig, ModelOutput, ModelSequenceBatching
 from nerite.core import tensor as dtypes
 from nerite.core.client_text import check_inside_directory
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
@@ -17,8 +17,8 @@ from nerite.core.tensor import BY_CONFIG_NAME
 def signature_of(config: ModelConfig, directory: Path) -> Signature:
     """Return the signature of a model with the complete ``config`` and its files in ``directory``.
 
-    Reads the label files. Raises ``Unsupported`` for one outside of the directory, ``Internal`` for one that cannot be
-    read. Of two tensors with one name the first counts.
+    Reads the label files. Raises ``Unsupported`` for a label file outside the directory, and ``Internal`` for one that
+    cannot be read. Of two tensors with one name the first counts.
     """
     inputs = {
         tensor.name: SignatureInput(
@@ -50,7 +50,7 @@ def signature_of(config: ModelConfig, directory: Path) -> Signature:
 
 
 def read_labels(model: str, output: ModelOutput, directory: Path) -> tuple[str, ...]:
-    """Return the class names of an output, by index; none where it has no label file. Raises as ``signature_of``."""
+    """Return the class names of an output, by index; none if it has no label file. Raises like ``signature_of``."""
     if not output.label_filename:
         return ()
     path = f"{directory}/{output.label_filename}"
@@ -65,25 +65,24 @@ def read_labels(model: str, output: ModelOutput, directory: Path) -> tuple[str, 
     return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
 
 
-# What the states of a sequence hold before its first request: read from ``initial_state/`` beside config.pbtxt.
-
 FOLDER: Final = "initial_state"
+"""Directory of a model with the initial values of the states of sequences."""
 
 
-def initial_dims(state: SequenceState) -> tuple[int, ...]:
-    """Return the shape of a state before the first request, without the batch dimension: 1 for what may be any size."""
+def initial_dims(state: ModelSequenceBatching.State) -> tuple[int, ...]:
+    """Return the shape of a state before the first request, without the batch dimension. Variable sizes are 1."""
     dims = state.initial_state[0].dims if state.initial_state else state.dims
     return tuple(1 if dim == -1 else dim for dim in dims)
 
 
-def read_initial_state(state: SequenceState, directory: Path) -> bytes:
-    """Return the data of a valid state before the first request: of its file, or zeros, or strings without length.
+def read_initial_state(state: ModelSequenceBatching.State, directory: Path) -> bytes:
+    """Return the data of a valid state before the first request: that of its file, or zeros, or empty strings.
 
-    Blocks. Raises Triton's refusals of a file in ``directory``.
+    Blocks on file I/O. Raises Triton's errors about a file in ``directory``.
     """
     elements = math.prod(initial_dims(state))
     datatype = dtypes.BY_CONFIG_NAME[state.data_type]
-    initial = state.initial_state[0] if state.initial_state else SequenceInitialState()
+    initial = state.initial_state[0] if state.initial_state else ModelSequenceBatching.InitialState()
     if initial.data_file is None:
         return bytes(elements * (datatype.size or 4))
     content = _content(state.input_name, initial.data_file, directory / FOLDER)
@@ -92,7 +91,7 @@ def read_initial_state(state: SequenceState, directory: Path) -> bytes:
         return content
     size = elements * datatype.size
     if len(content) < size:
-        # Without the spaces, as Triton writes it.
+        # The missing space is Triton's.
         raise InvalidArgument(
             f"initial_state setting expects {size} bytes, but the data provided from {initial.data_file}only has "
             f"{len(content)} bytes."

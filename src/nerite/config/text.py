@@ -1,375 +1,352 @@
-"""Reading a configuration's text form (config.pbtxt), with every mistake in it and not only the first.
+"""Parser of the text form of a configuration (config.pbtxt), which finds every mistake instead of only the first.
 
-The grammar is protobuf's text form as the configuration classes use it. The texts of the mistakes are those of
-protobuf's own parser, so that a search for them finds what others wrote; unlike that parser this one goes on after a
-mistake, and points at the word that is wrong rather than behind it. Where it cannot tell how the text goes on, it goes
-on with the next field of the configuration itself, so that a mistake does not make others.
+The grammar is protobuf's text format. The texts of the mistakes are those of protobuf's own parser, so that a search
+for them finds existing answers. Unlike that parser this one continues after a mistake, and points at the wrong token
+instead of behind it. If it cannot know how the text continues, it resumes at the next top-level field, so that one
+mistake does not cause others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from nerite.config.mistake import LISTED, ConfigSource, FieldPath, Mistake, field_remedy, fields_of
+from nerite.config.mistake import ConfigSource, FieldPath, Mistake
 from nerite.config.model_config import ModelConfig
 from nerite.config.scalars import expected, read_scalar
 from nerite.config.scanner import CLOSERS, OPENERS, Astray, Cursor, TextToken
-from nerite.config.schema import FieldSchema, MessageSchema, schema_of
+from nerite.config.schema import FieldSchema, MessageSchema, field_remedy, fields_of, schema_of
 from nerite.core.errors import Internal
-
-# What reading a configuration brought: the configuration as far as it could be read, and the mistakes.
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A configuration that was read, with everything that is wrong with its text."""
+    """A configuration as far as it could be read, with everything that is wrong with its text."""
 
     config: ModelConfig
     source: ConfigSource = field(default_factory=ConfigSource)
     mistakes: tuple[Mistake, ...] = ()
     doubtful: frozenset[str] | None = frozenset()
-    """The fields of the configuration that may not say what was meant; None: any of them."""
+    """The top-level fields whose values may not be what was meant; ``None``: any of them."""
 
     def trusts(self, fields: Iterable[str]) -> bool:
-        """Return True if all of ``fields`` say what was meant, so that it makes sense to judge them."""
+        """Return True if none of ``fields`` is doubtful, so that it makes sense to validate them."""
         return self.doubtful is not None and self.doubtful.isdisjoint(fields)
 
 
-_ROOT = schema_of(ModelConfig)
-_VALUES = frozenset({"integer", "float", "string", "placeholder"})
-_A_FIELD = "Write a field's name, a colon, and its value."
+_ROOT: Final = schema_of()
+_VALUES: Final = frozenset({"integer", "float", "string", "placeholder"})
+_LISTED: Final = "Remove it: it is none of the fields that are listed above."
+"""Remedy for an unknown field of a message whose fields were listed already."""
+_A_FIELD: Final = "Write a field's name, a colon, and its value."
 
 
 def parse_text(text: str, file: str = "") -> Parsed:
-    """Read ``text``, which ``file`` is the name of. Never raises: what is wrong is in the result's ``mistakes``."""
-    cursor = Cursor(text)
-    values = _read_configuration(cursor)
-    mistakes = sorted(cursor.mistakes, key=lambda mistake: (mistake.line, mistake.column))
-    doubtful = None if cursor.doubtful is None else frozenset(cursor.doubtful)
-    source = ConfigSource(file, cursor.positions)
+    """Parse ``text``; ``file`` is its name. Never raises: mistakes are part of the result."""
+    parser = _Parser(text)
+    config = parser.configuration()
+    mistakes = sorted(parser.mistakes, key=lambda mistake: (mistake.line, mistake.column))
+    doubtful = None if parser.doubtful is None else frozenset(parser.doubtful)
+    source = ConfigSource(file, parser.positions)
     client_message = f"failed to read text proto from {file}"
     placed = [
         dataclasses.replace(mistake, error=Internal, client_message=client_message)
         for mistake in source.place(mistakes)
     ]
-    return Parsed(_build(_ROOT, values), source, tuple(placed), doubtful)
+    return Parsed(config, source, tuple(placed), doubtful)
 
 
-def _build(schema: MessageSchema, values: dict[str, Any]) -> Any:
-    """Make the message that ``values``, by field name, are the fields of."""
-    arguments = {}
-    for name, value in values.items():
-        declared = schema.fields[name]
-        arguments[declared.attribute] = tuple(value) if declared.repeated else value
-    return schema.type(**arguments)
+@dataclass(slots=True)
+class _Draft:
+    """A message that is being read."""
+
+    schema: MessageSchema
+    path: FieldPath = ()
+    values: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, TextToken] = field(default_factory=dict)
+    """The name of each field that was read, where it stands first."""
 
 
-def _read_configuration(cursor: Cursor) -> dict[str, Any]:
-    """Read the fields of the configuration itself, to the end of the text."""
-    values: dict[str, Any] = {}
-    seen: dict[str, TextToken] = {}
-    cursor.open.append("")
-    while cursor.here.kind != "end":
-        try:
-            _read_part(cursor, _ROOT, (), values, seen)
-        except Astray:
-            cursor.resume(_ROOT.fields)
-    return values
+class _Parser(Cursor):
+    """Recursive descent parser of messages. Values that are not allowed are reported and left out."""
 
+    def configuration(self) -> ModelConfig:
+        """Read the top-level fields, up to the end of the text."""
+        draft = _Draft(_ROOT)
+        self.open.append("")
+        while self.here.kind != "end":
+            try:
+                self._read_part(draft)
+            except Astray:
+                self.resume(_ROOT.fields)
+        config: ModelConfig = _ROOT.make(draft.values)
+        return config
 
-def _read_message(cursor: Cursor, schema: MessageSchema, path: FieldPath, opener: TextToken) -> dict[str, Any]:
-    """Read the fields of a message up to and including the closer of ``opener``."""
-    values: dict[str, Any] = {}
-    seen: dict[str, TextToken] = {}
-    closer = OPENERS[opener.text]
-    cursor.open.append(closer)
-    line, column = opener.position
-    remedy = f"Write {closer} before this: what begins in line {line}, column {column} is still open."
-    while not cursor.took(closer):
-        token = cursor.here
-        if token.text not in schema.fields and cursor.at_outer_field(_ROOT.fields):
-            message = f'Message type "{schema.full_name}" has no field named "{token.text}".'
-        elif token.kind == "end" or (cursor.at(*CLOSERS) and token.text in cursor.open):
-            message = f"Expected identifier, got: {token.text}"
-        else:
-            _read_part(cursor, schema, path, values, seen)
-            continue
-        cursor.report(message, token, path, remedy)
-        raise Astray
-    cursor.open.pop()
-    return values
-
-
-def _read_part(
-    cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, TextToken]
-) -> None:
-    """Read one field of a message, or step over what is none. Raises ``Astray``."""
-    if cursor.recovering and not cursor.at_field() and cursor.here.kind != "placeholder":
-        raise Astray
-    if cursor.here.kind == "identifier" or (cursor.here.kind == "string" and _quoted_name(cursor)):
-        _read_field(cursor, schema, path, values, seen)
-        _ = cursor.took(",") or cursor.took(";")
-    else:
-        _step_over(cursor, schema, path)
-
-
-def _quoted_name(cursor: Cursor) -> bool:
-    return cursor.ahead.kind == "symbol" and cursor.ahead.text in ":{" and cursor.here.value.isidentifier()
-
-
-def _step_over(cursor: Cursor, schema: MessageSchema, path: FieldPath) -> None:
-    """Report a word that cannot begin a field and go to where one may."""
-    token = cursor.here
-    message = f"Expected identifier, got: {token.text}"
-    if token.text in ("/", "//", "*") and token.kind == "symbol":
-        cursor.report(message, token, path, "A comment begins with #.", doubt="")
-        if token.text == "/" and cursor.ahead.text == "*":
-            cursor.skip_comment()
-        else:
-            cursor.skip_line(token.position.line)
-    elif cursor.at("{") and not path and cursor.positions.keys() == {()}:
-        remedy = "This looks like JSON. Leave out the outer braces and write fields as in: max_batch_size: 8"
-        cursor.report(message, token, path, remedy)
-        cursor.skip_all()
-    elif cursor.at(",", ";"):
-        cursor.report(message, token, path, f"Remove this '{token.text}'.", doubt="")
-        cursor.take()
-    elif cursor.at("["):
-        _step_over_extension(cursor, schema, path)
-    else:
-        what = f"Remove this '{token.text}': it closes nothing." if cursor.at(*CLOSERS) else _A_FIELD
-        cursor.report(message, token, path, what)
-        cursor.take()
-        if token.kind != "placeholder":
+    def _read_message(self, schema: MessageSchema, path: FieldPath, opener: TextToken) -> dict[str, Any]:
+        """Return the fields of a message, up to and including the bracket that closes ``opener``."""
+        draft = _Draft(schema, path)
+        closer = OPENERS[opener.text]
+        self.open.append(closer)
+        line, column = opener.position
+        remedy = f"Write {closer} before this: what begins in line {line}, column {column} is still open."
+        while not self.took(closer):
+            token = self.here
+            if token.text not in schema.fields and self.at_outer_field(_ROOT.fields):
+                message = f'Message type "{schema.full_name}" has no field named "{token.text}".'
+            elif token.kind == "end" or (self.at(*CLOSERS) and token.text in self.open):
+                message = f"Expected identifier, got: {token.text}"
+            else:
+                self._read_part(draft)
+                continue
+            self.report(message, token, path, remedy)
             raise Astray
-        # A template may have a field there, or the name of one.
-        if cursor.took(":") or cursor.at(*OPENERS):
-            cursor.skip_value()
+        self.open.pop()
+        return draft.values
 
-
-def _step_over_extension(cursor: Cursor, schema: MessageSchema, path: FieldPath) -> None:
-    token = cursor.take()
-    name = ""
-    while cursor.here.kind != "end" and not cursor.at("]", "{", "}"):
-        name += cursor.take().text
-    cursor.took("]")
-    message = f'Extension "{name}" is not defined or is not an extension of "{schema.full_name}".'
-    cursor.report(message, token, path, "Remove it: a configuration has no extensions.", doubt="")
-    cursor.took(":")
-    cursor.skip_value()
-
-
-def _read_field(
-    cursor: Cursor, schema: MessageSchema, path: FieldPath, values: dict[str, Any], seen: dict[str, TextToken]
-) -> None:
-    """Read one field into ``values``. ``seen`` has the fields that were there before."""
-    token = cursor.take()
-    name = token.value if token.kind == "string" else token.text
-    if token.kind == "string":
-        message = f"Expected identifier, got: {token.text}"
-        cursor.report(message, token, path, f"Write the name of a field without quotes: {name}.", doubt="")
-    declared = schema.fields.get(name)
-    if declared is None:
-        _refuse_unknown(cursor, schema, path, token, name)
-        return
-    where = (*path, name)
-    cursor.positions.setdefault(where, token.position)
-    if _is_second(cursor, declared, where, token, seen):
-        _read_value(cursor, declared, where, {}, token)
-    else:
-        seen[name] = token
-        _read_value(cursor, declared, where, values, token)
-
-
-def _refuse_unknown(cursor: Cursor, schema: MessageSchema, path: FieldPath, token: TextToken, name: str) -> None:
-    # Finding out what was meant takes time, and the list of fields is long: it is told once.
-    meant, remedy = ("", LISTED) if cursor.has_many else field_remedy(name, schema, _ROOT)
-    if remedy == (listing := fields_of(schema)):
-        remedy = LISTED if listing in cursor.listed else listing
-        cursor.listed.add(listing)
-    if not meant and schema.type is dict:
-        value = "{ … }" if schema.fields["value"].kind == "message" else "…"
-        remedy = f'An entry of {path[-2]} is written: {path[-2]} {{ key: "{name}" value: {value} }}'
-    message = f'Message type "{schema.full_name}" has no field named "{name}".'
-    cursor.report(message, token, (*path, name), remedy, doubt=None if path else meant)
-    if not (cursor.took(":") or cursor.took("=") or cursor.at(*OPENERS)):
-        raise Astray
-    cursor.skip_value()
-
-
-def _is_second(
-    cursor: Cursor, declared: FieldSchema, where: FieldPath, token: TextToken, seen: dict[str, TextToken]
-) -> bool:
-    """Return True, after reporting it, if a field is given that excludes ``declared``: itself or a rival."""
-    if declared.many:
-        return False
-    if (first := seen.get(declared.name)) is not None:
-        message = f'Non-repeated field "{declared.name}" is specified multiple times.'
-        remedy = f"It is given in line {first.position.line} already: keep one of them."
-        cursor.report(message, token, where, remedy)
-        return True
-    rival = next((rival for rival in declared.rivals if rival in seen), "")
-    if rival:
-        message = (
-            f'Field "{declared.name}" is specified along with field "{rival}", '
-            f'another member of oneof "{declared.oneof}".'
-        )
-        remedy = f"'{rival}' is given in line {seen[rival].position.line}: keep one of the two."
-        cursor.report(message, token, where, remedy)
-    return bool(rival)
-
-
-def _read_value(
-    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], name: TextToken
-) -> None:
-    """Read what stands behind the name of a field into ``values``."""
-    composite = declared.kind == "message" or declared.key is not None
-    if composite:
-        cursor.took(":")
-    elif not _take_colon(cursor, declared, where):
-        return
-    if declared.many and cursor.at("[") and (composite or declared.repeated):
-        _read_list(cursor, declared, where, values)
-    elif composite:
-        _read_element(cursor, declared, where, values, name)
-    else:
-        _read_element(cursor, declared, where, values, cursor.here)
-
-
-def _take_colon(cursor: Cursor, declared: FieldSchema, where: FieldPath) -> bool:
-    """Step over the colon of a scalar field, or report that there is none; return False if no value can follow."""
-    if cursor.took(":"):
-        return True
-    token = cursor.here
-    if cursor.at("{", "<"):
-        remedy = f"'{declared.name}' is a plain value: write {declared.name}: …, without braces."
-    else:
-        remedy = f"Write a colon: {declared.name}: …"
-    cursor.report(f'Expected ":", found "{token.text}".', token, where, remedy)
-    if cursor.at("{", "<"):
-        cursor.skip_value()
-        return False
-    return cursor.took("=") or not (cursor.at(*CLOSERS) or cursor.at_field() or token.kind == "end")
-
-
-def _read_list(cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any]) -> None:
-    """Read the elements of a list in brackets."""
-    opener = cursor.take()
-    if cursor.took("]"):
-        values.setdefault(declared.name, {} if declared.key is not None else [])
-        return
-    cursor.open.append("]")
-    while _read_element_of_list(cursor, declared, where, values, opener):
-        pass
-    cursor.open.pop()
-
-
-def _read_element_of_list(
-    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], opener: TextToken
-) -> bool:
-    """Read an element and the comma or bracket behind it; return True if another element follows."""
-    composite = declared.kind == "message" or declared.key is not None
-    _read_element(cursor, declared, where, values, cursor.here)
-    if cursor.took("]"):
-        return False
-    token = cursor.here
-    if cursor.recovering and not cursor.at(","):
-        raise Astray
-    if cursor.took(","):
-        if not cursor.at("]"):
-            return True
-        message = 'Expected "{", found "]".' if composite else expected(declared, "]")
-        cursor.report(message, cursor.here, where, 'Remove the comma before this "]".', doubt="")
-        cursor.take()
-        return False
-    message = f'Expected ",", found "{token.text}".'
-    if cursor.at("{", "<", "-") or (token.kind in _VALUES and not cursor.at_field()):
-        doubt = None if cursor.at("-") else ""
-        cursor.report(message, token, where, "Write a comma between the elements of a list.", doubt=doubt)
-        return True
-    remedy = f"Write ] where the list that begins in line {opener.position.line} is to end."
-    cursor.report(message, token, where, remedy)
-    raise Astray
-
-
-def _read_element(
-    cursor: Cursor, declared: FieldSchema, where: FieldPath, values: dict[str, Any], start: TextToken
-) -> None:
-    """Read one value, one element of a list, or one entry of a map; ``start`` is where it is said to stand."""
-    if declared.key is not None:
-        _read_entry(cursor, declared, where, values.setdefault(declared.name, {}), start)
-        return
-    if declared.repeated:
-        elements = values.setdefault(declared.name, [])
-        value = _read_one(cursor, declared, (*where, len(elements)), start)
-        if value is not None:
-            elements.append(value)
-    elif (value := _read_one(cursor, declared, where, start)) is not None:
-        values[declared.name] = value
-
-
-def _read_one(cursor: Cursor, declared: FieldSchema, path: FieldPath, start: TextToken) -> Any:
-    """Read one value; None where there is none."""
-    if declared.kind != "message":
-        return read_scalar(cursor, declared, path)
-    fields = _read_braces(cursor, declared, declared.message, path, start)
-    return None if fields is None else _build(declared.message, fields)
-
-
-def _read_entry(
-    cursor: Cursor, declared: FieldSchema, where: FieldPath, entries: dict[Any, Any], start: TextToken
-) -> None:
-    """Read an entry of a map, which is a message with a key and a value. A key that comes again wins."""
-    schema = declared.entry
-    draft = (*where, len(entries))
-    known = len(cursor.positions)
-    fields = _read_braces(cursor, declared, schema, draft, start)
-    if fields is None:
-        return
-    key = fields.get("key", "" if declared.key == "string" else 0)
-    value = schema.fields["value"]
-    default = _build(value.message, {}) if value.kind == "message" else ""
-    entries[key] = fields.get("value", default)
-    # While the entry was read its key was not known; now each part gets the path by which it will be asked for.
-    for path in list(cursor.positions)[known:]:
-        position = cursor.positions.pop(path)
-        rest = path[len(draft) :]
-        if rest[:1] == ("value",):
-            cursor.positions.setdefault((*where, key, *rest[1:]), position)
+    def _read_part(self, draft: _Draft) -> None:
+        """Read one field of a message, or report and skip what is not a field. Raises ``Astray``."""
+        if self.recovering and not self.at_field() and self.here.kind != "placeholder":
+            raise Astray
+        if self.here.kind == "identifier" or (self.here.kind == "string" and self._at_quoted_name()):
+            self._read_field(draft)
+            _ = self.took(",") or self.took(";")
         else:
-            cursor.positions[(*where, key)] = position
+            self._step_over(draft)
+
+    def _at_quoted_name(self) -> bool:
+        return self.ahead.kind == "symbol" and self.ahead.text in ":{" and self.here.value.isidentifier()
+
+    def _step_over(self, draft: _Draft) -> None:
+        """Report a token that cannot begin a field, and move to where a field may begin."""
+        token, path = self.here, draft.path
+        message = f"Expected identifier, got: {token.text}"
+        if token.text in ("/", "//", "*") and token.kind == "symbol":
+            self.report(message, token, path, "A comment begins with #.", doubt="")
+            if token.text == "/" and self.ahead.text == "*":
+                self.skip_comment()
+            else:
+                self.skip_line(token.position.line)
+        elif self.at("{") and not path and self.positions.keys() == {()}:
+            remedy = "This looks like JSON. Leave out the outer braces and write fields as in: max_batch_size: 8"
+            self.report(message, token, path, remedy)
+            self.skip_all()
+        elif self.at(",", ";"):
+            self.report(message, token, path, f"Remove this '{token.text}'.", doubt="")
+            self.take()
+        elif self.at("["):
+            self._step_over_extension(draft)
+        else:
+            what = f"Remove this '{token.text}': it closes nothing." if self.at(*CLOSERS) else _A_FIELD
+            self.report(message, token, path, what)
+            self.take()
+            if token.kind != "placeholder":
+                raise Astray
+            # The template may fill in a field, or the name of one.
+            if self.took(":") or self.at(*OPENERS):
+                self.skip_value()
+
+    def _step_over_extension(self, draft: _Draft) -> None:
+        token = self.take()
+        name = ""
+        while self.here.kind != "end" and not self.at("]", "{", "}"):
+            name += self.take().text
+        self.took("]")
+        message = f'Extension "{name}" is not defined or is not an extension of "{draft.schema.full_name}".'
+        self.report(message, token, draft.path, "Remove it: a configuration has no extensions.", doubt="")
+        self.took(":")
+        self.skip_value()
+
+    def _read_field(self, draft: _Draft) -> None:
+        """Read one field into ``draft``. If it is not allowed there, report and skip it."""
+        token = self.take()
+        name = token.value if token.kind == "string" else token.text
+        if token.kind == "string":
+            message = f"Expected identifier, got: {token.text}"
+            self.report(message, token, draft.path, f"Write the name of a field without quotes: {name}.", doubt="")
+        declared = draft.schema.fields.get(name)
+        if declared is None:
+            self._refuse_unknown(draft, token, name)
+            return
+        where = (*draft.path, name)
+        self.positions.setdefault(where, token.position)
+        if self._is_second(declared, where, token, draft.seen):
+            self._read_value(declared, where, {}, token)
+        else:
+            draft.seen[name] = token
+            self._read_value(declared, where, draft.values, token)
+
+    def _refuse_unknown(self, draft: _Draft, token: TextToken, name: str) -> None:
+        schema, path = draft.schema, draft.path
+        # Finding suggestions takes time, and the list of fields is long: it is reported once.
+        meant, remedy = ("", _LISTED) if self.has_many else field_remedy(name, schema)
+        if remedy == (listing := fields_of(schema)):
+            remedy = _LISTED if listing in self.listed else listing
+            self.listed.add(listing)
+        if not meant and schema.is_entry:
+            value = "{ … }" if schema.fields["value"].kind == "message" else "…"
+            remedy = f'An entry of {path[-2]} is written: {path[-2]} {{ key: "{name}" value: {value} }}'
+        message = f'Message type "{schema.full_name}" has no field named "{name}".'
+        self.report(message, token, (*path, name), remedy, doubt=None if path else meant)
+        if not (self.took(":") or self.took("=") or self.at(*OPENERS)):
+            raise Astray
+        self.skip_value()
+
+    def _is_second(
+        self, declared: FieldSchema, where: FieldPath, token: TextToken, seen: Mapping[str, TextToken]
+    ) -> bool:
+        """Return True, after reporting it, if ``declared`` or another member of its oneof was given before."""
+        if declared.many:
+            return False
+        if (first := seen.get(declared.name)) is not None:
+            message = f'Non-repeated field "{declared.name}" is specified multiple times.'
+            remedy = f"It is given in line {first.position.line} already: keep one of them."
+            self.report(message, token, where, remedy)
+            return True
+        rival = next((rival for rival in declared.rivals if rival in seen), "")
+        if rival:
+            message = (
+                f'Field "{declared.name}" is specified along with field "{rival}", '
+                f'another member of oneof "{declared.oneof}".'
+            )
+            remedy = f"'{rival}' is given in line {seen[rival].position.line}: keep one of the two."
+            self.report(message, token, where, remedy)
+        return bool(rival)
+
+    def _read_value(self, declared: FieldSchema, where: FieldPath, values: dict[str, Any], name: TextToken) -> None:
+        """Read the value behind the name of a field into ``values``."""
+        if declared.composite:
+            self.took(":")
+        elif not self._take_colon(declared, where):
+            return
+        if declared.many and self.at("["):
+            self._read_list(declared, where, values)
+        else:
+            self._read_element(declared, where, values, name if declared.composite else self.here)
+
+    def _take_colon(self, declared: FieldSchema, where: FieldPath) -> bool:
+        """Take the colon of a scalar field, or report that it is missing; return False if no value can follow."""
+        if self.took(":"):
+            return True
+        token = self.here
+        if self.at("{", "<"):
+            remedy = f"'{declared.name}' is a plain value: write {declared.name}: …, without braces."
+        else:
+            remedy = f"Write a colon: {declared.name}: …"
+        self.report(f'Expected ":", found "{token.text}".', token, where, remedy)
+        if self.at("{", "<"):
+            self.skip_value()
+            return False
+        return self.took("=") or not (self.at(*CLOSERS) or self.at_field() or token.kind == "end")
+
+    def _read_list(self, declared: FieldSchema, where: FieldPath, values: dict[str, Any]) -> None:
+        """Read the elements of a list in brackets."""
+        opener = self.take()
+        if self.took("]"):
+            values.setdefault(declared.name, {} if declared.key is not None else [])
+            return
+        self.open.append("]")
+        while self._read_element_of_list(declared, where, values, opener):
+            pass
+        self.open.pop()
+
+    def _read_element_of_list(
+        self, declared: FieldSchema, where: FieldPath, values: dict[str, Any], opener: TextToken
+    ) -> bool:
+        """Read an element and the comma or bracket after it; return True if another element follows."""
+        self._read_element(declared, where, values, self.here)
+        if self.took("]"):
+            return False
+        token = self.here
+        if self.recovering and not self.at(","):
+            raise Astray
+        if self.took(","):
+            if not self.at("]"):
+                return True
+            message = 'Expected "{", found "]".' if declared.composite else expected(declared, "]")
+            self.report(message, self.here, where, 'Remove the comma before this "]".', doubt="")
+            self.take()
+            return False
+        message = f'Expected ",", found "{token.text}".'
+        if self.at("{", "<", "-") or (token.kind in _VALUES and not self.at_field()):
+            doubt = None if self.at("-") else ""
+            self.report(message, token, where, "Write a comma between the elements of a list.", doubt=doubt)
+            return True
+        remedy = f"Write ] where the list that begins in line {opener.position.line} is to end."
+        self.report(message, token, where, remedy)
+        raise Astray
+
+    def _read_element(self, declared: FieldSchema, where: FieldPath, values: dict[str, Any], start: TextToken) -> None:
+        """Read one value, one element of a list, or one entry of a map; ``start`` is the token of its position."""
+        if declared.key is not None:
+            self._read_entry(declared, where, values.setdefault(declared.name, {}), start)
+            return
+        if declared.repeated:
+            elements = values.setdefault(declared.name, [])
+            value = self._read_one(declared, (*where, len(elements)), start)
+            if value is not None:
+                elements.append(value)
+        elif (value := self._read_one(declared, where, start)) is not None:
+            values[declared.name] = value
+
+    def _read_one(self, declared: FieldSchema, path: FieldPath, start: TextToken) -> Any:
+        """Return one value; ``None``, after reporting it, if there is none."""
+        if declared.kind != "message":
+            return read_scalar(self, declared, path)
+        fields = self._read_braces(declared, declared.message, path, start)
+        return None if fields is None else declared.message.make(fields)
+
+    def _read_entry(self, declared: FieldSchema, where: FieldPath, entries: dict[Any, Any], start: TextToken) -> None:
+        """Read an entry of a map, which is a message with a key and a value. The last entry with a key wins."""
+        schema = declared.entry
+        draft = (*where, len(entries))
+        known = len(self.positions)
+        fields = self._read_braces(declared, schema, draft, start)
+        if fields is None:
+            return
+        key = fields.get("key", schema.fields["key"].default)
+        entries[key] = fields["value"] if "value" in fields else _empty(schema.fields["value"])
+        # The key was unknown while the entry was read. Move the positions to the paths with the key.
+        for path in list(self.positions)[known:]:
+            position = self.positions.pop(path)
+            rest = path[len(draft) :]
+            if rest[:1] == ("value",):
+                self.positions.setdefault((*where, key, *rest[1:]), position)
+            else:
+                self.positions[(*where, key)] = position
+
+    def _read_braces(
+        self, declared: FieldSchema, schema: MessageSchema, path: FieldPath, start: TextToken
+    ) -> dict[str, Any] | None:
+        """Return the fields of a message in braces; ``None``, after reporting it, if none begins here."""
+        opener = self.here
+        if not self.at("{", "<"):
+            remedy = self._braces_remedy(declared, schema)
+            self.report(f'Expected "{{", found "{opener.text}".', opener, path, remedy)
+            self.skip_value()
+            return None
+        self.take()
+        self.positions[path] = start.position
+        return self._read_message(schema, path, opener)
+
+    def _braces_remedy(self, declared: FieldSchema, schema: MessageSchema) -> str:
+        token, name = self.here, declared.name
+        if self.at("["):
+            return f"'{name}' is not a list: remove the brackets."
+        if declared.key is not None:
+            value = "{ … }" if declared.kind == "message" else '"…"'
+            return f'Write {name} {{ key: "…" value: {value} }}.'
+        if token.kind == "symbol" or token.kind == "end" or self.at_field():
+            return f"Write {name} {{ … }}."
+        if token.text.lower() in ("false", "f", "0"):
+            return f"Remove '{name}' to have none, or write {name} {{ … }}."
+        fields = list(schema.fields.values())
+        if len(fields) == 1 and fields[0].kind != "message":
+            return f"Write {name} {{ {fields[0].name}: {token.text} }}."
+        return f"Write {name} {{ }}, with what is to be set inside of the braces."
 
 
-def _read_braces(
-    cursor: Cursor, declared: FieldSchema, schema: MessageSchema, path: FieldPath, start: TextToken
-) -> dict[str, Any] | None:
-    """Read a message in its braces; None, after reporting it, where none begins."""
-    opener = cursor.here
-    if not cursor.at("{", "<"):
-        remedy = _braces_remedy(cursor, declared, schema, path)
-        cursor.report(f'Expected "{{", found "{opener.text}".', opener, path, remedy)
-        cursor.skip_value()
-        return None
-    cursor.take()
-    cursor.positions[path] = start.position
-    return _read_message(cursor, schema, path, opener)
-
-
-def _braces_remedy(cursor: Cursor, declared: FieldSchema, schema: MessageSchema, path: FieldPath) -> str:
-    token, name = cursor.here, declared.name
-    if cursor.at("["):
-        return f"'{name}' is not a list: remove the brackets."
-    if declared.key is not None:
-        value = "{ … }" if declared.kind == "message" else '"…"'
-        return f'Write {name} {{ key: "…" value: {value} }}.'
-    if token.kind == "symbol" or token.kind == "end" or cursor.at_field():
-        return f"Write {name} {{ … }}."
-    if token.text.lower() in ("false", "f", "0"):
-        return f"Remove '{name}' to have none, or write {name} {{ … }}."
-    fields = list(schema.fields.values())
-    if len(fields) == 1 and fields[0].kind != "message":
-        return f"Write {name} {{ {fields[0].name}: {token.text} }}."
-    return f"Write {name} {{ }}, with what is to be set inside of the braces."
+def _empty(declared: FieldSchema) -> Any:
+    """Return the value of an entry of a map that has none."""
+    return declared.message.make({}) if declared.kind == "message" else declared.default

@@ -1,4 +1,8 @@
-"""Printing a configuration in its text form (config.pbtxt), so that reading it again gives the same configuration."""
+"""Prints a configuration in its text form (config.pbtxt), and edits single fields of an existing text.
+
+Parsing the printed text returns the same configuration. protobuf's own printer is not used: this one writes lists and
+numbers as people do in config.pbtxt.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\
 
 
 def to_text(config: ModelConfig) -> str:
-    """Return ``config`` as the text of a config.pbtxt. What has its default value is left out."""
-    return "".join(f"{line}\n" for line in _message(schema_of(ModelConfig), config))
+    """Return ``config`` as the text of a config.pbtxt. Default values are left out."""
+    return "".join(f"{line}\n" for line in _message(schema_of(), config))
 
 
 def _message(schema: MessageSchema, message: Any) -> Iterator[str]:
@@ -74,13 +78,10 @@ def _character(character: str) -> str:
     return character if character >= " " and character != "\x7f" else f"\\{ord(character):03o}"
 
 
-# Changing some fields in the text of a config.pbtxt, and leaving the rest, comments too, as somebody wrote it.
-
-
 def edited(text: str, old: ModelConfig, new: ModelConfig) -> str:
-    """Return ``text``, which says ``old`` without a mistake, such that it says ``new``.
+    """Return ``text``, the text of ``old`` without mistakes, changed to that of ``new``.
 
-    A field that changes stands where it stood; one that is new stands at the end.
+    A changed field keeps its place, a new one is appended. The rest, including comments, is kept as it is.
     """
     spans = list(_spans(text))
     cuts: list[tuple[int, int, str]] = []
@@ -95,7 +96,7 @@ def edited(text: str, old: ModelConfig, new: ModelConfig) -> str:
             added += f"\n{printed}" if printed else ""
         for number, (start, end) in enumerate(places):
             written = "" if number else printed.rstrip("\n")
-            # A line with nothing left on it goes.
+            # A line that becomes empty is removed.
             whole = not written and text[end : end + 1] == "\n" and text[:start][-1:] in ("", "\n")
             cuts.append((start, end + whole, written))
     for start, end, written in sorted(cuts, reverse=True):
@@ -106,7 +107,7 @@ def edited(text: str, old: ModelConfig, new: ModelConfig) -> str:
 
 
 def _spans(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield name, start and end of each field of the configuration itself."""
+    """Yield name, start and end of each top-level field."""
     starts = [0]
     starts += [place + 1 for place, character in enumerate(text) if character == "\n"]
 

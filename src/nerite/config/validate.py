@@ -1,14 +1,14 @@
-"""What has to hold for a configuration, in Triton's words and order, and every breach of it rather than the first.
+"""Validates a configuration in Triton's words and order, and finds every mistake instead of only the first.
 
-The checks come in the four groups in which Triton makes them: of the configuration as such, before anything is loaded
-(``check_config``); of the tensors, which a backend may have completed by then (``check_tensors``); of what sequences
-leave (``check_sequences``); and of the instance groups, against the machine (``check_instances``). A check is left out
-where the text of a field that it reads was wrong already, because what it would say then may not be true.
+The checks are in the four groups of Triton: of the configuration by itself, before anything is loaded
+(``check_config``); of the tensors, which a backend may have completed (``check_tensors``); of the states of sequences
+(``check_sequences``); and of the instance groups, for this machine (``check_instances``). A check is skipped if the
+text of a field that it reads has a mistake, because its result might be wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -28,33 +28,33 @@ CUSTOMIZABLE_METRICS: Final = frozenset({"nv_inference_first_response_histogram_
 
 
 class Check(NamedTuple):
-    """A check and the fields that it looks at."""
+    """A check and the fields that it reads."""
 
-    reads: frozenset[str]
+    reads: tuple[str, ...]
     find: Callable[[ModelConfig], Iterator[Mistake]]
 
 
 def check_config(config: ModelConfig, text: Parsed, files: Mapping[str, bool] | None = None) -> list[Mistake]:
-    """Return what is wrong with ``config`` as such; ``text`` is what it was read from.
+    """Return the mistakes in ``config`` by itself; ``text`` is what it was read from.
 
-    ``files`` are the entries of a version directory, and whether each is a directory: they may tell what was meant.
+    ``files`` are the entries of a version directory, and whether each is a directory. Remedies make use of them.
     """
-    backend = Check(_reads("backend", "platform", "default_model_filename"), partial(_check_backend, files or {}))
+    backend = Check(("backend", "platform", "default_model_filename"), partial(_check_backend, files or {}))
     return _run((backend, *_CONFIG_CHECKS), config, text)
 
 
 def check_tensors(config: ModelConfig, text: Parsed) -> list[Mistake]:
-    """Return what is wrong with the inputs and outputs of ``config``."""
+    """Return the mistakes in the inputs and outputs of ``config``."""
     return _run(_TENSOR_CHECKS, config, text)
 
 
 def check_sequences(config: ModelConfig, text: Parsed) -> list[Mistake]:
-    """Return what is wrong with the controls and states of ``config``, taken together with its inputs and outputs."""
+    """Return the mistakes in the controls and states of ``config``, given its inputs and outputs."""
     return _run(_SEQUENCE_CHECKS, config, text)
 
 
 def check_instances(config: ModelConfig, text: Parsed, gpus: Gpus) -> list[Mistake]:
-    """Return what is wrong with the instance groups of ``config`` on a machine that has ``gpus``."""
+    """Return the mistakes in the instance groups of ``config`` on a machine with ``gpus``."""
     if config.ensemble_scheduling is not None or not text.trusts(("instance_group",)):
         return []
     return [
@@ -65,7 +65,7 @@ def check_instances(config: ModelConfig, text: Parsed, gpus: Gpus) -> list[Mista
 
 
 def metric_warnings(config: ModelConfig) -> list[str]:
-    """Return Triton's log lines about metrics that ``config`` wants to shape and that have no shape."""
+    """Return Triton's log lines about metrics in ``config`` that cannot be customized."""
     if config.model_metrics is None:
         return []
     return [
@@ -120,20 +120,20 @@ def _platform_remedy(platform: str, files: Mapping[str, bool]) -> str:
 
 
 def _check_files(config: ModelConfig) -> Iterator[Mistake]:
-    """Find names of files that lead out of the directory of the version, or of the model."""
+    """Find file names that lead out of the directory of the version or of the model."""
     if escapes_directory(config.default_model_filename):
         yield _outside("default_model_filename", config.default_model_filename, (), "version")
     for key, name in config.cc_model_filenames.items():
         if escapes_directory(name):
             yield _outside("cc_model_filenames", name, (key,), "version")
     for index, name in enumerate(_libraries(config)):
-        # An image may have libraries in a place of its own: those are named by an absolute path.
+        # Libraries of a container image may be anywhere, and are named by an absolute path.
         if escapes_directory(name) and not name.startswith("/"):
             yield _outside("op_library_filename", name, (index,), "model")
 
 
-def check_brought(config: ModelConfig) -> Iterator[Mistake]:
-    """Find what is for those to write who write the repository, in a configuration that a load has brought."""
+def check_override(config: ModelConfig) -> Iterator[Mistake]:
+    """Find settings in the configuration of a load request that only the owner of the repository may use."""
     for index, name in enumerate(_libraries(config)):
         if name.startswith("/"):
             yield _outside("op_library_filename", name, (index,), "model")
@@ -250,57 +250,43 @@ def _check_group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpu
         )
 
 
-def _reads(*fields: str) -> frozenset[str]:
-    return frozenset(fields)
-
-
 _CONFIG_CHECKS: Final = (
-    Check(_reads("default_model_filename", "cc_model_filenames", "model_operations"), _check_files),
-    Check(_reads("max_batch_size"), _check_batch_size),
-    Check(_reads("dynamic_batching", "max_batch_size"), check_dynamic_batching),
-    Check(_reads("sequence_batching", "max_batch_size", "response_cache"), check_sequence_batching),
+    Check(("default_model_filename", "cc_model_filenames", "model_operations"), _check_files),
+    Check(("max_batch_size",), _check_batch_size),
+    Check(("dynamic_batching", "max_batch_size"), check_dynamic_batching),
+    Check(("sequence_batching", "max_batch_size", "response_cache"), check_sequence_batching),
     Check(
-        _reads(
-            "ensemble_scheduling",
-            "platform",
-            "input",
-            "output",
-            "instance_group",
-            "optimization",
-            "model_warmup",
-        ),
+        ("ensemble_scheduling", "platform", "input", "output", "instance_group", "optimization", "model_warmup"),
         check_ensemble,
     ),
-    Check(_reads("model_transaction_policy", "response_cache"), _check_decoupled_cache),
-    Check(_reads("model_metrics"), _check_metrics),
-    Check(_reads("parameters"), check_queue_bounds),
-    Check(_reads("parameters"), check_tenants_share_cache),
+    Check(("model_transaction_policy", "response_cache"), _check_decoupled_cache),
+    Check(("model_metrics",), _check_metrics),
+    Check(("parameters",), check_queue_bounds),
+    Check(("parameters",), check_tenants_share_cache),
 )
 _TENSOR_CHECKS: Final = (
-    Check(_reads("input", "max_batch_size", "platform"), check_inputs),
-    Check(_reads("output", "max_batch_size", "platform"), check_outputs),
-    Check(_reads("batch_input", "batch_output", "input", "output"), check_batch_tensors),
+    Check(("input", "max_batch_size", "platform"), check_inputs),
+    Check(("output", "max_batch_size", "platform"), check_outputs),
+    Check(("batch_input", "batch_output", "input", "output"), check_batch_tensors),
 )
-_SEQUENCE_CHECKS: Final = (Check(_reads("sequence_batching", "input"), check_states),)
+_SEQUENCE_CHECKS: Final = (Check(("sequence_batching", "input"), check_states),)
 
-# The fields of a configuration that are read and checked, and change nothing: for any model, or with some backends.
-#
-# All others have an effect; ``tests/ledger`` names a test for each. Those that a model sets are told when it is
-# loaded.
+# Fields that are read and checked, but have no effect: for any model, or with some backends. The log lists those that a
+# model sets when it is loaded. All other fields have an effect; ``tests/ledger`` names a test for each.
 
 
 class NoEffect(NamedTuple):
-    """Why a field changes nothing."""
+    """Why a field has no effect."""
 
     reason: str
     heeded_by: frozenset[str] = frozenset()
-    """The backends with which it has an effect."""
+    """The backends with which the field has an effect."""
 
 
 ARRAYS: Final = frozenset({"fil", "litert", "onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt"})
-"""The backends whose models take and give arrays, and know nothing of requests."""
+"""The backends whose models work on arrays and do not see requests."""
 BACKENDS: Final = ARRAYS | {"llm", "python", "tensorrt_llm", "vllm"}
-"""Those that come with the server. Another one is given the configuration, and may heed any field."""
+"""The backends of the server. Any other backend receives the configuration, and may use every field."""
 
 _ACCELERATED: Final = frozenset({"litert", "onnxruntime", "tensorflow"})
 _TENSORRT: Final = frozenset({"tensorrt"})
@@ -338,31 +324,27 @@ FIELDS: Final[Mapping[str, NoEffect]] = {
         "a state is handed on as it is, without a copy"
     ),
 }
-"""By their dotted names; a message stands for all that is in it."""
+"""By dotted name; a message stands for all of its fields."""
 
 
 def without_effect(written: ModelConfig, backend: str) -> Iterator[str]:
-    """Yield a line for the log for each field that is set in ``written`` and has no effect on the model.
+    """Yield a log line for each field that is set in ``written`` and has no effect on the model.
 
     ``backend`` is empty for an ensemble.
     """
     if backend and backend not in BACKENDS:
         return
     for name, why in FIELDS.items():
-        if backend not in why.heeded_by and _is_set(written, schema_of(ModelConfig), name.split(".")):
+        if backend not in why.heeded_by and _is_set(written, schema_of(), name.split(".")):
             place = "" if not why.heeded_by else f" with backend '{backend}'" if backend else " for an ensemble"
             yield f"'{name}' has no effect{place}: {why.reason}"
 
 
 def _is_set(message: Any, schema: MessageSchema, path: list[str]) -> bool:
-    """Return whether a field at or below a message has a value that is not its default."""
+    """Return True if a field at or below a message has another value than its default."""
     field, *inside = schema.fields[path[0]], *path[1:]
     value = getattr(message, field.attribute)
     if not inside:
         return bool(value != field.default)
-    return any(_is_set(each, field.message, inside) for each in _messages(value))
-
-
-def _messages(value: Any) -> Iterable[Any]:
-    """Return the messages that a field has: any number."""
-    return () if value is None else value if isinstance(value, tuple) else (value,)
+    messages = value if field.repeated else () if value is None else (value,)
+    return any(_is_set(each, field.message, inside) for each in messages)

@@ -1,24 +1,25 @@
-"""What has to hold for an ensemble by itself: that every tensor in it comes from somewhere and goes somewhere.
+"""Validates ensembles: their own tensors, and how they fit the models of their steps.
 
-What depends on the models that an ensemble is made of is checked where those are known.
+By itself, an ensemble must write and use each of its tensors. The rest is checked when the models are known:
+``find_step_models`` finds the models, ``check_wiring`` compares types, shapes, batch sizes and streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nerite.config.defaults import ENSEMBLE
 from nerite.config.mistake import FieldPath, Mistake, nearest
-from nerite.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput
+from nerite.config.model_config import ModelConfig, ModelEnsembling, ModelInput, ModelOutput
 
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor of the ensemble: what it is computed from, and what is computed from it."""
+    """A tensor of the ensemble, with the tensors it is computed from and those computed from it."""
 
     path: FieldPath
-    """Where it is named first."""
+    """Its first occurrence."""
     written: bool = False
     ready: bool = False
     sources: list[str] = field(default_factory=list)
@@ -26,7 +27,7 @@ class _Tensor:
 
 
 def check_ensemble(config: ModelConfig) -> Iterator[Mistake]:
-    """Find what is wrong with ``ensemble_scheduling``, or that there is none where there has to be."""
+    """Find mistakes in ``ensemble_scheduling``, or report that it is missing."""
     if config.ensemble_scheduling is None:
         if config.platform == ENSEMBLE:
             yield Mistake(
@@ -42,7 +43,7 @@ def check_ensemble(config: ModelConfig) -> Iterator[Mistake]:
         for mistake in _add_step(config.name, graph, index, step):
             broken = True
             yield mistake
-    # Each of these makes the ones after it likely, so only the first kind that is there is told.
+    # Mistakes of one kind usually cause those of the next kinds, so that only the first kind found is reported.
     for find in () if broken else (_check_inputs, _check_outputs, _check_use):
         mistakes = list(find(config, graph))
         yield from mistakes
@@ -84,8 +85,8 @@ def _check_fields(config: ModelConfig) -> Iterator[Mistake]:
         )
 
 
-def _add_step(name: str, graph: dict[str, _Tensor], index: int, step: EnsembleStep) -> Iterator[Mistake]:
-    """Put the tensors of a step into ``graph``, and find what is wrong with the step itself."""
+def _add_step(name: str, graph: dict[str, _Tensor], index: int, step: ModelEnsembling.Step) -> Iterator[Mistake]:
+    """Add the tensors of a step to ``graph``, and find mistakes in the step itself."""
     path = ("ensemble_scheduling", "step", index)
     for field_name, value, form in (
         ("model_name", step.model_name, 'model_name: "…"'),
@@ -113,19 +114,20 @@ def _add_step(name: str, graph: dict[str, _Tensor], index: int, step: EnsembleSt
 
 
 def _check_inputs(config: ModelConfig, graph: dict[str, _Tensor]) -> Iterator[Mistake]:
-    """Find the inputs that no step takes."""
+    """Find inputs that no step uses."""
     for index, tensor in enumerate(config.input):
         if tensor.name not in graph:
             yield Mistake(
                 # The single quote is Triton's.
                 message=f"ensemble input '{tensor.name}' for ensemble {config.name}' is not used",
                 path=("input", index, "name"),
-                remedy=_spelled(tensor.name, graph) or "Remove this input, or map it to an input of a model in a step.",
+                remedy=_did_you_mean(tensor.name, graph)
+                or "Remove this input, or map it to an input of a model in a step.",
             )
 
 
 def _check_outputs(config: ModelConfig, graph: dict[str, _Tensor]) -> Iterator[Mistake]:
-    """Find the outputs that no step gives."""
+    """Find outputs that no step writes, or that depend on a tensor that is not connected."""
     _flow(config, graph)
     for index, tensor in enumerate(config.output):
         path = ("output", index, "name")
@@ -134,7 +136,7 @@ def _check_outputs(config: ModelConfig, graph: dict[str, _Tensor]) -> Iterator[M
             yield Mistake(
                 message=f"ensemble output '{tensor.name}' for ensemble {config.name}' is not used",
                 path=path,
-                remedy=_spelled(tensor.name, graph)
+                remedy=_did_you_mean(tensor.name, graph)
                 or "Remove this output, or map an output of a model in a step to it.",
             )
         elif not node.ready:
@@ -147,7 +149,7 @@ def _check_outputs(config: ModelConfig, graph: dict[str, _Tensor]) -> Iterator[M
                     remedy="Map an output of a model in a step to it, or remove this output.",
                 )
                 continue
-            spelled = _spelled(missing, [name for name in graph if graph[name].ready])
+            spelled = _did_you_mean(missing, [name for name in graph if graph[name].ready])
             yield Mistake(
                 message=f"{message}: at least one of its depending tensors, '{missing}', is not connected",
                 path=graph[missing].path,
@@ -156,7 +158,7 @@ def _check_outputs(config: ModelConfig, graph: dict[str, _Tensor]) -> Iterator[M
 
 
 def _check_use(config: ModelConfig, graph: dict[str, _Tensor]) -> Iterator[Mistake]:
-    """Find the tensors that lead nowhere."""
+    """Find tensors that are not used."""
     outputs = {tensor.name for tensor in config.output}
     for name, node in graph.items():
         if name in outputs or (node.ready and node.results):
@@ -165,7 +167,9 @@ def _check_use(config: ModelConfig, graph: dict[str, _Tensor]) -> Iterator[Mista
             remedy = "Remove it from the output map, or declare it as an output of the ensemble."
         else:
             ready = [other for other in graph if graph[other].ready]
-            remedy = _spelled(name, ready) or f"Declare '{name}' as an input of the ensemble, or map an output to it."
+            remedy = (
+                _did_you_mean(name, ready) or f"Declare '{name}' as an input of the ensemble, or map an output to it."
+            )
         yield Mistake(
             message=f"ensemble tensor '{name}' is unused in ensemble '{config.name}'", path=node.path, remedy=remedy
         )
@@ -185,7 +189,7 @@ def _flow(config: ModelConfig, graph: dict[str, _Tensor]) -> None:
 
 
 def _missing_source(name: str, graph: dict[str, _Tensor]) -> str:
-    """Return the tensor that ``name`` waits for in the end; in a circle, the last one before it closes."""
+    """Return the unconnected tensor that ``name`` finally depends on; in a cycle, the last one before it closes."""
     seen: set[str] = set()
     while True:
         unready = (source for source in graph[name].sources if not graph[source].ready and source not in seen)
@@ -196,19 +200,17 @@ def _missing_source(name: str, graph: dict[str, _Tensor]) -> str:
         name = source
 
 
-def _spelled(wrong: str, known: Iterator[str] | dict[str, _Tensor] | list[str]) -> str:
+def _did_you_mean(wrong: str, known: Iterable[str]) -> str:
     meant = nearest(wrong, known, 0.75)
     return f"Did you mean '{meant}'?" if meant and meant != wrong else ""
 
 
-# What has to hold between an ensemble and the models that it is put together from: types, shapes, batches, streams.
-#
-# What an ensemble has to say by itself is checked in ``validate_ensemble``.
+# Checks between an ensemble and the models of its steps: types, shapes, batches, streams.
 
 
 @dataclass(frozen=True, slots=True)
-class _ValidateWiringTensor:
-    """What a model, or the ensemble itself, says of a tensor."""
+class _DeclaredTensor:
+    """A tensor as a model, or the ensemble itself, declares it."""
 
     model: str
     data_type: str
@@ -217,19 +219,18 @@ class _ValidateWiringTensor:
 
     @property
     def full_dims(self) -> tuple[int, ...]:
-        """The dimensions with that of the batch."""
+        """The dimensions, including that of the batch."""
         return (-1, *self.dims) if self.batched else self.dims
 
 
 def check_wiring(config: ModelConfig, parts: Sequence[ModelConfig]) -> Iterator[Mistake]:
-    """Find what does not fit together. ``parts`` are the complete configurations of the models of the steps."""
+    """Find contradictions between an ensemble and ``parts``, the complete configurations of the models of its steps."""
     assert config.ensemble_scheduling is not None
     steps = config.ensemble_scheduling.step
     declared: list[ModelInput | ModelOutput] = [*config.input, *config.output]
-    # Its own tensors have the shapes of ``reshape`` inside; those of its models are as callers have them.
-    tensors = {tensor.name: _said(config, tensor, reshaped=True) for tensor in declared}
+    # Inside the ensemble its own tensors have the shapes of ``reshape``; those of its models are as callers see them.
+    tensors = {tensor.name: _declared_tensor(config, tensor, reshaped=True) for tensor in declared}
     for index, (step, part) in enumerate(zip(steps, parts, strict=True)):
-        path = ("ensemble_scheduling", "step", index)
         if 0 < part.max_batch_size < config.max_batch_size:
             yield Mistake(
                 message=f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains "
@@ -237,8 +238,7 @@ def check_wiring(config: ModelConfig, parts: Sequence[ModelConfig]) -> Iterator[
                 path=("max_batch_size",),
                 remedy=f"Write max_batch_size: {part.max_batch_size} here, or raise it in '{part.name}'.",
             )
-        yield from _validate_wiring_check_inputs(config.name, step, part, tensors, path)
-        yield from _validate_wiring_check_outputs(config.name, step, part, tensors, path)
+        yield from _check_step(config.name, index, step, part, tensors)
     yield from _check_streams(config, steps, parts)
     if config.response_cache is not None and config.response_cache.enable and any(map(is_decoupled, parts)):
         yield Mistake(
@@ -249,57 +249,49 @@ def check_wiring(config: ModelConfig, parts: Sequence[ModelConfig]) -> Iterator[
         )
 
 
-def _said(config: ModelConfig, tensor: ModelInput | ModelOutput, *, reshaped: bool = False) -> _ValidateWiringTensor:
+def _declared_tensor(
+    config: ModelConfig, tensor: ModelInput | ModelOutput, *, reshaped: bool = False
+) -> _DeclaredTensor:
     dims = tensor.reshape.shape if reshaped and tensor.reshape is not None else tensor.dims
-    return _ValidateWiringTensor(config.name, tensor.data_type, dims, config.max_batch_size > 0)
+    return _DeclaredTensor(config.name, tensor.data_type, dims, config.max_batch_size > 0)
 
 
-def _validate_wiring_check_inputs(
-    ensemble: str, step: EnsembleStep, part: ModelConfig, tensors: dict[str, _ValidateWiringTensor], path: FieldPath
+def _check_step(
+    ensemble: str, index: int, step: ModelEnsembling.Step, part: ModelConfig, tensors: dict[str, _DeclaredTensor]
 ) -> Iterator[Mistake]:
-    declared = {tensor.name: tensor for tensor in part.input}
-    for name, tensor in step.input_map.items():
-        where = (*path, "input_map", name)
-        if name not in declared:
+    """Compare the maps of a step with the tensors of its model."""
+    path = ("ensemble_scheduling", "step", index)
+    sides: list[tuple[str, str, dict[str, str], Sequence[ModelInput | ModelOutput]]] = [
+        ("input", "mapping to", step.input_map, part.input),
+        ("output", "mapped from", step.output_map, part.output),
+    ]
+    for side, mapped, names, declared in sides:
+        known = {tensor.name: tensor for tensor in declared}
+        for name, tensor in names.items():
+            where = (*path, f"{side}_map", name)
+            if name in known:
+                yield from _check_agreement(ensemble, tensor, _declared_tensor(part, known[name]), tensors, where)
+                continue
             yield Mistake(
-                message=f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in "
+                message=f"in ensemble {ensemble}, ensemble tensor {tensor} is {mapped} non-existing {side} {name} in "
                 f"model {step.model_name}",
                 path=where,
-                remedy=_validate_wiring_spelled(name, list(declared)),
+                remedy=_did_you_mean(name, known) or f"There are: {', '.join(known) or 'none'}.",
             )
-        else:
-            yield from _check_agreement(ensemble, tensor, _said(part, declared[name]), tensors, where)
-    for name, taken in declared.items():
-        if name not in step.input_map and not taken.optional:
-            yield Mistake(
-                message=f"in ensemble {ensemble}, input {name} in model {part.name} is not mapped to any ensemble "
-                "tensors",
-                path=path,
-                remedy=f'Write input_map {{ key: "{name}" value: "the ensemble\'s tensor" }}.',
-            )
-
-
-def _validate_wiring_check_outputs(
-    ensemble: str, step: EnsembleStep, part: ModelConfig, tensors: dict[str, _ValidateWiringTensor], path: FieldPath
-) -> Iterator[Mistake]:
-    declared = {tensor.name: tensor for tensor in part.output}
-    for name, tensor in step.output_map.items():
-        where = (*path, "output_map", name)
-        if name not in declared:
-            yield Mistake(
-                message=f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} "
-                f"in model {step.model_name}",
-                path=where,
-                remedy=_validate_wiring_spelled(name, list(declared)),
-            )
-        else:
-            yield from _check_agreement(ensemble, tensor, _said(part, declared[name]), tensors, where)
+        for given in declared:
+            if isinstance(given, ModelInput) and given.name not in names and not given.optional:
+                yield Mistake(
+                    message=f"in ensemble {ensemble}, input {given.name} in model {part.name} is not mapped to any "
+                    "ensemble tensors",
+                    path=path,
+                    remedy=f'Write input_map {{ key: "{given.name}" value: "the ensemble\'s tensor" }}.',
+                )
 
 
 def _check_agreement(
-    ensemble: str, name: str, tensor: _ValidateWiringTensor, tensors: dict[str, _ValidateWiringTensor], path: FieldPath
+    ensemble: str, name: str, tensor: _DeclaredTensor, tensors: dict[str, _DeclaredTensor], path: FieldPath
 ) -> Iterator[Mistake]:
-    """Compare what a model says of a tensor with what was said of it before."""
+    """Compare the declaration of a tensor with its first declaration."""
     before = tensors.setdefault(name, tensor)
     start = f"in ensemble {ensemble}, ensemble tensor {name}: inconsistent"
     if before.data_type != tensor.data_type:
@@ -327,15 +319,15 @@ def _shape(dims: Sequence[int]) -> str:
 
 
 def _check_streams(
-    config: ModelConfig, steps: Sequence[EnsembleStep], parts: Sequence[ModelConfig]
+    config: ModelConfig, steps: Sequence[ModelEnsembling.Step], parts: Sequence[ModelConfig]
 ) -> Iterator[Mistake]:
-    """Find where tensors of which there are several meet others: what belongs to which would be anybody's guess."""
+    """Find steps that receive tensors of several streams, whose responses cannot be matched with each other."""
     origins = {tensor.name: -1 for tensor in config.input}
     waiting = list(enumerate(zip(steps, parts, strict=True)))
     while waiting:
         ready = [each for each in waiting if origins.keys() >= set(each[1][0].input_map.values())]
         if not ready:
-            return  # a circle, or a tensor that nobody gives: told elsewhere
+            return  # a cycle, or a tensor that no step writes: reported elsewhere
         waiting = [each for each in waiting if each not in ready]
         for index, (step, part) in ready:
             found = {origins[tensor] for tensor in step.input_map.values()}
@@ -363,27 +355,22 @@ def is_decoupled(config: ModelConfig) -> bool:
     return bool(config.model_transaction_policy and config.model_transaction_policy.decoupled)
 
 
-def _validate_wiring_spelled(wrong: str, known: Sequence[str]) -> str:
-    meant = nearest(wrong, known, 0.75)
-    return f"Did you mean '{meant}'?" if meant else f"There are: {', '.join(known) or 'none'}."
-
-
-# Whether the models are there that an ensemble is put together from, in the versions that it asks for, and fit.
+# Checks that the models of the steps exist in the requested versions.
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleCandidate:
-    """A model that a step may go to."""
+    """A model that a step may call."""
 
     name: str
     configs: Mapping[int, ModelConfig]
-    """Its versions that can be asked, with their complete configurations."""
+    """The versions that can serve requests, with their complete configurations."""
     latest: int = -1
     failure: str = ""
-    """Why there is no version, in the words in which a load says so."""
+    """Why no version can serve requests, in the words of the failed load."""
 
-    def version(self, step: EnsembleStep) -> int | None:
-        """Return the version that a step means; None if it is not there."""
+    def version(self, step: ModelEnsembling.Step) -> int | None:
+        """Return the version that a step requests; ``None`` if it cannot serve requests."""
         wanted = self.latest if step.model_version < 0 else step.model_version
         return wanted if wanted in self.configs else None
 
@@ -391,9 +378,9 @@ class EnsembleCandidate:
 def find_step_models(
     config: ModelConfig, candidates: Sequence[EnsembleCandidate | None]
 ) -> tuple[list[ModelConfig], list[Mistake]]:
-    """Return what the steps go to, and what is wrong: with one of the models, or else between them.
+    """Return the configurations of the models of the steps, and mistakes: missing models, or else contradictions.
 
-    A candidate that is None is a model that there is not.
+    A candidate is ``None`` if the model does not exist.
     """
     assert config.ensemble_scheduling is not None
     steps = config.ensemble_scheduling.step
@@ -413,7 +400,7 @@ def find_step_models(
 
 
 def circular_ensembles(ensemble: str, before: str) -> Mistake:
-    """Return the mistake of an ensemble that is a part of itself, ``before`` being the last on the way back."""
+    """Return the mistake of an ensemble that contains itself; ``before`` is the last one before the cycle closes."""
     return Mistake(
         message=f"circular dependency between ensembles: {ensemble} -> ... -> {before} -> {ensemble}",
         path=("ensemble_scheduling",),
@@ -421,7 +408,7 @@ def circular_ensembles(ensemble: str, before: str) -> Mistake:
     )
 
 
-def _missing(ensemble: str, steps: Sequence[EnsembleStep], missing: Sequence[int]) -> Mistake:
+def _missing(ensemble: str, steps: Sequence[ModelEnsembling.Step], missing: Sequence[int]) -> Mistake:
     names = ", ".join(dict.fromkeys(steps[index].model_name for index in missing))
     return Mistake(
         message=f"ensemble {ensemble} contains models that are not available or ambiguous: {names}",
@@ -430,7 +417,7 @@ def _missing(ensemble: str, steps: Sequence[EnsembleStep], missing: Sequence[int
     )
 
 
-def _absent(ensemble: str, step: EnsembleStep, candidate: EnsembleCandidate, index: int) -> Mistake:
+def _absent(ensemble: str, step: ModelEnsembling.Step, candidate: EnsembleCandidate, index: int) -> Mistake:
     start = f"ensemble '{ensemble}' depends on '{candidate.name}'"
     if candidate.configs:
         there = ", ".join(map(str, sorted(candidate.configs)))

@@ -1,4 +1,4 @@
-"""What has to hold for dynamic and for sequence batching."""
+"""Validates dynamic batching and sequence batching, including the control tensors and states of sequence models."""
 
 from __future__ import annotations
 
@@ -6,23 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 from nerite.config.mistake import FieldPath, Mistake
-from nerite.config.model_config import (
-    ControlKind,
-    ModelConfig,
-    ModelDynamicBatching,
-    ModelQueuePolicy,
-    ModelSequenceBatching,
-    SequenceControl,
-    SequenceControlInput,
-    SequenceInitialState,
-    SequenceState,
-)
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching
 from nerite.config.signature import FOLDER
 
-_DYNAMIC: Final = ("dynamic_batching",)
-_SEQUENCE: Final = ("sequence_batching",)
+_DYNAMIC: Final = "dynamic_batching"
+_SEQUENCE: Final = "sequence_batching"
 _CORRID: Final = "CONTROL_SEQUENCE_CORRID"
-_CONTROLS: Final[tuple[ControlKind, ...]] = (
+_CONTROLS: Final[tuple[ModelSequenceBatching.Control.Kind, ...]] = (
     "CONTROL_SEQUENCE_START",
     "CONTROL_SEQUENCE_END",
     "CONTROL_SEQUENCE_READY",
@@ -37,13 +27,13 @@ _CORRID_TYPES: Final = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32"
 
 
 def check_dynamic_batching(config: ModelConfig) -> Iterator[Mistake]:
-    """Find what is wrong with ``dynamic_batching``."""
+    """Find mistakes in ``dynamic_batching``."""
     batching, name = config.dynamic_batching, config.name
     if batching is None:
         return
     yield from _check_preferred(
         "dynamic batching preferred size",
-        (*_DYNAMIC, "preferred_batch_size"),
+        (_DYNAMIC, "preferred_batch_size"),
         batching.preferred_batch_size,
         config,
     )
@@ -70,14 +60,14 @@ def _check_priorities(batching: ModelDynamicBatching, name: str) -> Iterator[Mis
     if not 1 <= default <= levels:
         yield Mistake(
             message=f"default priority level must be in range [1, {levels}] for {name}",
-            path=(*_DYNAMIC, "default_priority_level"),
+            path=(_DYNAMIC, "default_priority_level"),
             remedy=f"Write a default_priority_level from 1, the highest, to {levels}.",
         )
     for level in batching.priority_queue_policy:
         if not 1 <= level <= levels:
             yield Mistake(
                 message=f"priority queue policy must have priority level in range [1, {levels}] for {name}",
-                path=(*_DYNAMIC, "priority_queue_policy", level),
+                path=(_DYNAMIC, "priority_queue_policy", level),
                 remedy=f"Levels count from 1, the highest, to {levels}: write one of them as key, or use "
                 "default_queue_policy for all levels.",
             )
@@ -87,15 +77,14 @@ def _check_ordering(batching: ModelDynamicBatching, name: str) -> Iterator[Mista
     if batching.priority_levels > 1:
         yield Mistake(
             message=f"Only one priority level is allowed when 'preserve_ordering' is true for {name}",
-            path=(*_DYNAMIC, "priority_levels"),
+            path=(_DYNAMIC, "priority_levels"),
             remedy="Remove 'preserve_ordering', or the priority levels.",
         )
     policies: list[tuple[FieldPath, ModelQueuePolicy]] = [
-        ((*_DYNAMIC, "priority_queue_policy", level), policy)
-        for level, policy in batching.priority_queue_policy.items()
+        ((_DYNAMIC, "priority_queue_policy", level), policy) for level, policy in batching.priority_queue_policy.items()
     ]
     if batching.default_queue_policy is not None:
-        policies.insert(0, ((*_DYNAMIC, "default_queue_policy"), batching.default_queue_policy))
+        policies.insert(0, ((_DYNAMIC, "default_queue_policy"), batching.default_queue_policy))
     for path, policy in policies:
         if policy.default_timeout_microseconds and policy.timeout_action == "DELAY":
             yield Mistake(
@@ -107,7 +96,7 @@ def _check_ordering(batching: ModelDynamicBatching, name: str) -> Iterator[Mista
 
 
 def check_sequence_batching(config: ModelConfig) -> Iterator[Mistake]:
-    """Find what is wrong with ``sequence_batching``."""
+    """Find mistakes in ``sequence_batching``."""
     batching, name = config.sequence_batching, config.name
     if batching is None:
         return
@@ -123,24 +112,26 @@ def check_sequence_batching(config: ModelConfig) -> Iterator[Mistake]:
     if batching.oldest is not None:
         yield from _check_preferred(
             "sequence batching preferred batch size",
-            (*_SEQUENCE, "oldest", "preferred_batch_size"),
+            (_SEQUENCE, "oldest", "preferred_batch_size"),
             batching.oldest.preferred_batch_size,
             config,
         )
     if batching.direct is not None and not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
         yield Mistake(
             message=f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}",
-            path=(*_SEQUENCE, "direct", "minimum_slot_utilization"),
+            path=(_SEQUENCE, "direct", "minimum_slot_utilization"),
             remedy="Write the share of slots that have to be in use, as in: minimum_slot_utilization: 0.5",
         )
 
 
-def _check_control(batching: ModelSequenceBatching, kind: ControlKind, name: str) -> Iterator[Mistake]:
-    """Find what is wrong with one kind of control; with the first kind, also with the tensors as such."""
+def _check_control(
+    batching: ModelSequenceBatching, kind: ModelSequenceBatching.Control.Kind, name: str
+) -> Iterator[Mistake]:
+    """Find mistakes in controls of one kind; for the first kind, also in the control tensors."""
     tensors: set[str] = set()
     seen = False
     for index, tensor in enumerate(batching.control_input):
-        path = (*_SEQUENCE, "control_input", index)
+        path = (_SEQUENCE, "control_input", index)
         if kind == _CONTROLS[0]:
             yield from _check_tensor_name(tensor, tensors, path, name)
         for place, control in enumerate(tensor.control):
@@ -160,7 +151,7 @@ def _check_control(batching: ModelSequenceBatching, kind: ControlKind, name: str
 
 
 def _check_tensor_name(
-    control_input: SequenceControlInput, tensors: set[str], path: FieldPath, name: str
+    control_input: ModelSequenceBatching.ControlInput, tensors: set[str], path: FieldPath, name: str
 ) -> Iterator[Mistake]:
     tensor = control_input.name
     if not tensor:
@@ -175,7 +166,7 @@ def _check_tensor_name(
     tensors.add(tensor)
 
 
-def _check_encoding(control: SequenceControl, path: FieldPath, name: str) -> Iterator[Mistake]:
+def _check_encoding(control: ModelSequenceBatching.Control, path: FieldPath, name: str) -> Iterator[Mistake]:
     tail = f"for {control.kind} for {name}"
     given = [encoding for encoding in _ENCODINGS if getattr(control, encoding)]
     if not given:
@@ -200,7 +191,7 @@ def _check_encoding(control: SequenceControl, path: FieldPath, name: str) -> Ite
         )
 
 
-def _check_correlation_id(control: SequenceControl, path: FieldPath, name: str) -> Iterator[Mistake]:
+def _check_correlation_id(control: ModelSequenceBatching.Control, path: FieldPath, name: str) -> Iterator[Mistake]:
     if any(getattr(control, encoding) for encoding in _ENCODINGS):
         yield Mistake(
             message="sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or "
@@ -217,23 +208,18 @@ def _check_correlation_id(control: SequenceControl, path: FieldPath, name: str) 
         )
 
 
-# What has to hold for the controls and states of a sequence model, taken together with its inputs and outputs.
-
-_VALIDATE_STATES_SEQUENCE: Final = "sequence_batching"
-
-
 def check_states(config: ModelConfig) -> Iterator[Mistake]:
-    """Find what is wrong with the tensors that the server makes for a sequence model, and with those that it keeps."""
+    """Find mistakes in the states of a sequence model, and tensors that collide with an input or a state."""
     batching, model = config.sequence_batching, config.name
     if batching is None:
         return
     taken = {tensor.name: "an input of the model" for tensor in config.input}
     for index, control in enumerate(batching.control_input):
-        path = (_VALIDATE_STATES_SEQUENCE, "control_input", index, "name")
+        path = (_SEQUENCE, "control_input", index, "name")
         yield from _check_name(f"control tensor '{control.name}'", control.name, taken, "a control tensor", path, model)
     left: dict[str, str] = {}
     for index, state in enumerate(batching.state):
-        where: FieldPath = (_VALIDATE_STATES_SEQUENCE, "state", index)
+        where: FieldPath = (_SEQUENCE, "state", index)
         yield from _check_state(state, where, model)
         for side, names in (("input_name", taken), ("output_name", left)):
             name = getattr(state, side)
@@ -244,7 +230,7 @@ def check_states(config: ModelConfig) -> Iterator[Mistake]:
 def _check_name(
     what: str, name: str, taken: dict[str, str], kind: str, path: FieldPath, model: str
 ) -> Iterator[Mistake]:
-    """Find a name that is another tensor's already; take note of it."""
+    """Find a name that another tensor has already; add it to ``taken``."""
     if name and name in taken:
         yield Mistake(
             message=f"sequence batching {what} is {taken[name]}, too, for {model}",
@@ -254,7 +240,7 @@ def _check_name(
     taken.setdefault(name, kind)
 
 
-def _check_state(state: SequenceState, path: FieldPath, model: str) -> Iterator[Mistake]:
+def _check_state(state: ModelSequenceBatching.State, path: FieldPath, model: str) -> Iterator[Mistake]:
     for side, example in (("input_name", "input"), ("output_name", "output")):
         if not getattr(state, side):
             yield Mistake(
@@ -285,8 +271,8 @@ def _check_state(state: SequenceState, path: FieldPath, model: str) -> Iterator[
         )
 
 
-def _check_initial(state: SequenceState, path: FieldPath) -> Iterator[Mistake]:
-    """Find what is wrong with how a state begins, in Triton's words; the content of a file is not looked at."""
+def _check_initial(state: ModelSequenceBatching.State, path: FieldPath) -> Iterator[Mistake]:
+    """Find mistakes in an initial state, in Triton's words. The content of a file is not checked."""
     name = state.input_name
     if len(state.initial_state) > 1:
         yield Mistake(
@@ -300,7 +286,9 @@ def _check_initial(state: SequenceState, path: FieldPath) -> Iterator[Mistake]:
         yield from _check_value(state, initial, (*path, 0))
 
 
-def _check_value(state: SequenceState, initial: SequenceInitialState, path: FieldPath) -> Iterator[Mistake]:
+def _check_value(
+    state: ModelSequenceBatching.State, initial: ModelSequenceBatching.InitialState, path: FieldPath
+) -> Iterator[Mistake]:
     name = state.input_name
     if initial.data_type != state.data_type:
         yield Mistake(

@@ -1,4 +1,4 @@
-"""What has to hold for inputs, outputs and the helper tensors of ragged batches."""
+"""Validates inputs, outputs and the helper tensors of ragged batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nerite.config.model_config import ModelConfig, ModelInput, ModelOutput
 
 
 def check_inputs(config: ModelConfig) -> Iterator[Mistake]:
-    """Find what is wrong with each input."""
+    """Find mistakes in the inputs."""
     for index, tensor in enumerate(config.input):
         path = ("input", index)
         yield from _check_tensor(config, "input", tensor, path)
@@ -26,7 +26,7 @@ def check_inputs(config: ModelConfig) -> Iterator[Mistake]:
 
 
 def check_outputs(config: ModelConfig) -> Iterator[Mistake]:
-    """Find what is wrong with each output."""
+    """Find mistakes in the outputs."""
     for index, tensor in enumerate(config.output):
         path = ("output", index)
         yield from _check_tensor(config, "output", tensor, path)
@@ -34,7 +34,7 @@ def check_outputs(config: ModelConfig) -> Iterator[Mistake]:
 
 
 def check_batch_tensors(config: ModelConfig) -> Iterator[Mistake]:
-    """Find what is wrong with ``batch_input`` and ``batch_output``."""
+    """Find mistakes in ``batch_input`` and ``batch_output``."""
     inputs = [tensor.name for tensor in config.input]
     outputs = [tensor.name for tensor in config.output]
     for index, helper in enumerate(config.batch_input):
@@ -57,7 +57,7 @@ def check_batch_tensors(config: ModelConfig) -> Iterator[Mistake]:
 
 
 def repeated_names(config: ModelConfig) -> list[str]:
-    """Return a warning for each tensor that is declared twice; the first declaration is the one that holds."""
+    """Return a warning for each tensor that is declared more than once. The first declaration counts."""
     warnings = []
     for side, tensors in (("input", config.input), ("output", config.output)):
         names = [tensor.name for tensor in tensors]
@@ -99,7 +99,7 @@ def _check_tensor(
 def _check_reshape(
     config: ModelConfig, head: str, tensor: ModelInput | ModelOutput, path: FieldPath
 ) -> Iterator[Mistake]:
-    """Find what is wrong with the numbers of ``dims`` and ``reshape``, each and taken together."""
+    """Find mistakes in ``dims`` and ``reshape``, separately and in combination."""
     reshape = tensor.reshape
     where = (*path, "reshape")
     if reshape is not None and not reshape.shape and config.max_batch_size == 0:
@@ -131,7 +131,9 @@ def _check_reshape(
         yield _mistake(config, message, (*where, "shape"), remedy)
     elif dims != shape or not reshape.shape:
         message = f"{head} has different size for dims and reshape"
-        remedy = f"Both have to hold as many elements: dims is {list(tensor.dims)}, reshape {list(reshape.shape)}."
+        remedy = (
+            f"Both must have the same number of elements: dims is {list(tensor.dims)}, reshape {list(reshape.shape)}."
+        )
         yield _mistake(config, message, (*where, "shape"), remedy)
 
 

@@ -1,7 +1,8 @@
-"""Files that may change while the server runs: what is in force is their last good content.
+"""Files that may change while the server runs. The last valid content is in force.
 
-Deciding is done without I/O: a ``WatchedFile`` is told what each look at it found. What two looks in a row agree on
-counts, so that a file that is just being written does not; nor does one with a mistake, or one that is gone.
+Decisions are made without I/O: each reading of a file is passed to its ``WatchedFile``. New content counts when two
+readings in succession agree, so that a file that is being written does not count. Nor does a file with a mistake, or a
+missing one.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 Finding = TypeVar("Finding")
 _POLL_SECONDS: Final = 0.5
-"""Seconds between two looks at a file."""
+"""Seconds between two readings of a file."""
 
 
 class WatchedFile(ABC, Generic[Finding]):
-    """One of them, as of the last time that it was in order."""
+    """A watched file, with its last valid content."""
 
     problem = ""
-    """What is wrong with it, for which reason what is in force is older than it; empty if nothing is."""
+    """Why the content in force is older than the file; empty if it is not."""
 
     def __init__(self, path: str, found: Finding) -> None:
-        """``found`` is what the first look brought. It is in order: the owner has seen to that."""
+        """``found`` is the result of the first reading, which the owner has checked."""
         self.path = path
         self._last = self._settled = found
 
     def see(self, found: Finding) -> bool:
-        """Take what a look found; return whether that, and the look before, was news."""
+        """Record the result of a reading; return whether it is new and equal to that of the reading before."""
         twice = found == self._last
         self._last = found
         if not twice or found == self._settled:
@@ -41,27 +42,27 @@ class WatchedFile(ABC, Generic[Finding]):
 
     @abstractmethod
     def _take(self, found: Finding) -> None:
-        """Have what was found count; if it cannot, say why in ``problem``."""
+        """Put new content into force, or state in ``problem`` why it cannot be."""
 
     @abstractmethod
     def poll(self) -> Finding:
-        """Look at the file. Blocks as files do."""
+        """Read the file. Blocks on file I/O."""
 
     @abstractmethod
     def news(self) -> str:
-        """Return what to say in the log after a change."""
+        """Return the log message after a change."""
 
 
 class FileContent(NamedTuple):
-    """What reading a file brought: bytes, or a problem."""
+    """Result of reading a file: its bytes, or a problem."""
 
     data: bytes
     problem: str = ""
-    """What is wrong with the file, as the end of a sentence about it; empty where it was read."""
+    """What is wrong with the file, as the end of a sentence about it; empty if it was read."""
 
 
 def read_content(path: str, most: int) -> FileContent:
-    """Read a file of ``most`` bytes at the most. Blocks as files do."""
+    """Read a file of at most ``most`` bytes. Blocks on file I/O."""
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             return FileContent(b"", "is not a regular file")
@@ -73,7 +74,7 @@ def read_content(path: str, most: int) -> FileContent:
 
 
 async def watch_files(file: WatchedFile[Finding], changed: Callable[[], None]) -> None:
-    """Look at a file every now and then, and call ``changed`` after news."""
+    """Read a file periodically, and call ``changed`` after each change that counts."""
     while True:
         await asyncio.sleep(_POLL_SECONDS)
         if file.see(await asyncio.to_thread(file.poll)):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from nerite.config.model_config import ModelConfig, ModelSequenceBatching, SequenceControl
+from nerite.config.model_config import ModelConfig, ModelSequenceBatching
 from nerite.config.signature import initial_dims, read_initial_state
 from nerite.core import headers
 from nerite.core import tensor as dtypes
@@ -49,7 +49,7 @@ class SequenceControls:
         return [make(start, end, ready, sequence_id) for make in self._makers]
 
 
-def _datatype(control: SequenceControl) -> DataType:
+def _datatype(control: ModelSequenceBatching.Control) -> DataType:
     if control.kind == "CONTROL_SEQUENCE_CORRID":
         return dtypes.BY_CONFIG_NAME[control.data_type]
     if control.int32_false_true:
@@ -57,7 +57,9 @@ def _datatype(control: SequenceControl) -> DataType:
     return dtypes.FP32 if control.fp32_false_true else dtypes.BOOL
 
 
-def _maker(control: SequenceControl, datatype: DataType) -> Callable[[bool, bool, bool, int | str], Buffer]:
+def _maker(
+    control: ModelSequenceBatching.Control, datatype: DataType
+) -> Callable[[bool, bool, bool, int | str], Buffer]:
     if control.kind == "CONTROL_SEQUENCE_CORRID":
         if datatype is dtypes.BYTES:
             return lambda _start, _end, _ready, id: join_bytes([id or ""])

@@ -19,7 +19,7 @@ import numpy as np
 from nerite.backends.configuration import made_inputs
 from nerite.config.json_form import to_json
 from nerite.config.mistake import Mistake
-from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
+from nerite.config.model_config import ModelConfig, ModelWarmup
 from nerite.core import tensor as dtypes
 from nerite.core.client_text import check_inside_directory
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
@@ -197,7 +197,7 @@ def checked_sample(sample: WarmUpSample, signature: Signature) -> WarmUpSample:
     return sample
 
 
-def _data(declared: WarmupInput, spec: TensorSpec, folder: Path) -> bytes:
+def _data(declared: ModelWarmup.Input, spec: TensorSpec, folder: Path) -> bytes:
     """Return the data of an input for one row."""
     if declared.input_data_file is not None:
         return _from_file(declared.input_data_file, spec, folder)

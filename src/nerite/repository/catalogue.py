@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from nerite.config.loading import PolledModel
 from nerite.config.mistake import ConfigSource, Mistake, nearest
-from nerite.config.model_config import EnsembleStep, ModelConfig, ModelTransactionPolicy
+from nerite.config.model_config import ModelConfig, ModelEnsembling, ModelTransactionPolicy
 from nerite.config.validate_ensemble import EnsembleCandidate, find_step_models
 from nerite.core.byte_budget import REFUSALS, Memo
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
@@ -416,7 +416,7 @@ class EnsembleDefinition:
         return tuple(dict.fromkeys(step.model_name for step in self.steps))
 
     @property
-    def steps(self) -> Sequence[EnsembleStep]:
+    def steps(self) -> Sequence[ModelEnsembling.Step]:
         """The steps of the ensemble's graph."""
         assert self.config.ensemble_scheduling is not None
         return self.config.ensemble_scheduling.step

@@ -26,7 +26,7 @@ from nerite.config.defaults import Gpus
 from nerite.config.json_form import to_json
 from nerite.config.loading import FinishedConfig, PolledModel, Remark, finish_config, poll_model_directory
 from nerite.config.mistake import FieldPath, Mistake, mistake_text
-from nerite.config.model_config import ModelConfig, RepositoryAgent
+from nerite.config.model_config import ModelConfig, ModelRepositoryAgents
 from nerite.config.options import RepositoryOptions
 from nerite.config.signature import signature_of
 from nerite.config.text_printer import to_text
@@ -114,7 +114,7 @@ def _unknown(name: str, place: FieldPath) -> Mistake:
     return Mistake(message=message, path=(*place, "name"), remedy=remedy, error=Internal)
 
 
-def _check_sums(agent: RepositoryAgent, directory: Path, place: FieldPath) -> Iterator[Mistake]:
+def _check_sums(agent: ModelRepositoryAgents.Agent, directory: Path, place: FieldPath) -> Iterator[Mistake]:
     """Compare each file that the parameters name with its checksum."""
     for key, expected in agent.parameters.items():
         path: FieldPath = (*place, "parameters", key)

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from nerite.config.model_config import EnsembleStep
+from nerite.config.model_config import ModelEnsembling
 from nerite.core import headers
 from nerite.core.byte_budget import ENSEMBLES, Memo
 from nerite.core.errors import NeriteError
@@ -81,7 +81,7 @@ class EnsembleGraph:
     """Graph of the steps of an ensemble. ``signature`` is the ensemble's own."""
 
     def __init__(
-        self, signature: Signature, version: str, steps: Sequence[EnsembleStep], parts: Sequence[StepModel]
+        self, signature: Signature, version: str, steps: Sequence[ModelEnsembling.Step], parts: Sequence[StepModel]
     ) -> None:
         """``parts`` are the models of ``steps``, against which the ensemble has been validated."""
         self.signature = signature
@@ -116,7 +116,7 @@ class EnsembleGraph:
         return StepPlan(self.signature, self.version, steps, outputs, shared)
 
 
-def _step(number: int, step: EnsembleStep, part: StepModel) -> GraphStep:
+def _step(number: int, step: ModelEnsembling.Step, part: StepModel) -> GraphStep:
     return GraphStep(
         number,
         step.model_name,

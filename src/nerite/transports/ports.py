@@ -180,7 +180,7 @@ class ServerPorts:
         return sum(listener.open_connections for listener in self._listeners.values())
 
     async def _open_grpc(self) -> None:
-        # Imported here, because a server without gRPC need not load protobuf.
+        # Imported here, because a server without gRPC need not load its code.
         from nerite.transports.grpc.delays import Delays
         from nerite.transports.grpc.listener import GrpcListener
         from nerite.transports.grpc.service import GrpcService

@@ -39,9 +39,9 @@ def _message(draw: st.DrawFn, schema: MessageSchema) -> Any:
     arguments: dict[str, Any] = {}
     for name in names:
         declared = schema.fields[name]
-        if not any(schema.fields[rival].attribute in arguments for rival in declared.rivals):
-            arguments[declared.attribute] = draw(values(declared))
-    return schema.type(**arguments)
+        if not any(rival in arguments for rival in declared.rivals):
+            arguments[name] = draw(values(declared))
+    return schema.make(arguments)
 
 
 def messages(schema: MessageSchema) -> st.SearchStrategy[Any]:
@@ -49,4 +49,4 @@ def messages(schema: MessageSchema) -> st.SearchStrategy[Any]:
 
 
 def configs() -> st.SearchStrategy[ModelConfig]:
-    return messages(schema_of(ModelConfig))
+    return messages(schema_of())

@@ -8,19 +8,22 @@ from typing import Any
 import pytest
 
 from nerite.config.loading import LoadedModel, load_model_directory
-from nerite.config.model_config import SequenceInitialState, SequenceState
+from nerite.config.model_config import ModelSequenceBatching
 from nerite.config.signature import initial_dims, read_initial_state
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 
 
-def state(*initial: dict[str, Any], dims: tuple[int, ...] = (2,), data_type: Any = "TYPE_INT32") -> SequenceState:
-    return SequenceState(
+def state(
+    *initial: dict[str, Any], dims: tuple[int, ...] = (2,), data_type: Any = "TYPE_INT32"
+) -> ModelSequenceBatching.State:
+    return ModelSequenceBatching.State(
         input_name="SI",
         output_name="SO",
         data_type=data_type,
         dims=dims,
         initial_state=tuple(
-            SequenceInitialState(**{"name": "a", "data_type": data_type, "dims": dims, **each}) for each in initial
+            ModelSequenceBatching.InitialState(**{"name": "a", "data_type": data_type, "dims": dims, **each})
+            for each in initial
         ),
     )
 
@@ -42,7 +45,7 @@ def file(folder: Path, content: bytes) -> dict[str, str]:
         (state(data_type="TYPE_FP16", dims=()), (), 2),
     ],
 )
-def test_zeros(of: SequenceState, dims: tuple[int, ...], size: int, tmp_path: Path) -> None:
+def test_zeros(of: ModelSequenceBatching.State, dims: tuple[int, ...], size: int, tmp_path: Path) -> None:
     assert initial_dims(of) == dims
     assert read_initial_state(of, tmp_path) == bytes(size)
 

@@ -1,12 +1,13 @@
-"""The configuration classes against the protobuf schema that NVIDIA's client ships."""
+"""The schema of the configuration against the one that NVIDIA's client ships, and the classes made from it."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2
 
-from nerite.config.model_config import ModelConfig
-from nerite.config.schema import FieldSchema, MessageSchema, camel_case, schema_of
+from nerite.config.schema import FieldSchema, MessageSchema, schema_of
 
 KINDS = {
     FieldDescriptor.TYPE_INT32: "int32",
@@ -49,24 +50,38 @@ def compare_field(ours: FieldSchema, theirs: FieldDescriptor, seen: set[str]) ->
         assert ours.oneof == (oneof.name if oneof else "")
         assert set(ours.rivals) == {field.name for field in oneof.fields if field is not theirs} if oneof else True
         assert ours.optional == (theirs.has_presence and not theirs.is_repeated)
-        assert camel_case(ours.name) == theirs.json_name
+        assert ours.json_name == theirs.json_name
     assert ours.kind == KINDS[theirs.type]
     if theirs.enum_type is not None:
         assert ours.values == tuple(value.name for value in theirs.enum_type.values)
         assert [value.number for value in theirs.enum_type.values] == list(range(len(ours.values)))
-        assert f"inference.{ours.enum}" == theirs.enum_type.full_name
+        assert f"inference.{ours.type_name}" == theirs.enum_type.full_name
     if theirs.message_type is not None:
         compare(ours.message, theirs.message_type, seen)
 
 
-def test_the_classes_mirror_the_protobuf_schema() -> None:
+def test_the_schema_is_that_of_triton() -> None:
     seen: set[str] = set()
-    compare(schema_of(ModelConfig), model_config_pb2.ModelConfig.DESCRIPTOR, seen)
+    compare(schema_of(), model_config_pb2.ModelConfig.DESCRIPTOR, seen)
     assert len(seen) > 40
 
 
+def check_class(schema: MessageSchema) -> None:
+    """Check names, order and default values of the fields of a class."""
+    made = schema.make({})
+    declared = [(field.attribute, field.default) for field in schema.fields.values()]
+    assert [(field.name, getattr(made, field.name)) for field in dataclasses.fields(made)] == declared
+    for field in schema.fields.values():
+        if field.kind == "message":
+            check_class(field.message)
+
+
+def test_the_classes_have_the_fields_of_the_schema() -> None:
+    check_class(schema_of())
+
+
 def test_a_name_is_found_wherever_it_is_declared() -> None:
-    places = list(schema_of(ModelConfig).places("preferred_batch_size"))
+    places = list(schema_of().places("preferred_batch_size"))
     assert places == [
         ("dynamic_batching", "preferred_batch_size"),
         ("sequence_batching", "oldest", "preferred_batch_size"),

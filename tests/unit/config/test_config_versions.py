@@ -5,18 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.config.loading import find_versions, select_versions
-from nerite.config.model_config import (
-    ModelVersionPolicy,
-    VersionPolicyAll,
-    VersionPolicyLatest,
-    VersionPolicySpecific,
-)
+from nerite.config.model_config import ModelVersionPolicy
 
 
 def test_versions_are_the_directories_with_a_number_for_a_name() -> None:
     found = find_versions(["10", "9", "0", "warmup", "initial_state", "configs"])
     assert found.numbers == (0, 9, 10)
-    assert found.warnings == ()
+    assert found.remarks == ()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +28,8 @@ def test_versions_are_the_directories_with_a_number_for_a_name() -> None:
     ],
 )
 def test_other_directories_are_told_in_tritons_words(name: str, reason: str) -> None:
-    assert find_versions([name]) == ((), (f"ignore version directory '{name}' {reason}",))
+    line = f"ignore version directory '{name}' {reason}"
+    assert find_versions([name]) == ((), (("warning", line),))
 
 
 def test_the_largest_version() -> None:
@@ -42,21 +38,23 @@ def test_the_largest_version() -> None:
 
 @given(st.sets(st.integers(0, 20)), st.integers(0, 5))
 def test_the_latest_are_those_with_the_highest_numbers(existing: set[int], count: int) -> None:
-    policy = ModelVersionPolicy(latest=VersionPolicyLatest(num_versions=count))
+    policy = ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=count))
     chosen = select_versions(policy, existing, "m")
     assert list(chosen.numbers) == sorted(sorted(existing, reverse=True)[:count])
-    assert chosen.errors == ()
+    assert chosen.remarks == ()
 
 
 @given(st.sets(st.integers(0, 20)))
 def test_all_is_all(existing: set[int]) -> None:
-    assert select_versions(ModelVersionPolicy(all=VersionPolicyAll()), existing, "m").numbers == tuple(sorted(existing))
+    assert select_versions(ModelVersionPolicy(all=ModelVersionPolicy.All()), existing, "m").numbers == tuple(
+        sorted(existing)
+    )
     assert select_versions(ModelVersionPolicy(), existing, "m").numbers == tuple(sorted(existing))
 
 
 def test_a_specific_version_that_is_not_there_is_told_and_the_others_are_served() -> None:
-    policy = ModelVersionPolicy(specific=VersionPolicySpecific(versions=(7, 3, 1, 7)))
+    policy = ModelVersionPolicy(specific=ModelVersionPolicy.Specific(versions=(7, 3, 1, 7)))
     assert select_versions(policy, [1, 2, 3], "m") == (
         (1, 3),
-        ("version 7 is specified for model 'm', but the version directory is not present",),
+        (("error", "version 7 is specified for model 'm', but the version directory is not present"),),
     )

@@ -78,13 +78,13 @@ def test_loopback(address: str, loopback: bool) -> None:
 def test_what_is_said() -> None:
     ports = found("--model-control-mode=explicit --grpc-port=0")
     assert options.rights(ports) == (
-        "anybody who reaches HTTP (0.0.0.0:8000) or gRPC (0.0.0.0) may load and unload models, and so run code as "
-        "the user of the server; change what is traced; change what is logged"
+        "anyone who can connect to HTTP (0.0.0.0:8000) or gRPC (0.0.0.0) may load and unload models, and so run code "
+        "as the user of the server; change what is traced; change what is logged"
     )
     assert options.remedy(ports) == (
-        "Have it need a key (--http-restricted-api=model-repository,trace,logging:HEADER=@KEYFILE "
+        "Require a key (--http-restricted-api=model-repository,trace,logging:HEADER=@KEYFILE "
         "--grpc-restricted-protocol=model-repository,trace,logging:HEADER=@KEYFILE), "
-        "or listen for this machine alone (--address=127.0.0.1)."
+        "or accept only connections from this machine (--address=127.0.0.1)."
     )
     assert "run code" not in options.rights(found(""))
 

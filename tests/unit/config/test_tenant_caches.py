@@ -23,4 +23,4 @@ def test_they_do_not_unless_the_model_says_so() -> None:
 @pytest.mark.parametrize("text", ["", "True", "1", "yes"])
 def test_what_is_neither(text: str) -> None:
     (mistake,) = check_tenants_share_cache(config(text))
-    assert mistake.message == (f"parameter 'TENANTS_SHARE_CACHE' of model 'm' is '{text}'; it has to be true or false")
+    assert mistake.message == (f"parameter 'TENANTS_SHARE_CACHE' of model 'm' is '{text}'; it must be true or false")

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from doubles import Caller
-from nerite.config.model_config import (
-    ModelConfig,
-    ModelOutput,
-    ModelSequenceBatching,
-    SequenceControl,
-    SequenceControlInput,
-    SequenceState,
-)
+from nerite.config.model_config import ModelConfig, ModelOutput, ModelSequenceBatching
 from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import ByteBudget
 from nerite.core.errors import Internal
@@ -29,14 +22,14 @@ from nerite.dispatch.sequence_inputs import SequenceInputs
 from nerite.scheduling.sequence import RequestSequence
 
 
-def control(name: str, kind: str, **encoding: Any) -> SequenceControlInput:
+def control(name: str, kind: str, **encoding: Any) -> ModelSequenceBatching.ControlInput:
     made: Any = {"kind": f"CONTROL_SEQUENCE_{kind}", **encoding}
-    return SequenceControlInput(name=name, control=(SequenceControl(**made),))
+    return ModelSequenceBatching.ControlInput(name=name, control=(ModelSequenceBatching.Control(**made),))
 
 
 def attach(
-    *controls: SequenceControlInput,
-    states: tuple[SequenceState, ...] = (),
+    *controls: ModelSequenceBatching.ControlInput,
+    states: tuple[ModelSequenceBatching.State, ...] = (),
     rows: int = 4,
     outputs: tuple[str, ...] = (),
     folder: Path = Path(),
@@ -204,7 +197,7 @@ def test_a_slot_without_a_request() -> None:
     clothes = attach(
         *ALL,
         control("C2", "CORRID", data_type="TYPE_STRING"),
-        states=(SequenceState(input_name="SI", output_name="SO", data_type="TYPE_INT32", dims=(2,)),),
+        states=(ModelSequenceBatching.State(input_name="SI", output_name="SO", data_type="TYPE_INT32", dims=(2,)),),
     )
     asked = request()
     clothes.attach(asked, RequestSequence(3), start=True, end=True)
@@ -224,7 +217,7 @@ def test_a_slot_without_a_request() -> None:
     null.respond(answer(("OUT", (1, 1), bytes(4))))
 
 
-STATE = SequenceState(input_name="SI", output_name="SO", data_type="TYPE_INT32", dims=(-1,))
+STATE = ModelSequenceBatching.State(input_name="SI", output_name="SO", data_type="TYPE_INT32", dims=(-1,))
 
 
 def test_a_state_goes_from_request_to_request() -> None:
@@ -265,7 +258,7 @@ def test_a_response_after_the_end_of_its_sequence() -> None:
 
 
 def test_what_a_model_leaves_out_stays() -> None:
-    other = SequenceState(input_name="TI", output_name="TO", data_type="TYPE_INT32", dims=(1,))
+    other = ModelSequenceBatching.State(input_name="TI", output_name="TO", data_type="TYPE_INT32", dims=(1,))
     clothes, sequence = attach(states=(STATE, other)), RequestSequence(1)
     asked = request()
     clothes.attach(asked, sequence, start=True, end=False)

@@ -11,14 +11,7 @@ import pytest
 
 from doubles import Caller, FakeLoop, request
 from fake_instance import OK, FakeInstance
-from nerite.config.model_config import (
-    ModelConfig,
-    ModelSequenceBatching,
-    ModelTransactionPolicy,
-    SequenceControl,
-    SequenceControlInput,
-    SequenceState,
-)
+from nerite.config.model_config import ModelConfig, ModelSequenceBatching, ModelTransactionPolicy
 from nerite.config.options import QueueOptions
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Unavailable
@@ -37,7 +30,7 @@ from nerite.scheduling.load_shedding import LoadShedder
 from nerite.scheduling.sequence import SequenceRequest, SequenceRules
 
 MS = 1_000_000
-CORRID = SequenceControl(kind="CONTROL_SEQUENCE_CORRID", data_type="TYPE_UINT64")
+CORRID = ModelSequenceBatching.Control(kind="CONTROL_SEQUENCE_CORRID", data_type="TYPE_UINT64")
 
 
 class Bench:
@@ -57,7 +50,7 @@ class Bench:
 
         The strategy is Oldest where an order is preserved: Direct knows none.
         """
-        controls = (SequenceControlInput(name="CORRID", control=(CORRID,)),)
+        controls = (ModelSequenceBatching.ControlInput(name="CORRID", control=(CORRID,)),)
         config = ModelConfig(
             name="model",
             max_batch_size=slots,
@@ -237,7 +230,7 @@ def test_an_idle_sequence_is_over_when_its_time_is(bench: Bench) -> None:
 
 
 AGAIN = Reschedule(None)
-STATE = SequenceState(input_name="BEFORE", output_name="AFTER", data_type="TYPE_FP32", dims=(1,))
+STATE = ModelSequenceBatching.State(input_name="BEFORE", output_name="AFTER", data_type="TYPE_FP32", dims=(1,))
 
 
 def left(value: float) -> InferenceResponse:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from doubles import Caller, FakeLoop
-from nerite.config.model_config import EnsembleStep
+from nerite.config.model_config import ModelEnsembling
 from nerite.config.options import QueueOptions
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Cancelled, Internal, NotFound, Unavailable
@@ -99,7 +99,9 @@ class Bench:
             signature,
             "1",
             [
-                EnsembleStep(model_name=f"m{at}", model_version=-1, input_map={"T": taken}, output_map={"T": given})
+                ModelEnsembling.Step(
+                    model_name=f"m{at}", model_version=-1, input_map={"T": taken}, output_map={"T": given}
+                )
                 for at, (taken, given) in enumerate(steps)
             ],
             [StepModel(SIGNATURE, at == decoupled) for at in range(len(steps))],

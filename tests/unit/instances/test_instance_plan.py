@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.config.model_config import ModelConfig, ModelInstanceGroup, ModelRateLimiter, RateLimiterResource
+from nerite.config.model_config import ModelConfig, ModelInstanceGroup, ModelRateLimiter
 from nerite.config.options import HostPolicy
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.instances.placement import HostPolicies, InstancePlan, instance_plans
@@ -44,10 +44,10 @@ def test_needs_are_on_the_instance_s_device_or_everywhere() -> None:
     limiter = ModelRateLimiter(
         priority=3,
         resources=(
-            RateLimiterResource(name="all", global_=True, count=2),
-            RateLimiterResource(name="here", count=7),
-            RateLimiterResource(name="none", count=0),
-            RateLimiterResource(name="here", count=1),
+            ModelRateLimiter.Resource(name="all", global_=True, count=2),
+            ModelRateLimiter.Resource(name="here", count=7),
+            ModelRateLimiter.Resource(name="none", count=0),
+            ModelRateLimiter.Resource(name="here", count=1),
         ),
     )
     (plan,) = plans(ModelInstanceGroup(name="g", kind="KIND_GPU", gpus=(2,), rate_limiter=limiter))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from doubles import Caller
-from nerite.config.model_config import ModelConfig, ModelWarmup, WarmupInput
+from nerite.config.model_config import ModelConfig, ModelWarmup
 from nerite.config.text import parse_text
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
@@ -21,7 +21,7 @@ BIG = 4
 
 def warmup(batch_size: int = 1, name: str = "s", count: int = 0, **fields: Any) -> ModelWarmup:
     fields = {"data_type": "TYPE_INT32", "dims": (2,), **fields}
-    return ModelWarmup(name=name, batch_size=batch_size, count=count, inputs={"IN": WarmupInput(**fields)})
+    return ModelWarmup(name=name, batch_size=batch_size, count=count, inputs={"IN": ModelWarmup.Input(**fields)})
 
 
 def made(

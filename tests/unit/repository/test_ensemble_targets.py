@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from nerite.config.model_config import EnsembleStep
+from nerite.config.model_config import ModelEnsembling
 from nerite.repository.catalogue import Catalogue, ModelRecord
 from nerite.repository.ensembles import EnsembleLinker
 
@@ -23,7 +23,7 @@ class Bench:
         running: Any = object()
         record.running[1] = running
         if steps:
-            assembly: Any = SimpleNamespace(steps=[EnsembleStep(model_name=each) for each in steps])
+            assembly: Any = SimpleNamespace(steps=[ModelEnsembling.Step(model_name=each) for each in steps])
             record.assembly = assembly
         return record
 

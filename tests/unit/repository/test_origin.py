@@ -5,13 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from nerite.config.model_config import EnsembleStep, ModelConfig, ModelEnsembling
+from nerite.config.model_config import ModelConfig, ModelEnsembling
 from nerite.core.errors import NotFound
 from nerite.repository.catalogue import version_origin
 
 
 def version(name: str, number: int, content: str = "", *steps: tuple[str, int]) -> Any:
-    ensemble = ModelEnsembling(step=tuple(EnsembleStep(model_name=model, model_version=of) for model, of in steps))
+    ensemble = ModelEnsembling(
+        step=tuple(ModelEnsembling.Step(model_name=model, model_version=of) for model, of in steps)
+    )
     config = ModelConfig(name=name, ensemble_scheduling=ensemble if steps else None)
     return SimpleNamespace(name=name, label="1", number=number, content=content, config=config)
 

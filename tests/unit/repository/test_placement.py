@@ -8,7 +8,7 @@ import pytest
 
 from nerite.backends import machine
 from nerite.config.defaults import Gpus
-from nerite.config.model_config import InstanceKind, ModelConfig, ModelInstanceGroup
+from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.core.errors import Unavailable
 from nerite.observability.gpus import Gpu, GpuLibrary
 from nerite.repository.version_maker import GpuPlacement
@@ -30,7 +30,7 @@ def placement(limits: dict[int, float]) -> GpuPlacement:
     return GpuPlacement(GpuLibrary(Nvml), GPUS, 7.5, limits)
 
 
-def model(kind: InstanceKind, *gpus: int) -> ModelConfig:
+def model(kind: ModelInstanceGroup.Kind, *gpus: int) -> ModelConfig:
     return ModelConfig(name="m", instance_group=(ModelInstanceGroup(kind=kind, gpus=gpus),))
 
 

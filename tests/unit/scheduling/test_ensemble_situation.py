@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.config.model_config import EnsembleStep
+from nerite.config.model_config import ModelEnsembling
 from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import ByteBudget, Memo
 from nerite.core.execution_observer import ExecutionTimes
@@ -74,7 +74,7 @@ def graph_of(drawn: Drawn, *, decoupled: Sequence[int] = ()) -> EnsembleGraph:
     for number, taken in enumerate(drawn.steps):
         inputs = [f"i{at}" for at in range(len(taken))]
         steps.append(
-            EnsembleStep(
+            ModelEnsembling.Step(
                 model_name=f"m{number}",
                 model_version=-1,
                 input_map=dict(zip(inputs, taken, strict=True)),

@@ -262,7 +262,7 @@ def test_who_may_command_a_server(tmp_path: Path) -> None:
     alone = doctor.options_of(process(tmp_path / "2", "nerite", "serve", "m"))
     assert public is not None and alone is not None
     found = doctor.of_options(public, "it")
-    assert (found.level, found.text.startswith("it: anybody who reaches HTTP (0.0.0.0:8000)")) == (
+    assert (found.level, found.text.startswith("it: anyone who can connect to HTTP (0.0.0.0:8000)")) == (
         FindingLevel.WARNING,
         True,
     )
