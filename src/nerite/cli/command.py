@@ -1,4 +1,4 @@
-"""Helpers shared by all commands: argument parsers, exit statuses, output to stdout and stderr, and progress bars."""
+"""Helpers shared by all commands: errors, argument parsers, exit statuses, output, and progress bars."""
 
 from __future__ import annotations
 
@@ -7,12 +7,33 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from nerite.cli.errors import UsageError
+from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError
 from nerite.observability.log_records import render, terminal_width
+
+
+class UsageError(Exception):
+    """An invalid command line. ``nerite serve`` prints it and exits with status 1, other commands with 2.
+
+    ``remedy`` is ours and follows Triton's text. ``early`` prints the text before the usage, as getopt does; ``usage``
+    is False where Triton accepts the command line at first and prints the text alone.
+    """
+
+    def __init__(self, text: str, *, remedy: str = "", early: bool = False, usage: bool = True) -> None:
+        super().__init__(text)
+        self.text = text
+        self.remedy = remedy
+        self.early = early
+        self.usage = usage
+
+
+def did_you_mean(wrong: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return ``Did you mean '…'?`` with the known name closest to a wrong one, or "" if none is close."""
+    name = nearest(wrong, known)
+    return f"Did you mean '{prefix}{name}'?" if name else ""
 
 
 def new_parser(program: str, description: str, epilog: str, usage: str | None = None) -> argparse.ArgumentParser:

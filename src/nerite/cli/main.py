@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tritonserver() -> int:
     """Run the ``serve`` command with Triton's conventions; return the exit status."""
-    from nerite.cli.serve import TRITON, run
+    from nerite.cli.command_line import TRITON
+    from nerite.cli.serve import run
 
     return run(sys.argv[1:], TRITON)
 
@@ -104,7 +105,7 @@ def _unknown(name: str) -> str:
         return f"nerite: flags must follow a command.\nTry: nerite serve {name}"
     if os.path.isdir(name):
         return f"nerite: unknown command '{name}'.\nTo serve the models in that directory: nerite serve {name}"
-    from nerite.cli.errors import did_you_mean
+    from nerite.cli.command import did_you_mean
 
     return "\n".join(filter(None, (f"nerite: unknown command '{name}'.", did_you_mean(name, COMMANDS), overview())))
 

@@ -8,8 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from nerite.cli.command import complain, fall_silent, new_parser, somebody_is_there, status_of, write
-from nerite.cli.errors import UsageError, did_you_mean
+from nerite.cli.command import (
+    UsageError,
+    complain,
+    did_you_mean,
+    fall_silent,
+    new_parser,
+    somebody_is_there,
+    status_of,
+    write,
+)
 from nerite.client import Client, ClientError
 from nerite.client.models import CompletionPart
 from nerite.tools.client import add_connection, connected

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
 
-from nerite.cli.command import new_parser, show, show_json, show_table, status_of
-from nerite.cli.errors import UsageError, did_you_mean
+from nerite.cli.command import UsageError, did_you_mean, new_parser, show, show_json, show_table, status_of
 from nerite.client import Client, ClientError, ModelStatistics
 from nerite.client.connection import Unreachable
 from nerite.observability.log_records import render, terminal_width

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nerite.cli.command import show, show_json
-from nerite.cli.errors import UsageError, did_you_mean
+from nerite.cli.command import UsageError, did_you_mean, show, show_json
 from nerite.client import Client, ClientError, ModelDescription, TensorDescription, tensors
 from nerite.client.tensors import random_value, smallest
 from nerite.core import tensor as dtypes

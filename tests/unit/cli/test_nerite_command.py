@@ -9,8 +9,9 @@ import pytest
 
 import nerite
 from nerite.cli import main
-from nerite.cli.errors import UsageError
-from nerite.cli.serve import NERITE, TRITON, complaint
+from nerite.cli.command import UsageError
+from nerite.cli.command_line import NERITE, TRITON
+from nerite.cli.serve import complaint
 
 
 def test_alone_it_gives_an_overview(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from nerite.backends.machine import usable_cores
-from nerite.cli.command import ProgressBar, new_parser, show, show_table, status_of
-from nerite.cli.errors import did_you_mean
+from nerite.cli.command import ProgressBar, did_you_mean, new_parser, show, show_table, status_of
 from nerite.client import ClientError
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import Internal, InvalidArgument

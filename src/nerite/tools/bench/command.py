@@ -10,8 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from nerite.cli.command import ProgressBar, new_parser, show, show_table, status_of
-from nerite.cli.errors import did_you_mean
+from nerite.cli.command import ProgressBar, did_you_mean, new_parser, show, show_table, status_of
 from nerite.client import ClientError, ModelStatistics
 from nerite.client.connection import Address, Unreachable
 from nerite.tools.bench import report, requests
