@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError
@@ -36,12 +37,44 @@ def did_you_mean(wrong: str, known: Iterable[str], prefix: str = "") -> str:
     return f"Did you mean '{prefix}{name}'?" if name else ""
 
 
-def new_parser(program: str, description: str, epilog: str, usage: str | None = None) -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command. Suggests the option that an unknown one resembles."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, and exit with status 2."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        near = did_you_mean(unknown[1], self._option_string_actions) if unknown else ""
+        super().error(f"{message}. {near}" if near else message)
+
+
+def new_parser(program: str, description: str, epilog: str, usage: str | None = None) -> CommandParser:
     """Return a parser without arguments whose help ends with ``epilog``, printed verbatim."""
     formatter = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
-        prog=program, usage=usage, description=description, epilog=epilog, formatter_class=formatter
+    return CommandParser(prog=program, usage=usage, description=description, epilog=epilog, formatter_class=formatter)
+
+
+def add_repeated(
+    parser: argparse._ActionsContainer, name: str, metavar: str, meaning: str, read: Callable[[str], Any] = str
+) -> None:
+    """Add an option that may be repeated; its value is the list of what ``read`` returned."""
+    parser.add_argument(
+        name, metavar=metavar, action="append", type=read, default=[], help=f"{meaning}; may be repeated"
     )
+
+
+def positive_integer(text: str) -> int:
+    """Parse an integer of 1 or more."""
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
+    return int(text)
+
+
+def positive_number(text: str) -> float:
+    """Parse a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not greater than 0")
+    return number
 
 
 def status_of(program: str, act: Callable[[], int], refusal: type[Exception] = NeriteError) -> int:
