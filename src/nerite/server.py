@@ -13,7 +13,8 @@ from typing import Any, cast
 from nerite import __version__
 from nerite.admission.tenants import TenantAdmission
 from nerite.cache.interface import ResponseCache
-from nerite.config.options import LOAD, ServerOptions, open_ports, remedy, rights
+from nerite.config.open_ports import LOAD, open_ports, remedy, rights
+from nerite.config.options import ServerOptions
 from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unsupported

@@ -23,8 +23,9 @@ from nerite.admission.tenants import TenantAdmission, WatchedPolicy, open_policy
 from nerite.backends.python import environments
 from nerite.cache.interface import ResponseCache
 from nerite.cache.local import open_cache
-from nerite.config import options as exposure
-from nerite.config.options import RepositoryOptions, ServerOptions, is_loopback
+from nerite.config import open_ports as exposure
+from nerite.config.open_ports import is_loopback
+from nerite.config.options import RepositoryOptions, ServerOptions
 from nerite.config.watched_file import watch_files
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report

@@ -44,7 +44,7 @@ def sections() -> list[Section]:
     """Return the tables, in their order."""
     without = {name: why.reason for name, why in validate.FIELDS.items() if not why.heeded_by}
     partly = {name: why.heeded_by for name, why in validate.FIELDS.items() if why.heeded_by}
-    idle = {flag.name: flag.accepted for flag in flags.FLAGS if flag.accepted}
+    idle = {flag.name: flag.no_effect for flag in flags.FLAGS if flag.no_effect}
     return [
         Section("Fields of `config.pbtxt`", CONFIG_FIELDS, without, partly),
         Section(

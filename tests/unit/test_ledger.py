@@ -73,7 +73,7 @@ def test_every_field_of_a_configuration_is_in_it() -> None:
 
 
 def test_every_flag_is_in_it() -> None:
-    assert flags.FLAGS.keys() == {flag.name for flag in FLAGS if not flag.accepted}
+    assert flags.FLAGS.keys() == {flag.name for flag in FLAGS if not flag.no_effect}
 
 
 def test_every_endpoint_is_in_it() -> None:

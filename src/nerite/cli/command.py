@@ -1,26 +1,80 @@
-"""Helpers shared by all commands: argument parsers, exit statuses, output to stdout and stderr, and progress bars."""
+"""Helpers shared by all commands: errors, argument parsers, exit statuses, output, and progress bars."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NoReturn
 
-from nerite.cli.errors import UsageError
+from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError
 from nerite.observability.log_records import render, terminal_width
 
 
-def new_parser(program: str, description: str, epilog: str, usage: str | None = None) -> argparse.ArgumentParser:
+class UsageError(Exception):
+    """An invalid command line. ``nerite serve`` prints it and exits with status 1, other commands with 2.
+
+    ``remedy`` is ours and follows Triton's text. ``early`` prints the text before the usage, as getopt does; ``usage``
+    is False where Triton accepts the command line at first and prints the text alone.
+    """
+
+    def __init__(self, text: str, *, remedy: str = "", early: bool = False, usage: bool = True) -> None:
+        super().__init__(text)
+        self.text = text
+        self.remedy = remedy
+        self.early = early
+        self.usage = usage
+
+
+def did_you_mean(wrong: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return ``Did you mean '…'?`` with the known name closest to a wrong one, or "" if none is close."""
+    name = nearest(wrong, known)
+    return f"Did you mean '{prefix}{name}'?" if name else ""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command. Suggests the option that an unknown one resembles."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, and exit with status 2."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        near = did_you_mean(unknown[1], self._option_string_actions) if unknown else ""
+        super().error(f"{message}. {near}" if near else message)
+
+
+def new_parser(program: str, description: str, epilog: str, usage: str | None = None) -> CommandParser:
     """Return a parser without arguments whose help ends with ``epilog``, printed verbatim."""
     formatter = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
-        prog=program, usage=usage, description=description, epilog=epilog, formatter_class=formatter
+    return CommandParser(prog=program, usage=usage, description=description, epilog=epilog, formatter_class=formatter)
+
+
+def add_repeated(
+    parser: argparse._ActionsContainer, name: str, metavar: str, meaning: str, read: Callable[[str], Any] = str
+) -> None:
+    """Add an option that may be repeated; its value is the list of what ``read`` returned."""
+    parser.add_argument(
+        name, metavar=metavar, action="append", type=read, default=[], help=f"{meaning}; may be repeated"
     )
+
+
+def positive_integer(text: str) -> int:
+    """Parse an integer of 1 or more."""
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
+    return int(text)
+
+
+def positive_number(text: str) -> float:
+    """Parse a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not greater than 0")
+    return number
 
 
 def status_of(program: str, act: Callable[[], int], refusal: type[Exception] = NeriteError) -> int:

@@ -13,48 +13,33 @@ from collections.abc import Sequence
 import nerite
 
 COMMANDS = {
-    "serve": "serve model repositories over HTTP and gRPC",
-    "add": "add a trained model to a repository: recognise, try, tune and install it",
-    "rm": "remove a model, or a version of it, from a repository",
-    "ls": "list the models in a repository",
-    "show": "show a model: inputs, outputs, files, and example requests",
-    "check": "validate model repositories without serving them",
-    "doctor": "diagnose this machine: limits, ports, installed packages, GPUs",
-    "client": "query a running server: models, inference, load and unload, statistics",
-    "top": "monitor a running server in a full-screen view",
-    "bench": "measure the throughput and latency of a model on a running server",
-    "analyze": "find the fastest configuration of a model by measuring",
-    "quota": "show the usage and remaining quota of each tenant by model",
-    "engines": "list and install engines for language models",
-    "chat": "chat with a text model on a running server",
-    "environments": "list the Python environments created for models, and remove old ones",
-    "version": "print the version",
+    "serve": ("cli.serve:run", "serve model repositories over HTTP and gRPC"),
+    "add": ("tools.add.command:run", "add a trained model to a repository: recognise, try, tune and install it"),
+    "rm": ("tools.models:run_rm", "remove a model, or a version of it, from a repository"),
+    "ls": ("tools.models:run_ls", "list the models in a repository"),
+    "show": ("tools.models:run_show", "show a model: inputs, outputs, files, and example requests"),
+    "check": ("tools.check:run", "validate model repositories without serving them"),
+    "doctor": ("tools.doctor:run", "diagnose this machine: limits, ports, installed packages, GPUs"),
+    "client": ("tools.client:run", "query a running server: models, inference, load and unload, statistics"),
+    "top": ("tools.top:run", "monitor a running server in a full-screen view"),
+    "bench": ("tools.bench.command:run", "measure the throughput and latency of a model on a running server"),
+    "analyze": ("tools.analyze.command:run", "find the fastest configuration of a model by measuring"),
+    "quota": ("tools.quota:run", "show the usage and remaining quota of each tenant by model"),
+    "engines": ("tools.environments:run_engines", "list and install engines for language models"),
+    "chat": ("tools.chat:run", "chat with a text model on a running server"),
+    "environments": (
+        "tools.environments:run_environments",
+        "list the Python environments created for models, and remove old ones",
+    ),
+    "version": ("cli.main:run_version", "print the version"),
 }
-"""Name and purpose of each command."""
-_MODULES = {
-    "serve": "cli.serve:run",
-    "add": "tools.add.command:run",
-    "rm": "tools.models:run_rm",
-    "ls": "tools.models:run_ls",
-    "show": "tools.models:run_show",
-    "check": "tools.check:run",
-    "doctor": "tools.doctor:run",
-    "client": "tools.client:run",
-    "top": "tools.top:run",
-    "bench": "tools.bench.command:run",
-    "analyze": "tools.analyze.command:run",
-    "quota": "tools.quota:run",
-    "engines": "tools.environments:run_engines",
-    "chat": "tools.chat:run",
-    "environments": "tools.environments:run_environments",
-    "version": "cli.main:run_version",
-}
+"""Function and purpose of each command."""
 
 
 def overview() -> str:
     """Return the list of commands that ``nerite`` prints when run without arguments."""
     width = max(map(len, COMMANDS)) + 2
-    commands = "\n".join(f"  nerite {name:{width}}{purpose}" for name, purpose in COMMANDS.items())
+    commands = "\n".join(f"  nerite {name:{width}}{purpose}" for name, (_, purpose) in COMMANDS.items())
     return (
         "Nerite serves machine learning models.\n\n"
         f"{commands}\n\n"
@@ -82,13 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tritonserver() -> int:
     """Run the ``serve`` command with Triton's conventions; return the exit status."""
-    from nerite.cli.serve import TRITON, run
+    from nerite.cli.command_line import TRITON
+    from nerite.cli.serve import run
 
     return run(sys.argv[1:], TRITON)
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    module, _, function = _MODULES[name].partition(":")
+    module, _, function = COMMANDS[name][0].partition(":")
     status: int = getattr(importlib.import_module(f"nerite.{module}"), function)(arguments)
     return status
 
@@ -104,7 +90,7 @@ def _unknown(name: str) -> str:
         return f"nerite: flags must follow a command.\nTry: nerite serve {name}"
     if os.path.isdir(name):
         return f"nerite: unknown command '{name}'.\nTo serve the models in that directory: nerite serve {name}"
-    from nerite.cli.errors import did_you_mean
+    from nerite.cli.command import did_you_mean
 
     return "\n".join(filter(None, (f"nerite: unknown command '{name}'.", did_you_mean(name, COMMANDS), overview())))
 

@@ -1,97 +1,195 @@
-"""From the values of single flags to ``ServerOptions``: what flags mean together, and which cannot go together.
+"""Combines the values of single flags into ``ServerOptions``, and rejects flags that contradict each other.
 
-The checks run in Triton's order, so that of several mistakes the same one is named.
+The checks run in Triton's order, so that of several errors the same one is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from nerite.cli.errors import BadValue, UsageError, did_you_mean
-from nerite.cli.flag_values import METRICS_SETTINGS, PORT, UINT32, integer, trace_level, trace_mode
-from nerite.cli.flags import FLAGS
-from nerite.config.options import (
-    CacheOptions,
-    MetricsOptions,
-    OpenTelemetryOptions,
-    ServerOptions,
-    TlsOptions,
-    TraceOptions,
-)
+from nerite.cli.command import UsageError, did_you_mean
+from nerite.cli.flags import FLAGS, placed
+from nerite.config.flag import METRICS_SETTINGS, PORT, UINT32, BadValue, integer, trace_level, trace_mode
+from nerite.config.options import CacheOptions, OpenTelemetryOptions, ServerOptions, TraceOptions
 
-# What the trace flags, old and new, mean together.
+Values = Mapping[str, Any]
+"""Value of each flag that is given, by the name of the flag."""
+
+
+def assemble(values: Values, environment: Mapping[str, str], address: str) -> tuple[ServerOptions, list[str]]:
+    """Return the options, and the warnings to print. Raises ``UsageError`` for flags that contradict each other.
+
+    Ports listen on ``address`` by default. Of the environment only the variables of the clouds and of OpenTelemetry are
+    read.
+    """
+    warnings: list[str] = []
+    options = _listening(_vertex_defaults(ServerOptions(), environment), values.get("address", ""), address)
+    for flag in FLAGS:
+        if flag.field and flag.name in values:
+            options = placed(options, flag.field, values[flag.name])
+    for port in ("http", "grpc"):
+        tls = getattr(options, port).tls
+        options = placed(options, f"{port}.tls.enabled", tls.enabled or tls.mutual)
+    options = _metrics(values, options, warnings)
+    options = _repository(values, options, environment)
+    options = replace(options, trace=_trace(values, environment, warnings))
+    strict = values.get("strict-model-config")
+    if strict:
+        options = placed(options, "repository.auto_complete", False)
+    elif strict is False and not options.repository.auto_complete:
+        warnings.append(
+            "Warning: Overriding deprecated '--strict-model-config' from False to True in favor of "
+            "'--disable-auto-complete-config'!"
+        )
+    options = replace(options, cache=_cache(values, options.cache))
+    _check_ports(options)
+    _check_tls(options)
+    _check_devices(options)
+    _check_server(values, options)
+    return _cloud_variables(options, environment), warnings
+
+
+def _listening(options: ServerOptions, given: str, default: str) -> ServerOptions:
+    """Return the options with the address of every port: the one given for all of them, or else the default."""
+    # The clouds reach their ports from outside, so the default does not apply to them.
+    for port in ("http", "grpc", "sagemaker", "vertex") if given else ("http", "grpc"):
+        options = placed(options, f"{port}.address", given or default)
+    return options
+
+
+def _metrics(values: Values, options: ServerOptions, warnings: list[str]) -> ServerOptions:
+    metrics = options.metrics
+    settings = dict(values.get("metrics-config", {}))
+    for name in settings.keys() - METRICS_SETTINGS.keys():
+        del settings[name]
+        warnings.append(_unknown_setting("metrics", name, METRICS_SETTINGS))
+    metrics = replace(
+        metrics,
+        gpu=metrics.gpu and metrics.enabled,
+        cpu=metrics.cpu and metrics.enabled,
+        address=values.get("metrics-address") or options.http.address,
+        **settings,
+    )
+    return replace(options, metrics=metrics)
+
+
+def _unknown_setting(flag: str, name: str, known: Mapping[str, object], prefix: str = "") -> str:
+    """Return the warning for a setting that does not exist; Triton ignores it."""
+    return f"Warning: --{flag}-config has no setting '{prefix}{name}'. {did_you_mean(name, known)}".rstrip()
+
+
+def _repository(values: Values, options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
+    repository = options.repository
+    if repository.startup_models and repository.control_mode != "explicit":
+        raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if repository.control_mode != "poll":
+        repository = replace(repository, poll_secs=0)
+    if not repository.paths and environment.get("AIP_STORAGE_URI"):
+        repository = replace(repository, paths=(environment["AIP_STORAGE_URI"],))
+    return replace(options, repository=repository)
+
+
+def _cache(values: Values, cache: CacheOptions) -> CacheOptions:
+    """Return the options of the one cache; a second one is rejected later, after all other errors."""
+    size = values.get("response-cache-byte-size")
+    settings = values.get("cache-config", ())
+    if size is not None:
+        if settings:
+            raise UsageError(
+                "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+                "Please provide one or the other."
+            )
+        settings = (("local", "size", str(size)),)
+    if not settings:
+        return cache
+    return replace(cache, name=settings[0][0], settings={name: value for _, name, value in settings})
+
+
+# --trace-config, the deprecated flags for single settings, and the variables of OpenTelemetry.
 
 _Reader = Callable[[str], Any]
 
-_GLOBAL: Mapping[str, _Reader] = {"rate": integer, "level": trace_level, "mode": trace_mode, "count": integer}
-_TRITON: Mapping[str, _Reader] = {"file": str, "log-frequency": integer}
-_BATCH: Mapping[str, _Reader] = dict.fromkeys(
+_BATCH: Final[Mapping[str, _Reader]] = dict.fromkeys(
     ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"),
     lambda text: integer(text, UINT32),
 )
-_OPENTELEMETRY: Mapping[str, _Reader] = {"url": str, "resource": str, **_BATCH}
+_TRACE_SETTINGS: Final[Mapping[str, Mapping[str, _Reader]]] = {
+    "": {"rate": integer, "level": trace_level.read, "mode": trace_mode, "count": integer},
+    "triton": {"file": str, "log-frequency": integer},
+    "opentelemetry": {"url": str, "resource": str, **_BATCH},
+}
+"""Settings by the mode that is written before them; those without one apply to all modes."""
 
 
-def trace_options(values: Mapping[str, Any], environment: Mapping[str, str], warnings: list[str]) -> TraceOptions:
-    """Return the trace settings; append to ``warnings``. Raises ``UsageError``.
+def _trace(values: Values, environment: Mapping[str, str], warnings: list[str]) -> TraceOptions:
+    """Return the trace settings.
 
-    As in Triton only the settings of the chosen mode are read. OFF in the old flag switches tracing off whatever
-    else is given; in the new one it only adds nothing.
+    As in Triton only the settings of the chosen mode are read. OFF in the deprecated flag switches tracing off whatever
+    else is given; in ``--trace-config`` it has no effect beside other levels.
     """
-    given: dict[str, list[tuple[str, str]]] = {"": [], "triton": [], "opentelemetry": []}
-    for mode, setting, value in values.get("trace-config", ()):
-        given[mode].append((setting, value))
-    options = _general(values, given[""], warnings)
-    if options.mode == "triton":
-        return _triton(options, values, given["triton"], warnings)
+    levels = list(values.get("trace-level", ()))
+    off = "OFF" in levels
+    found = _deprecated_settings(values, "rate", "count")
+    for name, value in _trace_settings(values, "", warnings):
+        if name == "level":
+            levels += value
+        else:
+            found[name] = value
+    if not off:
+        found["levels"] = tuple(dict.fromkeys(level for level in levels if level != "OFF"))
+    if found.get("mode") != "opentelemetry":
+        found |= _deprecated_settings(values, "file", "log-frequency")
+        found |= {name.replace("-", "_"): value for name, value in _trace_settings(values, "triton", warnings)}
+        return TraceOptions(**found)
     for flag in ("trace-file", "trace-log-frequency"):
         if flag in values:
             warnings.append(f"Warning: '--{flag}' is deprecated and will be ignored with opentelemetry tracing mode.")
-    return replace(options, opentelemetry=_opentelemetry(given["opentelemetry"], environment, warnings))
+    return TraceOptions(**found, opentelemetry=_opentelemetry(values, environment, warnings))
 
 
-def _general(values: Mapping[str, Any], settings: list[tuple[str, str]], warnings: list[str]) -> TraceOptions:
-    levels: list[Any] = list(values.get("trace-level", ()))
-    off = "OFF" in levels
-    found = {name: values[f"trace-{name}"] for name in ("rate", "count") if f"trace-{name}" in values}
-    for name, value in _read(settings, _GLOBAL, "", warnings):
-        if name in ("rate", "level", "count") and f"trace-{name}" in values:
-            noun = "level" if name == "level" else f"{name} value"
-            warnings.append(_overriding(f"trace-{name}", noun))
-        if name == "level":
-            levels.extend(value)
-        else:
-            found[name] = value
-    chosen: tuple[Any, ...] = () if off else tuple(dict.fromkeys(level for level in levels if level != "OFF"))
-    return TraceOptions(levels=chosen, **found)
+def _deprecated_settings(values: Values, *names: str) -> dict[str, Any]:
+    return {name.replace("-", "_"): values[f"trace-{name}"] for name in names if f"trace-{name}" in values}
 
 
-def _triton(
-    options: TraceOptions, values: Mapping[str, Any], settings: list[tuple[str, str]], warnings: list[str]
-) -> TraceOptions:
-    file, frequency = values.get("trace-file", ""), values.get("trace-log-frequency", 0)
-    for name, value in _read(settings, _TRITON, "triton,", warnings):
+def _trace_settings(values: Values, mode: str, warnings: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of the settings of one mode, in order."""
+    readers, prefix = _TRACE_SETTINGS[mode], f"{mode}," if mode else ""
+    for given, name, text in values.get("trace-config", ()):
+        if given != mode:
+            continue
+        if name not in readers:
+            warnings.append(_unknown_setting("trace", name, readers, prefix))
+            continue
+        value = _read(f"--trace-config {prefix}{name}", readers[name], text)
         if f"trace-{name}" in values:
-            warnings.append(_overriding(f"trace-{name}", name))
-        if name == "file":
-            file = value
-        else:
-            frequency = value
-    return replace(options, file=file, log_frequency=frequency)
+            noun = f"{name} value" if name in ("rate", "count") else name
+            warnings.append(
+                f"Warning: Overriding deprecated '--trace-{name}' in favor of provided {noun} in --trace-config!"
+            )
+        yield name, value
 
 
-def _opentelemetry(
-    settings: list[tuple[str, str]], environment: Mapping[str, str], warnings: list[str]
-) -> OpenTelemetryOptions:
-    found = _of_environment(environment, warnings)
+def _read(label: str, read: _Reader, text: str) -> Any:
+    try:
+        return read(text)
+    except BadValue as error:
+        raise _bad(label, str(error)) from None
+
+
+def _bad(label: str, text: str) -> UsageError:
+    return UsageError(f'Bad option: "{label}".\n{text}')
+
+
+def _opentelemetry(values: Values, environment: Mapping[str, str], warnings: list[str]) -> OpenTelemetryOptions:
+    found = _exporter_variables(environment, warnings)
     resource = dict(OpenTelemetryOptions().resource)
     resource |= _pairs("OTEL_RESOURCE_ATTRIBUTES", environment)
     if environment.get("OTEL_SERVICE_NAME"):
         resource["service.name"] = environment["OTEL_SERVICE_NAME"]
-    for name, value in _read(settings, _OPENTELEMETRY, "opentelemetry,", warnings):
+    for name, value in _trace_settings(values, "opentelemetry", warnings):
         if name == "resource":
             key, equals, text = value.partition("=")
             if not (equals and key):
@@ -102,39 +200,33 @@ def _opentelemetry(
     return OpenTelemetryOptions(resource=resource, **found)
 
 
-def _of_environment(environment: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
-    """Return what OpenTelemetry's own variables say: those for traces count before those for everything."""
+def _exporter_variables(environment: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
+    """Return the settings of OpenTelemetry's own variables; one for traces takes precedence over a general one."""
     found: dict[str, Any] = {}
     for name, read in _BATCH.items():
         variable = f"OTEL_{name.upper()}"
         if environment.get(variable):
-            try:
-                found[name] = read(environment[variable])
-            except BadValue as error:
-                raise _bad(variable, str(error)) from None
+            found[name] = _read(variable, read, environment[variable])
 
-    def said(name: str) -> tuple[str, str]:
+    def lookup(name: str) -> tuple[str, str]:
         """Return the variable that has a setting of the exporter, and its value."""
         for variable in (f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"):
             if environment.get(variable):
                 return variable, environment[variable]
         return "", ""
 
-    variable, url = said("ENDPOINT")
+    variable, url = lookup("ENDPOINT")
     if url:
         found["url"] = url if "TRACES" in variable else f"{url.rstrip('/')}/v1/traces"
-    variable, _ = said("HEADERS")
+    variable, _ = lookup("HEADERS")
     if variable:
         found["headers"] = _pairs(variable, environment)
-    found["compress"] = said("COMPRESSION")[1] == "gzip"
-    found["certificate"] = said("CERTIFICATE")[1]
-    variable, timeout = said("TIMEOUT")
+    found["compress"] = lookup("COMPRESSION")[1] == "gzip"
+    found["certificate"] = lookup("CERTIFICATE")[1]
+    variable, timeout = lookup("TIMEOUT")
     if timeout:
-        try:
-            found["timeout"] = integer(timeout, UINT32) / 1000
-        except BadValue as error:
-            raise _bad(variable, str(error)) from None
-    variable, protocol = said("PROTOCOL")
+        found["timeout"] = _read(variable, lambda text: integer(text, UINT32), timeout) / 1000
+    variable, protocol = lookup("PROTOCOL")
     if protocol not in ("", "http/protobuf"):
         warnings.append(f"Warning: {variable} is {protocol}; traces are sent by http/protobuf all the same")
     return found
@@ -151,67 +243,34 @@ def _pairs(variable: str, environment: Mapping[str, str]) -> dict[str, str]:
     return pairs
 
 
-def _read(
-    settings: list[tuple[str, str]], readers: Mapping[str, _Reader], prefix: str, warnings: list[str]
-) -> list[tuple[str, Any]]:
-    """Read settings in order. One that does not exist is a warning, as Triton passes over it."""
-    read: list[tuple[str, Any]] = []
-    for name, text in settings:
-        if name not in readers:
-            hint = did_you_mean(name, readers)
-            warnings.append(f"Warning: --trace-config has no setting '{prefix}{name}'. {hint}".rstrip())
-            continue
-        try:
-            read.append((name, readers[name](text)))
-        except BadValue as error:
-            raise _bad(f"--trace-config {prefix}{name}", str(error)) from None
-    return read
+# Checks of the options as a whole.
 
 
-def _bad(label: str, text: str) -> UsageError:
-    return UsageError(f'Bad option: "{label}".\n{text}')
-
-
-def _overriding(flag: str, noun: str) -> str:
-    return f"Warning: Overriding deprecated '--{flag}' in favor of provided {noun} in --trace-config!"
-
-
-# No two services on one address and port.
-
-
-class PortService(NamedTuple):
-    """A service that listens, under the name that messages give it."""
-
+class _Service(NamedTuple):
     name: str
     address: str
     port: int
     allowed: tuple[int, int] | None = None
-    """The ports it leaves to the other services."""
+    """Ports that the other services may use."""
 
 
-def services(options: ServerOptions) -> list[PortService]:
-    """Return the services that are switched on, in the order in which they are compared."""
-    http, grpc, metrics = options.http, options.grpc, options.metrics
-    sagemaker, vertex = options.sagemaker, options.vertex
-    every = (
-        (http.enabled, PortService("HTTP", http.address, http.port)),
-        (grpc.enabled, PortService("GRPC", grpc.address, grpc.port)),
-        (metrics.enabled, PortService("metrics", metrics.address, metrics.port)),
-        (
-            sagemaker.enabled,
-            PortService("SageMaker", sagemaker.address, sagemaker.port, sagemaker.safe_port_range),
-        ),
-        (vertex.enabled, PortService("Vertex AI", vertex.address, vertex.port)),
-    )
-    return [service for enabled, service in every if enabled]
-
-
-def check_ports(options: ServerOptions) -> None:
-    """Raise ``UsageError`` for the first two services in each other's way. Port 0 is in nobody's."""
-    found = services(options)
-    for index, one in enumerate(found):
-        # A range speaks about services before and after; without one, each pair is looked at once.
-        for other in found if one.allowed else found[index + 1 :]:
+def _check_ports(options: ServerOptions) -> None:
+    """Reject two services on one address and port. Port 0 conflicts with none."""
+    sagemaker = options.sagemaker
+    services = [
+        _Service(name, service.address, service.port, sagemaker.safe_port_range if service is sagemaker else None)
+        for name, service in (
+            ("HTTP", options.http),
+            ("GRPC", options.grpc),
+            ("metrics", options.metrics),
+            ("SageMaker", sagemaker),
+            ("Vertex AI", options.vertex),
+        )
+        if service.enabled
+    ]
+    for index, one in enumerate(services):
+        # A range applies to the services before and after; without one, each pair is compared once.
+        for other in services if one.allowed else services[index + 1 :]:
             if other is one:
                 continue
             if one.allowed and not one.allowed[0] <= other.port <= one.allowed[1]:
@@ -227,184 +286,6 @@ def check_ports(options: ServerOptions) -> None:
                 )
 
 
-# What SageMaker and Vertex AI tell a server by its environment.
-
-_SAGEMAKER: Final = {
-    "ping_mode": ("SAGEMAKER_TRITON_PING_MODE", ("ready", "live")),
-    "inference_type": ("SAGEMAKER_TRITON_INFERENCE_TYPE", ("infer", "generate", "generate_stream")),
-    "default_model": ("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ()),
-}
-"""Options by their variables, with the values that those may have."""
-_VERTEX: Final = {"health_route": "AIP_HEALTH_ROUTE", "predict_route": "AIP_PREDICT_ROUTE"}
-
-
-def cloud_defaults(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
-    """Return what holds where no flag says otherwise: on Vertex AI its own port replaces the usual ones."""
-    if environment.get("AIP_MODE") == "PREDICTION":
-        options = replace(
-            options,
-            vertex=replace(options.vertex, enabled=True),
-            http=replace(options.http, enabled=False),
-            grpc=replace(options.grpc, enabled=False),
-        )
-    port = environment.get("AIP_HTTP_PORT", "")
-    if not port:
-        return options
-    try:
-        return replace(options, vertex=replace(options.vertex, port=PORT.read(port)))
-    except BadValue as error:
-        raise UsageError(f'Bad option: "AIP_HTTP_PORT".\n{error}') from None
-
-
-def cloud_notes(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
-    """Return the options with what only variables say of the ports that are switched on. Raises ``UsageError``."""
-    if options.sagemaker.enabled:
-        options = replace(options, sagemaker=replace(options.sagemaker, **_sagemaker(environment)))
-    if options.vertex.enabled:
-        options = replace(options, vertex=replace(options.vertex, **_vertex(environment)))
-    return options
-
-
-def _sagemaker(environment: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
-    for field, (variable, allowed) in _SAGEMAKER.items():
-        value = environment.get(variable, "")
-        if value and allowed and value not in allowed:
-            raise UsageError(
-                f'Bad option: "{variable}".\nInvalid option value. Got {value}',
-                remedy=f"It may be {', '.join(allowed[:-1])} or {allowed[-1]}.",
-                usage=False,
-            )
-        if value:
-            found[field] = value
-    return found
-
-
-def _vertex(environment: Mapping[str, str]) -> dict[str, Any]:
-    # In the order in which Triton misses them, and with the name that it calls the first.
-    for variable, called in (("AIP_PREDICT_ROUTE", "API_PREDICT_ROUTE"), ("AIP_HEALTH_ROUTE", "AIP_HEALTH_ROUTE")):
-        if not environment.get(variable):
-            raise UsageError(
-                f"failed to start Vertex AI service: Invalid argument - {called} is not defined for Vertex AI endpoint",
-                remedy=f"Set {variable} to a path. Vertex AI does; elsewhere: {variable}=/{variable[4:-6].lower()}",
-                usage=False,
-            )
-    return {field: environment[variable] for field, variable in _VERTEX.items()}
-
-
-Values = Mapping[str, Any]
-"""Flag name to value; only what was given."""
-
-_T = TypeVar("_T")
-
-
-def assemble(values: Values, environment: Mapping[str, str], address: str) -> tuple[ServerOptions, list[str]]:
-    """Return the options and the warnings to print. Raises ``UsageError`` for flags that contradict each other.
-
-    ``address`` is where ports listen of which nothing is said. Of the environment only the variables of the clouds and
-    of OpenTelemetry are looked at.
-    """
-    warnings: list[str] = []
-    options = _listening(cloud_defaults(ServerOptions(), environment), values.get("address", ""), address)
-    for flag in FLAGS:
-        if flag.field and flag.key == flag.name and flag.name in values:
-            options = _placed(options, flag.field, values[flag.name])
-    options = replace(
-        options,
-        http=replace(options.http, tls=_tls(options.http.tls)),
-        grpc=replace(options.grpc, tls=_tls(options.grpc.tls)),
-        metrics=_metrics(values, options, warnings),
-    )
-    options = _repository(values, options, environment)
-    options = replace(options, trace=trace_options(values, environment, warnings))
-    options = _auto_complete(values, options, warnings)
-    options = replace(options, cache=_cache(values, options.cache))
-    check_ports(options)
-    _check_tls(options)
-    _check_devices(options)
-    _check_server(values, options)
-    return cloud_notes(options, environment), warnings
-
-
-def _listening(options: ServerOptions, given: str, usual: str) -> ServerOptions:
-    """Return the options with the address of every port: what was given for all of them, or else the usual one."""
-    address = given or usual
-    options = replace(options, http=replace(options.http, address=address), grpc=replace(options.grpc, address=address))
-    if not given:  # a cloud reaches its port from outside, always
-        return options
-    return replace(
-        options, sagemaker=replace(options.sagemaker, address=given), vertex=replace(options.vertex, address=given)
-    )
-
-
-def _placed(options: _T, path: str, value: object) -> _T:
-    """Return a copy of ``options`` with ``value`` at the dotted ``path``."""
-    head, _, rest = path.partition(".")
-    change = {head: _placed(getattr(options, head), rest, value) if rest else value}
-    changed: _T = replace(cast(Any, options), **change)
-    return changed
-
-
-def _tls(tls: TlsOptions) -> TlsOptions:
-    return replace(tls, enabled=tls.enabled or tls.mutual)
-
-
-def _metrics(values: Values, options: ServerOptions, warnings: list[str]) -> MetricsOptions:
-    metrics = options.metrics
-    given: Mapping[str, Any] = values.get("metrics-config", {})
-    settings = {name: value for name, value in given.items() if name in METRICS_SETTINGS}
-    for name in given.keys() - settings.keys():
-        warnings.append(
-            f"Warning: --metrics-config has no setting '{name}'. {did_you_mean(name, METRICS_SETTINGS)}".rstrip()
-        )
-    return replace(
-        metrics,
-        gpu=metrics.gpu and metrics.enabled,
-        cpu=metrics.cpu and metrics.enabled,
-        address=values.get("metrics-address") or options.http.address,
-        **settings,
-    )
-
-
-def _repository(values: Values, options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
-    repository = options.repository
-    if repository.startup_models and repository.control_mode != "explicit":
-        raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
-    if repository.control_mode != "poll":
-        repository = replace(repository, poll_secs=0)
-    if not repository.paths and environment.get("AIP_STORAGE_URI"):
-        repository = replace(repository, paths=(environment["AIP_STORAGE_URI"],))
-    return replace(options, repository=repository)
-
-
-def _auto_complete(values: Values, options: ServerOptions, warnings: list[str]) -> ServerOptions:
-    strict = values.get("strict-model-config", False)
-    if values.get("disable-auto-complete-config", False):
-        if values.get("strict-model-config") is False:
-            warnings.append(
-                "Warning: Overriding deprecated '--strict-model-config' from False to True in favor of "
-                "'--disable-auto-complete-config'!"
-            )
-        strict = True
-    return _placed(options, "repository.auto_complete", not strict)
-
-
-def _cache(values: Values, cache: CacheOptions) -> CacheOptions:
-    """Work out the one cache; a second one is refused later, after all other mistakes."""
-    size = values.get("response-cache-byte-size")
-    settings = values.get("cache-config", ())
-    if size is not None:
-        if settings:
-            raise UsageError(
-                "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
-                "Please provide one or the other."
-            )
-        settings = (("local", "size", str(size)),)
-    if not settings:
-        return cache
-    return replace(cache, name=settings[0][0], settings={name: value for _, name, value in settings})
-
-
 def _check_tls(options: ServerOptions) -> None:
     for protocol, tls in (("http", options.http.tls), ("grpc", options.grpc.tls)):
         if tls.enabled and not (tls.server_cert and tls.server_key):
@@ -414,26 +295,20 @@ def _check_tls(options: ServerOptions) -> None:
 
 
 def _check_devices(options: ServerOptions) -> None:
-    for text in _wrong_limits(options.device.load_gpu_limits):
-        raise _unbuildable(f"setting model load GPU limit: Invalid argument - {text}")
+    build = "Failed to build Triton option:\nerror: setting "
+    for device, limit in sorted(options.device.load_gpu_limits.items()):
+        invalid = f"{build}model load GPU limit: Invalid argument - expects "
+        if device < 0:
+            raise UsageError(f"{invalid}device ID >= 0, got {device}", usage=False)
+        if not 0.0 <= limit <= 1.0:
+            raise UsageError(f"{invalid}limit fraction to be in range [0.0, 1.0], got {limit:f}", usage=False)
     for policy in options.device.host_policies:
         if policy.setting not in ("numa-node", "cpu-cores"):
-            raise _unbuildable(
-                f"setting host policy: Unsupported - Unsupported host policy setting '{policy.setting}' is specified, "
-                "supported settings are 'numa-node', 'cpu-cores'"
+            raise UsageError(
+                f"{build}host policy: Unsupported - Unsupported host policy setting '{policy.setting}' is specified, "
+                "supported settings are 'numa-node', 'cpu-cores'",
+                usage=False,
             )
-
-
-def _wrong_limits(limits: Mapping[int, float]) -> Iterator[str]:
-    for device in sorted(limits):
-        if device < 0:
-            yield f"expects device ID >= 0, got {device}"
-        if not 0.0 <= limits[device] <= 1.0:
-            yield f"expects limit fraction to be in range [0.0, 1.0], got {limits[device]:f}"
-
-
-def _unbuildable(text: str) -> UsageError:
-    return UsageError(f"Failed to build Triton option:\nerror: {text}", usage=False)
 
 
 def _check_server(values: Values, options: ServerOptions) -> None:
@@ -453,3 +328,55 @@ def _check_server(values: Values, options: ServerOptions) -> None:
         raise UsageError(
             f"{creating}Wildcard model name '*' must be the ONLY startup model if specified at all.", usage=False
         )
+
+
+# The variables that SageMaker and Vertex AI set.
+
+_SAGEMAKER: Final = {
+    "ping_mode": ("SAGEMAKER_TRITON_PING_MODE", ("ready", "live")),
+    "inference_type": ("SAGEMAKER_TRITON_INFERENCE_TYPE", ("infer", "generate", "generate_stream")),
+    "default_model": ("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ()),
+}
+"""Variable of each field, and the values that it may have."""
+_VERTEX: Final = {
+    "predict_route": ("AIP_PREDICT_ROUTE", "API_PREDICT_ROUTE"),
+    "health_route": ("AIP_HEALTH_ROUTE", "AIP_HEALTH_ROUTE"),
+}
+"""Variable of each field, and Triton's name for it in the error, in the order in which Triton checks them."""
+
+
+def _vertex_defaults(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
+    """Return the defaults. On Vertex AI its own port replaces those for HTTP and gRPC."""
+    if environment.get("AIP_MODE") == "PREDICTION":
+        options = placed(options, "vertex.enabled", True)
+        options = placed(options, "http.enabled", False)
+        options = placed(options, "grpc.enabled", False)
+    if port := environment.get("AIP_HTTP_PORT"):
+        options = placed(options, "vertex.port", _read("AIP_HTTP_PORT", PORT.read, port))
+    return options
+
+
+def _cloud_variables(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
+    """Return the options with the variables of the clouds whose ports are enabled."""
+    if options.sagemaker.enabled:
+        for field, (variable, allowed) in _SAGEMAKER.items():
+            value = environment.get(variable, "")
+            if value and allowed and value not in allowed:
+                raise UsageError(
+                    f'Bad option: "{variable}".\nInvalid option value. Got {value}',
+                    remedy=f"It may be {', '.join(allowed[:-1])} or {allowed[-1]}.",
+                    usage=False,
+                )
+            if value:
+                options = placed(options, f"sagemaker.{field}", value)
+    if options.vertex.enabled:
+        for field, (variable, called) in _VERTEX.items():
+            if not environment.get(variable):
+                raise UsageError(
+                    f"failed to start Vertex AI service: Invalid argument - {called} is not defined for Vertex AI "
+                    "endpoint",
+                    remedy=f"Set {variable} to a path. Vertex AI does; elsewhere: {variable}=/{variable[4:-6].lower()}",
+                    usage=False,
+                )
+            options = placed(options, f"vertex.{field}", environment[variable])
+    return options

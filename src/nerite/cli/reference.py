@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nerite.cli.flags import FLAGS, GROUPS, Flag
+from nerite.cli.flags import FLAGS, GROUPS
+from nerite.config.flag import Flag
 
 _INTRODUCTION = """\
 # Flags
@@ -40,8 +41,8 @@ def _section(group: str) -> str:
 
 
 def _row(flag: Flag) -> str:
-    default = flag.default if flag.default_text or not flag.default else f"`{flag.default}`"
-    effect = f" *No effect: {flag.accepted}.*" if flag.accepted else ""
+    default = flag.default if " " in flag.default or not flag.default else f"`{flag.default}`"
+    effect = f" *No effect: {flag.no_effect}.*" if flag.no_effect else ""
     value = f"`{flag.kind.label}`" if flag.kind.label else ""
     cells = (f"`--{flag.name}`", value, default, flag.help + effect)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"

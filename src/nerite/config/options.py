@@ -1,16 +1,33 @@
-"""The options of the command line as frozen data, and which ports they leave open.
+"""The options of a server: one frozen dataclass per component, and the flag that sets each field.
 
-Each package receives only the part it needs. The defaults here are those of the command line: the table of flags reads
-them from ``ServerOptions()``. Flags, environment and files are read elsewhere (``cli/option_assembly.py``).
+Fields with a ``Flag`` are the table of flags: parsing, environment variables, the options file, help and docs/flags.md
+are derived from it (``nerite.cli.flags``). Flags that set no single field are listed there. A string beside the type of
+a group of options is the heading of its flags. Nothing here reads a command line, a file or the environment.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from operator import add
+from typing import Annotated, Final, Literal, get_args
+
+from nerite.config import flag
+from nerite.config.flag import (
+    COUNT,
+    NERITE_GROUP,
+    PORT,
+    SECONDS,
+    BackendSetting,
+    Flag,
+    HostPolicy,
+    RateLimitResource,
+    RestrictedKey,
+    last_wins,
+    nerite_flag,
+    union,
+)
 
 RESTRICTED_CATEGORIES = (
     "health",
@@ -23,233 +40,319 @@ RESTRICTED_CATEGORIES = (
     "trace",
     "logging",
 )
-"""The groups of endpoints that can require a key."""
+"""Categories of endpoints that can be restricted to clients with a key."""
 
 METRICS_CATEGORY = "metrics"
-"""The metrics port, for which ``--http-restricted-api`` can require a key as well. Triton's cannot."""
+"""The metrics port, which ``--http-restricted-api`` can restrict as well. Triton cannot."""
 
 GRPC_RESTRICTED_PREFIX = "triton-grpc-protocol-"
-"""Prefix of the header of a key in gRPC metadata."""
-
-LOG_FORMATS = ("default", "ISO8601", "json")
-"""``default`` and ``ISO8601`` are Triton's; ``json`` is one object per line."""
+"""Prefix of the header of a restricted key when it is sent as gRPC metadata."""
 
 LogFormat = Literal["default", "ISO8601", "json"]
+"""``default`` and ``ISO8601`` are Triton's; ``json`` is one object per line."""
 ControlMode = Literal["none", "poll", "explicit"]
 LoadFiles = Literal["guarded", "any", "none"]
 CompressionLevel = Literal["none", "low", "medium", "high"]
 
+_HTTP_RESTRICTED: Final = flag.restricted("http-restricted-api", "api", "", (*RESTRICTED_CATEGORIES, METRICS_CATEGORY))
+_GRPC_RESTRICTED: Final = flag.restricted(
+    "grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX, RESTRICTED_CATEGORIES
+)
+_HANDLER_THREADS: Final = flag.in_range(
+    2, 128, "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
+)
+_COMPRESSION: Final = flag.choice("grpc_infer_response_compression_level", get_args(CompressionLevel))
 
-class RestrictedKey(NamedTuple):
-    """The header (or metadata key, with its prefix) that a category requires, and its value."""
+# Why a flag has no effect.
+_EVENT_LOOP: Final = "one event loop serves every connection"
+_NO_POOL: Final = "there is no pool to size"
+_BUILT_IN: Final = "the caches 'local' and 'redis' are built in, and others are not loaded"
+_AGENTS: Final = "the agent 'checksum' is built in, and others are not loaded"
+_NO_GPU_MEMORY: Final = "the server itself keeps nothing in GPU memory"
 
-    header: str
-    value: str
-    """If it begins with ``@``, the path of a file with the values, one per line."""
-
-    @property
-    def file(self) -> str:
-        """The path of the file with the values; empty if the value itself is given."""
-        return self.value[1:] if self.value.startswith("@") else ""
-
-
-class BackendSetting(NamedTuple):
-    """One ``--backend-config``; an empty ``backend`` means all backends."""
-
-    backend: str
-    name: str
-    value: str
-
-
-class RateLimitResource(NamedTuple):
-    """One ``--rate-limit-resource``; ``device`` is -1 if it applies to each device and to global resources."""
-
-    name: str
-    amount: int
-    device: int = -1
-
-
-class HostPolicy(NamedTuple):
-    """One ``--host-policy``."""
-
-    policy: str
-    setting: str
-    value: str
+# The flag of a field stands below its name where it does not fit beside it. The layout is kept by hand.
+# fmt: off
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Contents, format and destination of the log. An empty ``file`` means the standard streams."""
+    """Content, format and destination of the log."""
 
-    verbose: int = 0
-    info: bool = True
-    warning: bool = True
-    error: bool = True
-    format: LogFormat = "default"
-    file: str = ""
-    access: bool = False
-    """Log each HTTP request and gRPC call."""
+    verbose: Annotated[int, Flag(
+        "log-verbose", "Level of verbose messages: 0 or false for none, 1 or true and above for more.",
+        flag.verbosity)] = 0
+    info: Annotated[bool, Flag("log-info", "Log informational messages.")] = True
+    warning: Annotated[bool, Flag("log-warning", "Log warnings.")] = True
+    error: Annotated[bool, Flag("log-error", "Log errors.")] = True
+    format: Annotated[LogFormat, Flag(
+        "log-format", "Format of a record: 'default' begins LMMDD hh:mm:ss.ssssss, 'ISO8601' begins "
+        "YYYY-MM-DDThh:mm:ssZ L, 'json' is one object per line.",
+        flag.choice("log-format", get_args(LogFormat), any_case=False))] = "default"
+    file: Annotated[str, Flag("log-file", "File to append the log to, instead of stdout and stderr.")] = ""
+    access: Annotated[bool, nerite_flag(
+        "access-log", "Log each HTTP request and each gRPC call when it has been answered.")] = False
 
 
 @dataclass(frozen=True)
 class RepositoryOptions:
-    """Places of models, and how they are loaded and unloaded."""
+    """Model repositories, and when models are loaded from them."""
 
-    paths: tuple[str, ...] = ()
+    paths: Annotated[tuple[str, ...], Flag(
+        "model-repository", "Directory with the models to serve, or a location in an object store: s3://…, gs://… or "
+        "as://…. May be repeated.", flag.PATHS, union)] = ()
     """Sorted, without duplicates."""
-    exit_on_error: bool = True
-    auto_complete: bool = True
-    """Complete what config.pbtxt omits (``--disable-auto-complete-config`` turns it off)."""
-    strict_readiness: bool = True
-    control_mode: ControlMode = "none"
-    poll_secs: int = 15
-    """Zero unless the control mode is ``poll``, after the command line has been read."""
-    startup_models: tuple[str, ...] = ()
-    """Sorted; ``("*",)`` means all models."""
-    config_name: str = ""
-    load_files: LoadFiles = "guarded"
-    """When load requests may contain files: while only known clients may load models, always, or never."""
-    load_threads: int = 4
-    load_retries: int = 0
-    namespacing: bool = False
-    cache_directory: str = ""
-    """For the files of models in object stores; empty: the directory that the environment names."""
+    exit_on_error: Annotated[bool, Flag("exit-on-error", "Exit if a model cannot be loaded at start.")] = True
+    auto_complete: Annotated[bool, Flag(
+        "disable-auto-complete-config", "Do not complete configurations: every model needs a complete config.pbtxt.",
+        flag.SWITCH_OFF)] = True
+    strict_readiness: Annotated[bool, Flag(
+        "strict-readiness", "Report ready only while every model is ready; if false, as soon as the server answers.",
+        )] = True
+    control_mode: Annotated[ControlMode, Flag(
+        "model-control-mode", "When models are loaded: 'none' loads all at start; 'poll' also reloads them when files "
+        "change; 'explicit' loads those of --load-model, and those that clients request.")] = "none"
+    poll_secs: Annotated[int, Flag(
+        "repository-poll-secs", "Seconds between two checks of the files in control mode 'poll'.", COUNT)] = 15
+    """Zero unless the control mode is ``poll``, once the command line has been read."""
+    startup_models: Annotated[tuple[str, ...], Flag(
+        "load-model", "Model to load at start in control mode 'explicit'; '*' alone loads all. May be repeated.",
+        flag.NAMES, union)] = ()
+    """Sorted; ``("*",)`` stands for all models."""
+    config_name: Annotated[str, Flag(
+        "model-config-name", "Use configs/<name>.pbtxt of a model instead of config.pbtxt where it exists.",
+        flag.config_name)] = ""
+    load_files: Annotated[LoadFiles, nerite_flag(
+        "model-load-files", "Whether a load request may contain files ('file:…'), which may be programs: 'any' always; "
+        "'none' never; 'guarded' while no port lets other machines load models without a key.")] = "guarded"
+    load_threads: Annotated[int, Flag(
+        "model-load-thread-count", "Maximum number of models that load at the same time.", flag.AT_LEAST_ONE)] = 4
+    load_retries: Annotated[int, Flag(
+        "model-load-retry-count", "Number of retries when a model fails to load.", COUNT)] = 0
+    namespacing: Annotated[bool, Flag(
+        "model-namespacing", "Let models in different repositories have the same name.")] = False
+    cache_directory: Annotated[str, nerite_flag(
+        "repository-cache-directory", "Directory for the files of models in object stores.",
+        default="nerite/repositories in the user's cache directory")] = ""
 
 
 @dataclass(frozen=True)
 class QueueOptions:
-    """Bounds of queues whose models do not configure their own; see ``scheduling/load_shedding.py``."""
+    """Bounds of the queue of a model whose configuration has none; see ``scheduling/load_shedding.py``."""
 
-    max_requests: int = 10_000
-    """Maximum number at any time. Twice what a client is likely to send at once. 0: no limit."""
-    max_seconds: float = 0.5
-    """Maximum expected wait under overload: long enough that instances never run out of work, short enough that the
-    client of an admitted request still waits for its answer. 0: no limit."""
-    burst_seconds: float = 3.0
-    """Duration of a burst that is admitted in full: a client sends 5,000 requests in less."""
+    max_requests: Annotated[int, nerite_flag(
+        "max-queued-requests", "Maximum number of requests that wait for a model; further requests are refused with "
+        "status 503. The max_queue_size of a model takes precedence; 0 is no limit, as with Triton.",
+        COUNT)] = 10_000
+    """Twice what a client is likely to send at once."""
+    max_seconds: Annotated[float, nerite_flag(
+        "max-queue-seconds", "Maximum length of a queue, in seconds of work, while requests arrive faster than the "
+        "model executes them; 0 is no limit, as with Triton.", SECONDS)] = 0.5
+    """Enough that instances never run out of work, and that the clients of admitted requests are still waiting when
+    they are answered."""
+    burst_seconds: Annotated[float, nerite_flag(
+        "queue-burst-seconds", "Seconds for which a queue may be longer than --max-queue-seconds before that counts "
+        "as overload.", SECONDS)] = 3.0
+    """A client sends 5,000 requests in less."""
 
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """Limits for all clients together, over all ports; 0: no limit, -1: as much as the machine allows."""
+    """Bounds on what clients use together, over all ports; 0 is no limit, -1 what the machine allows."""
 
-    max_connections: int = -1
-    idle_seconds: int = 900
-    """How long a connection may be idle. Longer than load balancers keep theirs, at most ten minutes: the side that
-    closes first loses no request."""
-    max_bytes_in_flight: int = -1
-    """Total size of the requests that are being received, wait or run."""
+    max_connections: Annotated[int, nerite_flag(
+        "max-connections", "Maximum number of open connections, on all ports together. A new one replaces the one that "
+        "has been idle longest; if none is idle, the new one is refused with status 503, or a GOAWAY. 0 is no limit.",
+        COUNT, default="16384, or fewer where the limit of open files is low")] = -1
+    idle_seconds: Annotated[int, nerite_flag(
+        "connection-idle-timeout", "Seconds after which a connection without requests is closed; 0 is no limit.",
+        COUNT)] = 900
+    """Longer than load balancers keep theirs, which is ten minutes at most: the side that closes first loses no
+    request."""
+    max_bytes_in_flight: Annotated[int, nerite_flag(
+        "max-bytes-in-flight", "Maximum bytes of requests that are arriving, waiting or executing, over all "
+        "connections; requests beyond it are refused with status 429, or RESOURCE_EXHAUSTED. 0 is no limit.",
+        flag.not_negative("max-bytes-in-flight", flag.INT64), default="a quarter of the memory")] = -1
 
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """Certificates of one port, as paths of PEM files; empty if not given."""
+    """TLS of one port, ``http`` or ``grpc``. Files are paths of PEM files; empty where not given."""
 
-    enabled: bool = False
-    mutual: bool = False
-    """Clients must present a certificate that ``root_cert`` has signed. Implies ``enabled``."""
-    server_cert: str = ""
-    server_key: str = ""
-    root_cert: str = ""
+    enabled: Annotated[bool, Flag("{}-use-ssl", "Serve the port over TLS.")] = False
+    mutual: Annotated[bool, Flag(
+        "{}-use-ssl-mutual", "Serve the port over TLS, and require a certificate of clients.")] = False
+    """Implies ``enabled``."""
+    server_cert: Annotated[str, Flag("{}-server-cert", "PEM file with the certificate of the server.")] = ""
+    server_key: Annotated[str, Flag("{}-server-key", "PEM file with the private key of the server.")] = ""
+    root_cert: Annotated[str, Flag(
+        "{}-root-cert", "PEM file with the certificate authorities that sign the certificates of clients.")] = ""
 
 
 @dataclass(frozen=True)
 class HttpOptions:
     """The HTTP port."""
 
-    enabled: bool = True
-    address: str = "0.0.0.0"
-    port: int = 8000
-    """0: any free port."""
-    reuse_port: bool = False
-    header_forward_pattern: re.Pattern[str] | None = None
-    """Headers whose names match anywhere (``search``) become request parameters."""
-    thread_count: int = 8
-    max_input_size: int = 1 << 26
-    upload_seconds: int = 60
-    """How long receiving a request may make no progress. 0: no limit."""
-    restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
-    """Keys by category."""
-    json_half_precision: bool = False
-    console: bool = True
-    """Serve the console at ``/ui``."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may use the port; ``*`` means all. Empty: CORS is off."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Names of the server besides those of this machine; ``*``: any. Empty: any, unless only this machine connects."""
-    tls: TlsOptions = TlsOptions()
+    enabled: Annotated[bool, Flag("allow-http", "Serve HTTP.")] = True
+    address: Annotated[str, Flag("http-address", "Address to listen on.", default="that of --address")] = "0.0.0.0"
+    port: Annotated[int, Flag("http-port", "Port to listen on; 0 picks a free one.", PORT)] = 8000
+    reuse_port: Annotated[bool, Flag(
+        "reuse-http-port", "Share the port with other servers that set this flag.")] = False
+    header_forward_pattern: Annotated[re.Pattern[str] | None, Flag(
+        "http-header-forward-pattern", "Regular expression: headers whose name contains a match become request "
+        "parameters.", flag.pattern)] = None
+    thread_count: Annotated[int, Flag(
+        "http-thread-count", "Threads that handle requests.", no_effect=_EVENT_LOOP)] = 8
+    max_input_size: Annotated[int, Flag(
+        "http-max-input-size", "Maximum size of a request body in bytes, measured after decompression.",
+        flag.positive("http-max-input-size", flag.INT64))] = 1 << 26
+    upload_seconds: Annotated[int, nerite_flag(
+        "http-upload-timeout", "Seconds within which another 16 KiB of an HTTP request, or its end, must arrive; "
+        "0 is no limit.", flag.not_negative("http-upload-timeout"))] = 60
+    restricted: Annotated[Mapping[str, RestrictedKey], Flag(
+        "http-restricted-api", "Answer these categories of endpoints (comma-separated: health, metadata, inference, "
+        "shared-memory, model-config, model-repository, statistics, trace, logging; metrics for the metrics port) only "
+        "to requests with this header. '@/path' is a file with the accepted values, one per line, that is read again "
+        "when it changes. May be repeated.",
+        _HTTP_RESTRICTED, flag.restricted_join("api"))] = field(default_factory=dict)
+    """Category to key."""
+    json_half_precision: Annotated[bool, nerite_flag(
+        "http-json-half-precision", "Accept and return FP16 and BF16 as JSON numbers. Triton refuses them.")] = False
+    console: Annotated[bool, nerite_flag(
+        "allow-console", "Serve the console, a web page that shows the state of the server, at /ui of the HTTP port "
+        "(docs/console.md).")] = True
+    cors_origins: Annotated[tuple[str, ...], nerite_flag(
+        "http-cors-origin", "Let web pages of this origin, such as https://app.example.com, use the HTTP port (CORS); "
+        "'*' is any page. May be repeated.", flag.cors_origin, union)] = ()
+    allowed_hosts: Annotated[tuple[str, ...], nerite_flag(
+        "http-allowed-host", "Name of the server that clients may send in 'Host', besides localhost and IP addresses; "
+        "'*' is any. Other names are refused on every port that speaks HTTP. May be repeated.", flag.host_name, union,
+        default="any; none where a port listens on this machine alone")] = ()
+    tls: Annotated[TlsOptions, NERITE_GROUP] = TlsOptions()
 
 
 @dataclass(frozen=True)
 class KeepaliveOptions:
     """gRPC's keepalive and connection age. Times in milliseconds."""
 
-    time_ms: int = 7_200_000
-    timeout_ms: int = 20_000
-    permit_without_calls: bool = False
-    max_pings_without_data: int = 2
-    min_recv_ping_interval_without_data_ms: int = 300_000
-    max_ping_strikes: int = 2
-    max_connection_age_ms: int = 0
-    """0: no limit."""
-    max_connection_age_grace_ms: int = 0
-    """0: no limit."""
+    time_ms: Annotated[int, Flag(
+        "grpc-keepalive-time", "Milliseconds without data after which the server pings a client.")] = 7_200_000
+    timeout_ms: Annotated[int, Flag(
+        "grpc-keepalive-timeout", "Milliseconds to wait for the response to a ping before the connection is closed.",
+        )] = 20_000
+    permit_without_calls: Annotated[bool, Flag(
+        "grpc-keepalive-permit-without-calls", "Also ping clients that have no open call.")] = False
+    max_pings_without_data: Annotated[int, Flag(
+        "grpc-http2-max-pings-without-data", "Maximum number of pings that the server sends without sending data "
+        "between them; 0 is no limit.")] = 2
+    min_recv_ping_interval_without_data_ms: Annotated[int, Flag(
+        "grpc-http2-min-recv-ping-interval-without-data", "Milliseconds that a client must leave between pings while "
+        "no data is sent; an earlier ping counts as a strike.")] = 300_000
+    max_ping_strikes: Annotated[int, Flag(
+        "grpc-http2-max-ping-strikes", "Strikes after which the connection is closed; 0 is no limit.")] = 2
+    max_connection_age_ms: Annotated[int, Flag(
+        "grpc-max-connection-age", "Milliseconds after which the server asks a client to close the connection; "
+        "0 is never.")] = 0
+    max_connection_age_grace_ms: Annotated[int, Flag(
+        "grpc-max-connection-age-grace", "Milliseconds that such a connection has to finish its calls; 0 is no limit.",
+        )] = 0
 
 
 @dataclass(frozen=True)
 class GrpcOptions:
     """The gRPC port."""
 
-    enabled: bool = True
-    address: str = "0.0.0.0"
-    port: int = 8001
-    """0: any free port."""
-    reuse_port: bool = False
-    header_forward_pattern: re.Pattern[str] | None = None
-    """Metadata keys that match anywhere (``search``) become request parameters."""
-    infer_thread_count: int = 2
-    infer_allocation_pool_size: int = 8
-    max_response_pool_size: int = 2**31 - 1
-    response_compression: CompressionLevel = "none"
-    max_message_size: int = 1 << 28
-    """Maximum size of a message from a client, after decompression. Triton accepts 2 GiB."""
-    upload_seconds: int = 60
-    """How long receiving a message may make no progress. 0: no limit."""
-    keepalive: KeepaliveOptions = KeepaliveOptions()
-    restricted: Mapping[str, RestrictedKey] = field(default_factory=dict)
-    """Keys by category; the headers of the keys begin with ``GRPC_RESTRICTED_PREFIX``."""
+    enabled: Annotated[bool, Flag("allow-grpc", "Serve gRPC.")] = True
+    address: Annotated[str, Flag("grpc-address", "Address to listen on.", default="that of --address")] = "0.0.0.0"
+    port: Annotated[int, Flag("grpc-port", "Port to listen on; 0 picks a free one.", PORT)] = 8001
+    reuse_port: Annotated[bool, Flag(
+        "reuse-grpc-port", "Share the port with other servers that set this flag.")] = False
+    header_forward_pattern: Annotated[re.Pattern[str] | None, Flag(
+        "grpc-header-forward-pattern", "Regular expression: metadata whose key contains a match becomes request "
+        "parameters.", flag.pattern)] = None
+    infer_thread_count: Annotated[int, Flag(
+        "grpc-infer-thread-count", "Threads that handle inference requests, 2 to 128.", _HANDLER_THREADS,
+        no_effect=_EVENT_LOOP)] = 2
+    infer_allocation_pool_size: Annotated[int, Flag(
+        "grpc-infer-allocation-pool-size", "Request objects kept for reuse.", no_effect=_NO_POOL)] = 8
+    max_response_pool_size: Annotated[int, Flag(
+        "grpc-max-response-pool-size", "Response objects kept for reuse.", flag.positive("grpc-max-response-pool-size"),
+        no_effect=_NO_POOL)] = 2**31 - 1
     tls: TlsOptions = TlsOptions()
+    response_compression: Annotated[CompressionLevel, Flag(
+        "grpc-infer-response-compression-level", "Compression level of inference responses.", _COMPRESSION)] = "none"
+    max_message_size: Annotated[int, nerite_flag(
+        "grpc-max-message-size", "Maximum size of a gRPC message from a client in bytes, measured after decompression. "
+        "Triton accepts 2147483647.", flag.positive("grpc-max-message-size"))] = 1 << 28
+    upload_seconds: Annotated[int, nerite_flag(
+        "grpc-upload-timeout", "Seconds within which another 16 KiB of a gRPC message, or its end, must arrive; "
+        "0 is no limit.", flag.not_negative("grpc-upload-timeout"))] = 60
+    keepalive: KeepaliveOptions = KeepaliveOptions()
+    restricted: Annotated[Mapping[str, RestrictedKey], Flag(
+        "grpc-restricted-protocol", "Like --http-restricted-api; the key is sent as metadata "
+        "'triton-grpc-protocol-<header>'. May be repeated.",
+        _GRPC_RESTRICTED, flag.restricted_join("protocol"))] = field(default_factory=dict)
+    """Category to key; the header of a key starts with ``GRPC_RESTRICTED_PREFIX``."""
+
+
+@dataclass(frozen=True)
+class SagemakerOptions:
+    """The SageMaker port."""
+
+    enabled: Annotated[bool, Flag("allow-sagemaker", "Serve SageMaker's endpoints.")] = False
+    address: str = "0.0.0.0"
+    port: Annotated[int, Flag("sagemaker-port", "Port to listen on.", PORT)] = 8080
+    safe_port_range: Annotated[tuple[int, int] | None, Flag(
+        "sagemaker-safe-port-range", "Ports that the other services may use.", flag.PORT_RANGE)] = None
+    thread_count: Annotated[int, Flag(
+        "sagemaker-thread-count", "Threads that handle requests.", no_effect=_EVENT_LOOP)] = 8
+    ping_mode: Literal["ready", "live"] = "ready"
+    inference_type: Literal["infer", "generate", "generate_stream"] = "infer"
+    """Kind of request that an invocation is."""
+    default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+    """Model of an invocation that names none. The default is Triton's, and says which variable is missing."""
+
+
+@dataclass(frozen=True)
+class VertexOptions:
+    """The Vertex AI port."""
+
+    enabled: Annotated[bool, Flag(
+        "allow-vertex-ai", "Serve Vertex AI's endpoints.", default="true if AIP_MODE=PREDICTION, else false")] = False
+    address: str = "0.0.0.0"
+    port: Annotated[int, Flag(
+        "vertex-ai-port", "Port to listen on.", PORT, default="AIP_HTTP_PORT, else 8080")] = 8080
+    thread_count: Annotated[int, Flag(
+        "vertex-ai-thread-count", "Threads that handle requests.", no_effect=_EVENT_LOOP)] = 8
+    default_model: Annotated[str, Flag(
+        "vertex-ai-default-model", "Model of predictions, needed if the server has several.")] = ""
+    health_route: str = ""
+    predict_route: str = ""
 
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """The metrics port and its metrics."""
+    """The metrics port, and which metrics it reports."""
 
-    enabled: bool = True
-    gpu: bool = True
-    cpu: bool = True
-    address: str = "0.0.0.0"
-    """The address of the HTTP port unless set."""
-    port: int = 8002
-    """0: any free port."""
-    interval_ms: float = 2000
+    enabled: Annotated[bool, Flag("allow-metrics", "Serve metrics in the Prometheus format.")] = True
+    gpu: Annotated[bool, Flag("allow-gpu-metrics", "Report GPUs (needs nvidia-ml-py).")] = True
+    cpu: Annotated[bool, Flag("allow-cpu-metrics", "Report processor and memory.")] = True
+    address: Annotated[str, Flag(
+        "metrics-address", "Address to listen on.", default="that of --http-address")] = "0.0.0.0"
+    port: Annotated[int, Flag("metrics-port", "Port to listen on; 0 picks a free one.", PORT)] = 8002
+    interval_ms: Annotated[float, Flag(
+        "metrics-interval-ms", "Milliseconds between two queries of the GPUs; 100 or more.")] = 2000
     counter_latencies: bool = True
     histogram_latencies: bool = False
     summary_latencies: bool = False
     summary_quantiles: tuple[tuple[float, float], ...] = (
-        (0.5, 0.05),
-        (0.9, 0.01),
-        (0.95, 0.001),
-        (0.99, 0.001),
-        (0.999, 0.001),
-    )
+        (0.5, 0.05), (0.9, 0.01), (0.95, 0.001), (0.99, 0.001), (0.999, 0.001))
     """Pairs of quantile and allowed error."""
     stage_histograms: bool = True
 
 
 @dataclass(frozen=True)
 class OpenTelemetryOptions:
-    """Export of spans: destination and batching."""
+    """The OTLP collector that spans are exported to, and the size of the batches."""
 
     url: str = "http://localhost:4318/v1/traces"
     resource: Mapping[str, str] = field(default_factory=lambda: {"service.name": "triton-inference-server"})
@@ -257,17 +360,17 @@ class OpenTelemetryOptions:
     bsp_schedule_delay: int = 5000
     bsp_max_export_batch_size: int = 512
     headers: Mapping[str, str] = field(default_factory=dict)
-    """HTTP headers of each export request."""
+    """Headers of each export request."""
     compress: bool = False
     timeout: float = 10.0
-    """Seconds per export request."""
+    """Seconds that an export request may take."""
     certificate: str = ""
-    """File with the certificates that the collector's is verified against; empty: those that the system trusts."""
+    """File to verify the certificate of the collector against; empty for the system's authorities."""
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """The trace settings at startup."""
+    """The trace settings at start (``--trace-config``)."""
 
     mode: Literal["triton", "opentelemetry"] = "triton"
     levels: tuple[Literal["TIMESTAMPS", "TENSORS"], ...] = ()
@@ -281,99 +384,105 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """The response cache. An empty ``name`` means none."""
+    """The response cache (``--cache-config``). An empty ``name`` means none."""
 
     name: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    directory: str = "/opt/tritonserver/caches"
+    directory: Annotated[str, Flag(
+        "cache-directory", "Directory of caches.", no_effect=_BUILT_IN)] = "/opt/tritonserver/caches"
 
 
 @dataclass(frozen=True)
 class DeviceOptions:
     """Memory pools, processors and accelerators."""
 
-    peer_access: bool = True
-    pinned_pool_bytes: int = 1 << 28
-    cuda_pool_bytes: Mapping[int, int] = field(default_factory=dict)
-    cuda_virtual_address_bytes: Mapping[int, int] = field(default_factory=dict)
-    min_compute_capability: float = 6.0
-    buffer_manager_threads: int = 0
-    host_policies: tuple[HostPolicy, ...] = ()
-    load_gpu_limits: Mapping[int, float] = field(default_factory=dict)
-    """By device, the used fraction of its memory above which no model is loaded."""
-    rate_limit: Literal["off", "execution_count"] = "off"
-    rate_limit_resources: tuple[RateLimitResource, ...] = ()
-    allow_client_shared_memory: bool = False
-
-
-@dataclass(frozen=True)
-class SagemakerOptions:
-    """The SageMaker port."""
-
-    enabled: bool = False
-    address: str = "0.0.0.0"
-    port: int = 8080
-    safe_port_range: tuple[int, int] | None = None
-    """The range of ports that the other services may use."""
-    thread_count: int = 8
-    ping_mode: Literal["ready", "live"] = "ready"
-    inference_type: Literal["infer", "generate", "generate_stream"] = "infer"
-    """The kind of request that an invocation is."""
-    default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
-    """The model of invocations. The default is Triton's, and names the missing setting in error messages."""
-
-
-@dataclass(frozen=True)
-class VertexOptions:
-    """The Vertex AI port."""
-
-    enabled: bool = False
-    address: str = "0.0.0.0"
-    port: int = 8080
-    thread_count: int = 8
-    default_model: str = ""
-    """The model of predictions; empty: the only model in the repository."""
-    health_route: str = ""
-    predict_route: str = ""
+    peer_access: Annotated[bool, Flag(
+        "enable-peer-access", "Let GPUs read each other's memory.", group="Model Repository",
+        no_effect=_NO_GPU_MEMORY)] = True
+    rate_limit: Annotated[Literal["off", "execution_count"], Flag(
+        "rate-limit", "'off' runs an instance whenever it is free; 'execution_count' also waits for the resources that "
+        "models require.", group="Rate Limiter")] = "off"
+    rate_limit_resources: Annotated[tuple[RateLimitResource, ...], Flag(
+        "rate-limit-resource", "Available amount of a resource, in total or on one device; 0 of a resource that is not "
+        "named. Without this flag the amount is what the most demanding instance needs. May be repeated.",
+        flag.rate_limit_resource, add, "Rate Limiter")] = ()
+    pinned_pool_bytes: Annotated[int, Flag(
+        "pinned-memory-pool-byte-size", "Bytes of pinned memory to reserve.", flag.BYTES,
+        no_effect=_NO_GPU_MEMORY)] = 1 << 28
+    cuda_pool_bytes: Annotated[Mapping[int, int], Flag(
+        "cuda-memory-pool-byte-size", "Bytes of GPU memory to reserve on a device. May be repeated.",
+        flag.DEVICE_BYTES, last_wins, default="64 MiB on each GPU",
+        no_effect=_NO_GPU_MEMORY)] = field(default_factory=dict)
+    cuda_virtual_address_bytes: Annotated[Mapping[int, int], Flag(
+        "cuda-virtual-address-size", "Bytes that the state of a sequence can grow to on a device. May be repeated.",
+        flag.DEVICE_BYTES, last_wins, default="1 GiB on each GPU",
+        no_effect=_NO_GPU_MEMORY)] = field(default_factory=dict)
+    min_compute_capability: Annotated[float, Flag(
+        "min-supported-compute-capability", "Do not use GPUs below this compute capability.")] = 6.0
+    buffer_manager_threads: Annotated[int, Flag(
+        "buffer-manager-thread-count", "Threads that copy tensors.", COUNT,
+        no_effect="tensors are not copied")] = 0
+    host_policies: Annotated[tuple[HostPolicy, ...], Flag(
+        "host-policy", "Setting numa-node or cpu-cores of a policy that instance groups name. May be repeated.",
+        flag.host_policy, add)] = ()
+    load_gpu_limits: Annotated[Mapping[int, float], Flag(
+        "model-load-gpu-limit", "Fraction of the memory of a device beyond which no model is loaded onto it. May be "
+        "repeated.", flag.DEVICE_FRACTION, flag.first_wins)] = field(default_factory=dict)
+    allow_client_shared_memory: Annotated[bool, Flag(
+        "allow-client-shm", "Let clients pass tensors in shared memory.", group="Shared Memory")] = False
 
 
 _LARGEST_BATCHES: Final = {"fil": "32768"}
-"""Default maximum batch size of a backend if it is not Triton's 4. A row of a tree model costs microseconds, and
-clients send tables of rows."""
+"""Default maximum batch size of models that can batch, by backend, where it is not Triton's 4: a row of a tree model
+costs microseconds, and clients send tables of them."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """All options of a server."""
+    """All options of one server."""
 
-    id: str = "triton"
-    exit_timeout_secs: int = 30
-    stay_awake_microseconds: int = -1
-    """How long the server and its workers may busy-poll; 0: never, negative: depends on the machine."""
-    stall_seconds: float = 1.0
-    """How long the event loop may be blocked before the stacks of all threads are logged; 0: never logged."""
-    log: LogOptions = LogOptions()
-    repository: RepositoryOptions = RepositoryOptions()
+    id: Annotated[str, Flag("id", "Name of this server in its metadata.", group="Server")] = "triton"
+    exit_timeout_secs: Annotated[int, Flag(
+        "exit-timeout-secs", "Seconds that inferences in flight have to finish when the server stops.", COUNT,
+        group="Server")] = 30
+    stay_awake_microseconds: Annotated[int, nerite_flag(
+        "stay-awake-microseconds", "Microseconds for which the server and its workers poll for the next message, if it "
+        "mostly arrives that soon; 0 is never. Waking up takes longer than a small model, but polling uses a core.",
+        default="400; 0 on one core, or under a limit of processor time")] = -1
+    """-1: the machine decides."""
+    stall_seconds: Annotated[float, nerite_flag(
+        "stall-seconds", "Log the stacks of all threads when the event loop makes no progress for this many seconds, "
+        "or a worker executes one batch for 60 times as long; 0 is never.", SECONDS)] = 1.0
+    log: Annotated[LogOptions, "Logging"] = LogOptions()
+    repository: Annotated[RepositoryOptions, "Model Repository"] = RepositoryOptions()
     queue: QueueOptions = QueueOptions()
     connections: ConnectionOptions = ConnectionOptions()
-    policy_file: str = ""
-    """File with tenants, quotas and limits. Empty: none."""
-    http: HttpOptions = field(default_factory=HttpOptions)
-    grpc: GrpcOptions = field(default_factory=GrpcOptions)
-    metrics: MetricsOptions = MetricsOptions()
+    policy_file: Annotated[str, nerite_flag(
+        "policy-file", "TOML file with tenants, quotas and limits (docs/admission.md). It is read again when it "
+        "changes.", default="everybody is admitted, until queues are full")] = ""
+    http: Annotated[HttpOptions, "HTTP"] = field(default_factory=HttpOptions)
+    grpc: Annotated[GrpcOptions, "GRPC"] = field(default_factory=GrpcOptions)
+    sagemaker: Annotated[SagemakerOptions, "Sagemaker"] = SagemakerOptions()
+    vertex: Annotated[VertexOptions, "Vertex"] = VertexOptions()
+    metrics: Annotated[MetricsOptions, "Metrics"] = MetricsOptions()
     trace: TraceOptions = field(default_factory=TraceOptions)
-    cache: CacheOptions = field(default_factory=CacheOptions)
-    device: DeviceOptions = field(default_factory=DeviceOptions)
-    sagemaker: SagemakerOptions = SagemakerOptions()
-    vertex: VertexOptions = VertexOptions()
-    backend_directory: str = "/opt/tritonserver/backends"
-    backend_settings: tuple[BackendSetting, ...] = ()
-    environment_directory: str = ""
-    """Directory for environments of models and for conversions; empty: in the user's cache directory."""
-    repoagent_directory: str = "/opt/tritonserver/repoagents"
+    backend_directory: Annotated[str, Flag(
+        "backend-directory", "Directory of backends written in Python: <name>/model.py in it serves models with "
+        "backend: '<name>'.", group="Backend")] = "/opt/tritonserver/backends"
+    backend_settings: Annotated[tuple[BackendSetting, ...], Flag(
+        "backend-config", "Setting of one backend, or of all if none is named. May be repeated.",
+        flag.backend_config, add, "Backend")] = ()
+    repoagent_directory: Annotated[str, Flag(
+        "repoagent-directory", "Directory of repository agents.", group="Repository Agent",
+        no_effect=_AGENTS)] = "/opt/tritonserver/repoagents"
+    cache: Annotated[CacheOptions, "Response Cache"] = field(default_factory=CacheOptions)
+    device: Annotated[DeviceOptions, "Memory/Device Management"] = field(default_factory=DeviceOptions)
+    environment_directory: Annotated[str, nerite_flag(
+        "environment-directory", "Directory for files made for models: Python environments, converted checkpoints.",
+        default="nerite/environments in the user's cache directory")] = ""
 
     def settings_of(self, backend: str) -> dict[str, str]:
-        """Return the settings for ``backend``. General settings override the server's, its own override both."""
+        """Return the settings of ``backend``: the server's, overridden by those of all backends, then by its own."""
         settings = {
             "auto-complete-config": str(self.repository.auto_complete).lower(),
             "backend-directory": self.backend_directory,
@@ -384,92 +493,3 @@ class ServerOptions:
         for wanted in ("", backend):
             settings.update((s.name, s.value) for s in self.backend_settings if s.backend == wanted)
         return settings
-
-
-# Ports that allow anyone to control the server: open to other machines, without a key or a client certificate.
-
-LOAD: Final = "model-repository"
-"""The category of endpoints that load models."""
-_HTTP: Final = "http-restricted-api"
-_GRPC: Final = "grpc-restricted-protocol"
-_RIGHTS: Final = {
-    LOAD: "load and unload models, and so run code as the user of the server",
-    "shared-memory": "register shared memory",
-    "trace": "change what is traced",
-    "logging": "change what is logged",
-}
-"""What the categories that change the server allow, the most dangerous first."""
-
-
-class OpenPort(NamedTuple):
-    """A port where anyone can control the server without a key."""
-
-    service: str
-    address: str
-    port: int
-    flag: str
-    """The flag with which categories require a key there."""
-    categories: tuple[str, ...]
-    """The categories that require no key."""
-
-    def __str__(self) -> str:
-        """Return service and address as text. Port 0 is not known yet."""
-        return f"{self.service} ({self.address}{f':{self.port}' if self.port else ''})"
-
-
-def is_loopback(address: str) -> bool:
-    """Return True if only this machine can connect to ``address``, an IP address or localhost."""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def open_ports(options: ServerOptions) -> list[OpenPort]:
-    """Return the ports where anyone may control the server, with the categories that are open there."""
-    commands = [
-        category
-        for category, offered in (
-            (LOAD, options.repository.control_mode == "explicit"),
-            ("shared-memory", options.device.allow_client_shared_memory),
-            ("trace", True),
-            ("logging", True),
-        )
-        if offered
-    ]
-    http, grpc, sagemaker = options.http, options.grpc, options.sagemaker
-    ports = []
-    if http.enabled and not http.tls.mutual:
-        ports.append(OpenPort("HTTP", http.address, http.port, _HTTP, _unlocked(commands, http.restricted)))
-    if grpc.enabled and not grpc.tls.mutual:
-        ports.append(OpenPort("gRPC", grpc.address, grpc.port, _GRPC, _unlocked(commands, grpc.restricted)))
-    if sagemaker.enabled and LOAD in commands:
-        locked = _unlocked([LOAD], http.restricted)
-        ports.append(OpenPort("SageMaker", sagemaker.address, sagemaker.port, _HTTP, locked))
-    return [port for port in ports if port.categories and not is_loopback(port.address)]
-
-
-def _unlocked(categories: Sequence[str], locked: Collection[str]) -> tuple[str, ...]:
-    return tuple(category for category in categories if category not in locked)
-
-
-def rights(ports: Sequence[OpenPort]) -> str:
-    """Return a text about what anyone can do who can connect to one of the ports."""
-    listed = "; ".join(_RIGHTS[category] for category in _categories(ports))
-    return f"anyone who can connect to {' or '.join(map(str, ports))} may {listed}"
-
-
-def remedy(ports: Sequence[OpenPort]) -> str:
-    """Return the remedy: how to restrict the ports."""
-    flags = []
-    for flag in dict.fromkeys(port.flag for port in ports):
-        categories = _categories([port for port in ports if port.flag == flag])
-        flags.append(f"--{flag}={','.join(categories)}:HEADER=@KEYFILE")
-    return f"Require a key ({' '.join(flags)}), or accept only connections from this machine (--address=127.0.0.1)."
-
-
-def _categories(ports: Sequence[OpenPort]) -> list[str]:
-    there = {category for port in ports for category in port.categories}
-    return [category for category in _RIGHTS if category in there]

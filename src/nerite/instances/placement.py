@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import core_share
+from nerite.config.flag import HostPolicy
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
-from nerite.config.options import HostPolicy
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.scheduling.rate_limiter import EVERYWHERE, ResourceClaim, ResourcePool
 

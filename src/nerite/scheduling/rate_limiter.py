@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from nerite.config.options import RateLimitResource
+from nerite.config.flag import RateLimitResource
 from nerite.core.errors import InvalidArgument
 
 EVERYWHERE: Final = -1

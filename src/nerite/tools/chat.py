@@ -8,12 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from nerite.cli.command import complain, fall_silent, new_parser, somebody_is_there, status_of, write
-from nerite.cli.errors import UsageError, did_you_mean
+from nerite.cli.command import (
+    UsageError,
+    add_repeated,
+    complain,
+    did_you_mean,
+    fall_silent,
+    new_parser,
+    somebody_is_there,
+    status_of,
+    write,
+)
 from nerite.client import Client, ClientError
 from nerite.client.models import CompletionPart
-from nerite.tools.client import add_connection, connected
 from nerite.tools.client_infer import parameter
+from nerite.tools.connection import add_connection, connected
 
 _VISIBLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Replaces control characters, because a model may generate anything and must not control the terminal."""
@@ -213,16 +222,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--top-p", metavar="P", type=float, help="nucleus sampling: cumulative probability to keep")
     parser.add_argument("--max-tokens", metavar="N", type=int, help="maximum length of an answer in tokens")
     parser.add_argument("--seed", metavar="N", type=int, help="random seed, to get the same answer again")
-    parser.add_argument(
-        "--parameter",
-        metavar="NAME=VALUE",
-        action="append",
-        type=parameter,
-        default=[],
-        help="any other parameter of /v1/chat/completions, such as min_p=0.05; may be repeated",
-    )
+    other = "any other parameter of /v1/chat/completions, such as min_p=0.05"
+    add_repeated(parser, "--parameter", "NAME=VALUE", other, parameter)
     parser.add_argument("--stats", action="store_true", help="show token counts and rate after each answer")
-    add_connection(parser, url="localhost:8000")
+    add_connection(parser)
     return parser.parse_args(arguments)
 
 

@@ -1,68 +1,28 @@
-"""``nerite client``: its command line, the connection options that other commands share, and most of its commands."""
+"""``nerite client``: its command line, and most of its commands."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from nerite.cli.command import new_parser, show, show_json, show_table, status_of
-from nerite.cli.errors import UsageError, did_you_mean
+from nerite.cli.command import (
+    UsageError,
+    add_repeated,
+    did_you_mean,
+    new_parser,
+    show,
+    show_json,
+    show_table,
+    status_of,
+)
 from nerite.client import Client, ClientError, ModelStatistics
-from nerite.client.connection import Unreachable
 from nerite.observability.log_records import render, terminal_width
 from nerite.tools.client_infer import EXAMPLES, add_infer, content, run_infer
-
-
-def add_connection(parser: argparse.ArgumentParser, url: str | None = None) -> None:
-    """Add the options needed to reach a server. Defaults are set only if ``url``, the default URL, is given."""
-    group = parser.add_argument_group("connection")
-    where = "HOST:PORT of the server's HTTP port, or a URL (default: localhost:8000)"
-    group.add_argument("--url", metavar="URL", default=argparse.SUPPRESS, help=where)
-    group.add_argument(
-        "--header",
-        metavar="'NAME: VALUE'",
-        action="append",
-        type=_header,
-        default=argparse.SUPPRESS,
-        help="header to send with each request; may be repeated",
-    )
-    limit = "how long to wait for a response (default: 60)"
-    group.add_argument("--timeout", metavar="SECONDS", type=float, default=argparse.SUPPRESS, help=limit)
-    if url is not None:
-        parser.set_defaults(url=url, header=[], timeout=60.0)
-
-
-@contextmanager
-def connected(options: argparse.Namespace) -> Iterator[Client]:
-    """Yield a client of the server that the options name. Errors for an unreachable server include a remedy."""
-    with remedied("HTTP"), Client(options.url, headers=dict(options.header), timeout=options.timeout) as client:
-        yield client
-
-
-@contextmanager
-def remedied(port: str) -> Iterator[None]:
-    """Add a remedy to errors for an unreachable server. ``port`` is the protocol that its port must speak."""
-    try:
-        yield
-    except Unreachable as error:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            remedy = "Specify the certificate of the authority that issued the server's: SSL_CERT_FILE=ca.pem."
-        else:
-            remedy = f"Is a server running there? Specify another with --url HOST:PORT (its {port} port)."
-        raise ClientError(f"{error}\n    {remedy}") from error
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a header: write NAME: VALUE")
-    return name.strip(), value.strip()
-
+from nerite.tools.connection import add_connection, connected
 
 COMMANDS = {
     "ls": "list models, their versions and states",
@@ -109,7 +69,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     commands = "\n".join(f"  {name:{width}}{purpose}" for name, purpose in COMMANDS.items())
     usage = "nerite client [options] COMMAND ..."
     parser = new_parser("nerite client", "Query a running server.", _EPILOG.format(commands=commands), usage)
-    add_connection(parser, url="localhost:8000")
+    add_connection(parser)
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(list(arguments) or ["--help"])
@@ -122,7 +82,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     command = new_parser(f"nerite client {options.command}", description, examples)
     add_arguments(command)
     # Connection options may also follow the command; those that do not keep the values given before it.
-    add_connection(command)
+    add_connection(command, url=None)
     options.run = run_command
     return command.parse_intermixed_args(options.rest, options)
 
@@ -139,14 +99,8 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--config", metavar="JSON", help="use this instead of config.pbtxt: JSON, or @FILE")
-    parser.add_argument(
-        "--file",
-        metavar="PATH=FILE",
-        action="append",
-        default=[],
-        help="serve FILE as PATH in the model's directory, whose other files are not used; requires --config; "
-        "may be repeated",
-    )
+    file = "serve FILE as PATH in the model's directory, whose other files are not used; requires --config"
+    add_repeated(parser, "--file", "PATH=FILE", file)
 
 
 def run_load(client: Client, options: argparse.Namespace) -> int:

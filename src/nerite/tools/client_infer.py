@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nerite.cli.command import show, show_json
-from nerite.cli.errors import UsageError, did_you_mean
+from nerite.cli.command import UsageError, add_repeated, did_you_mean, show, show_json
 from nerite.client import Client, ClientError, ModelDescription, TensorDescription, tensors
 from nerite.client.tensors import random_value, smallest
 from nerite.core import tensor as dtypes
@@ -199,17 +198,8 @@ def add_infer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("inputs", metavar="NAME=VALUE", nargs="*", help="an input of the model")
     parser.add_argument("--version", default="", help="model version to run (default: chosen by the server)")
-    parser.add_argument(
-        "--output", metavar="NAME", action="append", default=[], help="return only this output; may be repeated"
-    )
-    parser.add_argument(
-        "--parameter",
-        metavar="NAME=VALUE",
-        action="append",
-        type=parameter,
-        default=[],
-        help="a request parameter, such as priority=1; may be repeated",
-    )
+    add_repeated(parser, "--output", "NAME", "return only this output")
+    add_repeated(parser, "--parameter", "NAME=VALUE", "a request parameter, such as priority=1", parameter)
     parser.add_argument("--random", action="store_true", help="fill missing inputs with random data")
     parser.add_argument(
         "--stream", action="store_true", help="print each response of a decoupled model as a line of JSON as it arrives"

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Final
 
-from nerite.cli.command import new_parser, show, show_json, status_of
-from nerite.cli.errors import HelpRequested, UsageError
-from nerite.cli.serve import NERITE, TRITON, Manner
-from nerite.config import options as exposure
+from nerite.cli.command import UsageError, new_parser, show, show_json, status_of
+from nerite.cli.command_line import NERITE, TRITON, EntryPoint, HelpRequested, parse_command_line
+from nerite.config import open_ports as exposure
 from nerite.config.options import ServerOptions
 from nerite.observability.log_records import terminal_width
 from nerite.tools import check, doctor_machine
@@ -33,7 +32,8 @@ _SERVED: Final = "--model-repository=."
 def access_findings(ports: Iterable[int], proc: Path = _PROC) -> Iterator[DoctorFinding]:
     """Yield a finding about a server started with the environment's flags, and about each server on the ports."""
     try:
-        yield of_options(NERITE.parse([_SERVED], os.environ).options, "a server started here by nerite serve")
+        here = parse_command_line([_SERVED], os.environ, NERITE).options
+        yield of_options(here, "a server started here by nerite serve")
     except UsageError as error:
         remedy = "Correct the NERITE_* environment variables, or the file that NERITE_OPTIONS_FILE names."
         yield DoctorFinding(
@@ -64,12 +64,12 @@ def options_of(process: Path) -> ServerOptions | None:
         return None
     started = _server_command(words)
     try:
-        return None if started is None else started[0].parse(started[1], environment).options
+        return None if started is None else parse_command_line(started[1], environment, started[0]).options
     except (UsageError, HelpRequested, OSError):  # its options file may have been removed
         return None
 
 
-def _server_command(words: Sequence[str]) -> tuple[Manner, Sequence[str]] | None:
+def _server_command(words: Sequence[str]) -> tuple[EntryPoint, Sequence[str]] | None:
     """Return the program that a server was started as, and its arguments; None if the words do not start a server."""
     for at, word in enumerate(words):
         name = PurePath(word).name

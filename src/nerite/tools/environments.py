@@ -65,13 +65,13 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="list or remove only those in which no model was loaded for this long",
     )
-    parser.add_argument(
-        "--environment-directory",
-        metavar="PATH",
-        default="",
-        help="directory of the environments (default: a directory in the user's cache)",
-    )
+    _add_directory(parser)
     return parser
+
+
+def _add_directory(parser: argparse.ArgumentParser) -> None:
+    place = "directory of the environments (default: $NERITE_ENVIRONMENT_DIRECTORY, or else one in the user's cache)"
+    parser.add_argument("--environment-directory", metavar="PATH", default="", help=place)
 
 
 def _row(kept: KeptEnvironment, now: float) -> tuple[str, ...]:
@@ -141,10 +141,5 @@ def _engines_parser() -> argparse.ArgumentParser:
     install = actions.add_parser("install", help="install an engine in its own environment")
     install.add_argument("name", metavar="NAME", help=", ".join(each.name for each in installation.installations()))
     for each in (listing, install):
-        each.add_argument(
-            "--environment-directory",
-            metavar="PATH",
-            default="",
-            help="directory of the environments (default: a directory in the user's cache)",
-        )
+        _add_directory(each)
     return parser

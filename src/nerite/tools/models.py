@@ -35,7 +35,7 @@ from nerite.repository.repositories import LocalRepository
 from nerite.repository.version_maker import ContentHashes
 from nerite.tools.add.destination import add_repository, existing_model, remove_model, repository_of, to_remove
 from nerite.tools.check import ModelHere, gpus_here
-from nerite.tools.client import add_connection, connected
+from nerite.tools.connection import add_connection, connected
 from nerite.transports.http.openapi import sample_of
 
 _EPILOG = """\

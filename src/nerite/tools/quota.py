@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from nerite.cli.command import new_parser, show, show_json, show_table, status_of
 from nerite.client import Client, ClientError
-from nerite.tools.client import add_connection, connected
+from nerite.tools.connection import add_connection, connected
 
 _EPILOG = """\
 The counters are described in docs/admission.md and start at zero when the server starts. For billing, --csv prints one
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print usage and quotas as JSON")
     form.add_argument("--csv", action="store_true", help="print usage as CSV")
-    add_connection(parser, url="localhost:8000")
+    add_connection(parser)
     return parser
 
 

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from nerite.cli.command import new_parser, show, show_json, status_of, write
+from nerite.cli.command import new_parser, positive_number, show, show_json, status_of, write
 from nerite.client import Client, ClientError, ModelVersion
 from nerite.client.connection import Address, Unreachable
 from nerite.client.models import MetricsPage, quantile
-from nerite.tools.client import add_connection, connected
+from nerite.tools.connection import add_connection, connected
 
 
 class ServerSample(NamedTuple):
@@ -294,22 +294,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "model", metavar="NAME", nargs="?", default="", help="show only models whose names contain NAME"
     )
     interval = "time between updates (default: 1)"
-    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=1.0, help=interval)
+    parser.add_argument("--interval", metavar="SECONDS", type=positive_number, default=1.0, help=interval)
     parser.add_argument("--sort", choices=("name", *ORDERS), default="requests", help="sort order (default: requests)")
     parser.add_argument("--once", action="store_true", help="print one table and exit")
     parser.add_argument("--json", action="store_true", help="print the figures of one interval as a JSON list and exit")
-    add_connection(parser, url="localhost:8000")
+    add_connection(parser)
     parser.add_argument(
         "--metrics-url", metavar="URL", default="", help=f"address of the metrics (default: port {_METRICS_PORT})"
     )
     return parser.parse_args(list(arguments))
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return seconds
 
 
 def _top(options: argparse.Namespace) -> int:

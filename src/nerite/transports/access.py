@@ -14,7 +14,7 @@ from hmac import compare_digest
 from typing import Final, NamedTuple
 
 from nerite.admission.policy import AdmissionPolicy
-from nerite.config.options import RestrictedKey
+from nerite.config.flag import RestrictedKey
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, Restricted

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.cli.command_line import CommandLine, parse_command_line
-from nerite.cli.errors import UsageError
+from nerite.cli.command import UsageError
+from nerite.cli.command_line import NERITE, CommandLine, parse_command_line
 
 
 def run(*arguments: str, **environment: str) -> CommandLine:
     """Read a command line of ``nerite serve``."""
-    return parse_command_line(arguments, environment, "x", repositories=True)
+    return parse_command_line(arguments, environment, NERITE)
 
 
 def wrong(*arguments: str, **environment: str) -> UsageError:

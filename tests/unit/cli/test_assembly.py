@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.cli.command_line import CommandLine, parse_command_line
-from nerite.cli.serve import NERITE, TRITON, Manner
+from nerite.cli.command_line import NERITE, TRITON, CommandLine, EntryPoint, parse_command_line
 from nerite.config.options import ServerOptions
 
 
 def run(arguments: str) -> CommandLine:
-    return parse_command_line(["--model-repository=/m", *arguments.split()], {}, "x")
+    return parse_command_line(["--model-repository=/m", *arguments.split()], {}, TRITON)
 
 
 def options(arguments: str) -> ServerOptions:
@@ -58,7 +57,7 @@ def addresses(options: ServerOptions) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("manner", "flags", "environment", "expected"),
+    ("entry", "flags", "environment", "expected"),
     [
         # What a cloud calls is reached from outside.
         (NERITE, "", {}, ["127.0.0.1"] * 3 + ["0.0.0.0"] * 2),
@@ -75,9 +74,9 @@ def addresses(options: ServerOptions) -> list[str]:
         ),
     ],
 )
-def test_where_ports_listen(manner: Manner, flags: str, environment: dict[str, str], expected: list[str]) -> None:
+def test_where_ports_listen(entry: EntryPoint, flags: str, environment: dict[str, str], expected: list[str]) -> None:
     arguments = ["--model-repository=/m", *ALL.split(), *flags.split()]
-    assert addresses(manner.parse(arguments, {**ROUTES, **environment}).options) == expected
+    assert addresses(parse_command_line(arguments, {**ROUTES, **environment}, entry).options) == expected
 
 
 def test_no_metrics_no_hardware_metrics() -> None:
@@ -219,6 +218,6 @@ def test_new_trace_flags_go_before_old_ones() -> None:
 
 
 def test_idle_flags_are_those_that_were_meant_to_do_something() -> None:
-    assert [flag.name for flag in run("").idle] == []
-    used = run("--http-thread-count=4 --allow-sagemaker=false --grpc-infer-thread-count=3 --rate-limit=off").idle
+    assert [flag.name for flag in run("").ineffective] == []
+    used = run("--http-thread-count=4 --allow-sagemaker=false --grpc-infer-thread-count=3 --rate-limit=off").ineffective
     assert [flag.name for flag in used] == ["http-thread-count", "grpc-infer-thread-count"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.cli.command_line import parse_command_line
-from nerite.cli.errors import HelpRequested, UsageError
+from nerite.cli.command import UsageError
+from nerite.cli.command_line import TRITON, HelpRequested, parse_command_line
 
 OUT_OF_BOUND = "Provided option value is out of bound. Got "
 INVALID = "Invalid option value. Got "
@@ -15,7 +15,7 @@ BUILD = "Failed to build Triton option:\nerror: "
 
 def complaint(arguments: str, environment: dict[str, str] | None = None) -> UsageError:
     with pytest.raises(UsageError) as caught:
-        parse_command_line(["--model-repository=/m", *arguments.split()], environment or {}, "tritonserver")
+        parse_command_line(["--model-repository=/m", *arguments.split()], environment or {}, TRITON)
     return caught.value
 
 
@@ -268,7 +268,7 @@ def test_found_late(arguments: str) -> None:
 
 def test_no_repository() -> None:
     with pytest.raises(UsageError) as caught:
-        parse_command_line([], {}, "tritonserver")
+        parse_command_line([], {}, TRITON)
     assert caught.value.text == SERVER + "--model-repository must be specified"
     assert "nerite serve ./models" in caught.value.remedy
 
@@ -295,7 +295,7 @@ def test_which_mistake_is_named(arguments: str) -> None:
 
 def test_help_comes_first_if_it_stands_first() -> None:
     with pytest.raises(HelpRequested):
-        parse_command_line(["--help", "--http-port=abc"], {}, "tritonserver")
+        parse_command_line(["--help", "--http-port=abc"], {}, TRITON)
 
 
 @pytest.mark.parametrize(
@@ -313,6 +313,6 @@ def test_nothing_is_suggested_for_what_resembles_nothing() -> None:
 def test_triton_stops_at_metrics_only_when_it_must() -> None:
     # Port 0 is free for all; other addresses do not meet.
     arguments = "--http-port=0 --grpc-port=0 --metrics-port=0"
-    assert parse_command_line(["--model-repository=/m", *arguments.split()], {}, "x").options.http.port == 0
+    assert parse_command_line(["--model-repository=/m", *arguments.split()], {}, TRITON).options.http.port == 0
     arguments = "--http-port=8001 --http-address=127.0.0.1"
-    assert parse_command_line(["--model-repository=/m", *arguments.split()], {}, "x").options.http.port == 8001
+    assert parse_command_line(["--model-repository=/m", *arguments.split()], {}, TRITON).options.http.port == 8001

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nerite.cli.command import UsageError
+from nerite.cli.command_line import TRITON as TRITONSERVER
 from nerite.cli.command_line import parse_command_line, usage
-from nerite.cli.errors import UsageError
 from nerite.cli.flags import BY_NAME, FLAGS, GROUPS, at
 from nerite.cli.reference import reference
 from nerite.config.options import ConnectionOptions, QueueOptions, ServerOptions
@@ -29,7 +30,7 @@ TRITON = {
     "model-repository": ((), "/models", ("/models",)),
     "model-store": ((), "/models", ("/models",)),
     "exit-on-error": (True, "false", False),
-    "disable-auto-complete-config": (None, None, None),
+    "disable-auto-complete-config": (True, None, None),
     "strict-readiness": (True, "false", False),
     "model-control-mode": ("none", "EXPLICIT", "explicit"),
     "repository-poll-secs": (15, "5", 0),
@@ -121,7 +122,7 @@ ROUTES = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
 
 
 def options(*arguments: str, environment: dict[str, str] | None = None) -> ServerOptions:
-    return parse_command_line([*REPOSITORY, *arguments], {**ROUTES, **(environment or {})}, "tritonserver").options
+    return parse_command_line([*REPOSITORY, *arguments], {**ROUTES, **(environment or {})}, TRITONSERVER).options
 
 
 def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
@@ -267,7 +268,7 @@ def test_help_names_every_flag_and_keeps_to_the_width(width: int) -> None:
 
 def test_help_shows_defaults_and_what_has_no_effect() -> None:
     text = usage("x", 120)
-    assert "Port to listen on; 0 takes a free one. Default: 8000." in text
+    assert "Port to listen on; 0 picks a free one. Default: 8000." in text
     assert "Address to listen on. Default: that of --http-address." in text
     assert "Default: 8. (No effect: one event loop serves every connection.)" in text
 

@@ -9,8 +9,9 @@ import pytest
 
 import nerite
 from nerite.cli import main
-from nerite.cli.errors import UsageError
-from nerite.cli.serve import NERITE, TRITON, complaint
+from nerite.cli.command import UsageError
+from nerite.cli.command_line import NERITE, TRITON
+from nerite.cli.serve import complaint
 
 
 def test_alone_it_gives_an_overview(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +45,23 @@ def test_unknown_command(arguments: list[str], says: str, capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert out == ""
     assert says in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["quota", "--jsn"], "nerite quota: error: unrecognized arguments: --jsn. Did you mean '--json'?"),
+        (["quota", "--qqqqqq=1"], "nerite quota: error: unrecognized arguments: --qqqqqq=1"),
+        (["bench", "m", "--concurency=1"], "unrecognized arguments: --concurency=1. Did you mean '--concurrency'?"),
+        (["bench", "m", "--processes=0"], "argument --processes: '0' is not a positive integer"),
+        (["top", "--interval=0"], "argument --interval: '0' is not greater than 0"),
+    ],
+)
+def test_a_bad_argument_of_a_command(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith(f"{says}\n")
 
 
 def test_help_of_serve_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.cli.serve import NERITE, TRITON
-from nerite.config import options
-from nerite.config.options import OpenPort
+from nerite.cli.command_line import NERITE, TRITON, parse_command_line
+from nerite.config import open_ports as exposure
+from nerite.config.open_ports import OpenPort
 
 KEY = "X-Key=secret"
 TLS = "--{0}-use-ssl-mutual=true --{0}-server-cert=c --{0}-server-key=k --{0}-root-cert=r"
@@ -14,7 +14,7 @@ HTTP_FLAG, GRPC_FLAG = "http-restricted-api", "grpc-restricted-protocol"
 
 
 def found(flags: str) -> list[OpenPort]:
-    return options.open_ports(TRITON.parse(["--model-repository=/m", *flags.split()], {}).options)
+    return exposure.open_ports(parse_command_line(["--model-repository=/m", *flags.split()], {}, TRITON).options)
 
 
 def open_at(flags: str) -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_what_is_open(flags: str, expected: dict[str, str]) -> None:
 
 
 def test_nerite_serve_is_open_to_this_machine_alone() -> None:
-    assert options.open_ports(NERITE.parse(["/m", "--model-control-mode=explicit"], {}).options) == []
+    assert exposure.open_ports(parse_command_line(["/m", "--model-control-mode=explicit"], {}, NERITE).options) == []
 
 
 @pytest.mark.parametrize(
@@ -72,25 +72,25 @@ def test_nerite_serve_is_open_to_this_machine_alone() -> None:
     ],
 )
 def test_loopback(address: str, loopback: bool) -> None:
-    assert options.is_loopback(address) is loopback
+    assert exposure.is_loopback(address) is loopback
 
 
 def test_what_is_said() -> None:
     ports = found("--model-control-mode=explicit --grpc-port=0")
-    assert options.rights(ports) == (
+    assert exposure.rights(ports) == (
         "anyone who can connect to HTTP (0.0.0.0:8000) or gRPC (0.0.0.0) may load and unload models, and so run code "
         "as the user of the server; change what is traced; change what is logged"
     )
-    assert options.remedy(ports) == (
+    assert exposure.remedy(ports) == (
         "Require a key (--http-restricted-api=model-repository,trace,logging:HEADER=@KEYFILE "
         "--grpc-restricted-protocol=model-repository,trace,logging:HEADER=@KEYFILE), "
         "or accept only connections from this machine (--address=127.0.0.1)."
     )
-    assert "run code" not in options.rights(found(""))
+    assert "run code" not in exposure.rights(found(""))
 
 
 def test_the_remedy_is_one() -> None:
     ports = found("--model-control-mode=explicit --allow-client-shm=true --allow-sagemaker=true")
-    flags = options.remedy(ports).partition("(")[2].partition(")")[0].split()
+    flags = exposure.remedy(ports).partition("(")[2].partition(")")[0].split()
     given = " ".join(flag.replace("HEADER=@KEYFILE", KEY) for flag in flags)
     assert open_at("--model-control-mode=explicit --allow-client-shm=true --allow-sagemaker=true " + given) == {}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from doubles import Caller, FakeLoop, request
 from fake_instance import FakeInstance
 from nerite.backends.interface import InstanceContext
-from nerite.config.options import QueueOptions, RateLimitResource
+from nerite.config.flag import RateLimitResource
+from nerite.config.options import QueueOptions
 from nerite.core.errors import Internal, InvalidArgument, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse

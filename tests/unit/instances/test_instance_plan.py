@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nerite.config.flag import HostPolicy
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup, ModelRateLimiter
-from nerite.config.options import HostPolicy
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.instances.placement import HostPolicies, InstancePlan, instance_plans
 from nerite.scheduling.rate_limiter import ResourceClaim, ResourcePool

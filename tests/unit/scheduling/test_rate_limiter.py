@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nerite.config.options import RateLimitResource as Limit
+from nerite.config.flag import RateLimitResource as Limit
 from nerite.core.errors import InvalidArgument
 from nerite.scheduling.rate_limiter import EVERYWHERE, RateLimitedInstance, RateLimiter, ResourceClaim, ResourcePool
 

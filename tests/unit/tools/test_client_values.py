@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerite.cli.errors import UsageError
+from nerite.cli.command import UsageError
 from nerite.client import ModelDescription, TensorDescription
 from nerite.client.tensors import random_value, to_tensor
 from nerite.core import tensor as dtypes

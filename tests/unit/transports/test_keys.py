@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.config.options import RestrictedKey
+from nerite.config.flag import RestrictedKey
 from nerite.core.errors import InvalidArgument
 from nerite.transports.access import (
     AccessKeys,

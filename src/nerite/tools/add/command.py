@@ -11,10 +11,12 @@ from typing import Any, NoReturn
 
 from nerite.cli.command import (
     ProgressBar,
+    add_repeated,
     agreed,
     complain,
     megabytes,
     new_parser,
+    positive_integer,
     show,
     show_json,
     somebody_is_there,
@@ -196,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     add_repository(where)
     where.add_argument("--name", default="", help="name of the model (default: derived from the file)")
     version = "version number (default: 1); required to add a version to an existing model"
-    where.add_argument("--version", metavar="N", type=_positive, help=version)
+    where.add_argument("--version", metavar="N", type=positive_integer, help=version)
     force = "replace the version named by --version if it exists, or else the whole model"
     where.add_argument("--force", action="store_true", help=force)
     what = parser.add_argument_group("model")
@@ -207,14 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     trust = "allow running code that the model contains: pickles, and Hugging Face models with their own code"
     what.add_argument("--trust", action="store_true", help=trust)
     for side in ("input", "output"):
-        what.add_argument(
-            f"--{side}",
-            metavar="NAME:TYPE:N,N",
-            action="append",
-            type=_tensor,
-            default=[],
-            help=f"an {side} that the model does not describe itself, as in x:FP32:-1,4; a leading -1 is the batch",
-        )
+        tensor = f"an {side} that the model does not describe itself, as in x:FP32:-1,4; a leading -1 is the batch"
+        add_repeated(what, f"--{side}", "NAME:TYPE:N,N", tensor, _tensor)
     backend = "backend to use (default: that of this kind of file, or a faster one)"
     what.add_argument("--backend", metavar="NAME", default="", help=backend)
     what.add_argument("--config", metavar="FILE", type=Path, help="use this config.pbtxt instead of generating one")
@@ -223,17 +219,10 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--no-load", action="store_true", help="do not load the model, for one that only runs on other machines"
     )
-    how.add_argument(
-        "--shape",
-        metavar="INPUT=N,N",
-        action="append",
-        type=_shape,
-        default=[],
-        help="sizes, without the batch, for measuring an input with variable dimensions (default: 1); may be repeated",
-    )
-    how.add_argument(
-        "--max-batch", metavar="N", type=_positive, default=64, help="largest batch to measure (default: 64)"
-    )
+    shape = "sizes, without the batch, for measuring an input with variable dimensions (default: 1)"
+    add_repeated(how, "--shape", "INPUT=N,N", shape, _shape)
+    batch = "largest batch to measure (default: 64)"
+    how.add_argument("--max-batch", metavar="N", type=positive_integer, default=64, help=batch)
     how.add_argument("--yes", action="store_true", help="write the proposed settings without asking")
     how.add_argument("--dry-run", action="store_true", help="do everything except add the model to the repository")
     how.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -283,12 +272,6 @@ class _InteractiveWatcher:
         self._progress.clear()
         print(proposed(outcome))
         return agreed("Write these settings?", otherwise=True)
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
-    return int(text)
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

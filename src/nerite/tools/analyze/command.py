@@ -12,8 +12,17 @@ from functools import partial
 from pathlib import Path
 
 from nerite.backends.machine import usable_cores
-from nerite.cli.command import ProgressBar, new_parser, show, show_table, status_of
-from nerite.cli.errors import did_you_mean
+from nerite.cli.command import (
+    ProgressBar,
+    add_repeated,
+    did_you_mean,
+    new_parser,
+    positive_integer,
+    positive_number,
+    show,
+    show_table,
+    status_of,
+)
 from nerite.client import ClientError
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import Internal, InvalidArgument
@@ -36,7 +45,7 @@ from nerite.tools.analyze.finding import (
 from nerite.tools.analyze.search import budget, search
 from nerite.tools.analyze.space import SETTINGS, Space, Subject, Subjects, Value, space_of
 from nerite.tools.analyze.trial import Checkpoint, Conditions, Load, completed, conditions, measured
-from nerite.tools.bench.command import add_measurement, add_requests, add_tensors, at_least_one, counts
+from nerite.tools.bench.command import add_measurement, add_requests, add_tensors, counts
 from nerite.tools.bench.measurement import Rule
 from nerite.tools.bench.requests import TensorLoad
 from nerite.tools.bench.session import ServerReading
@@ -107,15 +116,9 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         help="guided (default): always the configuration with the largest expected improvement, at most a quarter of "
         "all; quick: hill climbing from the current configuration; brute: all",
     )
-    group.add_argument(
-        "--set",
-        metavar="SETTING=VALUES",
-        action="append",
-        type=_setting,
-        default=[],
-        help="values to try, such as max_batch=1,8,32 or resnet.instances=1,2; may be repeated",
-    )
-    group.add_argument("--most", metavar="N", type=at_least_one, help="maximum number of configurations to try")
+    values = "values to try, such as max_batch=1,8,32 or resnet.instances=1,2"
+    add_repeated(group, "--set", "SETTING=VALUES", values, _setting)
+    group.add_argument("--most", metavar="N", type=positive_integer, help="maximum number of configurations to try")
 
 
 def _add_goal(group: argparse._ArgumentGroup) -> None:
@@ -126,10 +129,12 @@ def _add_goal(group: argparse._ArgumentGroup) -> None:
         help="what to optimise within the limits: highest throughput (default), lowest p99, or lowest memory",
     )
     p99 = "maximum 99th percentile of the latency"
-    group.add_argument("--max-p99", "--latency-budget", metavar="MS", type=_positive, help=p99)
-    group.add_argument("--max-memory", metavar="MB", type=_positive, help="maximum memory of the models under load")
+    group.add_argument("--max-p99", "--latency-budget", metavar="MS", type=positive_number, help=p99)
+    group.add_argument(
+        "--max-memory", metavar="MB", type=positive_number, help="maximum memory of the models under load"
+    )
     rate = "minimum responses per second, for each model"
-    group.add_argument("--min-rate", "--min-throughput", metavar="RATE", type=_positive, help=rate)
+    group.add_argument("--min-rate", "--min-throughput", metavar="RATE", type=positive_number, help=rate)
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
@@ -157,13 +162,6 @@ def _setting(text: str) -> tuple[str, str, Sequence[Value]]:
         return model, name, [SETTINGS[name].parsed(value) for value in values.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{values}': values of {name} must be integers, such as 1,8,32") from None
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not greater than 0")
-    return number
 
 
 class Bench:

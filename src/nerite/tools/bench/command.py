@@ -10,8 +10,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from nerite.cli.command import ProgressBar, new_parser, show, show_table, status_of
-from nerite.cli.errors import did_you_mean
+from nerite.cli.command import (
+    ProgressBar,
+    add_repeated,
+    did_you_mean,
+    new_parser,
+    positive_integer,
+    show,
+    show_table,
+    status_of,
+)
 from nerite.client import ClientError, ModelStatistics
 from nerite.client.connection import Address, Unreachable
 from nerite.tools.bench import report, requests
@@ -29,8 +37,8 @@ from nerite.tools.bench.session import (
     ServerReading,
     Session,
 )
-from nerite.tools.client import add_connection, connected, remedied
 from nerite.tools.client_infer import parameter
+from nerite.tools.connection import add_connection, connected, remedied
 
 # Reads what load is wanted: a number, several, or a range.
 
@@ -109,14 +117,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", default="", help="ask this version, and not the one that the server chooses")
     _add_load(parser)
     _add_data(parser)
-    add_measurement(parser).add_argument(
-        "--slo",
-        metavar="MEASURE:MS",
-        type=_objective,
-        action="append",
-        default=[],
-        help="count the answers that are good: latency, ttft (first token) or itl (between tokens) at most so many ms",
-    )
+    good = "count the answers that are good: latency, ttft (first token) or itl (between tokens) at most so many ms"
+    add_repeated(add_measurement(parser), "--slo", "MEASURE:MS", good, _objective)
     _add_results(parser)
     add_connection(parser, url="")
     parser.add_argument(
@@ -125,11 +127,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default="http",
         help="what is spoken (default: http); grpc is at port 8001, openai is chat completions, streamed",
     )
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        known = [name for action in parser._actions for name in action.option_strings]
-        near = did_you_mean(unknown[0].partition("=")[0], known)
-        parser.error(" ".join(filter(None, (f"unknown argument '{unknown[0]}'.", near))))
+    options = parser.parse_args(arguments)
     _check(parser, options)
     options.url = options.url or _DEFAULT_URLS[options.protocol]
     return options
@@ -172,20 +170,16 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "p99.9 is at most so many ms",
     )
     processes = "processes that put on the load (default: 1)"
-    group.add_argument("--processes", metavar="N", type=at_least_one, default=1, help=processes)
+    group.add_argument("--processes", metavar="N", type=positive_integer, default=1, help=processes)
 
 
 def add_tensors(group: argparse._ArgumentGroup) -> None:
     """Add the options that say what inputs are like."""
-    group.add_argument("--batch", metavar="N", type=at_least_one, default=1, help="elements of a request (default: 1)")
     group.add_argument(
-        "--shape",
-        metavar="INPUT:SIZES",
-        type=_shape,
-        action="append",
-        default=[],
-        help="the shape of an input, without the batch, such as pixels:3,224,224 (default: 1 for each free size)",
+        "--batch", metavar="N", type=positive_integer, default=1, help="elements of a request (default: 1)"
     )
+    shape = "the shape of an input, without the batch, such as pixels:3,224,224 (default: 1 for each free size)"
+    add_repeated(group, "--shape", "INPUT:SIZES", shape, _shape)
     group.add_argument(
         "--data",
         metavar="SOURCE",
@@ -196,20 +190,13 @@ def add_tensors(group: argparse._ArgumentGroup) -> None:
 
 def add_requests(group: argparse._ArgumentGroup) -> None:
     """Add the options that say what requests are like otherwise."""
-    group.add_argument(
-        "--parameter",
-        metavar="NAME=VALUE",
-        action="append",
-        type=parameter,
-        default=[],
-        help="a parameter of each request, such as max_tokens=64; may be given several times",
-    )
+    add_repeated(group, "--parameter", "NAME=VALUE", "a parameter of each request, such as max_tokens=64", parameter)
     streaming = "answers come in parts: generate_stream over HTTP, ModelStreamInfer over gRPC"
     group.add_argument("--streaming", action="store_true", help=streaming)
     group.add_argument(
         "--sequence-length",
         metavar="N",
-        type=at_least_one,
+        type=positive_integer,
         default=0,
         help="send sequences of so many requests, one at a time in each that is under way",
     )
@@ -220,14 +207,14 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add_tensors(group)
     add_requests(group)
     words = "with --protocol openai: the length of prompts that are made up (default: 100)"
-    group.add_argument("--prompt-words", metavar="N", type=at_least_one, default=100, help=words)
+    group.add_argument("--prompt-words", metavar="N", type=positive_integer, default=100, help=words)
     ids = "the first of the ids that sequences have (default: 1)"
-    group.add_argument("--first-sequence-id", metavar="N", type=at_least_one, default=1, help=ids)
+    group.add_argument("--first-sequence-id", metavar="N", type=positive_integer, default=1, help=ids)
     memory = "inputs are in system shared memory, which the server has to share with this machine"
     group.add_argument("--shared-memory", action="store_true", help=memory)
     room = "with --shared-memory: outputs as well, in so many bytes each"
-    group.add_argument("--output-shared-memory", metavar="BYTES", type=at_least_one, default=0, help=room)
-    group.add_argument("--output", metavar="NAME", action="append", default=[], help="ask for this output alone")
+    group.add_argument("--output-shared-memory", metavar="BYTES", type=positive_integer, default=0, help=room)
+    add_repeated(group, "--output", "NAME", "return only this output")
 
 
 def add_measurement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -242,7 +229,7 @@ def add_measurement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     stability = f"three windows agree if none is this many percent from their mean (default: {rule.percentage:g})"
     group.add_argument("--stability", metavar="PERCENT", type=float, default=rule.percentage, help=stability)
     most = f"give up waiting for that after so many windows (default: {rule.most})"
-    group.add_argument("--windows", metavar="N", type=at_least_one, default=rule.most, help=most)
+    group.add_argument("--windows", metavar="N", type=positive_integer, default=rule.most, help=most)
     return group
 
 
@@ -271,14 +258,6 @@ def _bound(text: str, measures: Collection[str], kind: str, example: str) -> tup
         near = did_you_mean(measure, measures) or f"There are: {', '.join(measures)}."
         raise argparse.ArgumentTypeError(f"there is no measure '{measure}'. {near}")
     return measure, milliseconds
-
-
-def at_least_one(text: str) -> int:
-    """Read a number of things."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is less than 1")
-    return number
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

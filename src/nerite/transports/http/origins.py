@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from nerite.config.options import HttpOptions, is_loopback
+from nerite.config.open_ports import is_loopback
+from nerite.config.options import HttpOptions
 from nerite.core.errors import Forbidden
 from nerite.core.text import quoted_text
 from nerite.llm.openai.api import PREFIX
