@@ -32,7 +32,7 @@ from nerite.instances.instance import PROBE_PATIENCE, ModelInstance, OnReport, a
 from nerite.instances.placement import InstancePlan
 from nerite.models.instance_factory import InstanceFactory
 from nerite.observability.statistics import VersionStatistics
-from nerite.observability.token_metrics import TokenStatistics
+from nerite.observability.token_statistics import TokenStatistics
 from nerite.observability.tracing import Tracing
 from nerite.scheduling.decider import BatchReason
 from nerite.scheduling.load_shedding import LoadShedder
