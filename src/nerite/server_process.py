@@ -37,7 +37,7 @@ from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.models.running_version import Auditor, RunningVersion
 from nerite.observability import gpus
 from nerite.observability.gpus import start_gpu_metrics
-from nerite.observability.log import WorkerLines, log
+from nerite.observability.log import log
 from nerite.observability.log_records import LogTable
 from nerite.repository.catalogue import ModelRecord
 from nerite.repository.manager import ModelManager
@@ -157,8 +157,7 @@ class ServerProcess:
         loop.set_exception_handler(_report_unhandled)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._request_stop)
-        lines = WorkerLines(log)
-        fork_server = ForkServer(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
+        fork_server = ForkServer(loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
         foreign_segments = ForeignSegments()
         helpers = HelperPool(fork_server, loop, foreign_segments)
         device = self._options.device
@@ -179,7 +178,7 @@ class ServerProcess:
                 fork_server,
                 foreign_segments,
                 server,
-                lines,
+                log.worker_line,
                 limit_of(self._options.stay_awake_microseconds),
                 self._options.queue,
                 HostPolicies(device.host_policies),

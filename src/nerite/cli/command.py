@@ -12,7 +12,7 @@ from typing import Final
 
 from nerite.cli.errors import UsageError
 from nerite.core.errors import NeriteError
-from nerite.observability.log_records import render, terminal_width
+from nerite.core.text_table import render, terminal_width
 
 
 def new_parser(program: str, description: str, epilog: str, usage: str | None = None) -> argparse.ArgumentParser:

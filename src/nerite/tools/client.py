@@ -14,7 +14,7 @@ from nerite.cli.command import new_parser, show, show_json, show_table, status_o
 from nerite.cli.errors import UsageError, did_you_mean
 from nerite.client import Client, ClientError, ModelStatistics
 from nerite.client.connection import Unreachable
-from nerite.observability.log_records import render, terminal_width
+from nerite.core.text_table import render, terminal_width
 from nerite.tools.client_infer import EXAMPLES, add_infer, content, run_infer
 
 

@@ -18,7 +18,7 @@ from nerite.cli.errors import HelpRequested, UsageError
 from nerite.cli.serve import NERITE, TRITON, Manner
 from nerite.config import options as exposure
 from nerite.config.options import ServerOptions
-from nerite.observability.log_records import terminal_width
+from nerite.core.text_table import terminal_width
 from nerite.tools import check, doctor_machine
 from nerite.tools.doctor_machine import MB, DoctorFinding, FindingLevel, size
 from nerite.transports.tcp import owner_of, port_in_use_text
