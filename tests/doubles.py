@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.dispatch import busy_poll
-from nerite.observability.exposition import MetricFamily, Page
+from nerite.observability.exposition import Page
 from nerite.transports.unpacking import result_of
 from nerite.workers import helper_process
 
@@ -294,8 +294,21 @@ class Incident:
     __hash__ = None  # type: ignore[assignment]
 
 
-def written(families: Iterable[MetricFamily], *, openly: bool = False) -> bytes:
-    """Return the page of some metrics."""
-    page = Page(openly=openly)
-    page.add(families)
+def written(write: Callable[[Page], None], *, openmetrics: bool = False) -> bytes:
+    """Return the page that ``write`` writes."""
+    page = Page(openmetrics=openmetrics)
+    write(page)
     return b"".join(page.pieces())
+
+
+def samples(write: Callable[[Page], None]) -> dict[str, dict[str, float]]:
+    """Return the values of the counters and gauges that ``write`` writes, by name and labels."""
+    found: dict[str, dict[str, float]] = {}
+    for line in written(write).decode().splitlines():
+        if line.startswith("# TYPE "):
+            found[line.split()[2]] = {}
+        elif line[0] != "#":
+            name, value = line.rsplit(" ", 1)
+            name, _, labels = name.removesuffix("}").partition("{")
+            found[name][labels] = float(value)
+    return found

@@ -36,7 +36,7 @@ from nerite.dispatch.interface import ServerEntry
 from nerite.instances.instance import all_ready
 from nerite.models.running_version import RunningVersion
 from nerite.observability.custom_metrics import Reading
-from nerite.observability.exposition import MetricFamily
+from nerite.observability.exposition import Page
 from nerite.observability.model_metrics import MeteredVersion
 from nerite.observability.trace import TraceSettings
 from nerite.observability.tracing import Tracing
@@ -297,7 +297,7 @@ class InferenceServer:
         return self._descriptions.statistics(model, version)
 
     def metrics(self) -> Iterator[MeteredVersion]:
-        """Lazily yield every running version as the metrics page reads it."""
+        """Lazily yield the state of every running version that its metrics are read from."""
         return self._descriptions.metrics()
 
     def instances(self) -> Iterator[dict[str, Any]]:
@@ -312,17 +312,16 @@ class InferenceServer:
         """Return the reports of the engines of a model, or of all models if ``model`` is empty."""
         return self._descriptions.engine_reports(model)
 
-    def cache_metrics(self) -> list[MetricFamily]:
-        """Return the metrics of the response cache; empty if it is disabled."""
-        return self._cache.families() if self._cache is not None else []
+    def write_metrics(self, page: Page) -> None:
+        """Write the metrics of the response cache and of admission control, if these are enabled."""
+        if self._cache is not None:
+            self._cache.write_metrics(page)
+        if self._tenant_admission is not None:
+            self._tenant_admission.write_metrics(page)
 
     def quota(self) -> dict[str, Any]:
         """Return the used and remaining quota of each tenant, by model."""
         return self._tenant_admission.quota() if self._tenant_admission is not None else {}
-
-    def admission_metrics(self) -> list[MetricFamily]:
-        """Return the metrics of admission control; empty if it is disabled."""
-        return self._tenant_admission.families() if self._tenant_admission is not None else []
 
     def trace_settings(self, model: str) -> TraceSettings:
         """Return the trace settings. Raises Triton's error if ``model`` is not running; empty means all models."""

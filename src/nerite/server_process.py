@@ -37,8 +37,8 @@ from nerite.models.launcher import Launcher
 from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.models.running_version import Auditor, RunningVersion
 from nerite.observability import gpus
-from nerite.observability.gpus import gauges_of
-from nerite.observability.log import WorkerLines, log
+from nerite.observability.gpus import start_gpu_metrics
+from nerite.observability.log import log
 from nerite.observability.log_records import LogTable
 from nerite.repository.catalogue import ModelRecord
 from nerite.repository.manager import ModelManager
@@ -158,8 +158,7 @@ class ServerProcess:
         loop.set_exception_handler(_report_unhandled)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._request_stop)
-        lines = WorkerLines(log)
-        fork_server = ForkServer(loop, lambda worker, stream, text: lines(worker, "INFO", text, stream))
+        fork_server = ForkServer(loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
         foreign_segments = ForeignSegments()
         helpers = HelperPool(fork_server, loop, foreign_segments)
         device = self._options.device
@@ -169,7 +168,7 @@ class ServerProcess:
         tenant_admission = self._tenant_admission = TenantAdmission(
             None if self._policy is None else self._policy.policy, loop
         )
-        gauges = gauges_of(library, found, self._options.metrics, os.environ)
+        gpu_metrics = start_gpu_metrics(library, found, self._options.metrics, os.environ)
         loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
 
         def manager(server: ServerEntry, on_change: Callable[[], None]) -> ModelManager:
@@ -180,7 +179,7 @@ class ServerProcess:
                 fork_server,
                 foreign_segments,
                 server,
-                lines,
+                log.worker_line,
                 limit_of(self._options.stay_awake_microseconds),
                 self._options.queue,
                 HostPolicies(device.host_policies),
@@ -197,7 +196,7 @@ class ServerProcess:
 
         server = InferenceServer(self._options, manager, cache, tenant_admission, helpers)
         callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
-        self._ports = ServerPorts(server, self._options, self._key_files, callers, gauges)
+        self._ports = ServerPorts(server, self._options, self._key_files, callers, gpu_metrics)
         watchdog: LoopWatchdog | None = None
         try:
             start = loop.create_task(self._start(server))
@@ -227,8 +226,8 @@ class ServerProcess:
             server.tracing.close()
             if cache is not None:
                 cache.close()
-            if gauges is not None:
-                gauges.close()
+            if gpu_metrics is not None:
+                gpu_metrics.close()
             helpers.close()
             fork_server.close()
             self._loader.shutdown(wait=False, cancel_futures=True)

@@ -199,7 +199,7 @@ def test_an_error_that_repeats_itself(server: Serving) -> None:
     eventually(lambda: asked == written() + sum(line["repeated"] for line in counted()))
     first = counted()[0]
     assert (first["level"], first["file"]) == ("error", "instance.py")
-    assert "ValueError: below zero (this line came " in first["message"]
+    assert "ValueError: below zero (repeated " in first["message"]
     assert first["request_id"].startswith("r10, r11, ")
 
 

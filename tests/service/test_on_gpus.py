@@ -198,7 +198,7 @@ def test_metrics(server: Serving, machine: Machine) -> None:
 
 def test_what_is_said(server: Serving) -> None:
     assert "Collecting metrics for GPU 0: Model 0" in server.text
-    assert "GPU 2 (Model 2) is left alone: its compute capability is 3.5" in server.text
+    assert "GPU 2 (Model 2) is not used: its compute capability 3.5" in server.text
 
 
 def test_no_metrics_of_gpus(machine: Machine, tmp_path: Path) -> None:

@@ -1,41 +1,64 @@
-"""docs/metrics.md has every metric there is, and none that there is not."""
+"""docs/metrics.md has every metric that is declared, and none that is not, with its type, labels and setting."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import nerite.cache.redis
+import nerite.server_process
+import nerite.transports.http.metrics_service  # noqa: F401  # with the imports above: every module that has metrics
+from nerite.config.options import MetricsOptions
 from nerite.core.byte_budget import BUDGETS
+from nerite.observability.exposition import Metric, MetricTable
 
-ROOT = Path(__file__).resolve().parents[2]
-_NAME = re.compile(r'"((?:nv|nerite)_[a-z0-9_]+[a-z0-9]|vllm:[a-z0-9_]+)"')
-
-
-def named() -> set[str]:
-    """Return the names in the sources: those of the admission are put together there."""
-    sources = (path for path in (ROOT / "src" / "nerite").rglob("*.py") if "backends" not in path.parts)
-    names = {name for path in sources for name in _NAME.findall(path.read_text())}
-    quota = (ROOT / "src/nerite/admission/tenants.py").read_text()
-    table = quota[quota.index("_COUNTERS: Final") : quota.index("def _counter")]
-    admission = re.findall(r'(?:_counter|_gauge)?\(\s*"([a-z_]+)",', table)
-    return names | {f"nerite_admission_{name}" for name in admission}
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
+_OF_MODELS = {"model", "version"}
 
 
-def rows() -> dict[str, str]:
-    """Return the metrics of the page and their types."""
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    table = page[page.index("<!-- metrics -->") : page.index("<!-- /metrics -->")]
-    return dict(re.findall(r"^\| `([a-z0-9_:]+)` \| (\w+) \|", table, re.M))
+def tables() -> list[MetricTable[Any]]:
+    """Return the tables of all modules of the server."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "nerite"]
+    values = (value for module in modules for value in vars(module).values())
+    return list({id(value): value for value in values if isinstance(value, MetricTable)}.values())
 
 
-def test_the_page_has_every_internal_cache() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    table = page[page.index("<!-- caches -->") : page.index("<!-- /caches -->")]
-    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (\d+) \|", table, re.M))
-    assert rows == {budget.name: str(budget.limit >> 20) for budget in BUDGETS}
+def declared() -> Iterator[tuple[MetricTable[Any], Metric[Any]]]:
+    return ((table, metric) for table in tables() for metric in table.metrics)
+
+
+def section(name: str) -> str:
+    return PAGE[PAGE.index(f"<!-- {name} -->") : PAGE.index(f"<!-- /{name} -->")]
 
 
 def test_the_page_has_every_metric_and_no_other() -> None:
-    assert set(rows()) == named()
-    assert len(named()) > 80
-    assert set(rows().values()) == {"counter", "gauge", "histogram", "summary"}
+    rows = re.findall(r"^\| `([a-z0-9_:]+)` \| (\w+) \|([^|]*)\|", section("metrics"), re.M)
+    listed = {name: (kind, {*re.findall(r"`(\w+)`", labels)}) for name, kind, labels in rows}
+    assert listed == {
+        metric.name: (metric.kind, {*table.labels, metric.label} - _OF_MODELS - {""}) for table, metric in declared()
+    }
+    assert len(rows) == len(listed) > 80
+
+
+def test_each_metric_is_declared_once() -> None:
+    names = Counter(metric.name for _, metric in declared())
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_settings_of_tables_are_on_the_page() -> None:
+    settings = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", PAGE, re.M)
+    defaults = {name: default == "true" for name, default in settings if default in ("true", "false")}
+    options = MetricsOptions()
+    flags = {"cpu", "gpu"}
+    for table in tables():
+        if table.option and table.option not in flags:
+            assert defaults[table.option] == getattr(options, table.option)
+
+
+def test_the_page_has_every_internal_cache() -> None:
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (\d+) \|", section("caches"), re.M))
+    assert rows == {budget.name: str(budget.limit >> 20) for budget in BUDGETS}

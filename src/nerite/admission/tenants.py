@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
-from nerite.admission.accounts import Accounts, QuotaStanding, TokenUse, UsageTable
+from nerite.admission.accounts import Accounts, QuotaStanding, RateUse, TokenUse, UsageTable
 from nerite.admission.controller import AdmissionController
 from nerite.admission.idempotency import IdempotencyRegistry, IdempotentQueue
 from nerite.admission.policy import ANY_MODEL, EVERYBODY, AdmissionPolicy, ModelLimits, parse_policy
@@ -20,7 +20,7 @@ from nerite.admission.queue import AdmissionQueue, EngineAdmissionQueue
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.errors import InvalidArgument
 from nerite.core.queue_stage import QueueStage
-from nerite.observability.exposition import MetricFamily, Sample, joined, labels
+from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
 
@@ -123,84 +123,56 @@ def _counts(key: UsageKey, use: TokenUse) -> dict[str, Any]:
     return {**counts, **{name: getattr(use, name) for name in names}, "finished_tokens": dict(use.finished_tokens)}
 
 
-_COUNTERS: Final[tuple[tuple[str, str, Callable[[TokenUse], int]], ...]] = (
-    ("offered", "Requests received", lambda use: use.offered),
-    ("joined", "Requests that shared the answer of an earlier one with the same key", lambda use: use.joined),
-    ("admitted", "Requests admitted", lambda use: use.admitted),
-    ("withdrawn", "Requests whose clients gave up while waiting for admission", lambda use: use.withdrawn),
-    ("retries", "Requests received that were marked as retries", lambda use: use.retries),
-)
-_TOKENS: Final[tuple[tuple[str, str, Callable[[TokenUse], int]], ...]] = (
-    ("input_tokens", "Prompt tokens of requests admitted and not rejected later", lambda use: use.input_tokens),
-    ("output_tokens", "Tokens generated", lambda use: use.output_tokens),
-    ("wasted_tokens", "Tokens generated after the client had gone", lambda use: use.wasted_tokens),
-)
+class _TenantUse(NamedTuple):
+    use: TokenUse
+    tokens: bool
+    """Sizes are counted in tokens; else in bytes."""
 
 
-def quota_families(
-    standings: Sequence[QuotaStanding], controllers: Iterable[AdmissionController], usages: Usages
-) -> list[MetricFamily]:
-    """Return quotas, load and usage as metrics."""
-    busy = _busy(controllers)
-    uses = [
-        (labels({"model": key.model, "tenant": tenant, "class": level}), key, use)
-        for key, tenant, level, use in _uses(usages)
-    ]
-    tokens = [(of, use) for of, key, use in uses if key.tokens]
-    rates = [(labels({"tenant": each.tenant, "limit": rate.limit}), rate) for each in standings for rate in each.rates]
-    return [
-        *(_counter(name, text, [(of, read(use)) for of, _, use in uses]) for name, text, read in _COUNTERS),
-        *(_counter(name, text, [(of, read(use)) for of, use in tokens]) for name, text, read in _TOKENS),
-        _counter(
-            "input_bytes",
-            "Bytes of requests admitted and not rejected later",
-            [(of, use.input_tokens) for of, key, use in uses if not key.tokens],
-        ),
-        _counter(
-            "refused",
-            "Requests rejected, by limit",
-            [
-                (joined(of, labels({"reason": limit})), count)
-                for of, _, use in uses
-                for limit, count in use.refused.items()
-            ],
-        ),
-        _counter(
-            "finished",
-            "Admitted requests that are over",
-            [
-                (joined(of, labels({"reason": why})), count)
-                for of, _, use in uses
-                for why, count in use.finished.items()
-            ],
-        ),
-        _gauge(
-            "running",
-            "Admitted requests that are not over",
-            [(labels({"model": name}), count) for name, count, _ in busy],
-        ),
-        _gauge(
-            "waiting", "Requests that wait for admission", [(labels({"model": name}), count) for name, _, count in busy]
-        ),
-        _gauge(
-            "under_way",
-            "Requests of a tenant that wait or run",
-            [(labels({"tenant": each.tenant}), each.under_way) for each in standings],
-        ),
-        _gauge(
-            "rate_left",
-            "Amount that a tenant may use at once now; negative if it owes some",
-            [(of, rate.left) for of, rate in rates],
-        ),
-    ]
+class _ModelLoad(NamedTuple):
+    running: int
+    waiting: int
 
 
-def _counter(name: str, text: str, samples: Iterable[Sample]) -> MetricFamily:
-    return MetricFamily(f"nerite_admission_{name}", text, "counter", list(samples))
+USE: Final = MetricTable[_TenantUse]((
+    Metric("nerite_admission_offered", "counter", "Requests received", lambda u: u.use.offered),
+    Metric("nerite_admission_joined", "counter",
+           "Requests that shared the answer of an earlier one with the same key", lambda u: u.use.joined),
+    Metric("nerite_admission_admitted", "counter", "Requests admitted", lambda u: u.use.admitted),
+    Metric("nerite_admission_withdrawn", "counter",
+           "Requests whose clients gave up while waiting for admission", lambda u: u.use.withdrawn),
+    Metric("nerite_admission_retries", "counter",
+           "Requests received that were marked as retries", lambda u: u.use.retries),
+    Metric("nerite_admission_input_tokens", "counter",
+           "Prompt tokens of requests admitted and not rejected later",
+           lambda u: u.use.input_tokens if u.tokens else None),
+    Metric("nerite_admission_output_tokens", "counter",
+           "Tokens generated", lambda u: u.use.output_tokens if u.tokens else None),
+    Metric("nerite_admission_wasted_tokens", "counter",
+           "Tokens generated after the client had gone", lambda u: u.use.wasted_tokens if u.tokens else None),
+    Metric("nerite_admission_input_bytes", "counter",
+           "Bytes of requests admitted and not rejected later", lambda u: None if u.tokens else u.use.input_tokens),
+    Metric("nerite_admission_refused", "counter",
+           "Requests rejected, by limit",
+           lambda u: {str(limit): count for limit, count in u.use.refused.items()}, "reason"),
+    Metric("nerite_admission_finished", "counter",
+           "Admitted requests that are over", lambda u: u.use.finished, "reason"),
+), labels=("model", "tenant", "class"))  # fmt: skip
 
+LOADS: Final = MetricTable[_ModelLoad]((
+    Metric("nerite_admission_running", "gauge", "Admitted requests that are not over", lambda load: load.running),
+    Metric("nerite_admission_waiting", "gauge", "Requests that wait for admission", lambda load: load.waiting),
+), labels=("model",))  # fmt: skip
 
-def _gauge(name: str, text: str, samples: Iterable[Sample]) -> MetricFamily:
-    return MetricFamily(f"nerite_admission_{name}", text, "gauge", list(samples))
+TENANTS: Final = MetricTable[QuotaStanding]((
+    Metric("nerite_admission_under_way", "gauge",
+           "Requests of a tenant that wait or run", lambda standing: standing.under_way),
+), labels=("tenant",))  # fmt: skip
+
+RATES: Final = MetricTable[RateUse]((
+    Metric("nerite_admission_rate_left", "gauge",
+           "Amount that a tenant may use at once now; negative if it owes some", lambda rate: rate.left),
+), labels=("tenant", "limit"))  # fmt: skip
 
 
 def _busy(controllers: Iterable[AdmissionController]) -> list[tuple[str, int, int]]:
@@ -296,9 +268,17 @@ class TenantAdmission:
         """Return the usage and remaining quota of all tenants as JSON."""
         return quota_json(self._standings(), self._controllers(), self._usages)
 
-    def families(self) -> list[MetricFamily]:
-        """Return usage and remaining quota as metrics; empty if no model has admission control."""
-        return quota_families(self._standings(), self._controllers(), self._usages) if self._usages else []
+    def write_metrics(self, page: Page) -> None:
+        """Write usage and remaining quota, if any model has admission control."""
+        if not self._usages:
+            return
+        standings = self._standings()
+        uses = _uses(self._usages)
+        page.write(USE, [USE.row(_TenantUse(use, key.tokens), key.model, *who) for key, *who, use in uses])
+        loads = _busy(self._controllers())
+        page.write(LOADS, [LOADS.row(_ModelLoad(running, waiting), name) for name, running, waiting in loads])
+        page.write(TENANTS, [TENANTS.row(each, each.tenant) for each in standings])
+        page.write(RATES, [RATES.row(rate, each.tenant, rate.limit) for each in standings for rate in each.rates])
 
     def _standings(self) -> list[QuotaStanding]:
         now = _now()

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeAlias
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
 from nerite.core.response import InferenceResponse
-from nerite.observability.exposition import MetricFamily
+from nerite.observability.exposition import Page
 
 Found: TypeAlias = Callable[[InferenceResponse | None], None]
 """Called once, on the loop's thread, with the response under a key; None for a miss."""
@@ -28,8 +28,8 @@ class ResponseCache(Protocol):
     def insert(self, key: bytes, response: InferenceResponse) -> None:
         """Store a copy of a successful response. Failures are logged."""
 
-    def families(self) -> list[MetricFamily]:
-        """Return the cache's own metrics."""
+    def write_metrics(self, page: Page) -> None:
+        """Write the cache's own metrics."""
 
     def close(self) -> None:
         """Release resources outside this process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from nerite.cache import interface
@@ -13,7 +13,7 @@ from nerite.config.options import CacheOptions
 from nerite.core import headers
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.observability.exposition import UNLABELLED, MetricFamily
+from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.statistics import Duration
 
 _now = time.monotonic_ns
@@ -91,36 +91,30 @@ class LocalCache:
             del self._headers[header]
             self.used -= headers.response_header_bytes(header)
 
-    def families(self) -> list[MetricFamily]:
-        """Return the cache's own metrics."""
-        return [MetricFamily(name, text, "gauge", [(UNLABELLED, read(self))]) for name, text, read in _GAUGES]
+    def write_metrics(self, page: Page) -> None:
+        """Write the cache's own metrics."""
+        page.write(METRICS, [METRICS.row(self)])
 
     def close(self) -> None:
         """Do nothing: the cache holds no resources outside this process."""
 
 
-_GAUGES: Final[tuple[tuple[str, str, Callable[[LocalCache], float]], ...]] = (
-    ("nv_cache_util", "Cache utilization [0.0 - 1.0]", lambda cache: cache.used / cache.size),
-    ("nv_cache_num_entries", "Number of responses stored in response cache", len),
-    ("nv_cache_num_hits", "Number of cache hits in response cache", lambda cache: cache.hits.count),
-    ("nv_cache_num_misses", "Number of cache misses in response cache", lambda cache: cache.misses.count),
-    (
-        "nv_cache_num_lookups",
-        "Number of cache lookups in response cache",
-        lambda cache: cache.hits.count + cache.misses.count,
-    ),
-    ("nv_cache_num_evictions", "Number of cache evictions in response cache", lambda cache: cache.evictions),
-    (
-        "nv_cache_lookup_duration",
-        "Total cache lookup duration (hit and miss), in microseconds",
-        lambda cache: (cache.hits.ns + cache.misses.ns) // 1000,
-    ),
-    (
-        "nv_cache_insertion_duration",
-        "Total cache insertion duration, in microseconds",
-        lambda cache: cache.insertions.ns // 1000,
-    ),
-)
+METRICS: Final = MetricTable[LocalCache]((
+    Metric("nv_cache_util", "gauge", "Cache utilization [0.0 - 1.0]", lambda cache: cache.used / cache.size),
+    Metric("nv_cache_num_entries", "gauge", "Number of responses stored in response cache", len),
+    Metric("nv_cache_num_hits", "gauge", "Number of cache hits in response cache", lambda cache: cache.hits.count),
+    Metric("nv_cache_num_misses", "gauge",
+           "Number of cache misses in response cache", lambda cache: cache.misses.count),
+    Metric("nv_cache_num_lookups", "gauge",
+           "Number of cache lookups in response cache", lambda cache: cache.hits.count + cache.misses.count),
+    Metric("nv_cache_num_evictions", "gauge",
+           "Number of cache evictions in response cache", lambda cache: cache.evictions),
+    Metric("nv_cache_lookup_duration", "gauge",
+           "Total cache lookup duration (hit and miss), in microseconds",
+           lambda cache: (cache.hits.ns + cache.misses.ns) // 1000),
+    Metric("nv_cache_insertion_duration", "gauge",
+           "Total cache insertion duration, in microseconds", lambda cache: cache.insertions.ns // 1000),
+))  # fmt: skip
 
 _EXAMPLE = "--cache-config=local,size=1048576"
 

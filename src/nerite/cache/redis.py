@@ -25,7 +25,7 @@ from nerite.core import headers
 from nerite.core.byte_budget import RESPONSE_HEADERS, Memo
 from nerite.core.errors import Internal, InvalidArgument
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.observability.exposition import UNLABELLED, MetricFamily
+from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.scheduling.stall_detectors import ExponentialBackoff
 
 Reply = bytes | int | Exception | None
@@ -343,7 +343,8 @@ class RedisCache:
         self._unreachable = RateLimitedWarning()
         self._refused = RateLimitedWarning()
         self._invalid = RateLimitedWarning()
-        self._failures = 0
+        self.failures = 0
+        """Number of lookups and insertions that failed."""
         self._attempt: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -401,10 +402,9 @@ class RedisCache:
         if connection is not None:
             connection.ask((b"SET", _name(key), self._codec.write(key, response)), self._check_reply)
 
-    def families(self) -> list[MetricFamily]:
-        """Return the number of failed lookups and insertions."""
-        text = "Lookups and insertions that failed because Redis did not reply or sent an invalid reply"
-        return [MetricFamily("nerite_cache_failures", text, "counter", [(UNLABELLED, self._failures)])]
+    def write_metrics(self, page: Page) -> None:
+        """Write the number of failed lookups and insertions."""
+        page.write(METRICS, [METRICS.row(self)])
 
     def close(self) -> None:
         """Close the connection."""
@@ -417,7 +417,7 @@ class RedisCache:
     def _usable(self) -> RedisConnection | None:
         connection = self._connection
         if connection is None or connection.full:
-            self._failures += 1
+            self.failures += 1
             return None
         return connection
 
@@ -436,12 +436,12 @@ class RedisCache:
     def _check_reply(self, reply: Reply) -> None:
         """Count a command that failed, and log errors of Redis. A lost connection is logged once by ``_lost``."""
         if isinstance(reply, OSError):
-            self._failures += 1
+            self.failures += 1
         elif isinstance(reply, Exception):
             self._failed(self._refused, f"Redis ({self._settings.place}) returned an error: {reply}")
 
     def _failed(self, warning: RateLimitedWarning, text: str) -> None:
-        self._failures += 1
+        self.failures += 1
         warning.say(text)
 
     def _lost(self, connection: RedisConnection, reason: Exception) -> None:
@@ -465,6 +465,13 @@ class RedisCache:
             self._schedule_reconnect()
         else:
             _log.info("reconnected to Redis (%s)", self._settings.place)
+
+
+METRICS: Final = MetricTable[RedisCache]((
+    Metric("nerite_cache_failures", "counter",
+           "Lookups and insertions that failed because Redis did not reply or sent an invalid reply",
+           lambda cache: cache.failures),
+))  # fmt: skip
 
 
 def _name(key: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError
-from nerite.observability.log_records import render, terminal_width
+from nerite.core.text_table import render, terminal_width
 
 
 class UsageError(Exception):

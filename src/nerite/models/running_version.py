@@ -26,7 +26,7 @@ from nerite.instances.placement import InstancePlan
 from nerite.models.instance_factory import InstanceFactory
 from nerite.models.queue_pipeline import QueuePipeline
 from nerite.observability.statistics import VersionStatistics
-from nerite.observability.token_metrics import TokenStatistics
+from nerite.observability.token_statistics import TokenStatistics
 from nerite.observability.tracing import Tracing
 from nerite.scheduling.decider import BatchReason
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, TRIM_STEP, Arena, Segment

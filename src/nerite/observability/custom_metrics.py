@@ -1,4 +1,4 @@
-"""Metrics that models count themselves, in their processes: what the processes report, and what that adds up to."""
+"""Metrics that models define, counted in the processes that run the models and summed by the server."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from nerite.observability.exposition import MetricFamily, Sample, labels
+from nerite.observability.exposition import Labels, Metric, MetricTable, Page, Value, labels
 from nerite.observability.histogram import Histogram
 
 Reading: TypeAlias = Sequence[Any]
-"""A family as ``triton_python_backend_utils.metrics.Reading`` has it, perhaps by way of JSON."""
-_COUNTER, _GAUGE, _HISTOGRAM = range(3)
-_TYPES: Final = ("counter", "gauge", "histogram")
-_PATIENCE: Final = 0.5
-"""Seconds that a page waits for reports that were announced; then what there is counts."""
+"""Reading of a metric family: a ``triton_python_backend_utils.metrics.Reading``, possibly decoded from JSON."""
+_GAUGE, _HISTOGRAM = 1, 2
+_KINDS: Final[tuple[Literal["counter", "gauge", "histogram"], ...]] = ("counter", "gauge", "histogram")
+_TIMEOUT: Final = 0.5
+"""Seconds that a page waits for announced reports; after that it uses the latest ones."""
 
 
 class ReportedMetrics:
-    """Those of the processes that follow each other as one worker. What was counted is not lost with a process."""
+    """Metrics of one worker, across restarts: what was counted is not lost with the process."""
 
     def __init__(self) -> None:
         self._now: Sequence[Reading] = ()
@@ -31,72 +31,76 @@ class ReportedMetrics:
 
     @property
     def readings(self) -> list[Reading]:
-        """Everything, as far as it was reported."""
+        """All readings reported so far."""
         return [*self._before, *self._now]
 
     def reported(self, changes: int, readings: Sequence[Reading]) -> None:
-        """Take what the process has counted so far, with the ``changes`` that there were."""
+        """Take a report of the process, made after its ``changes``-th change."""
         self._now = readings
         if changes >= self._due:
             self._complete.set()
 
     def due(self, changes: int) -> None:
-        """Take note that a report with so many changes is to come: responses are there that go with it."""
+        """Expect a report with this number of changes: a response that they belong to has arrived already."""
         self._due = changes
         self._complete.clear()
 
     async def complete(self) -> None:
-        """Wait until everything was reported that goes with a response which is there already."""
+        """Wait until the changes that belong to the responses received so far were reported."""
         await self._complete.wait()
 
     def process_ended(self) -> None:
-        """Keep what the process has counted; what it measured is of no interest any more."""
+        """Keep the counters and histograms of the process, and drop its gauges."""
         self._due = 0
         self._complete.set()
         counted = [reading for reading in self.readings if reading[2] != _GAUGE]
-        self._before = [_as_reading(each) for each in _merged(counted)]
+        self._before = [each.reading() for each in _sums(counted)]
         self._now = ()
 
 
 def store() -> Any:
-    """Return where the models in this process count; None while there is none that could."""
+    """Return the metrics store of the models in this process; None if no model has used it."""
     return getattr(sys.modules.get("triton_python_backend_utils.metrics"), "STORE", None)
 
 
 async def complete(processes: Iterable[ReportedMetrics]) -> None:
-    """Wait for the reports of several processes that are due, for a moment at the most."""
+    """Wait until several processes have sent the reports that are due, for at most ``_TIMEOUT``."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             for each in processes:
                 await each.complete()
 
 
 def of_this_process() -> list[Reading]:
-    """Return what models count that run in the server itself."""
+    """Return the readings of models that run in the server process."""
     here = store()
     return [] if here is None else here.collect()
 
 
-def families(readings: Iterable[Reading], taken: Iterable[str]) -> list[MetricFamily]:
-    """Return the metrics that several processes count. Names that are ``taken`` keep their meaning.
+def write(readings: Iterable[Reading], page: Page) -> None:
+    """Write the sums of the readings of several processes. Names that are on the page already are skipped.
 
-    Counters and histograms add up. So do gauges that only go up and down; of one that is set, the last value counts.
+    Counters and histograms are added up, as are gauges that are only incremented and decremented. Of a gauge that is
+    set, the latest value counts.
     """
-    own = set(taken)
-    return [each.family() for each in _merged(readings) if each.name not in own]
+    taken = set(page.names)
+    for each in _sums(readings):
+        if each.name not in taken:
+            page.write(each.table(), each.rows())
 
 
-class _Merged:
-    """A family, as several processes count it."""
+class _Sum:
+    """Sum of a metric family over several processes."""
 
     def __init__(self, name: str, description: str, kind: int) -> None:
         self.name = name
         self.description = description
         self.kind = kind
         self.samples: dict[tuple[tuple[str, str], ...], list[Any]] = {}
-        """By labels: value, bounds, counts, and when it was set."""
+        """Value, bounds, counts, and the time at which the value was set, by labels."""
 
     def add(self, pairs: Iterable[Sequence[str]], value: float, bounds: Any, counts: list[int], set_ns: int) -> None:
+        """Add a sample."""
         key = tuple((name, text) for name, text in pairs)
         known = self.samples.get(key)
         if known is None:
@@ -108,25 +112,29 @@ class _Merged:
             known[0] += value
             known[2] = [one + other for one, other in zip(known[2], counts, strict=True)]
 
-    def family(self) -> MetricFamily:
-        samples: list[Sample] = [
+    def table(self) -> MetricTable[Value]:
+        """Return the declaration of the metric."""
+        return MetricTable((Metric(self.name, _KINDS[self.kind], self.description, lambda value: value),))
+
+    def rows(self) -> list[tuple[Labels, Value]]:
+        """Return the samples to be written."""
+        return [
             (labels(dict(pairs)), Histogram.of(bounds, counts, value) if self.kind == _HISTOGRAM else value)
             for pairs, (value, bounds, counts, _) in self.samples.items()
         ]
-        return MetricFamily(self.name, self.description, _TYPES[self.kind], samples)
+
+    def reading(self) -> Reading:
+        """Return the sum as a reading."""
+        samples = [(pairs, *sample) for pairs, sample in self.samples.items()]
+        return self.name, self.description, self.kind, samples
 
 
-def _merged(readings: Iterable[Reading]) -> list[_Merged]:
-    """Return the families that have metrics. Where two of a name are of different kinds, the first is meant."""
-    found: dict[str, _Merged] = {}
+def _sums(readings: Iterable[Reading]) -> list[_Sum]:
+    """Return the sum of each family that has samples. If processes disagree on its kind, the first one counts."""
+    found: dict[str, _Sum] = {}
     for name, description, kind, samples in readings:
-        family = found.setdefault(name, _Merged(name, description, kind))
+        family = found.setdefault(name, _Sum(name, description, kind))
         if family.kind == kind:
             for sample in samples:
                 family.add(*sample)
     return [family for family in found.values() if family.samples]
-
-
-def _as_reading(family: _Merged) -> Reading:
-    samples = [(labels, *sample) for labels, sample in family.samples.items()]
-    return family.name, family.description, family.kind, samples

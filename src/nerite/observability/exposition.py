@@ -1,126 +1,155 @@
-"""The Prometheus text format, by hand because Triton's counters lack the ``_total`` that libraries insist on.
+"""Declarations of metrics, and the writer of the Prometheus text format.
 
-A page of a thousand models has 160,000 lines, of which only the numbers change. So the labels of a sample are text from
-the beginning, and the lines of a histogram are one form, into which its labels and numbers are put.
+Written by hand because Triton's counters lack the ``_total`` suffix that client libraries insist on, and for speed: a
+page of a thousand models has 160,000 lines of which only the numbers change. Labels are therefore kept as encoded
+text, and the lines of a histogram are one template for its labels and counts.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final, NamedTuple, NewType, TypeAlias
+from typing import Final, Generic, Literal, NamedTuple, NewType, TypeAlias, TypeVar
 
+from nerite.config.options import MetricsOptions
 from nerite.core.text import MAX_NAME, quoted_text
 from nerite.observability.histogram import Histogram, QuantileSum
 
 Labels = NewType("Labels", str)
-"""Those of a sample, as they stand between the braces: sorted by their names, as Triton writes them."""
+"""Encoded labels of a sample, as between the braces: sorted by name, as Triton writes them."""
 UNLABELLED: Final = Labels("")
 _WORDS: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _LABELS: Final = "\0"
-"""Where the labels go in a form."""
+"""Placeholder of the labels in the template of a histogram."""
 _LABEL: Final = re.compile(r'([^=,]+)="(?:[^"\\]|\\.)*"')
-_TOGETHER: Final = 256
-"""Parts of a family in a piece: up to 2 MB, of histograms."""
+_PIECE: Final = 256
+"""Samples of a family in one piece of the page: up to 0.5 MB, if they are histograms."""
 
-
+Owner = TypeVar("Owner")
 Value: TypeAlias = float | Histogram | QuantileSum
-"""That of a histogram is a distribution."""
-Sample: TypeAlias = tuple[Labels, Value]
 
 
-class MetricFamily(NamedTuple):
-    """A metric: its name, what it means, its type, and a value for each set of labels."""
+class Metric(NamedTuple, Generic[Owner]):
+    """Declaration of a metric, with the function that reads it from its owner."""
 
     name: str
+    kind: Literal["counter", "gauge", "histogram", "summary"]
     help: str
-    type: str
-    samples: Sequence[Sample]
+    read: Callable[[Owner], Value | Mapping[str, Value] | None]
+    """Returns the value, or a value for each value of ``label``. None: there is no sample."""
+    label: str = ""
+    """Label that distinguishes the samples of one owner."""
+
+
+class MetricTable(NamedTuple, Generic[Owner]):
+    """Metrics of one kind of owner, in the order in which they are written."""
+
+    metrics: Sequence[Metric[Owner]]
+    labels: Sequence[str] = ()
+    """Labels that identify an owner."""
+    option: str = ""
+    """Setting of ``MetricsOptions`` without which the metrics are not written."""
+    applies: Callable[[Owner], bool] | None = None
+    """Tells which owners have these metrics. If set, the metrics are on the page only if one of the owners has them."""
+
+    def row(self, owner: Owner, *values: str) -> tuple[Labels, Owner]:
+        """Return an owner with its labels, which have these values."""
+        return labels(dict(zip(self.labels, values, strict=True))), owner
+
+    def enabled(self, options: MetricsOptions) -> bool:
+        """Return whether the options enable these metrics."""
+        return not self.option or bool(getattr(options, self.option))
 
 
 def labels(pairs: Mapping[str, str]) -> Labels:
-    """Return the text of some labels."""
+    """Encode labels."""
     return Labels(",".join([f'{name}="{_escaped(text)}"' for name, text in sorted(pairs.items())]))
 
 
 @lru_cache(1024)
-def label(name: str, text: str) -> Labels:
-    """Return the text of a label that many samples have."""
+def _label(name: str, text: str) -> str:
+    """Encode a label that many samples have."""
     return labels({name: text})
 
 
-def joined(one: Labels, other: Labels) -> Labels:
-    """Return the labels of both."""
-    if not (one and other):
-        return one or other
-    return Labels(",".join([text for _, text in sorted((*_parted(one), *_parted(other)))]))
-
-
 @lru_cache(256)
-def _parted(of: Labels) -> tuple[tuple[str, str], ...]:
-    """Return each label with its name before it. The many samples of a version have the same ones."""
-    return tuple((each[1], each[0]) for each in _LABEL.finditer(of))
+def _split(encoded: Labels, name: str) -> tuple[str, str]:
+    """Return the labels that stand before and after a label called ``name``, with the commas in between."""
+    found = [(each[1], each[0]) for each in _LABEL.finditer(encoded)]
+    before = "".join([f"{text}," for other, text in found if other < name])
+    return before, "".join([f",{text}" for other, text in found if other >= name])
 
 
 class Page:
-    """Takes families, each of them whole or in parts, and writes down their values at once.
+    """Collects metrics, whose values are formatted at once, and returns the page.
 
-    Triton's form is that of Prometheus. ``openly`` it is OpenMetrics, with exemplars: that knows only counters whose
-    names end with ``_total``. The others keep their names, and are of unknown type.
+    The format is Triton's, which is that of Prometheus, or OpenMetrics, which has exemplars. OpenMetrics knows only
+    counters whose names end with ``_total``: the others keep their names and are declared to be of unknown type.
     """
 
-    def __init__(self, *, openly: bool = False) -> None:
-        self._openly = openly
-        self._families: dict[str, list[bytes]] = {}
+    def __init__(self, *, openmetrics: bool = False) -> None:
+        self._openmetrics = openmetrics
+        self._families: dict[str, list[str]] = {}
+        """By name: the comment lines, and then the text of each sample."""
 
     @property
     def names(self) -> Iterable[str]:
-        """The families there are."""
+        """Names of the metrics written so far."""
         return self._families.keys()
 
-    def add(self, families: Iterable[MetricFamily]) -> None:
-        """Take families, or more samples of those that are there."""
-        for family in families:
-            text = self._families.get(family.name)
-            if text is None:
-                text = self._families[family.name] = [_head(family, openly=self._openly).encode()]
-            if family.samples:
-                text.append("".join(_samples(family, openly=self._openly)).encode())
+    def write(self, table: MetricTable[Owner], rows: Sequence[tuple[Labels, Owner]]) -> None:
+        """Write the samples of some owners. Samples of a metric are kept together, also if more are written later."""
+        if table.applies is not None:
+            rows = [row for row in rows if table.applies(row[1])]
+            if not rows:
+                return
+        for metric in table.metrics:
+            name, label = metric.name, metric.label
+            lines = self._families.get(name)
+            if lines is None:
+                lines = self._families[name] = [_comments(metric, openmetrics=self._openmetrics)]
+            for of, owner in rows:
+                value = metric.read(owner)
+                if isinstance(value, Mapping):
+                    before, after = _split(of, label)
+                    lines += [
+                        self._sample(name, f"{before}{_label(label, text)}{after}", each)
+                        for text, each in value.items()
+                    ]
+                elif value is not None:
+                    lines.append(self._sample(name, of, value))
 
     def pieces(self) -> Iterator[bytes]:
-        """Return the page, in pieces that can be put together in a moment."""
-        for text in self._families.values():
-            yield from (b"".join(text[at : at + _TOGETHER]) for at in range(0, len(text), _TOGETHER))
-        if self._openly:
+        """Yield the page in pieces, each of which is encoded within a fraction of a millisecond."""
+        for lines in self._families.values():
+            yield from ("".join(lines[at : at + _PIECE]).encode() for at in range(0, len(lines), _PIECE))
+        if self._openmetrics:
             yield b"# EOF\n"
 
-
-def _head(family: MetricFamily, *, openly: bool) -> str:
-    name, type_ = family.name, family.type
-    if openly and type_ == "counter":
-        name, type_ = (name.removesuffix("_total"), type_) if name.endswith("_total") else (name, "unknown")
-    return f"# HELP {name} {_help(family.help)}\n# TYPE {name} {type_}\n"
-
-
-def _samples(family: MetricFamily, *, openly: bool) -> Iterator[str]:
-    name = family.name
-    for of, value in family.samples:
+    def _sample(self, name: str, of: str, value: Value) -> str:
         if isinstance(value, Histogram):
-            yield _distributed(name, of, value, openly=openly)
-        elif isinstance(value, QuantileSum):
-            yield _summed(name, of, value)
-        else:
-            yield _line(name, of, value)
+            return _histogram(name, of, value, openmetrics=self._openmetrics)
+        if isinstance(value, QuantileSum):
+            return _summary(name, of, value)
+        return _line(name, of, value)
 
 
-def _distributed(name: str, of: Labels, value: Histogram, *, openly: bool) -> str:
+def _comments(metric: Metric[Owner], *, openmetrics: bool) -> str:
+    name, kind = metric.name, str(metric.kind)
+    if openmetrics and kind == "counter":
+        name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
+    return f"# HELP {name} {_help(metric.help)}\n# TYPE {name} {kind}\n"
+
+
+def _histogram(name: str, of: str, value: Histogram, *, openmetrics: bool) -> str:
     before = of.replace("%", "%%") + "," if of else ""
     counts = [*accumulate(value.counts)]
-    buckets = _buckets(name, tuple(value.bounds), openly=openly).replace(_LABELS, before) % tuple(counts)
-    if openly and value.exemplars:
+    template = _bucket_template(name, tuple(value.bounds), openmetrics=openmetrics)
+    buckets = template.replace(_LABELS, before) % tuple(counts)
+    if openmetrics and value.exemplars:
         lines = buckets.split("\n")
         for place, (trace_id, seen, at) in tuple(value.exemplars.items()):  # another thread adds to them
             lines[place] += f' # {{trace_id="{trace_id:032x}"}} {seen!r} {at:.3f}'
@@ -129,31 +158,31 @@ def _distributed(name: str, of: Labels, value: Histogram, *, openly: bool) -> st
 
 
 @lru_cache(256)
-def _buckets(name: str, bounds: tuple[float, ...], *, openly: bool) -> str:
-    """Return the form of the buckets of a histogram."""
-    texts = (repr(float(bound)) if openly and bound != math.inf else _number(bound) for bound in (*bounds, math.inf))
+def _bucket_template(name: str, bounds: tuple[float, ...], *, openmetrics: bool) -> str:
+    """Return the bucket lines of a histogram with placeholders for its labels and counts."""
+    texts = (
+        repr(float(bound)) if openmetrics and bound != math.inf else _number(bound) for bound in (*bounds, math.inf)
+    )
     return "".join([f'{name}_bucket{{{_LABELS}le="{text}"}} %d\n' for text in texts])
 
 
-def _summed(name: str, of: Labels, value: QuantileSum) -> str:
+def _summary(name: str, of: str, value: QuantileSum) -> str:
     before = f"{of}," if of else ""
-    quantiles = [
-        _line(name, Labels(f'{before}quantile="{_number(quantile)}"'), each) for quantile, each in value.quantiles
-    ]
+    quantiles = [_line(name, f'{before}quantile="{_number(quantile)}"', each) for quantile, each in value.quantiles]
     return "".join([_line(f"{name}_count", of, value.events), _line(f"{name}_sum", of, value.total), *quantiles])
 
 
-def _line(name: str, of: Labels, value: float) -> str:
+def _line(name: str, of: str, value: float) -> str:
     return f"{name}{{{of}}} {_number(value)}\n" if of else f"{name} {_number(value)}\n"
 
 
 def _escaped(text: str) -> str:
-    """Return the text of a label, of bounded length."""
+    """Return the escaped value of a label, of bounded length."""
     return _help(text).replace('"', '\\"')
 
 
 def _help(text: str) -> str:
-    """Return a text that models may have written as one line of bounded length, which can be encoded."""
+    """Return a text, possibly written by a model, as one line of bounded length that can be encoded."""
     return quoted_text(text, MAX_NAME).replace("\\", "\\\\").replace("\n", "\\n")
 
 

@@ -1,7 +1,6 @@
-"""The NVIDIA GPUs of the machine, as the driver's management library (NVML) tells them.
+"""NVIDIA GPUs of the machine and their metrics, read through the driver's management library (NVML).
 
-It is asked through the package nvidia-ml-py, where that is installed. Asking makes no CUDA context, and so takes none
-of a GPU's memory.
+The library is used through the optional package nvidia-ml-py. It creates no CUDA context and so uses no GPU memory.
 """
 
 from __future__ import annotations
@@ -9,29 +8,29 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nerite.config.options import MetricsOptions
-from nerite.observability.exposition import MetricFamily, labels
+from nerite.observability.exposition import Metric, MetricTable, Page
 
 _log = logging.getLogger("nerite.observability")
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-"""There where a driver is loaded."""
+"""Exists if a driver is loaded."""
 
 
 class Gpu(NamedTuple):
-    """A GPU. Its number is the one that CUDA gives it in this process, and that instance groups name."""
+    """A GPU. Its number is the one that CUDA gives it in this process, and that instance groups use."""
 
     number: int
     uuid: str
     name: str
     capability: float
-    """Its compute capability."""
+    """Compute capability."""
     handle: Any
-    """What the library calls it."""
+    """Handle of the library."""
 
 
 class GpuMemory(NamedTuple):
@@ -39,11 +38,11 @@ class GpuMemory(NamedTuple):
 
     total: int
     used: int
-    """By whatever process."""
+    """By all processes."""
 
 
 class GpuReadings(NamedTuple):
-    """What a GPU is doing. What it cannot tell is None."""
+    """Readings of a GPU; None for those that it does not report."""
 
     utilization: float | None
     """From 0 to 1."""
@@ -51,18 +50,18 @@ class GpuReadings(NamedTuple):
     watts: float | None
     watts_allowed: float | None
     joules: float | None
-    """Since the driver was loaded."""
+    """Energy consumption since the driver was loaded."""
 
 
 class GpuLibrary:
     """The management library."""
 
     def __init__(self, nvml: Any) -> None:
-        """``nvml`` is the module ``pynvml``, initialised; None where there are no GPUs that could be used."""
+        """``nvml``: the initialized module ``pynvml``; None if no GPU can be used."""
         self._nvml = nvml
 
     def gpus(self, visible: str | None) -> list[Gpu]:
-        """Return the GPUs that CUDA finds where ``CUDA_VISIBLE_DEVICES`` is ``visible`` (None: not set)."""
+        """Return the GPUs that CUDA finds if ``CUDA_VISIBLE_DEVICES`` is ``visible`` (None: not set)."""
         if self._nvml is None:
             return []
         nvml = self._nvml
@@ -80,30 +79,30 @@ class GpuLibrary:
         ]
 
     def driver(self) -> str:
-        """Return the version of the driver, and the newest CUDA that it can do; nothing where there are no GPUs."""
+        """Return the versions of the driver and of the newest CUDA that it supports; empty without GPUs."""
         if self._nvml is None:
             return ""
         cuda = self._nvml.nvmlSystemGetCudaDriverVersion()
         return f"{_text(self._nvml.nvmlSystemGetDriverVersion())}, up to CUDA {cuda // 1000}.{cuda % 1000 // 10}"
 
     def memory(self, gpu: Gpu) -> GpuMemory | None:
-        """Return the memory of a GPU; None where it does not tell."""
-        info = self._asked("nvmlDeviceGetMemoryInfo", gpu)
+        """Return the memory of a GPU; None if it does not report it."""
+        info = self._call("nvmlDeviceGetMemoryInfo", gpu)
         return None if info is None else GpuMemory(int(info.total), int(info.used))
 
     def read(self, gpu: Gpu) -> GpuReadings:
-        """Return what a GPU is doing. May take some milliseconds."""
-        rates = self._asked("nvmlDeviceGetUtilizationRates", gpu)
+        """Read a GPU. May take some milliseconds."""
+        rates = self._call("nvmlDeviceGetUtilizationRates", gpu)
         return GpuReadings(
             None if rates is None else rates.gpu / 100,
             self.memory(gpu),
-            _thousandth(self._asked("nvmlDeviceGetPowerUsage", gpu)),
-            _thousandth(self._asked("nvmlDeviceGetEnforcedPowerLimit", gpu)),
-            _thousandth(self._asked("nvmlDeviceGetTotalEnergyConsumption", gpu)),
+            _thousandth(self._call("nvmlDeviceGetPowerUsage", gpu)),
+            _thousandth(self._call("nvmlDeviceGetEnforcedPowerLimit", gpu)),
+            _thousandth(self._call("nvmlDeviceGetTotalEnergyConsumption", gpu)),
         )
 
-    def _asked(self, function: str, gpu: Gpu) -> Any:
-        """Return what the library says of a GPU; None where it has no answer, as some GPUs have to some questions."""
+    def _call(self, function: str, gpu: Gpu) -> Any:
+        """Call a function of the library; return None if this GPU does not support it."""
         try:
             return getattr(self._nvml, function)(gpu.handle)
         except self._nvml.NVMLError:
@@ -111,15 +110,15 @@ class GpuLibrary:
 
 
 def open_library() -> GpuLibrary:
-    """Return the management library. Where a driver is loaded and cannot be asked, the log says why, and what helps."""
+    """Return the management library. Log a warning with a remedy if a driver is loaded that cannot be used."""
     library, why_not = find_library()
     if why_not:
-        _log.warning("there is a driver for NVIDIA GPUs, and none is used: %s", why_not)
+        _log.warning("an NVIDIA driver is loaded, but GPUs cannot be used: %s", why_not)
     return library
 
 
 def find_library() -> tuple[GpuLibrary, str]:
-    """Return the management library; and where a driver is loaded and cannot be asked, why, and what helps."""
+    """Return the management library, and the remedy or reason if a driver is loaded that cannot be used."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -132,15 +131,15 @@ def find_library() -> tuple[GpuLibrary, str]:
 
 
 def driver_is_loaded() -> bool:
-    """Return whether there is a driver for NVIDIA GPUs."""
+    """Return whether an NVIDIA driver is loaded."""
     return _DRIVER.exists()
 
 
 def visible_indices(uuids: Sequence[str], visible: str | None) -> list[int]:
-    """Return which of the machine's GPUs CUDA finds, in its order. ``visible`` is ``CUDA_VISIBLE_DEVICES``.
+    """Return the indices of the GPUs that CUDA finds, in its order. ``visible`` is ``CUDA_VISIBLE_DEVICES``.
 
-    As CUDA reads it: numbers or beginnings of UUIDs, up to the first that names no GPU; nothing where one is named
-    twice. Parts of a GPU (``MIG-…``) count as none.
+    Parsed as CUDA does: a list of indices or UUID prefixes that ends before the first that names no GPU, and that is
+    empty if a GPU is named twice. Parts of a GPU (``MIG-…``) are not supported.
     """
     if visible is None:
         return list(range(len(uuids)))
@@ -159,11 +158,11 @@ def visible_indices(uuids: Sequence[str], visible: str | None) -> list[int]:
 
 
 def usable(gpus: Sequence[Gpu], minimum: float) -> list[Gpu]:
-    """Return the GPUs of at least this compute capability; the log names the others."""
+    """Return the GPUs of at least this compute capability; log the others."""
     for gpu in gpus:
         if gpu.capability < minimum:
             _log.warning(
-                "GPU %d (%s) is left alone: its compute capability is %s, below the %s of "
+                "GPU %d (%s) is not used: its compute capability %s is below the %s of "
                 "--min-supported-compute-capability",
                 gpu.number,
                 gpu.name,
@@ -174,12 +173,12 @@ def usable(gpus: Sequence[Gpu], minimum: float) -> list[Gpu]:
 
 
 def of_this_machine(library: GpuLibrary, environment: Mapping[str, str], minimum: float) -> list[Gpu]:
-    """Return the GPUs that models of a process with this environment may be on."""
+    """Return the GPUs that models in a process with this environment may use."""
     return usable(library.gpus(environment.get("CUDA_VISIBLE_DEVICES")), minimum)
 
 
 def _text(name: str | bytes) -> str:
-    # Older versions of the package give bytes.
+    # Older versions of the package return bytes.
     return name.decode() if isinstance(name, bytes) else name
 
 
@@ -191,70 +190,68 @@ def _thousandth(value: int | None) -> float | None:
     return None if value is None else value / 1000
 
 
-# The metrics of GPUs, looked at every so often.
-
 SHORTEST: Final = 0.1
-"""Seconds from one look to the next: a driver is busy while it is looked at."""
-
-_GAUGES: Final[tuple[tuple[str, str, Callable[[GpuReadings], float | None]], ...]] = (
-    ("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", lambda r: r.utilization),
-    ("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", lambda r: r.memory and r.memory.total),
-    ("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", lambda r: r.memory and r.memory.used),
-    ("nv_gpu_power_usage", "GPU power usage in watts", lambda r: r.watts),
-    ("nv_gpu_power_limit", "GPU power management limit in watts", lambda r: r.watts_allowed),
-)
+"""Minimum seconds between two readings: reading keeps the driver busy."""
 
 
-def gauges_of(
+class _GpuState(NamedTuple):
+    now: GpuReadings
+    at_start: GpuReadings
+
+
+def _consumed(gpu: _GpuState) -> float | None:
+    now, before = gpu.now.joules, gpu.at_start.joules
+    return None if now is None or before is None else max(now - before, 0)
+
+
+METRICS: Final = MetricTable[_GpuState]((
+    Metric("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.now.utilization),
+    Metric("nv_gpu_memory_total_bytes", "gauge",
+           "GPU total memory, in bytes", lambda gpu: gpu.now.memory and gpu.now.memory.total),
+    Metric("nv_gpu_memory_used_bytes", "gauge",
+           "GPU used memory, in bytes", lambda gpu: gpu.now.memory and gpu.now.memory.used),
+    Metric("nv_gpu_power_usage", "gauge", "GPU power usage in watts", lambda gpu: gpu.now.watts),
+    Metric("nv_gpu_power_limit", "gauge", "GPU power management limit in watts", lambda gpu: gpu.now.watts_allowed),
+    Metric("nv_energy_consumption", "counter",
+           "GPU energy consumption in joules since the Triton Server started", _consumed),
+), labels=("gpu_uuid",), option="gpu")  # fmt: skip
+
+
+def start_gpu_metrics(
     library: GpuLibrary, gpus: Sequence[Gpu], options: MetricsOptions, environment: Mapping[str, str]
-) -> GpuGauges | None:
-    """Begin to look at GPUs, if there are some and they are to be reported."""
-    if not gpus or not options.gpu or "TRITON_SERVER_CPU_ONLY" in environment:
+) -> GpuMetrics | None:
+    """Start to read GPUs periodically; return None if there are none, or their metrics are disabled."""
+    if not gpus or not METRICS.enabled(options) or "TRITON_SERVER_CPU_ONLY" in environment:
         return None
     for gpu in gpus:
         _log.info("Collecting metrics for GPU %d: %s", gpu.number, gpu.name)
-    return GpuGauges(library, gpus, max(options.interval_ms / 1000, SHORTEST))
+    return GpuMetrics(library, gpus, max(options.interval_ms / 1000, SHORTEST))
 
 
-class GpuGauges:
-    """Reads GPUs in a thread of its own: a driver may take its time, and no scrape waits for it."""
+class GpuMetrics:
+    """Reads GPUs in a thread of its own, so that no scrape waits for a slow driver."""
 
     def __init__(self, library: GpuLibrary, gpus: Sequence[Gpu], interval: float) -> None:
-        """``interval``: seconds from one look to the next. The first look is taken here."""
+        """Read the GPUs once, then every ``interval`` seconds."""
         self._library = library
         self._gpus = gpus
         self._interval = interval
         self._closed = threading.Event()
-        self._latest = self._read()
-        self._joules_before = [readings.joules for readings in self._latest]
-        self._thread = threading.Thread(target=self._look, name="gpu gauges", daemon=True)
+        self._at_start = self._latest = self._read()
+        self._thread = threading.Thread(target=self._run, name="gpu metrics", daemon=True)
         self._thread.start()
 
-    def families(self) -> list[MetricFamily]:
-        """Return the metrics as of the latest look. What a GPU does not tell is left out."""
-        rows = [(labels({"gpu_uuid": gpu.uuid}), now) for gpu, now in zip(self._gpus, self._latest, strict=True)]
-        gauges = [
-            MetricFamily(name, text, "gauge", [(of, value) for of, now in rows if (value := read(now)) is not None])
-            for name, text, read in _GAUGES
-        ]
-        consumed = MetricFamily(
-            "nv_energy_consumption",
-            "GPU energy consumption in joules since the Triton Server started",
-            "counter",
-            [
-                (of, max(now.joules - before, 0))
-                for (of, now), before in zip(rows, self._joules_before, strict=True)
-                if now.joules is not None and before is not None
-            ],
-        )
-        return [*gauges, consumed]
+    def write_metrics(self, page: Page) -> None:
+        """Write the latest readings. Values that a GPU does not report are left out."""
+        states = zip(self._gpus, self._latest, self._at_start, strict=True)
+        page.write(METRICS, [METRICS.row(_GpuState(now, at_start), gpu.uuid) for gpu, now, at_start in states])
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._closed.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while not self._closed.wait(self._interval):
             self._latest = self._read()
 

@@ -1,13 +1,12 @@
-"""The log: ``log.info("…")`` from anywhere in the server, in Triton's record format or as JSON.
+"""The log of the server: ``log.info("…")`` from anywhere, in Triton's record format or as JSON.
 
-Warnings and errors that repeat themselves all the time are counted (``repeats``). Information is written as it comes.
+There is one, ``log``, because its settings belong to the process: flags set them at start, and clients change them
+through the logging extension. A call whose level is off costs a method call and a comparison; if building the message
+is expensive, check first: ``if log.verbose_level >= 1``. Repeated warnings and errors are counted instead of written.
 
-There is one, ``log``, because its settings belong to the process: flags set them at start and clients change them
-through the logging extension. A call whose level is off costs a method call and a comparison. Where even building the
-message would cost, ask first: ``if log.verbose_level >= 1``.
-
-Worker processes do not write. They send text, level and place to the server, which passes them to ``relay``, so all
-lines have one form and arrive whole.
+Packages below this one, libraries and models use the standard ``logging`` module, whose records arrive here through
+``install_logging``. Worker processes do not write: they send their lines to the server (``worker_line``), so that all
+lines have the same format and are never mixed.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import Final, get_args
 from nerite.config.options import LogFormat, LogOptions
 from nerite.core.failures import ExceptionText
 from nerite.core.request import at_hand, current_request_ids
+from nerite.core.text_table import terminal_width
 from nerite.observability.log_records import (
     JsonFormatter,
     LogFormatter,
@@ -33,50 +33,49 @@ from nerite.observability.log_records import (
     LogTable,
     TextFormatter,
     bounded,
-    terminal_width,
 )
 
-# Lines that repeat themselves: the first are written as they come, and then there is one now and then, with a count.
-#
-# A model that fails a thousand times a second says the same a thousand times a second. That fills disks, and hides
-# what else is said. Pure: told each line and the time, asked for what is to be said when it is due.
-
-AT_ONCE: Final = 10
-"""Equal lines that are written within ``SECOND``."""
+BURST: Final = 10
+"""Number of equal lines that are written within ``SECOND``; further ones are counted."""
 SECOND: Final = 1_000_000_000
-WHILE: Final = 10 * SECOND
-"""How often there is a line with a count, while it goes on."""
+SUMMARY_INTERVAL: Final = 10 * SECOND
+"""Interval between summaries of a line that keeps repeating."""
 _MAX_LINES: Final = 1000
-"""Different ones that are watched. What comes beyond is written."""
+"""Maximum number of distinct lines that are tracked. Others are always written."""
 _MAX_IDS: Final = 8
+"""Maximum number of request ids in a summary."""
 
 
-class _Line:
-    """One that was written, and comes again perhaps."""
+class _RepeatedLine:
+    """State of a line that was written and may repeat."""
 
     __slots__ = ("began", "held", "ids", "last", "until", "written")
 
     def __init__(self, now: int) -> None:
         self.began = now
         self.until = now + SECOND
+        """End of the period, when a summary is due if lines were held back."""
         self.written = 0
         self.held = 0
-        """As many were not written since ``began``."""
+        """Number of lines held back in this period."""
         self.last: LogRecord
-        """Of those."""
+        """The last one of those."""
         self.ids: list[str] = []
-        """Of the requests that they were about, the first few."""
+        """Ids of the requests that they concern, the first few."""
 
 
 class RepeatLimiter:
-    """Those of one log."""
+    """Decides which lines are written, and summarizes the others. Has no clock.
+
+    A model that fails a thousand times a second logs the same line as often: that fills disks and hides other lines.
+    """
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, _Line] = {}
+        self._lines: dict[Hashable, _RepeatedLine] = {}
 
     def admits(self, record: LogRecord, now: int) -> bool:
-        """Return whether a line is to be written now; if not, it will be among those that ``due`` counts."""
-        # Messages may be long, and quote what clients send.
+        """Return whether to write a record now; if not, it becomes part of a summary."""
+        # The key has no reference to the message, which may be long.
         text = record.message
         key = (record.level, record.file, record.line, len(text), hash(text), record.extras.get("instance"))
         line = self._lines.get(key)
@@ -88,8 +87,8 @@ class RepeatLimiter:
                 self._forget(now)
                 if len(self._lines) >= _MAX_LINES:
                     return True
-            line = self._lines[key] = _Line(now)
-        if line.written < AT_ONCE:
+            line = self._lines[key] = _RepeatedLine(now)
+        if line.written < BURST:
             line.written += 1
             return True
         line.held += 1
@@ -100,142 +99,132 @@ class RepeatLimiter:
         return False
 
     def next_time(self) -> int | None:
-        """Return when to ask ``due``; None while there is nothing to be said."""
+        """Return the time at which the next summary is due; None if no line is held back."""
         return min((line.until for line in self._lines.values() if line.held), default=None)
 
     def due(self, now: int) -> list[LogRecord]:
-        """Return a line with a count for each of which some were not written, and whose time has come."""
-        told = []
+        """Return the summaries that are due, and start a new period for their lines."""
+        summaries = []
         for line in self._lines.values():
             if line.held and line.until <= now:
-                told.append(_told(line, now))
-                line.began, line.until = now, now + WHILE
+                summaries.append(_summary(line, now))
+                line.began, line.until = now, now + SUMMARY_INTERVAL
                 line.held = 0
                 line.ids = []
         self._forget(now)
-        return told
+        return summaries
 
     def _forget(self, now: int) -> None:
         self._lines = {key: line for key, line in self._lines.items() if line.held or now < line.until}
 
 
-def _told(line: _Line, now: int) -> LogRecord:
-    """Return the line that stands for those that were not written."""
+def _summary(line: _RepeatedLine, now: int) -> LogRecord:
     last = line.last
     first = last.message.partition("\n")[0]
     seconds = (now - line.began) / SECOND
-    times = "once more" if line.held == 1 else f"{line.held} times more"
+    times = "once" if line.held == 1 else f"{line.held} times"
     extras = {**last.extras, "repeated": line.held}
     if line.held > 1:
         extras.pop("request_id", None)
         if line.ids:
             more = ", …" if line.held > len(line.ids) else ""
             extras["request_id"] = ", ".join(line.ids) + more
-    return last._replace(message=f"{first} (this line came {times} in {seconds:.0f} s)", extras=extras)
+    return last._replace(message=f"{first} (repeated {times} in {seconds:.0f} s)", extras=extras)
 
 
 _FORMATS: dict[str, LogFormat] = {name: name for name in get_args(LogFormat)}
-_LOUD = frozenset({LogLevel.ERROR, LogLevel.WARNING})
-_NO_ESCAPE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
+_TO_STDERR = frozenset({LogLevel.ERROR, LogLevel.WARNING})
+_ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
 
 class Log:
-    """Levels that can be switched while the server runs, one form, and two streams or one file."""
+    """A log whose levels and format can be changed at run time; it writes to two streams or to one file."""
 
     def __init__(self, out: LogSink, err: LogSink) -> None:
         self.info_enabled = True
         self.warning_enabled = True
         self.error_enabled = True
         self.verbose_level = 0
+        self.file = ""
+        """Path of the log file; empty if records go to the standard streams."""
+        self.format: LogFormat = "default"
         self._streams = (out, err)
         self._file: LogSink | None = None
-        self._file_name = ""
-        self._format: LogFormat = "default"
         self._formatter: LogFormatter = _formatter("default")
         self._repeats = RepeatLimiter()
         self._repeats_lock = threading.Lock()
-        self._counting: threading.Timer | None = None
-        """Runs while lines are held back, until it tells how many."""
+        self._repeats_timer: threading.Timer | None = None
+        """Fires when the next summary is due; None if no line is held back."""
 
     def configure(self, options: LogOptions) -> None:
-        """Take over all settings. Raises ``OSError`` if the log file cannot be opened; nothing is changed then."""
+        """Apply all options. Raises ``OSError``, and changes nothing, if the log file cannot be opened."""
         file = LogSink.to_file(options.file) if options.file else None
         self.info_enabled = options.info
         self.warning_enabled = options.warning
         self.error_enabled = options.error
         self.verbose_level = options.verbose
         self.set_format(options.format)
-        before, self._file, self._file_name = self._file, file, options.file
+        before, self._file, self.file = self._file, file, options.file
         if before is not None:
             before.close()
 
-    @property
-    def format(self) -> LogFormat:
-        """The form of records."""
-        return self._format
-
-    @property
-    def file(self) -> str:
-        """The path of the log file; empty where records go to the standard streams."""
-        return self._file_name
-
     def set_format(self, name: str) -> None:
-        """Change the form of the records from the next one on. Raises ``ValueError`` for a name that is none."""
+        """Change the format, from the next record on. Raises ``ValueError`` for an unknown one."""
         if name not in _FORMATS:
             raise ValueError(name)
-        self._format = _FORMATS[name]
-        self._formatter = _formatter(self._format)
+        self.format = _FORMATS[name]
+        self._formatter = _formatter(self.format)
 
     @property
     def settings(self) -> dict[str, bool | int | str]:
-        """All settings, by the names that the logging extension has for them."""
+        """All settings by their names in the logging extension."""
         return {
-            "log_file": self._file_name,
+            "log_file": self.file,
             "log_info": self.info_enabled,
             "log_warning": self.warning_enabled,
             "log_error": self.error_enabled,
             "log_verbose_level": self.verbose_level,
-            "log_format": self._format,
+            "log_format": self.format,
         }
 
     def change(self, settings: Mapping[str, bool | int | str]) -> None:
-        """Change some settings from the next record on; the types are the caller's business.
+        """Change some settings, whose types the caller has checked, from the next record on.
 
-        Raises ``ValueError`` for a form that is none; nothing is changed then.
+        Raises ``ValueError``, and changes nothing, for an unknown format.
         """
-        self.set_format(str(settings.get("log_format", self._format)))
+        self.set_format(str(settings.get("log_format", self.format)))
         self.info_enabled = bool(settings.get("log_info", self.info_enabled))
         self.warning_enabled = bool(settings.get("log_warning", self.warning_enabled))
         self.error_enabled = bool(settings.get("log_error", self.error_enabled))
         self.verbose_level = int(settings.get("log_verbose_level", self.verbose_level))
 
     def info(self, message: str, **extras: object) -> None:
-        """Log what happens. ``extras`` become keys of a JSON record."""
+        """Log a normal event. ``extras`` become keys of a JSON record."""
         if self.info_enabled:
-            self._here(LogLevel.INFO, message, extras)
+            self._log(LogLevel.INFO, message, extras)
 
     def warning(self, message: str, **extras: object) -> None:
-        """Log what looks wrong."""
+        """Log a possible problem."""
         if self.warning_enabled:
-            self._here(LogLevel.WARNING, message, extras)
+            self._log(LogLevel.WARNING, message, extras)
 
     def error(self, message: str, **extras: object) -> None:
-        """Log what went wrong."""
+        """Log a failure."""
         if self.error_enabled:
-            self._here(LogLevel.ERROR, message, extras)
+            self._log(LogLevel.ERROR, message, extras)
 
     def verbose(self, level: int, message: str, **extras: object) -> None:
-        """Log a detail that is wanted from verbosity ``level`` on."""
+        """Log a detail if the verbosity is at least ``level``."""
         if self.verbose_level >= level:
-            self._here(LogLevel.VERBOSE, message, extras)
+            self._log(LogLevel.VERBOSE, message, extras)
 
     def table(self, table: LogTable, heading: str = "", *, verbose: int = 0) -> None:
-        """Log a table below ``heading``, as information, or as a detail of level ``verbose`` if that is not zero."""
+        """Log a table below ``heading``, at level info, or as a detail of level ``verbose`` if that is not zero."""
         if self.verbose_level >= verbose if verbose else self.info_enabled:
-            self._here(LogLevel.VERBOSE if verbose else LogLevel.INFO, heading, {}, table)
+            self._log(LogLevel.VERBOSE if verbose else LogLevel.INFO, heading, {}, table)
 
-    def wants(self, level: LogLevel, verbose: int = 1) -> bool:
-        """Return whether an event of this level, and for VERBOSE of this degree, would be written."""
+    def wants(self, level: LogLevel) -> bool:
+        """Return whether records of this level are written; of VERBOSE, those of verbosity 1."""
         match level:
             case LogLevel.ERROR:
                 return self.error_enabled
@@ -243,86 +232,96 @@ class Log:
                 return self.warning_enabled
             case LogLevel.INFO:
                 return self.info_enabled
-        return self.verbose_level >= verbose
+        return self.verbose_level >= 1
 
-    def relay(self, record: LogRecord, verbose: int = 1) -> None:
-        """Write an event that happened elsewhere, in a worker or a library, if its level is on."""
-        if self.wants(record.level, verbose):
+    def relay(self, record: LogRecord) -> None:
+        """Write a record of a worker or of the ``logging`` module if its level is enabled."""
+        if self.wants(record.level):
             self._write(record)
 
-    def _here(self, level: LogLevel, message: str, extras: dict[str, object], table: LogTable | None = None) -> None:
+    def worker_line(
+        self, instance: str, level: str, text: str, file: str = "worker", line: int = 0, request_id: str = ""
+    ) -> None:
+        """Write a line of a worker. ``level`` is a name of the ``logging`` module; unknown ones count as INFO."""
+        number = logging.getLevelNamesMapping().get(level, logging.INFO)
+        self.relay(_record_now(level_of(number), text, file, line, {"instance": instance, **log_fields(request_id)}))
+
+    def _log(self, level: LogLevel, message: str, extras: dict[str, object], table: LogTable | None = None) -> None:
         caller = sys._getframe(2)
         file = caller.f_code.co_filename.rpartition("/")[2]
-        self._write(
-            LogRecord(level, message, file, caller.f_lineno, os.getpid(), time.time_ns(), table=table, extras=extras)
-        )
+        self._write(_record_now(level, message, file, caller.f_lineno, extras, table))
 
     def _write(self, record: LogRecord) -> None:
         record = bounded(record)
-        if record.level in _LOUD:
+        if record.level in _TO_STDERR:
             with self._repeats_lock:
                 if not self._repeats.admits(record, time.monotonic_ns()):
-                    if self._counting is None:
-                        self._count_on()
+                    if self._repeats_timer is None:
+                        self._start_repeats_timer()
                     return
         self._put(record)
 
     def _put(self, record: LogRecord) -> None:
-        sink = self._file or self._streams[record.level in _LOUD]
+        sink = self._file or self._streams[record.level in _TO_STDERR]
         text = self._formatter.format(record)
         lost = sink.lost
         if lost:
-            told = self._told(record, f"{lost} log records before this one were lost: {sink.problem}")
-            text = f"{told}\n{text}"
+            note = self._about_log(record, f"{lost} log records before this one were lost: {sink.problem}")
+            text = f"{note}\n{text}"
         if not sink.write(text) and sink is self._file and not lost:
-            told = f"cannot write the log: {sink.problem}. Records are lost until that is possible again"
-            self._streams[True].write(self._told(record, told))
+            note = f"cannot write the log: {sink.problem}. Records are lost until it can be written again"
+            self._streams[True].write(self._about_log(record, note))
 
-    def _told(self, record: LogRecord, message: str) -> str:
-        """Return the line of a record about the log itself, made when ``record`` was to be written."""
+    def _about_log(self, record: LogRecord, message: str) -> str:
+        """Return the line of an error of the log itself that occurred when ``record`` was to be written."""
         about = LogRecord(LogLevel.ERROR, message, "log.py", 0, os.getpid(), record.time_ns)
         return self._formatter.format(about)
 
-    def _count_on(self) -> None:
-        """Have what is held back told of when it is due. Under the lock."""
+    def _start_repeats_timer(self) -> None:
+        """Start the timer of the next summary, if any. The caller holds the lock."""
         due = self._repeats.next_time()
-        self._counting = None
+        self._repeats_timer = None
         if due is not None:
             seconds = max(0, due - time.monotonic_ns()) / 1e9
-            self._counting = threading.Timer(seconds, self._tell_repeats)
-            self._counting.daemon = True
-            self._counting.start()
+            self._repeats_timer = threading.Timer(seconds, self._write_summaries)
+            self._repeats_timer.daemon = True
+            self._repeats_timer.start()
 
-    def _tell_repeats(self) -> None:
+    def _write_summaries(self) -> None:
         with self._repeats_lock:
-            told = self._repeats.due(time.monotonic_ns())
-            self._count_on()
-        for record in told:
+            summaries = self._repeats.due(time.monotonic_ns())
+            self._start_repeats_timer()
+        for record in summaries:
             self._put(record._replace(time_ns=time.time_ns()))
 
 
 def _formatter(name: LogFormat) -> LogFormatter:
     if name == "json":
         return JsonFormatter()
-    escape = os.environ.get(_NO_ESCAPE) != "0"
+    escape = os.environ.get(_ESCAPE_VARIABLE) != "0"
     return TextFormatter(iso8601=name == "ISO8601", escape=escape, width=terminal_width())
+
+
+def _record_now(
+    level: LogLevel, message: str, file: str, line: int, extras: Mapping[str, object], table: LogTable | None = None
+) -> LogRecord:
+    return LogRecord(level, message, file, line, os.getpid(), time.time_ns(), table, extras)
 
 
 log = Log(LogSink(1), LogSink(2))
 
-# stdout and stderr of a worker, or of a server with models in it, as Python sees them.
-
 
 class CapturedOutput(io.TextIOWrapper):
-    """Passes lines that are printed while a request with an id is executed to the log, which notes the id.
+    """Replacement for ``sys.stdout`` or ``sys.stderr`` of a worker, or of a server with models in its process.
 
-    All else goes where it would have gone without: to the file descriptor, which the server reads too.
+    Lines printed while requests with ids are executed go to the log, which adds the ids. All else goes to the file
+    descriptor, which the server reads, too.
     """
 
     def __init__(
         self, descriptor: int, name: str, log: Callable[[str, str, str, int], None], *, always: bool = False
     ) -> None:
-        """``log`` takes level, text, file and line. ``always``: everything goes there."""
+        """``log`` takes level, text, file and line. ``always``: all lines go there."""
         super().__init__(
             io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)),
             encoding="utf-8",
@@ -333,11 +332,12 @@ class CapturedOutput(io.TextIOWrapper):
         self._log = log
         self._always = always
         self._rest = ""
+        """Incomplete last line."""
         self._ids = ""
-        """Of the requests that the unfinished line belongs to."""
+        """Ids of the requests that the incomplete line belongs to."""
 
     def write(self, text: str, /) -> int:
-        """Take text; a line counts when it ends, or when another request begins one."""
+        """Write text. A line is logged when it ends, or when output of other requests follows."""
         ids = current_request_ids()
         if ids != self._ids:
             rest, self._rest = self._rest, ""
@@ -353,20 +353,15 @@ class CapturedOutput(io.TextIOWrapper):
         return len(text)
 
 
-# Brings into the log what is said elsewhere: through the standard ``logging`` module, by warnings, by workers.
-#
-# The rooms of the server below this one, and the libraries they use, say ``logging.getLogger(__name__).info(…)``; the
-# record that comes out is the same as if they had used ``log``, with the place they said it at.
-
 _OURS = ("nerite", "triton_python_backend_utils")
-"""What our own rooms say, and models through ``pb_utils.Logger``."""
+"""Loggers of our packages, and of models that use ``pb_utils.Logger``."""
 
 
 class LogHandler(logging.Handler):
-    """Passes records on. DEBUG is verbose 1; a traceback follows its message.
+    """Passes records of the ``logging`` module to the log. DEBUG becomes verbose 1; a traceback follows its message.
 
-    A record is about the requests that are being executed, or about that of its ``extra={"request_id": …}``. What is in
-    its ``extra={"extras": {…}}`` become extras.
+    The request id of a record is that of the requests being executed, or of ``extra={"request_id": …}``. The keys of
+    ``extra={"extras": {…}}`` become extras.
     """
 
     def __init__(self, log: Log) -> None:
@@ -375,10 +370,10 @@ class LogHandler(logging.Handler):
         self.setFormatter(ExceptionText())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write ``record``, as it was given where it cannot be formatted."""
+        """Write ``record``, without formatting its arguments if that fails."""
         level = level_of(record.levelno)
         ours = record.name.partition(".")[0] in _OURS
-        # What libraries chat about is not for the log, unless a model has them do it.
+        # Information of libraries is left out, unless a model causes it.
         if not self._log.wants(level) or not (ours or record.levelno >= logging.WARNING or at_hand.get()):
             return
         message = self.format(record)
@@ -390,15 +385,14 @@ class LogHandler(logging.Handler):
 
 
 def log_fields(request_id: str) -> dict[str, object]:
-    """Return the extras of a record about a request, none if it has no id."""
+    """Return the extras of a record that concerns a request; none if the request has no id."""
     return {"request_id": request_id} if request_id else {}
 
 
 def install_logging(log: Log) -> None:
-    """Make ``log`` the one destination of ``logging``, of warnings, and of what is printed in this process.
+    """Send everything to ``log`` that this process prints, warns of, or logs through the ``logging`` module.
 
-    Of libraries only warnings and errors are taken, but for what they say while a model is executed here; of our own
-    rooms what the settings of ``log`` let through.
+    Of libraries, only warnings and errors are written, and all that they log while a model is executed in this process.
     """
     logging.basicConfig(handlers=[LogHandler(log)], level=logging.INFO, force=True)
     for name in _OURS:
@@ -406,32 +400,16 @@ def install_logging(log: Log) -> None:
     logging.captureWarnings(True)
 
     def printed(level: str, text: str, file: str, line: int) -> None:
-        now, extras = time.time_ns(), log_fields(current_request_ids())
-        log.relay(LogRecord(LogLevel[level], text, file, line, os.getpid(), now, extras=extras))
+        log.relay(_record_now(LogLevel[level], text, file, line, log_fields(current_request_ids())))
 
     sys.stdout = CapturedOutput(1, "stdout", printed, always=True)
     sys.stderr = CapturedOutput(2, "stderr", printed, always=True)
 
 
 def level_of(number: int) -> LogLevel:
-    """Return our level for a level of the standard ``logging`` module."""
+    """Return the level for a level of the ``logging`` module."""
     if number >= logging.ERROR:
         return LogLevel.ERROR
     if number >= logging.WARNING:
         return LogLevel.WARNING
     return LogLevel.INFO if number >= logging.INFO else LogLevel.VERBOSE
-
-
-class WorkerLines:
-    """Called with what workers send: writes it under the name of the instance."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-
-    def __call__(
-        self, instance: str, level: str, text: str, file: str = "worker", line: int = 0, request_id: str = ""
-    ) -> None:
-        """Write ``text``. ``level`` is a name of the ``logging`` module; any other counts as INFO."""
-        number = logging.getLevelNamesMapping().get(level, logging.INFO)
-        extras = {"instance": instance, **log_fields(request_id)}
-        self._log.relay(LogRecord(level_of(number), text, file, line, os.getpid(), time.time_ns(), extras=extras))

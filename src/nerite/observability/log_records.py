@@ -1,7 +1,7 @@
-"""One event of the log, and the forms it can be written in.
+"""Log records, their formats, and the files that they are written to.
 
-``default`` and ``ISO8601`` are Triton's: a preamble, then the message as a JSON string, so that a message can never
-look like two records. ``json`` is one object a line, for machines.
+The formats ``default`` and ``ISO8601`` are Triton's: a preamble, then the message as a JSON string, so that one message
+cannot look like two records. ``json`` is one JSON object per line.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from typing import NamedTuple, Protocol
 
 from nerite.core.failures import system_error
 from nerite.core.text import MAX_NAME, MAX_RECORD, cut, quoted_text
+from nerite.core.text_table import UNLIMITED, render
 
-# Where log records go: stdout and stderr, or a file.
-
-_PATIENCE = 1.0
+_WRITE_TIMEOUT = 1.0
+"""Seconds to wait until a non-blocking terminal or pipe takes more."""
 
 
 class LogSink:
-    """Writes whole lines to a file descriptor: one system call a line, nothing buffered, lines never mixed.
+    """Writes whole lines to a file descriptor, unbuffered and with one system call per line. Thread-safe.
 
-    Never raises: where a line cannot be written (disk full, reader gone) it is dropped and counted, and serving goes
-    on.
+    Never raises: a line that cannot be written (disk full, reader gone) is dropped and counted.
     """
 
     def __init__(self, fd: int, path: str = "") -> None:
-        """With a ``path`` it is the sink's own file, which ``close`` closes."""
+        """With a ``path``, the sink owns the file and ``close`` closes it."""
         self._fd = fd
         self._path = path
         self._lock = threading.Lock()
         self._torn = False
-        """The last line in the file has no end."""
+        """The last line in the file is incomplete."""
         self.lost = 0
-        """Lines that were dropped since the last that was written."""
+        """Number of lines dropped since the last one that was written."""
         self.problem = ""
-        """Why the last of them was."""
+        """Error with which the last of them was dropped."""
 
     @classmethod
     def to_file(cls, path: str) -> LogSink:
@@ -49,8 +48,8 @@ class LogSink:
         return cls(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644), path)
 
     def write(self, text: str) -> bool:
-        """Write ``text`` and a newline; return when the system has taken them, with False if it has not."""
-        # What a model printed may be no text that UTF-8 can hold; a log line is not worth an exception.
+        """Write ``text`` and a newline; return whether the system has accepted them."""
+        # What a model prints may contain surrogates, which UTF-8 cannot encode.
         line = (text + "\n").encode(errors="backslashreplace")
         with self._lock:
             left = memoryview(b"\n" + line if self._torn else line)
@@ -71,89 +70,38 @@ class LogSink:
         try:
             return os.write(self._fd, line)
         except BlockingIOError:
-            # Somebody who shares the terminal made it non-blocking. Wait as a plain write would, for a while.
-            if not select.select((), (self._fd,), (), _PATIENCE)[1]:
+            # Another process made the shared terminal non-blocking. Wait as a blocking write would, for a while.
+            if not select.select((), (self._fd,), (), _WRITE_TIMEOUT)[1]:
                 raise
             return 0
 
     def close(self) -> None:
-        """Close the file, if this sink opened it."""
+        """Close the file if the sink owns it. Idempotent."""
         with self._lock:
             if self._path:
                 fd, self._fd, self._path = self._fd, -1, ""
                 os.close(fd)
 
 
-# ASCII tables for the log: ``+---+`` lines, one row of headings, cells of one or more lines.
-
-WIDE = 500
-"""Columns to use where the output is no terminal."""
-
-
-def render(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDE) -> str:
-    """Draw a table no wider than ``width``, as long as a column can have one character.
-
-    A column that needs less than its equal share leaves the rest to the wider ones; what does not fit is wrapped.
-    """
-    cells = [[cell.split("\n") for cell in row] for row in (headings, *rows)]
-    natural = [max(len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
-    widths = share(natural, width - 3 * len(headings) - 1)
-    divider = "+" + "".join("-" * (size + 2) + "+" for size in widths)
-    head, *body = ["\n".join(_lines(row, widths)) for row in cells]
-    return "\n".join([divider, head, divider, *body, divider])
-
-
-def share(natural: Sequence[int], available: int) -> list[int]:
-    """Divide ``available`` columns of text among cells that would like to have their ``natural`` width."""
-    widths = [0] * len(natural)
-    left = max(available, len(natural))
-    by_need = sorted(range(len(natural)), key=lambda index: natural[index])
-    for position, index in enumerate(by_need):
-        widths[index] = max(1, min(natural[index], left // (len(by_need) - position)))
-        left -= widths[index]
-    return widths
-
-
-def terminal_width() -> int:
-    """Return the columns of the terminal behind stdout, or ``WIDE`` where there is none."""
-    try:
-        return os.get_terminal_size(1).columns or WIDE
-    except OSError:
-        return WIDE
-
-
-def _lines(row: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
-    wrapped = [
-        [line[at : at + size] for line in cell for at in range(0, len(line) or 1, size)]
-        for cell, size in zip(row, widths, strict=True)
-    ]
-    height = max(map(len, wrapped))
-    return [
-        "|"
-        + "".join(f" {cell[at] if at < len(cell) else '':{size}} |" for cell, size in zip(wrapped, widths, strict=True))
-        for at in range(height)
-    ]
-
-
 _CONTROLS = {code: f"\\u{code:04X}" for code in (*range(0x20), *range(0x7F, 0xA0))}
-"""Characters that a terminal may obey, which has no business to do what clients and models write."""
+"""Control characters: a terminal must not execute what clients and models write."""
 _ESCAPES = dict(_CONTROLS)
 _ESCAPES |= {ord(char): f"\\{name}" for char, name in zip('\b\f\n\r\t"\\', 'bfnrt"\\', strict=True)}
 _IN_CELLS = {code: escape for code, escape in _CONTROLS.items() if code != ord("\n")}
 
 
 class LogLevel(Enum):
-    """How much an event matters; the value is the letter Triton's records begin with."""
+    """Severity of a record. The value is the first letter of Triton's records."""
 
     ERROR = "E"
     WARNING = "W"
     INFO = "I"
     VERBOSE = "V"
-    """Written as INFO in Triton's forms."""
+    """Written as INFO in Triton's formats."""
 
 
 class LogTable:
-    """Rows for people in a text log, objects for machines in a JSON log."""
+    """A table: drawn in a text log, a list of objects in a JSON log."""
 
     __slots__ = ("headings", "rows")
 
@@ -163,24 +111,24 @@ class LogTable:
 
 
 class LogRecord(NamedTuple):
-    """An event: when, where, what."""
+    """One event of the log."""
 
     level: LogLevel
     message: str
     file: str
-    """The name of the source file, without its directory."""
+    """Name of the source file, without its directory."""
     line: int
     pid: int
     time_ns: int
     """Since the epoch."""
     table: LogTable | None = None
-    """Stands below the message."""
+    """Written below the message."""
     extras: Mapping[str, object] = MappingProxyType({})
-    """More about the event, such as ``model``, ``instance`` or ``request_id``."""
+    """Additional keys of a JSON record, such as ``model``, ``instance`` or ``request_id``."""
 
 
 def bounded(record: LogRecord) -> LogRecord:
-    """Return ``record`` with its message and the names and ids among its extras cut to their limits."""
+    """Return ``record`` with its message, and names and ids among its extras, truncated to their limits."""
     if len(record.message) > MAX_RECORD:
         record = record._replace(message=cut(record.message, MAX_RECORD))
     long = {
@@ -192,16 +140,16 @@ def bounded(record: LogRecord) -> LogRecord:
 
 
 class LogFormatter(Protocol):
-    """Turns a record into text, without the newline at its end."""
+    """Formats records, without a newline at the end."""
 
     def format(self, record: LogRecord) -> str:
         """Return the text of ``record``."""
 
 
 class TextFormatter:
-    """Triton's two forms. Of the extras ``instance`` and ``request_id`` are shown, in front of the message."""
+    """Triton's two formats. Of the extras, ``instance`` and ``request_id`` are shown in front of the message."""
 
-    def __init__(self, *, iso8601: bool = False, escape: bool = True, width: int = WIDE) -> None:
+    def __init__(self, *, iso8601: bool = False, escape: bool = True, width: int = UNLIMITED) -> None:
         self._iso8601 = iso8601
         self._escape = escape
         self._width = width
@@ -209,13 +157,13 @@ class TextFormatter:
         self._stamp = ""
 
     def format(self, record: LogRecord) -> str:
-        """Return the preamble, the message, and on lines of its own the table."""
+        """Return the preamble, the message, and the table on lines of its own."""
         message = record.message
         if request_id := record.extras.get("request_id"):
             message = f"[request id: {request_id}] {message}"
         if instance := record.extras.get("instance"):
             message = f"[{instance}] {message}"
-        # A table alone has no message, and none is written as "".
+        # A table without a message has no empty quotes.
         text = self._quote(message) if message or record.table is None else ""
         if record.table is not None:
             rows = [[self._plain(cell) for cell in row] for row in record.table.rows]
@@ -242,10 +190,10 @@ class TextFormatter:
 
 
 class JsonFormatter:
-    """One object a line: time, level, message, file, line, pid, then the extras, and a table as a list of objects."""
+    """One object per line: time, level, message, file, line, pid, then the extras, and a table as a list of objects."""
 
     def format(self, record: LogRecord) -> str:
-        """Return the object. An extra that JSON has no form for is written as its ``str()``."""
+        """Return the object. Extras that JSON cannot represent are converted by ``str()``."""
         second, rest = divmod(record.time_ns, 1_000_000_000)
         event: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{rest // 1000:06d}Z",

@@ -1,62 +1,60 @@
-"""The processor and memory of the machine, as Linux tells them."""
+"""Processor and memory of the machine, as Linux reports them, and their metrics."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final, NamedTuple
 
-from nerite.observability.exposition import UNLABELLED, MetricFamily
+from nerite.observability.exposition import UNLABELLED, Metric, MetricTable, Page
 
 _STAT = Path("/proc/stat")
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-class Machine:
-    """Reads the machine's state when asked; the load is that since the last time it was asked."""
+class _MachineState(NamedTuple):
+    utilization: float
+    memory: int
+    used: int
+
+
+MACHINE: Final = MetricTable[_MachineState]((
+    Metric("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", lambda state: state.utilization),
+    Metric("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", lambda state: state.memory),
+    Metric("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", lambda state: state.used),
+), option="cpu")  # fmt: skip
+
+PINNED_MEMORY: Final = MetricTable[None]((
+    Metric("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", lambda _: 0),
+    Metric("nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes", lambda _: 0),
+))  # fmt: skip
+"""Zero, as in a Triton without GPUs: this server keeps no pinned memory."""
+
+
+class MachineMetrics:
+    """Writes the metrics of the machine. The utilization is that since the last time they were written."""
 
     def __init__(self) -> None:
         self._busy, self._total = _ticks()
         self._utilization = 0.0
 
-    def families(self) -> list[MetricFamily]:
-        """Return the metrics of the machine; none where there is no /proc, or none of its files can be opened now."""
+    def write_metrics(self, page: Page) -> None:
+        """Write the metrics; none if the files in /proc are missing or cannot be opened now."""
         try:
             memory = memory_sizes()
         except OSError:
-            return []
+            return
         busy, total = _ticks()
         if total > self._total:
             self._utilization = (busy - self._busy) / (total - self._total)
             self._busy, self._total = busy, total
         used = memory["MemTotal"] - memory["MemAvailable"]
-        return [
-            MetricFamily(
-                "nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", "gauge", [(UNLABELLED, self._utilization)]
-            ),
-            MetricFamily(
-                "nv_cpu_memory_total_bytes",
-                "CPU total memory (RAM), in bytes",
-                "gauge",
-                [(UNLABELLED, memory["MemTotal"])],
-            ),
-            MetricFamily("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", "gauge", [(UNLABELLED, used)]),
-        ]
-
-
-def pinned_pool() -> list[MetricFamily]:
-    """Return what Triton tells of its pool of pinned memory where it has none, as there is none here."""
-    return [
-        MetricFamily(name, f"Pinned memory pool {what} memory size, in bytes", "gauge", [(UNLABELLED, 0)])
-        for name, what in (
-            ("nv_pinned_memory_pool_total_bytes", "total"),
-            ("nv_pinned_memory_pool_used_bytes", "used"),
-        )
-    ]
+        page.write(MACHINE, [(UNLABELLED, _MachineState(self._utilization, memory["MemTotal"], used))])
 
 
 def _ticks() -> tuple[int, int]:
-    """Return the ticks that all processors worked, and all ticks there were."""
+    """Return the number of clock ticks in which processors were busy, and of all ticks."""
     try:
         with _STAT.open() as file:
             fields = [int(field) for field in file.readline().split()[1:9]]
@@ -67,7 +65,7 @@ def _ticks() -> tuple[int, int]:
 
 
 def memory_sizes(file: Path = MEMINFO) -> dict[str, int]:
-    """Return the sizes of /proc/meminfo in bytes. Raises ``OSError`` where it is not."""
+    """Return the sizes in /proc/meminfo, in bytes. Raises ``OSError`` if it cannot be read."""
     sizes = {}
     for line in file.read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -76,12 +74,12 @@ def memory_sizes(file: Path = MEMINFO) -> dict[str, int]:
 
 
 def cgroup_limit(cgroup: Path = CGROUP) -> int:
-    """Return the bytes of memory that the container may use; 0 where there is no limit."""
+    """Return the memory limit of the container in bytes; 0 if there is none."""
     return number_in(cgroup / "memory.max") or number_in(cgroup / "memory" / "memory.limit_in_bytes")
 
 
 def number_in(file: Path) -> int:
-    """Return the number that a file of a cgroup holds; 0 where it is not there, or "max"."""
+    """Return the number in a file of a cgroup; 0 if the file is missing or says "max"."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -89,7 +87,7 @@ def number_in(file: Path) -> int:
 
 
 def usable_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Return the bytes of memory that the machine has, or the container may use; 0 where the system does not tell."""
+    """Return the bytes of memory of the machine, or the limit of the container if less; 0 if unknown."""
     try:
         total = memory_sizes(meminfo)["MemTotal"]
     except OSError:

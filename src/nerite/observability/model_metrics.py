@@ -1,79 +1,90 @@
-"""The core metrics of each model version, read from its statistics when the page is asked for."""
+"""Metrics of model versions, which are read from their statistics when the page is requested.
+
+Those of language models that vLLM has keep vLLM's names, with the labels ``model`` and ``version`` of Triton.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
-from nerite.observability import token_metrics
-from nerite.observability.exposition import UNLABELLED, Labels, MetricFamily, Sample, joined, label, labels
+from nerite.core.engine_report import EngineReport, RequestEnded
+from nerite.observability.exposition import Labels, Metric, MetricTable, Value, labels
 from nerite.observability.histogram import BOUNDS, Histogram, QuantileSum
-from nerite.observability.statistics import Duration, VersionStatistics
-from nerite.observability.token_metrics import TokenStatistics
-
-# The metrics of model versions that Triton lacks, made of their statistics when the page is asked for.
-
-Labelled: TypeAlias = tuple[Labels, "MeteredVersion"]
-_Samples: TypeAlias = Iterable[Sample]
+from nerite.observability.statistics import FIRST_RESPONSE, Duration, VersionStatistics
+from nerite.observability.token_statistics import BETWEEN, TokenStatistics, kv_blocks, kv_utilization
 
 
-class _Metric(NamedTuple):
-    """A metric of a model version."""
+class MeteredVersion(NamedTuple):
+    """State of a model version from which its metrics are read."""
 
-    name: str
-    type: str
-    help: str
-    read: Callable[[MeteredVersion], _Samples]
-    """The labels that it has besides those of the version, and its values."""
-
-
-def nerite_families(versions: Sequence[Labelled]) -> list[MetricFamily]:
-    """Return the metrics of all versions."""
-    return [
-        MetricFamily(
-            metric.name,
-            metric.help,
-            metric.type,
-            [(joined(of, more), value) for of, version in versions for more, value in metric.read(version)],
-        )
-        for metric in _METRICS
-    ]
-
-
-def _whole(version: MeteredVersion) -> _Samples:
-    """Return nothing of a version that has answered nobody yet: a page of a thousand models that wait stays short."""
-    of = version.statistics
-    if of.stages is None or not of.success.count:
-        return ()
-    return [(UNLABELLED, Histogram.of(BOUNDS, of.stages.whole, of.success.ns / 1e9, of.stages.exemplars))]
+    model: str
+    version: str
+    namespace: str
+    """Empty if models have no namespaces."""
+    tags: dict[str, str]
+    statistics: VersionStatistics
+    pending: int
+    load_seconds: float
+    restarts: int
+    """Number of workers that were started to replace workers that died."""
+    memory: int
+    """Bytes of private memory of its workers."""
+    waiting: Mapping[int, int]
+    """Number of requests that wait for an instance, by priority."""
+    releases: Mapping[str, int]
+    """Number of batches, by the reason for which they started."""
+    max_rows: int
+    """Maximum rows of a batch; 1 if requests have no rows."""
+    cached: bool
+    """The model is configured to use the response cache, even if the server has none."""
+    tokens: TokenStatistics | None = None
+    """Token counts of its engines, if it has engines."""
 
 
-def _stages(version: MeteredVersion) -> _Samples:
-    of = version.statistics
-    if of.stages is None or not of.success.count:
-        return ()
-    return [
-        (label("stage", "queue"), _times(of.stages.queue, of.queue)),
-        (label("stage", "input"), _times(of.stages.compute_input, of.compute_input)),
-        (label("stage", "compute"), _times(of.stages.compute_infer, of.compute_infer)),
-        (label("stage", "output"), _times(of.stages.compute_output, of.compute_output)),
-    ]
+_Read: TypeAlias = Callable[[MeteredVersion], Value | Mapping[str, Value] | None]
 
 
-def _times(counts: list[int], duration: Duration) -> Histogram:
-    return Histogram.of(BOUNDS, counts, duration.ns / 1e9)
+def version_labels(version: MeteredVersion) -> Labels:
+    """Return the labels of a version: the names of ``metric_tags`` get an underscore, as with Triton."""
+    pairs = {"model": version.model, "version": version.version}
+    if version.namespace:
+        pairs["namespace"] = version.namespace
+    pairs.update((f"_{name}", value) for name, value in version.tags.items())
+    return labels(pairs)
 
 
-def _batch_sizes(version: MeteredVersion) -> _Samples:
-    """Return how many rows executions had. Each size is counted by itself; the bounds are powers of two."""
+def _request_duration(version: MeteredVersion) -> Histogram | None:
+    """Return None before the first answer, to keep the page of a thousand idle models short."""
+    counted = version.statistics
+    if counted.stages is None or not counted.success.count:
+        return None
+    return Histogram.of(BOUNDS, counted.stages.whole, counted.success.ns / 1e9, counted.stages.exemplars)
+
+
+def _stage_durations(version: MeteredVersion) -> dict[str, Value] | None:
+    counted = version.statistics
+    stages = counted.stages
+    if stages is None or not counted.success.count:
+        return None
+    return {
+        "queue": Histogram.of(BOUNDS, stages.queue, counted.queue.ns / 1e9),
+        "input": Histogram.of(BOUNDS, stages.compute_input, counted.compute_input.ns / 1e9),
+        "compute": Histogram.of(BOUNDS, stages.compute_infer, counted.compute_infer.ns / 1e9),
+        "output": Histogram.of(BOUNDS, stages.compute_output, counted.compute_output.ns / 1e9),
+    }
+
+
+def _batch_rows(version: MeteredVersion) -> Histogram | None:
+    """Return the histogram of rows, made of the count of each size. The bounds are powers of two."""
     batches = version.statistics.batches
     if not batches:
-        return ()
+        return None
     sizes = Histogram(_powers_up_to(version.max_rows))
-    for rows, of in batches.items():
-        sizes.note(rows, of.compute_infer.count)
-    return [(UNLABELLED, sizes)]
+    for rows, batch in batches.items():
+        sizes.note(rows, batch.compute_infer.count)
+    return sizes
 
 
 @lru_cache
@@ -81,222 +92,214 @@ def _powers_up_to(most: int) -> tuple[int, ...]:
     return (*(2**power for power in range(max(most - 1, 0).bit_length())), most)
 
 
-_METRICS: Final = (
-    _Metric("nerite_request_duration_seconds", "histogram",
-            "Time from a complete request to its last response, of requests that succeeded", _whole),
-    _Metric("nerite_stage_duration_seconds", "histogram",
-            "Of that, the time in the queue, and before, during and after the computation", _stages),
-    _Metric("nerite_batch_rows", "histogram",
-            "Rows that ran together, of each execution", _batch_sizes),
-    _Metric("nerite_batch_releases_total", "counter",
-            "Batches by why they began when they did",
-            lambda v: [(label("reason", why), count) for why, count in v.releases.items()]),
-    _Metric("nerite_request_failures_total", "counter",
-            "Requests that failed, by what went wrong",
-            lambda v: [(label("reason", what.value), count) for what, count in v.statistics.failures.items()]),
-    _Metric("nerite_requests_given_up_total", "counter",
-            "Requests that nobody waited for any more, by why, whatever became of them",
-            lambda v: [(label("reason", why.value), count) for why, count in v.statistics.given_up.items()]),
-    _Metric("nerite_queue_requests", "gauge",
-            "Requests that wait for an instance, by priority",
-            lambda v: [(label("priority", str(number)), count) for number, count in v.waiting.items()]),
-    _Metric("nerite_worker_restarts_total", "counter",
-            "Workers started in the place of workers that died", lambda v: [(UNLABELLED, v.restarts)]),
-    _Metric("nerite_model_memory_bytes", "gauge",
-            "Memory that the workers of a model have for themselves", lambda v: [(UNLABELLED, v.memory)]),
+def _summary(stage: str, read: Callable[[VersionStatistics], Duration]) -> _Read:
+    """Return the reader of a summary: the total since the load, with the quantiles of the last minute."""
+
+    def read_summary(version: MeteredVersion) -> QuantileSum | None:
+        counted = version.statistics
+        quantiles = None if counted.optional is None else counted.optional.quantiles(stage)
+        if quantiles is None:
+            return None
+        duration = read(counted)
+        return QuantileSum(duration.count, duration.ns // 1000, quantiles)
+
+    return read_summary
+
+
+def _tokens(read: Callable[[TokenStatistics], Value | None]) -> _Read:
+    return lambda v: None if v.tokens is None else read(v.tokens)
+
+
+def _tally(name: str) -> _Read:
+    """Return the reader of a count that engines keep. No sample if no engine reports it: that is better than 0."""
+    return _tokens(lambda t: t.tallies[name])
+
+
+def _reports(read: Callable[[Iterable[EngineReport]], float]) -> _Read:
+    return _tokens(lambda t: read(t.latest))
+
+
+def _by_ending(read: Callable[[TokenStatistics], Mapping[RequestEnded, int]]) -> _Read:
+    return lambda v: None if v.tokens is None else {ended.value: count for ended, count in read(v.tokens).items()}
+
+
+def _kv_blocks(version: MeteredVersion) -> dict[str, Value] | None:
+    if version.tokens is None:
+        return None
+    used, free = kv_blocks(version.tokens.latest)
+    return {"used": used, "free": free}
+
+
+_VERSION: Final = ("model", "version")
+
+COUNTS: Final = MetricTable[MeteredVersion]((
+    Metric("nv_inference_request_success", "counter",
+           "Number of successful inference requests, all batch sizes", lambda v: v.statistics.success.count),
+    Metric("nv_inference_request_failure", "counter",
+           "Number of failed inference requests, all batch sizes",
+           lambda v: v.statistics.coarse_failures(), "reason"),
+    Metric("nv_inference_count", "counter",
+           "Number of inferences performed (does not include cached requests)",
+           lambda v: v.statistics.inference_count),
+    Metric("nv_inference_exec_count", "counter",
+           "Number of model executions performed (does not include cached requests)",
+           lambda v: v.statistics.execution_count),
+), _VERSION)  # fmt: skip
+
+DURATIONS: Final = MetricTable[MeteredVersion]((
+    Metric("nv_inference_request_duration_us", "counter",
+           "Cumulative inference request duration in microseconds (includes cached requests)",
+           lambda v: v.statistics.success.ns // 1000),
+    Metric("nv_inference_queue_duration_us", "counter",
+           "Cumulative inference queuing duration in microseconds (includes cached requests)",
+           lambda v: v.statistics.queue.ns // 1000),
+    Metric("nv_inference_compute_input_duration_us", "counter",
+           "Cumulative compute input duration in microseconds (does not include cached requests)",
+           lambda v: v.statistics.compute_input.ns // 1000),
+    Metric("nv_inference_compute_infer_duration_us", "counter",
+           "Cumulative compute inference duration in microseconds (does not include cached requests)",
+           lambda v: v.statistics.compute_infer.ns // 1000),
+    Metric("nv_inference_compute_output_duration_us", "counter",
+           "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+           lambda v: v.statistics.compute_output.ns // 1000),
+), _VERSION, option="counter_latencies")  # fmt: skip
+
+STATE: Final = MetricTable[MeteredVersion]((
+    Metric("nv_inference_pending_request_count", "gauge",
+           "Instantaneous number of pending requests awaiting execution per-model.", lambda v: v.pending),
+    Metric("nv_model_load_duration_secs", "gauge", "Model load time in seconds", lambda v: v.load_seconds),
+), _VERSION)  # fmt: skip
+
+OURS: Final = MetricTable[MeteredVersion]((
+    # Without the setting stage_histograms the first two have no samples.
+    Metric("nerite_request_duration_seconds", "histogram",
+           "Time from a complete request to its last response, of requests that succeeded", _request_duration),
+    Metric("nerite_stage_duration_seconds", "histogram",
+           "Of that, the time in the queue, and before, during and after the computation", _stage_durations, "stage"),
+    Metric("nerite_batch_rows", "histogram", "Rows that ran together, of each execution", _batch_rows),
+    Metric("nerite_batch_releases_total", "counter",
+           "Batches by why they began when they did", lambda v: v.releases, "reason"),
+    Metric("nerite_request_failures_total", "counter",
+           "Requests that failed, by what went wrong",
+           lambda v: {outcome.value: count for outcome, count in v.statistics.failures.items()}, "reason"),
+    Metric("nerite_requests_given_up_total", "counter",
+           "Requests that nobody waited for any more, by why, whatever became of them",
+           lambda v: {why.value: count for why, count in v.statistics.given_up.items()}, "reason"),
+    Metric("nerite_queue_requests", "gauge",
+           "Requests that wait for an instance, by priority",
+           lambda v: {str(priority): count for priority, count in v.waiting.items()}, "priority"),
+    Metric("nerite_worker_restarts_total", "counter",
+           "Workers started in the place of workers that died", lambda v: v.restarts),
+    Metric("nerite_model_memory_bytes", "gauge",
+           "Memory that the workers of a model have for themselves", lambda v: v.memory),
+), _VERSION)  # fmt: skip
+
+CACHED: Final = MetricTable[MeteredVersion]((
+    Metric("nv_cache_num_hits_per_model", "counter",
+           "Number of cache hits per model", lambda v: v.statistics.cache_hit.count),
+    Metric("nv_cache_hit_duration_per_model", "counter",
+           "Total cache hit duration per model, in microseconds", lambda v: v.statistics.cache_hit.ns // 1000),
+    Metric("nv_cache_num_misses_per_model", "counter",
+           "Number of cache misses per model", lambda v: v.statistics.cache_miss.count),
+    Metric("nv_cache_miss_duration_per_model", "counter",
+           "Total cache miss (insert+lookup) duration per model, in microseconds",
+           lambda v: v.statistics.cache_miss.ns // 1000),
+), _VERSION, option="counter_latencies", applies=lambda v: v.cached)  # fmt: skip
+
+UNCACHED_SUMMARIES: Final = MetricTable[MeteredVersion]((
+    Metric("nv_inference_request_summary_us", "summary",
+           "Summary of inference request duration in microseconds (includes cached requests)",
+           _summary("request", lambda s: s.success)),
+), _VERSION, option="summary_latencies", applies=lambda v: not v.cached)  # fmt: skip
+
+SUMMARIES: Final = MetricTable[MeteredVersion]((
+    Metric("nv_inference_queue_summary_us", "summary",
+           "Summary of inference queuing duration in microseconds (includes cached requests)",
+           _summary("queue", lambda s: s.queue)),
+    Metric("nv_inference_compute_input_summary_us", "summary",
+           "Cumulative compute input duration in microseconds (does not include cached requests)",
+           _summary("compute_input", lambda s: s.compute_input)),
+    Metric("nv_inference_compute_infer_summary_us", "summary",
+           "Cumulative compute inference duration in microseconds (does not include cached requests)",
+           _summary("compute_infer", lambda s: s.compute_infer)),
+    Metric("nv_inference_compute_output_summary_us", "summary",
+           "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+           _summary("compute_output", lambda s: s.compute_output)),
+), _VERSION, option="summary_latencies", applies=lambda v: True)  # fmt: skip
+
+CACHED_SUMMARIES: Final = MetricTable[MeteredVersion]((
+    Metric("nv_cache_hit_summary_per_model", "summary",
+           "Summary of cache hit counts/durations per model, in microseconds.", _summary("hit", lambda s: s.cache_hit)),
+    Metric("nv_cache_miss_summary_per_model", "summary",
+           "Summary of cache miss counts/durations per model, in microseconds.",
+           _summary("miss", lambda s: s.cache_miss)),
+), _VERSION, option="summary_latencies", applies=lambda v: v.cached)  # fmt: skip
+
+FIRST_RESPONSES: Final = MetricTable[MeteredVersion]((
+    Metric(FIRST_RESPONSE, "histogram", "Duration from request to first response in milliseconds",
+           lambda v: None if v.statistics.optional is None else v.statistics.optional.first_response),
+), _VERSION, option="histogram_latencies", applies=lambda v: True)  # fmt: skip
+
+TOKENS: Final = MetricTable[MeteredVersion]((
+    Metric("vllm:prompt_tokens_total", "counter",
+           "Number of prefill tokens processed.", _tokens(lambda t: t.prompt_tokens)),
+    Metric("vllm:generation_tokens_total", "counter",
+           "Number of generation tokens processed.", _tokens(lambda t: t.generated_tokens)),
+    Metric("vllm:num_preemptions_total", "counter",
+           "Number of preemptions by the engine.", _tally("preemptions")),
+    Metric("vllm:prefix_cache_queries_total", "counter",
+           "Prompt tokens that were looked for in the prefix cache.", _tally("prefix_queries")),
+    Metric("vllm:prefix_cache_hits_total", "counter",
+           "Prompt tokens that were found in the prefix cache.", _tally("prefix_hits")),
+    Metric("vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens that were guessed ahead.", _tally("drafted")),
+    Metric("vllm:spec_decode_num_accepted_tokens_total", "counter",
+           "Tokens that were guessed ahead and right.", _tally("accepted")),
+    Metric("nerite_llm_engine_failures_total", "counter",
+           "Steps that failed, after which the engine began anew in its worker", _tally("failures")),
+    Metric("vllm:request_success_total", "counter",
+           "Requests that the engine is done with, by how they ended.",
+           _by_ending(lambda t: t.ended), "finished_reason"),
+    Metric("nerite_llm_wasted_tokens_total", "counter",
+           "Tokens generated for requests that were cut, were too late, or failed",
+           _by_ending(lambda t: t.wasted_tokens), "reason"),
+    Metric("vllm:iteration_tokens_total", "histogram",
+           "Tokens per step of the engine.", _tokens(lambda t: t.step_tokens)),
+    Metric("vllm:time_to_first_token_seconds", "histogram",
+           "Time to first token in seconds.", _tokens(lambda t: t.first_token)),
+    Metric("vllm:time_per_output_token_seconds", "histogram",
+           "Time per output token in seconds.", _tokens(lambda t: t.between_tokens.coarser(BETWEEN))),
+    Metric("vllm:inter_token_latency_seconds", "histogram",
+           "Time per output token in seconds.", _tokens(lambda t: t.between_tokens)),
+    Metric("vllm:e2e_request_latency_seconds", "histogram",
+           "End to end request latency in seconds.", _tokens(lambda t: t.whole)),
+    Metric("vllm:request_queue_time_seconds", "histogram",
+           "Time until the engine took a request up.", _tokens(lambda t: t.queued)),
+    Metric("vllm:request_inference_time_seconds", "histogram",
+           "Time that a request was in the engine.", _tokens(lambda t: t.engaged)),
+    Metric("vllm:request_prefill_time_seconds", "histogram",
+           "Of that, until the first token.", _tokens(lambda t: t.reading)),
+    Metric("vllm:request_decode_time_seconds", "histogram",
+           "Of that, from the first to the last token.", _tokens(lambda t: t.writing)),
+    Metric("vllm:request_prompt_tokens", "histogram",
+           "Number of prefill tokens processed.", _tokens(lambda t: t.prompt_lengths)),
+    Metric("vllm:request_generation_tokens", "histogram",
+           "Number of generation tokens processed.", _tokens(lambda t: t.answer_lengths)),
+    Metric("vllm:request_params_n", "histogram", "The n request parameter.", _tokens(lambda t: t.sequences)),
+    Metric("vllm:num_requests_running", "gauge",
+           "Sequences that the engine runs.", _reports(lambda reports: sum(each.running for each in reports))),
+    Metric("vllm:num_requests_waiting", "gauge",
+           "Requests that wait, before the engine or in it.",
+           lambda v: None if v.tokens is None else v.pending + sum(each.waiting for each in v.tokens.latest)),
+    Metric("nerite_llm_requests", "gauge", "Requests that the engine has", _tokens(lambda t: t.under_way)),
+    Metric("vllm:gpu_cache_usage_perc", "gauge", "KV cache usage. 1 means 100 percent.", _reports(kv_utilization)),
+    Metric("vllm:kv_cache_usage_perc", "gauge", "KV cache usage. 1 means 100 percent.", _reports(kv_utilization)),
+    Metric("nerite_llm_kv_block_tokens", "gauge",
+           "Tokens that a block of the KV cache holds",
+           _reports(lambda reports: max((each.block_size for each in reports), default=0))),
+    Metric("nerite_llm_kv_blocks", "gauge", "Blocks of the KV cache", _kv_blocks, "state"),
+), _VERSION, applies=lambda v: v.tokens is not None)  # fmt: skip
+
+TABLES: Final = (
+    COUNTS, DURATIONS, STATE, OURS, CACHED, UNCACHED_SUMMARIES, SUMMARIES, CACHED_SUMMARIES, FIRST_RESPONSES, TOKENS,
 )  # fmt: skip
-
-# The metrics that Triton has where a flag says so.
-
-_Read: TypeAlias = Callable[[VersionStatistics], Duration]
-
-_FIRST_RESPONSE: Final = "Duration from request to first response in milliseconds"
-_OTHERS: Final = {True: ("request",), False: ("hit", "miss")}
-"""Stages that Triton has no summaries of, where the answers of the model are cached and where they are not."""
-_SUMMARIES: Final[tuple[tuple[str, str, str, _Read], ...]] = (
-    ("nv_inference_request_summary_us", "request",
-     "Summary of inference request duration in microseconds (includes cached requests)", lambda s: s.success),
-    ("nv_inference_queue_summary_us", "queue",
-     "Summary of inference queuing duration in microseconds (includes cached requests)", lambda s: s.queue),
-    ("nv_inference_compute_input_summary_us", "compute_input",
-     "Cumulative compute input duration in microseconds (does not include cached requests)",
-     lambda s: s.compute_input),
-    ("nv_inference_compute_infer_summary_us", "compute_infer",
-     "Cumulative compute inference duration in microseconds (does not include cached requests)",
-     lambda s: s.compute_infer),
-    ("nv_inference_compute_output_summary_us", "compute_output",
-     "Cumulative inference compute output duration in microseconds (does not include cached requests)",
-     lambda s: s.compute_output),
-    ("nv_cache_hit_summary_per_model", "hit",
-     "Summary of cache hit counts/durations per model, in microseconds.", lambda s: s.cache_hit),
-    ("nv_cache_miss_summary_per_model", "miss",
-     "Summary of cache miss counts/durations per model, in microseconds.", lambda s: s.cache_miss),
-)  # fmt: skip
-
-
-def optional_families(versions: Sequence[tuple[Labels, MeteredVersion]]) -> list[MetricFamily]:
-    """Return the histogram and the summaries that are counted."""
-    found = [
-        MetricFamily(name, text, "summary", _summaries(versions, stage, read)) for name, stage, text, read in _SUMMARIES
-    ]
-    first = [
-        (labels, item.statistics.optional.first_response)
-        for labels, item in versions
-        if item.statistics.optional is not None and item.statistics.optional.first_response is not None
-    ]
-    found.append(MetricFamily("nv_inference_first_response_histogram_ms", _FIRST_RESPONSE, "histogram", first))
-    return [family for family in found if family.samples]
-
-
-def _summaries(versions: Sequence[tuple[Labels, MeteredVersion]], stage: str, read: _Read) -> list[Sample]:
-    """Return those of a stage."""
-    samples: list[Sample] = []
-    for of_version, item in versions:
-        counted = item.statistics
-        if counted.optional is None or stage in _OTHERS[item.cached]:
-            continue
-        quantiles = counted.optional.quantiles(stage)
-        if quantiles is not None:
-            duration = read(counted)
-            samples.append((of_version, QuantileSum(duration.count, duration.ns // 1000, quantiles)))
-    return samples
-
-
-class MeteredVersion(NamedTuple):
-    """A model version as the metrics see it."""
-
-    model: str
-    version: str
-    namespace: str
-    """Empty where there are none."""
-    tags: dict[str, str]
-    statistics: VersionStatistics
-    pending: int
-    load_seconds: float
-    restarts: int
-    """How often a worker was started in the place of one that died."""
-    memory: int
-    """Bytes that its workers have for themselves."""
-    waiting: Mapping[int, int]
-    """How many requests wait for an instance, by priority."""
-    releases: Mapping[str, int]
-    """How many batches began for which reason."""
-    max_rows: int
-    """Rows that a batch may have: 1 where requests have no rows."""
-    cached: bool
-    """The model is one whose answers may come from the cache, whether the server has one or not."""
-    tokens: TokenStatistics | None = None
-    """What its engines tell, if it has any."""
-
-
-_COUNTS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
-    (
-        "nv_inference_count",
-        "Number of inferences performed (does not include cached requests)",
-        lambda s: s.inference_count,
-    ),
-    (
-        "nv_inference_exec_count",
-        "Number of model executions performed (does not include cached requests)",
-        lambda s: s.execution_count,
-    ),
-)
-
-_DURATIONS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
-    (
-        "nv_inference_request_duration_us",
-        "Cumulative inference request duration in microseconds (includes cached requests)",
-        lambda s: s.success.ns // 1000,
-    ),
-    (
-        "nv_inference_queue_duration_us",
-        "Cumulative inference queuing duration in microseconds (includes cached requests)",
-        lambda s: s.queue.ns // 1000,
-    ),
-    (
-        "nv_inference_compute_input_duration_us",
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
-        lambda s: s.compute_input.ns // 1000,
-    ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
-        lambda s: s.compute_infer.ns // 1000,
-    ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
-        lambda s: s.compute_output.ns // 1000,
-    ),
-)
-
-_OF_CACHED: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
-    ("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda s: s.cache_hit.count),
-    (
-        "nv_cache_hit_duration_per_model",
-        "Total cache hit duration per model, in microseconds",
-        lambda s: s.cache_hit.ns // 1000,
-    ),
-    ("nv_cache_num_misses_per_model", "Number of cache misses per model", lambda s: s.cache_miss.count),
-    (
-        "nv_cache_miss_duration_per_model",
-        "Total cache miss (insert+lookup) duration per model, in microseconds",
-        lambda s: s.cache_miss.ns // 1000,
-    ),
-)
-
-
-def core_families(versions: Iterable[MeteredVersion], *, latencies: bool = True) -> list[MetricFamily]:
-    """Return the metrics of all versions; without ``latencies`` not the sums of durations, nor those of the cache."""
-    listed = [(_labels(item), item) for item in versions]
-    success = MetricFamily(
-        "nv_inference_request_success",
-        "Number of successful inference requests, all batch sizes",
-        "counter",
-        [(of, item.statistics.success.count) for of, item in listed],
-    )
-    failure = MetricFamily(
-        "nv_inference_request_failure",
-        "Number of failed inference requests, all batch sizes",
-        "counter",
-        [
-            (joined(of, label("reason", reason)), count)
-            for of, item in listed
-            for reason, count in item.statistics.coarse_failures().items()
-        ],
-    )
-    counted = [
-        MetricFamily(name, text, "counter", [(of, read(item.statistics)) for of, item in listed])
-        for name, text, read in (*_COUNTS, *(_DURATIONS if latencies else ()))
-    ]
-    if latencies and any(item.cached for _, item in listed):
-        counted += [
-            MetricFamily(name, text, "counter", [(of, read(item.statistics)) for of, item in listed if item.cached])
-            for name, text, read in _OF_CACHED
-        ]
-    if any(item.statistics.optional is not None for _, item in listed):
-        counted += optional_families(listed)
-    pending = MetricFamily(
-        "nv_inference_pending_request_count",
-        "Instantaneous number of pending requests awaiting execution per-model.",
-        "gauge",
-        [(of, item.pending) for of, item in listed],
-    )
-    load = MetricFamily(
-        "nv_model_load_duration_secs",
-        "Model load time in seconds",
-        "gauge",
-        [(of, item.load_seconds) for of, item in listed],
-    )
-    own = nerite_families(listed)
-    generated = [(of, item.tokens, item.pending) for of, item in listed if item.tokens is not None]
-    of_tokens = token_metrics.token_families(generated)
-    return [success, failure, *counted, pending, load, *own, *of_tokens]
-
-
-def _labels(version: MeteredVersion) -> Labels:
-    pairs = {"model": version.model, "version": version.version}
-    if version.namespace:
-        pairs["namespace"] = version.namespace
-    pairs.update((f"_{name}", value) for name, value in version.tags.items())
-    return labels(pairs)
+"""All metrics of versions, in the order of the page."""

@@ -107,7 +107,7 @@ RECEIVED: Final = {
     "GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"),
 }
 SENT: Final = {"HTTP": ("HTTP_SEND_START", "HTTP_SEND_END"), "GRPC": ("GRPC_SEND_START", "GRPC_SEND_END")}
-_COMPUTED: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+COMPUTED: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _NUMBER: Final = b"\0"
 """Where the number of a trace goes. No JSON has such a byte."""
 _REQUEST_ID: Final = b"\1"
@@ -124,7 +124,7 @@ def trace_events(trace: Trace) -> list[tuple[int, str]]:
         found.append((queued_ns, "QUEUE_START"))
         if timings is not None:
             times = (timings.started_ns, timings.inputs_ready_ns, timings.computed_ns, timings.ended_ns)
-            found += zip(times, _COMPUTED, strict=True)
+            found += zip(times, COMPUTED, strict=True)
     if trace.ended_ns:
         found.append((trace.ended_ns, "REQUEST_END"))
     if trace.answered_ns and not trace.parent:
@@ -206,6 +206,6 @@ def _template(model: str, version: int, protocol: str, named: bool) -> bytes:
     after = ("REQUEST_END", "INFER_RESPONSE_COMPLETE", *SENT[protocol])
     stamps = (
         b'{"id":%b,"timestamps":[{"name":"%b","ns":%%d}]}' % (_NUMBER, name.encode())
-        for name in (*before, *_COMPUTED, *after)
+        for name in (*before, *COMPUTED, *after)
     )
     return b",".join((first.replace(b"%", b"%%"), *stamps))

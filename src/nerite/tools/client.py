@@ -20,7 +20,7 @@ from nerite.cli.command import (
     status_of,
 )
 from nerite.client import Client, ClientError, ModelStatistics
-from nerite.observability.log_records import render, terminal_width
+from nerite.core.text_table import render, terminal_width
 from nerite.tools.client_infer import EXAMPLES, add_infer, content, run_infer
 from nerite.tools.connection import add_connection, connected
 

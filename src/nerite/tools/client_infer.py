@@ -19,7 +19,7 @@ from nerite.client import Client, ClientError, ModelDescription, TensorDescripti
 from nerite.client.tensors import random_value, smallest
 from nerite.core import tensor as dtypes
 from nerite.core.tensor import Array, from_numpy
-from nerite.observability.log_records import render, terminal_width
+from nerite.core.text_table import render, terminal_width
 
 _MAX_ELEMENTS_SHOWN = 32
 """Larger arrays are abbreviated to their beginning and end."""

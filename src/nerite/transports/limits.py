@@ -9,11 +9,10 @@ from __future__ import annotations
 import resource
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from nerite.core.errors import Exhausted
-from nerite.observability.exposition import UNLABELLED, MetricFamily, label
+from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.transports.unpacking import BackgroundThreads, BackgroundWork
 
 # Connection table: decides which connections are closed to make room or because they are idle. Has no clock.
@@ -228,54 +227,36 @@ class TransportLimits:
         self.closed: Counter[Closing] = Counter(dict.fromkeys(get_args(Closing), 0))
         """Connections that the server closed or did not accept, by reason."""
 
-    def families(self, open_by_port: Mapping[str, int]) -> list[MetricFamily]:
-        """Return the metrics of all limits."""
-        return [
-            MetricFamily(
-                "nerite_connections",
-                "Open connections, by port",
-                "gauge",
-                [(label("port", port), count) for port, count in open_by_port.items()],
-            ),
-            MetricFamily(
-                "nerite_connections_limit",
-                "Maximum number of open connections on all ports together, 0 for unlimited",
-                "gauge",
-                [(UNLABELLED, self.connections.limit)],
-            ),
-            MetricFamily(
-                "nerite_connections_closed_total",
-                "Connections that were closed or refused because of a limit",
-                "counter",
-                [(label("reason", why), count) for why, count in self.closed.items()],
-            ),
-            MetricFamily(
-                "nerite_bytes_in_flight",
-                "Bytes of requests that arrive, wait or run",
-                "gauge",
-                [(UNLABELLED, self.bytes.used)],
-            ),
-            MetricFamily(
-                "nerite_bytes_in_flight_limit",
-                "Maximum bytes of requests in flight, 0 for unlimited",
-                "gauge",
-                [(UNLABELLED, self.bytes.limit)],
-            ),
-            MetricFamily(
-                "nerite_arrivals_refused_total",
-                "Requests that were refused while they arrived, by limit",
-                "counter",
-                [
-                    (label("reason", "bytes_in_flight"), self.bytes.refused),
-                    *((label("reason", why), count) for why, count in self.refused.items()),
-                ],
-            ),
-        ]
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Number of requests refused while they arrived, by reason."""
+        return {"bytes_in_flight": self.bytes.refused, **{str(why): count for why, count in self.refused.items()}}
+
+    def write_metrics(self, page: Page) -> None:
+        """Write the metrics of all limits."""
+        page.write(METRICS, [METRICS.row(self)])
 
     def patience(self, seconds: float) -> float:
         """Return how long a request may make no progress: ``seconds``, or less when the bytes in flight run out."""
         taken = self.bytes
         return seconds / CHECKS if taken.limit and taken.used > taken.limit * _HIGH_USE else seconds
+
+
+METRICS: Final = MetricTable[TransportLimits]((
+    Metric("nerite_connections_limit", "gauge",
+           "Maximum number of open connections on all ports together, 0 for unlimited",
+           lambda limits: limits.connections.limit),
+    Metric("nerite_connections_closed_total", "counter",
+           "Connections that were closed or refused because of a limit",
+           lambda limits: {str(why): count for why, count in limits.closed.items()}, "reason"),
+    Metric("nerite_bytes_in_flight", "gauge",
+           "Bytes of requests that arrive, wait or run", lambda limits: limits.bytes.used),
+    Metric("nerite_bytes_in_flight_limit", "gauge",
+           "Maximum bytes of requests in flight, 0 for unlimited", lambda limits: limits.bytes.limit),
+    Metric("nerite_arrivals_refused_total", "counter",
+           "Requests that were refused while they arrived, by limit",
+           lambda limits: limits.refusals, "reason"),
+))  # fmt: skip
 
 
 def connections_for(files: int) -> int:

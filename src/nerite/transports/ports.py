@@ -7,13 +7,13 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeAlias
 
 from nerite.config.options import ServerOptions
 from nerite.observability import machine
-from nerite.observability.exposition import MetricFamily
-from nerite.observability.gpus import GpuGauges
+from nerite.observability.exposition import Metric, MetricTable, Page
+from nerite.observability.gpus import GpuMetrics
 from nerite.observability.log import log
 from nerite.server import InferenceServer
 from nerite.transports import access, tcp
@@ -74,7 +74,7 @@ class ServerPorts:
         options: ServerOptions,
         key_files: Mapping[str, KeyFile],
         callers: Callers | None,
-        gauges: GpuGauges | None,
+        gpus: GpuMetrics | None,
     ) -> None:
         """``callers`` identifies callers if a policy is in force; ``key_files`` are those named by restrictions."""
         self.opened: dict[str, int] = {}
@@ -85,7 +85,7 @@ class ServerPorts:
         self._locks = access.locks_of(options.http.restricted, key_files)
         """Locks of all ports that speak HTTP."""
         self._callers = callers
-        self._gauges = gauges
+        self._gpus = gpus
         self._bounds = _bounds(options)
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
@@ -110,7 +110,7 @@ class ServerPorts:
         guard = BrowserGuard.of(options.http, metrics.address)
         page = None
         if metrics.enabled:
-            page = MetricsService(self._server, metrics, self._locks, self._gauges, guard, self._limits)
+            page = MetricsService(self._server, metrics, self._locks, self._gpus, guard, self)
         if options.grpc.enabled:
             await self._open_grpc()
         if options.http.enabled:
@@ -124,9 +124,15 @@ class ServerPorts:
             self._note("metrics", "Metrics Service", metrics.address, port)
         self._check()
 
-    def _limits(self) -> Sequence[MetricFamily]:
-        """Return the metrics of the transport limits."""
-        return self._bounds.families({name: each.open_connections for name, each in self._listeners.items()})
+    @property
+    def connections_by_port(self) -> dict[str, int]:
+        """Number of open connections of each port."""
+        return {name: each.open_connections for name, each in self._listeners.items()}
+
+    def write_metrics(self, page: Page) -> None:
+        """Write the metrics of connections and transport limits."""
+        page.write(METRICS, [METRICS.row(self)])
+        self._bounds.write_metrics(page)
 
     def _check(self) -> None:
         """Periodically close connections whose idle time has expired."""
@@ -177,7 +183,7 @@ class ServerPorts:
     @property
     def open_connections(self) -> int:
         """Number of open connections."""
-        return sum(listener.open_connections for listener in self._listeners.values())
+        return sum(self.connections_by_port.values())
 
     async def _open_grpc(self) -> None:
         # Imported here, because a server without gRPC need not load its code.
@@ -278,3 +284,8 @@ def _bounds(options: ServerOptions) -> TransportLimits:
     if most_bytes < 0:
         most_bytes = bytes_for(machine.usable_memory())
     return TransportLimits(max_bytes=most_bytes, max_connections=most, idle_seconds=connections.idle_seconds)
+
+
+METRICS: Final = MetricTable[ServerPorts]((
+    Metric("nerite_connections", "gauge", "Open connections, by port", lambda ports: ports.connections_by_port, "port"),
+))  # fmt: skip

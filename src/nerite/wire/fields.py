@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_SMALL: Final = [bytes((value,)) for value in range(0x80)]
+
 
 def varint(value: int) -> bytes:
     """Encode a non-negative number, seven bits per byte."""
     if value < 0x80:
-        return bytes((value,))
+        return _SMALL[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

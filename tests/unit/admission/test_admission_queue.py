@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from doubles import Caller as Sink
-from doubles import FakeLoop, request
+from doubles import FakeLoop, request, samples
 from nerite.admission import queue as module
 from nerite.admission import tenants as tenant_admission_module
 from nerite.admission.policy import parse_policy
@@ -288,7 +288,7 @@ def test_without_a_policy_nobody_has_to_be_let_in() -> None:
     tenant_admission = TenantAdmission(None, loop)
     assert not tenant_admission.in_force
     assert tenant_admission.quota() == {"tenants": [], "models": [], "use": []}
-    assert tenant_admission.families() == []
+    assert samples(tenant_admission.write_metrics) == {}
 
 
 def test_quota(house: House) -> None:
@@ -312,15 +312,16 @@ def test_metrics(house: House) -> None:
     house.ask("b"), house.ask("b"), house.ask("b")
     house.queue.answer()
     found = {
-        family.name.removeprefix("nerite_admission_"): family.samples for family in house.tenant_admission.families()
+        name.removeprefix("nerite_admission_"): values
+        for name, values in samples(house.tenant_admission.write_metrics).items()
     }
     use = 'class="low",model="m",tenant="b"'
-    assert found["offered"] == [(use, 3)]
-    assert found["refused"] == [('class="low",model="m",reason="requests_per_minute",tenant="b"', 1)]
-    assert found["finished"] == [('class="low",model="m",reason="complete",tenant="b"', 1)]
-    assert found["waiting"] == [('model="m"', 1)]
-    assert ('limit="requests_per_minute",tenant="b"', 0) in found["rate_left"]
-    assert found["output_tokens"] == []
+    assert found["offered"] == {use: 3}
+    assert found["refused"] == {'class="low",model="m",reason="requests_per_minute",tenant="b"': 1}
+    assert found["finished"] == {'class="low",model="m",reason="complete",tenant="b"': 1}
+    assert found["waiting"] == {'model="m"': 1}
+    assert found["rate_left"]['limit="requests_per_minute",tenant="b"'] == 0
+    assert found["output_tokens"] == {}
 
 
 def test_what_was_used_stays_used_when_a_model_is_loaded_again(house: House) -> None:

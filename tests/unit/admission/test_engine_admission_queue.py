@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from doubles import Caller as Sink
-from doubles import FakeLoop
+from doubles import FakeLoop, samples
 from nerite.admission import queue as base
 from nerite.admission import queue as module
 from nerite.admission import tenants as tenant_admission_module
@@ -331,6 +331,6 @@ def test_what_an_ensemble_asks_is_charged_to_whoever_asks_the_ensemble(strict: H
 
 def test_metrics_are_there_without_a_policy(house: House) -> None:
     house.ask()
-    names = {family.name: family.samples for family in house.tenant_admission.families()}
-    assert names["nerite_admission_running"] == [('model="llm"', 1)]
-    assert names["nerite_admission_rate_left"] == []
+    found = samples(house.tenant_admission.write_metrics)
+    assert found["nerite_admission_running"] == {'model="llm"': 1}
+    assert found["nerite_admission_rate_left"] == {}

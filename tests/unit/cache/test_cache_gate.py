@@ -20,7 +20,7 @@ from nerite.core.execution_observer import ExecutionObserver, ExecutionTimes
 from nerite.core.request import MIXED, InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import TensorSpec
-from nerite.observability.exposition import MetricFamily
+from nerite.observability.exposition import Page
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.observability.trace import Trace
 from nerite.observability.trace_file import trace_events
@@ -86,8 +86,8 @@ class SlowCache:
     def insert(self, key: bytes, response: InferenceResponse) -> None:
         self.kept[key] = response
 
-    def families(self) -> list[MetricFamily]:
-        return []
+    def write_metrics(self, page: Page) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -13,7 +13,7 @@ import pytest
 
 from doubles import request
 from nerite.core.request import at_hand
-from nerite.observability.log import Log, LogHandler, WorkerLines, install_logging
+from nerite.observability.log import Log, LogHandler, install_logging
 from nerite.observability.log_records import LogSink
 
 
@@ -134,9 +134,8 @@ def test_a_record_that_cannot_be_formatted_is_not_raised(log: Log, path: Path) -
     ("level", "letter"), [("INFO", "I"), ("WARNING", "W"), ("ERROR", "E"), ("CRITICAL", "E"), ("STDOUT", "I")]
 )
 def test_worker_lines(log: Log, path: Path, level: str, letter: str) -> None:
-    lines = WorkerLines(log)
-    lines("m_0", level, 'said "x"')
-    lines("m_0", level, "y", "model.py", 7)
+    log.worker_line("m_0", level, 'said "x"')
+    log.worker_line("m_0", level, "y", "model.py", 7)
     first, second = path.read_text().splitlines()
     assert first[0] == letter
     assert first.endswith(r' worker:0] "[m_0] said \"x\""')
@@ -145,8 +144,8 @@ def test_worker_lines(log: Log, path: Path, level: str, letter: str) -> None:
 
 def test_worker_lines_in_json(log: Log, path: Path) -> None:
     log.set_format("json")
-    WorkerLines(log)("m_0", "INFO", "x")
+    log.worker_line("m_0", "INFO", "x")
     assert json.loads(path.read_text())["instance"] == "m_0"
     log.info_enabled = False
-    WorkerLines(log)("m_0", "INFO", "x")
+    log.worker_line("m_0", "INFO", "x")
     assert len(path.read_text().splitlines()) == 1

@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from doubles import written
-from nerite.observability.custom_metrics import ReportedMetrics, families
+from nerite.observability.custom_metrics import ReportedMetrics, write
+from nerite.observability.exposition import Metric, MetricTable, Page
 from triton_python_backend_utils.metrics import MetricKind, MetricStore
 
 
@@ -28,7 +29,12 @@ class Process:
 
 def page(*processes: Process, taken: tuple[str, ...] = ()) -> list[str]:
     readings = [reading for process in processes for reading in process.sent]
-    return written(families(readings, taken)).decode().splitlines()
+
+    def write_page(page: Page) -> None:
+        page.write(MetricTable[None]([Metric(name, "counter", "", lambda _: None) for name in taken]), [])
+        write(readings, page)
+
+    return written(write_page).decode().splitlines()
 
 
 def test_counters_and_histograms_add_up() -> None:
@@ -66,7 +72,7 @@ def test_names_that_are_taken_or_mean_something_else_elsewhere() -> None:
     first.store.increment(*first.metric("a", MetricKind.COUNTER), 1)
     second.store.set(*second.metric("a", MetricKind.GAUGE), 9)
     second.store.family("nobody", "has no metrics", MetricKind.GAUGE)
-    assert page(first, second, taken=("nv_inference_count",))[2:] == ["a 1"]
+    assert page(first, second, taken=("nv_inference_count",))[4:] == ["a 1"]
 
 
 def test_what_was_counted_outlives_the_process() -> None:
@@ -77,7 +83,7 @@ def test_what_was_counted_outlives_the_process() -> None:
         process.store.set(*process.metric("level", MetricKind.GAUGE), 1)
         of.reported(1, process.sent)
         of.process_ended()
-    assert written(families(of.readings, ())).decode().splitlines()[2:] == ["rows 6"]
+    assert written(lambda page: write(of.readings, page)).decode().splitlines()[2:] == ["rows 6"]
     assert len(of.readings) == 1
 
 

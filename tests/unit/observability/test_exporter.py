@@ -10,7 +10,7 @@ from collector import Collector, collecting
 from doubles import request
 from nerite.config.options import OpenTelemetryOptions
 from nerite.observability import otlp_exporter as module
-from nerite.observability.otlp_exporter import Exporter, RetryDelays
+from nerite.observability.otlp_exporter import Exporter, retry_delay
 from nerite.observability.trace import OtelTrace, Sampler, TraceValues
 from serving import eventually
 
@@ -152,17 +152,15 @@ def test_drops_are_told_with_their_number_and_not_each_time(
         exporter.close()
         lines = [line for line in capfd.readouterr().err.splitlines() if "dropped" in line]
     assert len(lines) == 1 and "4 spans were dropped" in lines[0]
-    assert module._TELL_EVERY > 1
+    assert module._LOG_INTERVAL > 1
 
 
 def test_pauses_grow_and_come_to_an_end() -> None:
-    retries = RetryDelays()
-    pauses = [retries.after(None) for _ in range(6)]
+    pauses = [retry_delay(failures, None) for failures in range(1, 7)]
     assert pauses[-1] is None
     seconds = [pause for pause in pauses if pause is not None]
     assert seconds == sorted(seconds) and seconds[0] >= 0.8 and seconds[-1] <= 20
 
 
 def test_the_collectors_word_counts_within_reason() -> None:
-    retries = RetryDelays()
-    assert [retries.after(3.0), retries.after(9999.0)] == [3.0, 60.0]
+    assert [retry_delay(1, 3.0), retry_delay(2, 9999.0)] == [3.0, 60.0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -10,21 +11,47 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from doubles import request, written
+from nerite.config.options import MetricsOptions
 from nerite.core.request import CancelReason
-from nerite.observability.exposition import UNLABELLED, MetricFamily, Page, joined, labels
+from nerite.observability.exposition import UNLABELLED, Metric, MetricTable, Page, Value, labels
 from nerite.observability.histogram import Exemplar, Histogram, StageTimes
-from nerite.observability.model_metrics import MeteredVersion, core_families
+from nerite.observability.model_metrics import TABLES, MeteredVersion, version_labels
 from nerite.observability.statistics import OptionalTimes, RequestOutcome, VersionStatistics
+
+OPTIONS = MetricsOptions()
+Kind = Literal["counter", "gauge", "histogram", "summary"]
+
+
+def declared(name: str, kind: Kind, text: str) -> MetricTable[Value]:
+    """Return the declaration of a metric that is its own owner."""
+    return MetricTable((Metric(name, kind, text, lambda value: value),))
+
+
+def of_one(
+    name: str, kind: Kind, text: str, *samples: tuple[dict[str, str], Value], openmetrics: bool = False
+) -> bytes:
+    """Return the page of one metric."""
+    rows = [(labels(pairs), value) for pairs, value in samples]
+    return written(lambda page: page.write(declared(name, kind, text), rows), openmetrics=openmetrics)
+
+
+def of_versions(*versions: MeteredVersion, options: MetricsOptions = OPTIONS, openmetrics: bool = False) -> bytes:
+    """Return the page of some model versions."""
+
+    def write(page: Page) -> None:
+        for table in TABLES:
+            if table.enabled(options):
+                page.write(table, [(version_labels(each), each) for each in versions])
+
+    return written(write, openmetrics=openmetrics)
 
 
 def test_a_page() -> None:
-    page = written(
-        [
-            MetricFamily("one_count", "How many", "counter", [(labels(dict(LABELLED)), 7), (UNLABELLED, 0.25)]),
-            MetricFamily("other", "How much", "gauge", []),
-        ]
-    )
-    assert page == (
+    def write(page: Page) -> None:
+        page.write(declared("one_count", "counter", "How many"), [(labels(dict(LABELLED)), 7), (UNLABELLED, 0.25)])
+        page.write(declared("other", "gauge", "How much"), [])
+
+    assert written(write) == (
         b"# HELP one_count How many\n"
         b"# TYPE one_count counter\n"
         b'one_count{model="m",version="3"} 7\n'
@@ -44,9 +71,7 @@ LABELS = st.dictionaries(
 
 @given(st.lists(st.tuples(LABELS, NUMBERS), max_size=5))
 def test_a_parser_reads_what_was_written(samples: list[tuple[dict[str, str], float]]) -> None:
-    page = written(
-        [MetricFamily("measure", "What it is", "gauge", [(labels(pairs), value) for pairs, value in samples])]
-    ).decode()
+    page = of_one("measure", "gauge", "What it is", *samples).decode()
     (read,) = text_string_to_metric_families(page)
     assert (read.name, read.documentation, read.type) == ("measure", "What it is", "gauge")
     assert [(sample.labels, float(sample.value)) for sample in read.samples] == [
@@ -56,7 +81,7 @@ def test_a_parser_reads_what_was_written(samples: list[tuple[dict[str, str], flo
 
 def test_what_models_write_cannot_break_the_page() -> None:
     text = "a\nb\\ \udcff" + "x" * 5_000
-    page = written([MetricFamily("measure", text, "gauge", [(labels({"of": text}), 1)])]).decode()
+    page = of_one("measure", "gauge", text, ({"of": text}, 1)).decode()
     (read,) = text_string_to_metric_families(page)
     for told in (read.documentation, read.samples[0].labels["of"]):
         assert told.startswith("a\nb\\ ?xxx")
@@ -65,7 +90,7 @@ def test_what_models_write_cannot_break_the_page() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN"), (2.0, "2")])
 def test_numbers_at_the_edge(value: float, text: str) -> None:
-    assert written([MetricFamily("m", "x", "gauge", [(UNLABELLED, value)])]).endswith(f"\nm {text}\n".encode())
+    assert of_one("m", "gauge", "x", ({}, value)).endswith(f"\nm {text}\n".encode())
 
 
 def version(statistics: VersionStatistics, tags: dict[str, str] | None = None, namespace: str = "") -> MeteredVersion:
@@ -98,7 +123,7 @@ def test_the_metrics_of_a_version() -> None:
     statistics.failures[RequestOutcome.REJECTED] = 2
     statistics.failures[RequestOutcome.TIMED_OUT] = 1
     statistics.given_up[CancelReason.DISCONNECTED] = 4
-    found = sample_of(written(core_families([version(statistics)])))
+    found = sample_of(of_versions(version(statistics)))
     expected = {
         "nv_inference_request_success": 20,
         "nv_inference_count": 40,
@@ -133,43 +158,47 @@ def test_the_metrics_of_a_version() -> None:
 
 
 def test_counters_are_called_as_triton_calls_them() -> None:
-    page = written(core_families([version(VersionStatistics())]))
+    page = of_versions(version(VersionStatistics()))
     assert b'\nnv_inference_count{model="m",version="3"} 0\n' in page
     assert b"nv_" in page
     assert not re.search(rb"\bnv_\w+_total", page)
 
 
 def test_tags_of_the_configuration_are_labels_with_an_underscore() -> None:
-    found = sample_of(written(core_families([version(VersionStatistics(), {"team": 'a "b" \\ c\nd'})])))
+    found = sample_of(of_versions(version(VersionStatistics(), {"team": 'a "b" \\ c\nd'})))
     labels = {name for _, pairs in found for name, _ in pairs}
     assert labels == {"model", "version", "reason", "priority", "_team"}
     assert all(dict(pairs)["_team"] == 'a "b" \\ c\nd' for _, pairs in found)
 
 
 def test_a_namespace_is_a_label() -> None:
-    found = sample_of(written(core_families([version(VersionStatistics(), namespace="/models")])))
+    found = sample_of(of_versions(version(VersionStatistics(), namespace="/models")))
     assert all(dict(pairs)["namespace"] == "/models" for _, pairs in found)
 
 
 def test_a_family_may_come_in_parts() -> None:
     first, second = (version(VersionStatistics())._replace(model=name) for name in ("a", "b"))
-    page = Page()
-    for part in ([], [first], [second]):
-        page.add(core_families(part))
-    assert b"".join(page.pieces()) == written(core_families([first, second]))
-    assert "nv_inference_count" in page.names
+
+    def write(page: Page) -> None:
+        for part in ([], [first], [second]):
+            for table in TABLES:
+                page.write(table, [(version_labels(each), each) for each in part])
+        assert "nv_inference_count" in page.names
+
+    every = MetricsOptions(summary_latencies=True, histogram_latencies=True)
+    assert written(write) == of_versions(first, second, options=every)
 
 
-@pytest.mark.parametrize("openly", [False, True])
+@pytest.mark.parametrize("openmetrics", [False, True])
 @pytest.mark.parametrize("text", ["50 %", "%d %s", "\x85\u2028\0", ""])
-def test_labels_of_a_histogram_may_be_any_text(text: str, openly: bool) -> None:
+def test_labels_of_a_histogram_may_be_any_text(text: str, openmetrics: bool) -> None:
     sizes = Histogram((1, 10))
     sizes.note(5)
     sizes.exemplars = {1: Exemplar(7, 5, 1.5)}
-    page = written([MetricFamily("m", "x", "histogram", [(labels({"of": text}), sizes)])], openly=openly).decode()
+    page = of_one("m", "histogram", "x", ({"of": text}, sizes), openmetrics=openmetrics).decode()
     lines = [line for line in page.split("\n") if line and line[0] != "#"]
-    one, ten = ("1.0", "10.0") if openly else ("1", "10")
-    more = f' # {{trace_id="{7:032x}"}} 5 1.500' if openly else ""
+    one, ten = ("1.0", "10.0") if openmetrics else ("1", "10")
+    more = f' # {{trace_id="{7:032x}"}} 5 1.500' if openmetrics else ""
     assert lines == [
         f'm_bucket{{of="{text}",le="{one}"}} 0',
         f'm_bucket{{of="{text}",le="{ten}"}} 1{more}',
@@ -180,7 +209,7 @@ def test_labels_of_a_histogram_may_be_any_text(text: str, openly: bool) -> None:
 
 
 def test_without_models_every_family_is_there_and_empty() -> None:
-    page = written(core_families([])).decode()
+    page = of_versions().decode()
     assert len(list(text_string_to_metric_families(page))) == 20
     assert not sample_of(page.encode())
 
@@ -190,7 +219,13 @@ def test_without_latencies_durations_and_the_cache_are_left_out() -> None:
     statistics = VersionStatistics(StageTimes(), OptionalTimes((1,), (0.5,)))
     statistics.composed(request(1, arrived_ns=0), 0, 0, 0, 0, 1_000)
     counted = version(statistics)._replace(cached=True)
-    every, rest = ({family.name for family in core_families([counted], latencies=so)} for so in (True, False))
+    every, rest = (
+        {line.split()[2] for line in of_versions(counted, options=options).decode().splitlines() if "# TYPE" in line}
+        for options in (
+            MetricsOptions(summary_latencies=True, histogram_latencies=True, counter_latencies=so)
+            for so in (True, False)
+        )
+    )
     left_out = every - rest
     assert len(left_out) == 9
     assert all(re.fullmatch(r"nv_inference_\w+_duration_us|nv_cache_\w+_per_model", name) for name in left_out)
@@ -200,20 +235,21 @@ def test_without_latencies_durations_and_the_cache_are_left_out() -> None:
 
 def test_labels_are_sorted_by_name_as_triton_writes_them() -> None:
     tagged = version(VersionStatistics(), {"team": 'a,reason="x"', "Zed": "\\"}, namespace="/m")
-    page = written(core_families([tagged])).decode()
+    page = of_versions(tagged).decode()
     labelled = r'_Zed="\\",_team="a,reason=\"x\"",model="m",namespace="/m"'
     assert f'nv_inference_count{{{labelled},version="3"}} 0\n' in page
     assert f'nv_inference_request_failure{{{labelled},reason="OTHER",version="3"}} 0\n' in page
-    assert joined(labels({"a1": "", "b": ""}), labels({"a": "", "c": ""})) == 'a="",a1="",b="",c=""'
+    table = MetricTable[None]((Metric("m", "gauge", "x", lambda _: {"": 1}, "a0"),), labels=("a1", "a", "b"))
+    assert written(lambda page: page.write(table, [table.row(None, "1", "2", "3")])).endswith(
+        b'\nm{a="2",a0="",a1="1",b="3"} 1\n'
+    )
 
 
 def test_histograms_of_a_version_that_has_answered() -> None:
     statistics = VersionStatistics(StageTimes())
-    assert not [
-        name for name, _ in sample_of(written(core_families([version(statistics)]))) if "duration_seconds" in name
-    ]
+    assert not [name for name, _ in sample_of(of_versions(version(statistics))) if "duration_seconds" in name]
     statistics.composed(request(3, arrived_ns=0), 20_000, 0, 1_000_000, 60_000, 2_000_000)
-    page = written(core_families([version(statistics)])).decode()
+    page = of_versions(version(statistics)).decode()
     assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.001"} 0\n' in page
     assert 'nerite_request_duration_seconds_bucket{model="m",version="3",le="0.0025"} 1\n' in page
     assert 'nerite_request_duration_seconds_sum{model="m",version="3"} 0.002\n' in page
@@ -228,7 +264,7 @@ def test_open_metrics_with_exemplars() -> None:
     statistics = VersionStatistics(stages)
     statistics.composed(request(3, arrived_ns=0), 0, 0, 0, 0, 1_000_000_000)
     stages.traced(999_000_000, 0xABC, 1_500_000_000)
-    page = written(core_families([version(statistics)]), openly=True).decode()
+    page = of_versions(version(statistics), openmetrics=True).decode()
     read = {family.name: family for family in openmetrics.text_string_to_metric_families(page)}
     assert {name: read[name].type for name in ("nv_inference_count", "nerite_batch_releases")} == {
         "nv_inference_count": "unknown",
@@ -242,4 +278,4 @@ def test_open_metrics_with_exemplars() -> None:
     }
     assert set(exemplars) == {"1.0"}
     assert (exemplars["1.0"].labels, exemplars["1.0"].value) == ({"trace_id": f"{0xABC:032x}"}, 0.999)
-    assert b"trace_id" not in written(core_families([version(statistics)]))
+    assert b"trace_id" not in of_versions(version(statistics))

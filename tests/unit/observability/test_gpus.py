@@ -12,9 +12,17 @@ from typing import Any
 
 import pytest
 
+from doubles import samples
 from nerite.config.options import MetricsOptions
 from nerite.observability import gpus
-from nerite.observability.gpus import GpuGauges, GpuLibrary, gauges_of, of_this_machine, open_library, visible_indices
+from nerite.observability.gpus import (
+    GpuLibrary,
+    GpuMetrics,
+    of_this_machine,
+    open_library,
+    start_gpu_metrics,
+    visible_indices,
+)
 from serving import eventually
 
 STAND_IN = Path(__file__).resolve().parents[2] / "stand_ins" / "nvml"
@@ -89,7 +97,7 @@ def test_a_process_that_sees_one_gpu_calls_it_the_first(give: Give) -> None:
 def test_gpus_that_are_too_old_are_left_alone(give: Give, caplog: pytest.LogCaptureFixture) -> None:
     assert [gpu.name for gpu in of_this_machine(give([OLD, BIG]), {}, 6.0)] == ["Big"]
     assert [gpu.number for gpu in of_this_machine(give([OLD, BIG]), {}, 6.0)] == [1]
-    assert "GPU 0 (Old) is left alone: its compute capability is 3.5, below the 6.0 of" in caplog.text
+    assert "GPU 0 (Old) is not used: its compute capability 3.5 is below the 6.0 of" in caplog.text
 
 
 def test_the_package_itself_whether_there_is_a_driver_or_not() -> None:
@@ -106,8 +114,8 @@ def test_the_package_itself_whether_there_is_a_driver_or_not() -> None:
 @pytest.mark.parametrize(
     ("installed", "said"),
     [
-        (False, "there is a driver for NVIDIA GPUs, and none is used: pip install 'nerite[gpu]'"),
-        (True, "and none is used: NVML says 'Driver/library version mismatch'"),
+        (False, "an NVIDIA driver is loaded, but GPUs cannot be used: pip install 'nerite[gpu]'"),
+        (True, "but GPUs cannot be used: NVML says 'Driver/library version mismatch'"),
     ],
 )
 def test_a_driver_that_cannot_be_asked(
@@ -129,19 +137,19 @@ def test_a_driver_that_cannot_be_asked(
     assert said in caplog.text
 
 
-def samples(gauges: GpuGauges) -> dict[tuple[str, str], float]:
+def reported(metrics: GpuMetrics) -> dict[tuple[str, str], float]:
     return {
-        (family.name, of.removeprefix('gpu_uuid="').removesuffix('"')): value
-        for family in gauges.families()
-        for of, value in family.samples
+        (name, labels.removeprefix('gpu_uuid="').removesuffix('"')): value
+        for name, values in samples(metrics.write_metrics).items()
+        for labels, value in values.items()
     }
 
 
 def test_what_is_reported(give: Give) -> None:
     library = give([BIG, OLD])
-    gauges = GpuGauges(library, of_this_machine(library, {}, 0.0), 0.01)
+    metrics = GpuMetrics(library, of_this_machine(library, {}, 0.0), 0.01)
     try:
-        assert samples(gauges) == {
+        assert reported(metrics) == {
             ("nv_gpu_utilization", "GPU-aa01"): 0.37,
             ("nv_gpu_memory_total_bytes", "GPU-aa01"): 1000,
             ("nv_gpu_memory_used_bytes", "GPU-aa01"): 250,
@@ -154,20 +162,20 @@ def test_what_is_reported(give: Give) -> None:
             ("nv_gpu_memory_used_bytes", "GPU-ab02"): 0,
         }
         give([{**BIG, "millijoules": 7500, "percent": 99}, OLD])
-        eventually(lambda: samples(gauges)["nv_gpu_utilization", "GPU-aa01"] == 0.99)
-        eventually(lambda: samples(gauges)["nv_energy_consumption", "GPU-aa01"] == 2.5)
+        eventually(lambda: reported(metrics)["nv_gpu_utilization", "GPU-aa01"] == 0.99)
+        eventually(lambda: reported(metrics)["nv_energy_consumption", "GPU-aa01"] == 2.5)
     finally:
-        gauges.close()
+        metrics.close()
 
 
 def test_when_nothing_is_reported(give: Give, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     library = give([BIG])
     found = of_this_machine(library, {}, 0.0)
-    assert gauges_of(library, found, MetricsOptions(gpu=False), {}) is None
-    assert gauges_of(library, found, MetricsOptions(), {"TRITON_SERVER_CPU_ONLY": "1"}) is None
-    assert gauges_of(library, [], MetricsOptions(), {}) is None
-    gauges = gauges_of(library, found, MetricsOptions(), {})
-    assert gauges is not None
-    gauges.close()
+    assert start_gpu_metrics(library, found, MetricsOptions(gpu=False), {}) is None
+    assert start_gpu_metrics(library, found, MetricsOptions(), {"TRITON_SERVER_CPU_ONLY": "1"}) is None
+    assert start_gpu_metrics(library, [], MetricsOptions(), {}) is None
+    metrics = start_gpu_metrics(library, found, MetricsOptions(), {})
+    assert metrics is not None
+    metrics.close()
     assert caplog.messages == ["Collecting metrics for GPU 0: Big"]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collector import Span, message, read
 from doubles import Caller, request
 from nerite.core.errors import Unavailable
 from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.observability import otlp_spans
-from nerite.observability.otlp_spans import spans_of
+from nerite.observability.otlp_spans import SpanEncoder
 from nerite.observability.trace import OtelTrace, Sampler, TraceValues
 
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
@@ -40,7 +43,7 @@ def ran() -> ExecutionTimes:
 
 def told(trace: OtelTrace, epoch: int = 0) -> list[Span]:
     body = otlp_spans.message(
-        {"service.name": "me", "naïve": "ü"}, {"name": "scope", "version": "0"}, spans_of(trace, epoch)
+        {"service.name": "me", "naïve": "ü"}, {"name": "scope", "version": "0"}, SpanEncoder().spans_of(trace, epoch)
     )
     return read(message(body, "application/x-protobuf"))
 
@@ -155,12 +158,47 @@ def test_a_stream_has_an_end_and_so_have_its_events(responses: int) -> None:
     assert spans[0].end >= spans[1].end >= spans[-1].end
 
 
+@given(st.integers(1, 2**40), st.text(max_size=200), st.integers(1, 2**20))
+def test_any_number_and_id(number: int, name: str, requests: int) -> None:
+    trace = traced(id=name)
+    trace.number = number
+    timings = ran()
+    timings.requests = requests
+    asked = request()
+    trace.ran(asked, timings)
+    trace.respond(asked, OK, True)
+    spans = told(trace)
+    assert spans[1].attributes["triton.trace_id"] == number
+    assert spans[1].attributes.get("triton.request_id", "") == name.encode(errors="replace").decode()
+    assert spans[3].attributes == {"nerite.batch.requests": requests}
+
+
+def test_one_encoder_keeps_models_and_batches_apart() -> None:
+    encoder = SpanEncoder()
+    bodies = []
+    for model, requests in (("a", 1), ("b", 2), ("a", 2)):
+        trace = traced()
+        trace.header = RequestHeader(model, "", ())
+        timings = ran()
+        timings.requests = requests
+        trace.ran(request(), timings)
+        trace.respond(request(), OK, True)
+        bodies.append(encoder.spans_of(trace, 0))
+    spans = read(
+        message(otlp_spans.message({}, {"name": "", "version": ""}, b"".join(bodies)), "application/x-protobuf")
+    )
+    assert [span.name for span in spans if "triton.model_name" in span.attributes] == ["a", "b", "a"]
+    assert [span.attributes for span in spans if span.name == "compute"] == [
+        {"nerite.batch.requests": requests} for requests in (1, 2, 2)
+    ]
+
+
 def test_numbers_of_any_size() -> None:
     values = {"zero": 0, "large": 2**40, "negative": -1, "text": "é", "other": 1.5}
     (span,) = read(
         message(
             otlp_spans.message(
-                {}, {"name": "", "version": ""}, otlp_spans.span(otlp_spans.attributes(9, values), 1, 2, 0, 3, 4)
+                {}, {"name": "", "version": ""}, otlp_spans.span(otlp_spans.attributes(9, values), 1, 2, 0, 3, 4, ())
             ),
             "application/x-protobuf",
         )

@@ -14,10 +14,17 @@ from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, 
 from nerite.core.request import InferenceRequest
 from nerite.observability.exposition import labels
 from nerite.observability.histogram import Histogram, one_two_five
-from nerite.observability.token_metrics import TokenStatistics, token_families
+from nerite.observability.model_metrics import TOKENS, MeteredVersion
+from nerite.observability.statistics import VersionStatistics
+from nerite.observability.token_statistics import TokenStatistics
 
 MS = 1_000_000
 LABELS = {"model": "m", "version": "1"}
+
+
+def written_tokens(statistics: TokenStatistics | None) -> bytes:
+    version = MeteredVersion("m", "1", "", {}, VersionStatistics(), 2, 0, 0, 0, {}, {}, 1, False, statistics)
+    return written(lambda page: page.write(TOKENS, [(labels(LABELS), version)]))
 
 
 class Bench:
@@ -43,7 +50,7 @@ class Bench:
 
     def samples(self) -> dict[str, float]:
         """Return the page by name and what is not a label of every sample."""
-        page = written(token_families([(labels(LABELS), self.statistics, 2)])).decode()
+        page = written_tokens(self.statistics).decode()
         found = {}
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
@@ -173,7 +180,7 @@ def test_an_engine_that_dies_takes_its_requests_and_leaves_what_it_counted() -> 
 
 
 def test_without_language_models_nothing_is_said_of_them() -> None:
-    assert token_families([]) == []
+    assert written_tokens(None) == b""
 
 
 @given(st.lists(st.floats(0, 20)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from doubles import FakeAside, written
+from doubles import FakeAside, samples, written
 from nerite.core.errors import Exhausted
+from nerite.transports import ports
 from nerite.transports.limits import ByteReservation, BytesInFlight, TransportLimits, bytes_for, connections_for
 
 GB = 2**30
@@ -109,16 +112,20 @@ def test_bytes_where_there_is_so_much_memory() -> None:
     assert [bytes_for(memory) for memory in (16 * GB, 2 * GB, 100_000_000, 0)] == [4 * GB, GB // 2, 64 * 2**20, 0]
 
 
+def test_open_connections_are_reported_by_port() -> None:
+    server: Any = SimpleNamespace(connections_by_port={"http": 4, "grpc": 0})
+    found = samples(lambda page: page.write(ports.METRICS, [ports.METRICS.row(server)]))
+    assert found == {"nerite_connections": {'port="http"': 4, 'port="grpc"': 0}}
+
+
 def test_the_metrics_tell_everything() -> None:
     bounds = TransportLimits(max_bytes=1000, max_connections=7, aside=FakeAside())
     bounds.bytes.take(10)
     bounds.bytes.refusal(1)
     bounds.refused["stalled"] += 2
     bounds.closed["idle"] += 3
-    page = written(bounds.families({"http": 4, "grpc": 0})).decode()
+    page = written(bounds.write_metrics).decode()
     for line in (
-        'nerite_connections{port="http"} 4',
-        'nerite_connections{port="grpc"} 0',
         "nerite_connections_limit 7",
         'nerite_connections_closed_total{reason="refused"} 0',
         'nerite_connections_closed_total{reason="idle"} 3',

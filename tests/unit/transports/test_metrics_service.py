@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from doubles import FakeTransport, request
 from nerite.config.options import MetricsOptions
+from nerite.observability.exposition import Page
 from nerite.observability.histogram import StageTimes
 from nerite.observability.model_metrics import MeteredVersion
 from nerite.observability.statistics import VersionStatistics
@@ -40,10 +41,8 @@ class Busy:
         for model, counted in self.counted.items():
             yield MeteredVersion(model, "1", "", {}, counted, 0, 0.5, 0, 0, {0: 0}, {}, 1, False)
 
-    def cache_metrics(self) -> list[Any]:
-        return []
-
-    admission_metrics = cache_metrics
+    def write_metrics(self, page: Page) -> None:
+        pass
 
     async def custom_metrics(self) -> list[Any]:
         return []
@@ -59,9 +58,7 @@ class Busy:
 async def scraped(server: Any, head: bytes, path: bytes = b"/metrics") -> tuple[bytes, bytes]:
     """Return head and body of the answer."""
     bounds = TransportLimits()
-    service = MetricsService(
-        server, MetricsOptions(cpu=False), {}, None, BrowserGuard((), None), lambda: bounds.families({"http": 2})
-    )
+    service = MetricsService(server, MetricsOptions(cpu=False), {}, None, BrowserGuard((), None), bounds)
     connection = HttpConnection(HttpShared(service, 0, bounds))
     transport = FakeTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is needed

@@ -27,7 +27,7 @@ from nerite.config.json_form import to_json
 from nerite.config.loading import CONFIG_FILE
 from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
-from nerite.observability.log_records import render, terminal_width
+from nerite.core.text_table import render, terminal_width
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import add_repository, repository_of
 from nerite.tools.add.order import AddOrder, AddOutcome

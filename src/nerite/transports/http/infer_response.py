@@ -15,7 +15,7 @@ from nerite.core.request import InferenceRequest, RequestedOutput
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.observability.token_metrics import kv_utilization
+from nerite.observability.token_statistics import kv_utilization
 from nerite.transports import output_parameters
 from nerite.transports.http import json_tensors
 from nerite.transports.http.handler import HTTP, HttpDialect

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nerite.config.options import METRICS_CATEGORY, MetricsOptions
-from nerite.core.byte_budget import BUDGETS
+from nerite.core.byte_budget import BUDGETS, ByteBudget
 from nerite.core.errors import Forbidden
-from nerite.core.failures import internal_errors
+from nerite.core.failures import InternalErrors, internal_errors
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.observability import custom_metrics, machine, model_metrics
-from nerite.observability.exposition import MetricFamily, Page, label
-from nerite.observability.gpus import GpuGauges
-from nerite.observability.machine import Machine
+from nerite.observability.exposition import Metric, MetricTable, Page
+from nerite.observability.gpus import GpuMetrics
+from nerite.observability.machine import MachineMetrics
+from nerite.observability.model_metrics import version_labels
 from nerite.transports import access
 from nerite.transports.access import Lock
 from nerite.transports.http import content_coding, reply
@@ -32,6 +33,13 @@ _OPENMETRICS: Final = "application/openmetrics-text"
 _OPENMETRICS_TYPE: Final = f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
+class MetricsSource(Protocol):
+    """Part of the server that has metrics."""
+
+    def write_metrics(self, page: Page) -> None:
+        """Write the metrics."""
+
+
 class MetricsService:
     """Answers ``GET /metrics``."""
 
@@ -40,15 +48,16 @@ class MetricsService:
         server: InferenceServer,
         options: MetricsOptions,
         locks: Mapping[str, Lock],
-        gpus: GpuGauges | None,
+        gpus: GpuMetrics | None,
         guard: BrowserGuard,
-        ports: Callable[[], Sequence[MetricFamily]],
+        ports: MetricsSource,
     ) -> None:
-        """``locks`` are those of the HTTP port. Without ``gpus``: no GPU metrics. ``ports`` returns those of ports."""
+        """``locks`` are those of the HTTP port. Without ``gpus``, there are no GPU metrics."""
         self._server = server
         self._options = options
+        self._version_tables = [table for table in model_metrics.TABLES if table.enabled(options)]
         self._locks = locks
-        self._machine = Machine()
+        self._machine = MachineMetrics()
         self._gpus = gpus
         self._guard = guard
         self._ports = ports
@@ -69,7 +78,7 @@ class MetricsService:
     def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> HttpQuestion | None:
         """Answer a request; the page is sent once it is complete."""
         if head.path in ("/metrics", "/metrics/") and head.method == "GET":
-            self.send_page(connection, head, _TYPE, openly=_OPENMETRICS in head.headers.get("accept", ""))
+            self.send_page(connection, head, _TYPE, openmetrics=_OPENMETRICS in head.headers.get("accept", ""))
         else:
             answer = Reply(200, b"", _TYPE) if head.method == "GET" else reply.NOT_ALLOWED
             connection.send([answer.encode()])
@@ -82,41 +91,43 @@ class MetricsService:
         content_type: str,
         headers: bytes = b"",
         *,
-        openly: bool = False,
+        openmetrics: bool = False,
     ) -> None:
-        """Send the page. ``openly``: use OpenMetrics if there are exemplars, which the other format lacks."""
-        openly = openly and self._server.tracing.exports
-        answer = Reply(200, b"", _OPENMETRICS_TYPE if openly else content_type, headers)
+        """Send the page. ``openmetrics``: use OpenMetrics if there are exemplars, which the other format lacks."""
+        openmetrics = openmetrics and self._server.tracing.exports
+        answer = Reply(200, b"", _OPENMETRICS_TYPE if openmetrics else content_type, headers)
         coding = content_coding.accepted(head.headers.get("accept-encoding", ""))
-        self._background_calls.start(connection, self._filled(answer, coding, openly=openly))
+        self._background_calls.start(connection, self._filled(answer, coding, openmetrics=openmetrics))
 
-    async def _filled(self, answer: Reply, coding: str, *, openly: bool) -> Reply:
+    async def _filled(self, answer: Reply, coding: str, *, openmetrics: bool) -> Reply:
         """Return ``answer`` with the page as its body."""
-        pieces = await self._pieces(openly=openly)
+        pieces = await self._pieces(openmetrics=openmetrics)
         if coding:
             answer = answer._replace(headers=answer.headers + content_coding.coding_line(coding))
             pieces = [await asyncio.to_thread(content_coding.compress, coding, pieces)]
         return answer._replace(rest=pieces)
 
-    async def _pieces(self, *, openly: bool) -> list[bytes]:
+    async def _pieces(self, *, openmetrics: bool) -> list[bytes]:
         """Make the page, yielding to the loop in between, but never between two lines of one model version."""
-        page = Page(openly=openly)
-        latencies = self._options.counter_latencies
-        page.add(model_metrics.core_families([], latencies=latencies))
+        page = Page(openmetrics=openmetrics)
+        for table in self._version_tables:
+            page.write(table, [])
         turns = LoopTurns()
         for version in self._server.metrics():
-            page.add(model_metrics.core_families([version], latencies=latencies))
+            row = (version_labels(version), version)
+            for table in self._version_tables:
+                page.write(table, [row])
             await turns.go_on()
-        page.add([_internal_errors(), *_internal_caches()])
-        page.add(self._ports())
-        page.add(self._server.cache_metrics())
-        page.add(self._server.admission_metrics())
+        page.write(ERRORS, [ERRORS.row(internal_errors)])
+        page.write(INTERNAL_CACHES, [INTERNAL_CACHES.row(budget, budget.name) for budget in BUDGETS])
+        self._ports.write_metrics(page)
+        self._server.write_metrics(page)
         if self._gpus is not None:
-            page.add(self._gpus.families())
-        if self._options.cpu:
-            page.add(self._machine.families())
-        page.add(machine.pinned_pool())
-        page.add(custom_metrics.families(await self._server.custom_metrics(), page.names))
+            self._gpus.write_metrics(page)
+        if machine.MACHINE.enabled(self._options):
+            self._machine.write_metrics(page)
+        page.write(machine.PINNED_MEMORY, [machine.PINNED_MEMORY.row(None)])
+        custom_metrics.write(await self._server.custom_metrics(), page)
         pieces = []
         for piece in page.pieces():
             pieces.append(piece)
@@ -132,34 +143,18 @@ class MetricsService:
         raise AssertionError("no inferences on this port")
 
 
-def _internal_errors() -> MetricFamily:
-    return MetricFamily(
-        "nerite_internal_errors_total",
-        "Unexpected exceptions in the server, by the part that caught them",
-        "counter",
-        [(label("where", where), count) for where, count in sorted(internal_errors.counts.items())],
-    )
+ERRORS: Final = MetricTable[InternalErrors]((
+    Metric("nerite_internal_errors_total", "counter",
+           "Unexpected exceptions in the server, by the part that caught them",
+           lambda errors: dict(sorted(errors.counts.items())), "where"),
+))  # fmt: skip
 
-
-def _internal_caches() -> list[MetricFamily]:
-    labelled = [(label("cache", budget.name), budget) for budget in BUDGETS]
-    return [
-        MetricFamily(
-            "nerite_internal_cache_bytes",
-            "Upper bound of the memory of the server's internal caches of requests, headers and replies, in bytes",
-            "gauge",
-            [(labels, budget.used) for labels, budget in labelled],
-        ),
-        MetricFamily(
-            "nerite_internal_cache_limit_bytes",
-            "Memory limit of the server's internal caches, in bytes",
-            "gauge",
-            [(labels, budget.limit) for labels, budget in labelled],
-        ),
-        MetricFamily(
-            "nerite_internal_cache_evictions_total",
-            "Entries evicted from the server's internal caches to make room",
-            "counter",
-            [(labels, budget.evictions) for labels, budget in labelled],
-        ),
-    ]
+INTERNAL_CACHES: Final = MetricTable[ByteBudget]((
+    Metric("nerite_internal_cache_bytes", "gauge",
+           "Upper bound of the memory of the server's internal caches of requests, headers and replies, in bytes",
+           lambda budget: budget.used),
+    Metric("nerite_internal_cache_limit_bytes", "gauge",
+           "Memory limit of the server's internal caches, in bytes", lambda budget: budget.limit),
+    Metric("nerite_internal_cache_evictions_total", "counter",
+           "Entries evicted from the server's internal caches to make room", lambda budget: budget.evictions),
+), labels=("cache",))  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.observability.log_records import render, share
+from nerite.core.text_table import render, share
 
 cell = st.text(st.sampled_from("abc xyz\n"), max_size=30)
 
