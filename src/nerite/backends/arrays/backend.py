@@ -77,11 +77,14 @@ class ArrayModel(ABC, Generic[K]):
         return error
 
     def source(self) -> Hashable:
-        """Return the key of what ``read`` returns. Completion passes on what it has read under this key."""
+        """Return everything that determines what ``read`` returns: by default, the key of the first instance."""
         return self.key(first_instance(self.context))
 
     def read(self) -> Any:
-        """Return what ``graph`` needs: by default a copy for the first instance."""
+        """Return what ``graph`` needs: by default, a copy for the first instance.
+
+        Override it, and ``source``, if the graph can be had without a copy that runs.
+        """
         return self.load(self.key(first_instance(self.context)))
 
     def completed(self, copy: Any) -> dict[str, Any]:
