@@ -95,16 +95,18 @@ class ArrayModel(ABC, Generic[K]):
         """Return the inputs and outputs as the complete configuration declares them. Raises ``NeriteError``."""
         config, graph = self.context.config, self.graph(copy)
         check_against_graph(self.context.name, config, graph)
-        taken = {**graph.inputs, **graph.defaulted}
-        scalars = {name for name, tensor in (*taken.items(), *graph.outputs.items()) if not tensor.dims}
-        return self.declared(scalars)
+        inputs = {**graph.inputs, **graph.defaulted}
+        scalars = [{name for name, tensor in side.items() if not tensor.dims} for side in (inputs, graph.outputs)]
+        return self.declared(*scalars)
 
-    def declared(self, scalars: set[str]) -> tuple[list[TensorPort], list[TensorPort]]:
-        """Return the ports of the configuration; ``scalars`` have no dimensions in the model."""
+    def declared(
+        self, scalar_inputs: set[str], scalar_outputs: set[str]
+    ) -> tuple[Sequence[TensorPort], Sequence[TensorPort]]:
+        """Return the ports of the configuration, which always declares dimensions, even for a scalar of the model."""
         config = self.context.config
         inputs, outputs = (
             [of_entry(entry, batching=batching(config), scalar=entry["name"] in scalars) for entry in entries]
-            for entries in (all_inputs(config), all_outputs(config))
+            for entries, scalars in ((all_inputs(config), scalar_inputs), (all_outputs(config), scalar_outputs))
         )
         return inputs, outputs
 
