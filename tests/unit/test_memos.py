@@ -20,7 +20,7 @@ MAKERS: Final = frozenset({"dict", "set", "OrderedDict", "defaultdict", "Counter
 REMOVING: Final = frozenset({"discard", "pop", "popitem", "remove"})
 
 BY_THE_PROGRAM: Final = {
-    "frameworks/litert.py:_interpreter", "llm/loop_engine.py:_totals",
+    "frameworks/litert.py:_interpreter_class", "llm/loop_engine.py:_totals",
     "backends/onnxruntime/session.py:onnxruntime", "frameworks/openvino/graph.py:openvino",
     "frameworks/pytorch/program.py:load_torch", "frameworks/tensorflow/session.py:tensorflow",
     "frameworks/tensorflow/files.py:saved_model", "frameworks/tensorrt/execution.py:_allocator_class",
@@ -35,9 +35,9 @@ BY_THE_PROGRAM: Final = {
 }  # fmt: skip
 """What is in them is written in the program: modules that are imported, names of events, places."""
 BY_THE_OPERATOR: Final = {
-    "backends/arrays/batches.py:_large", "frameworks/litert.py:_shapes",
+    "backends/arrays/batches.py:_large", "backends/arrays/backend.py:_shared", "frameworks/litert.py:_shapes",
     "llm/tensorrt_llm.py:_arguments", "llm/vllm/engine.py:_adapters",
-    "backends/onnxruntime/session.py:_make_global_pool", "frameworks/openvino/backend.py:_compiled",
+    "backends/onnxruntime/backend.py:_make_global_pool",
     "frameworks/openvino/graph.py:core", "backends/python/environments.py:_digest",
     "backends/python/environments.py:_check", "frameworks/pytorch/exported.py:_folders",
     "backends/registry.py:_packaged",

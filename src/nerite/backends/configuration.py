@@ -1,17 +1,19 @@
 """Reads model configurations for backends: parameters, settings, inputs, outputs, and the tensors of sequences.
 
 ``config`` is in JSON form. An entry is an element of ``input`` or ``output``, or has the same form. Pure, except that
-``op_libraries`` looks for files next to the model.
+``model_file`` and ``op_libraries`` look for files of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from nerite.backends.interface import ModelContext
+from nerite.backends import machine
+from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core import tensor as dtypes
-from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.signature import reshaped
 from nerite.core.tensor import DataType
 
@@ -165,6 +167,55 @@ def instance_count(config: Mapping[str, Any], default: int = 1) -> int:
     if not groups:
         return default
     return max(1, sum(int(group.get("count", 1)) * max(1, len(group.get("gpus", ()))) for group in groups))
+
+
+def first_instance(context: ModelContext) -> InstanceContext:
+    """Return the device of the model's first instance, before there is one; on a GPU if any instance is."""
+    groups: Sequence[Mapping[str, Any]] = context.config.get("instance_group") or ({},)
+    group = next((group for group in groups if group.get("kind") == "KIND_GPU"), groups[0])
+    kind = str(group.get("kind", "KIND_CPU")).removeprefix("KIND_")
+    return InstanceContext(context.name, "CPU" if kind == "AUTO" else kind, next(iter(group.get("gpus", ())), 0))
+
+
+def instance_cores(context: ModelContext, instance: InstanceContext, default: int = 1) -> int:
+    """Return an instance's share of the cores: at least 1. ``default`` is the number of instances without groups.
+
+    Frameworks default to a thread per core of the machine. In a server their threads compete with those of other
+    instances, so each instance gets an equal share.
+    """
+    if instance.cores:
+        return machine.core_share(instance)
+    return max(1, machine.usable_cores() // instance_count(context.config, default))
+
+
+def accelerators(context: ModelContext, kind: str) -> Sequence[Mapping[str, Any]]:
+    """Return the execution accelerators of the configuration for ``kind``: ``cpu`` or ``gpu``."""
+    found = context.config.get("optimization", {}).get("execution_accelerators", {})
+    entries: Sequence[Mapping[str, Any]] = found.get(f"{kind}_execution_accelerator", ())
+    return entries
+
+
+def graph_level(context: ModelContext) -> int:
+    """Return ``optimization.graph.level`` of the configuration: 0 if it is not set."""
+    return int(context.config.get("optimization", {}).get("graph", {}).get("level", 0))
+
+
+def model_path(context: ModelContext, default: str) -> Path:
+    """Return the path of the model's artifact: ``default_model_filename``, or ``default``."""
+    return context.version_directory / str(context.config.get("default_model_filename") or default)
+
+
+def model_file(context: ModelContext, default: str) -> Path:
+    """Return ``model_path``, which must be a file. Raises ``Unavailable`` if it is not."""
+    path = model_path(context, default)
+    if not path.is_file():
+        raise missing(context, path)
+    return path
+
+
+def missing(context: ModelContext, path: Path) -> Unavailable:
+    """Return the error for a model without its artifact."""
+    return Unavailable(f"unable to find '{path}' for model instance '{context.name}'")
 
 
 def op_libraries(context: ModelContext) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""Resources and properties of this machine for backends: usable processor cores, and frameworks built for GPUs.
-
-Also captures what frameworks write directly to standard error.
-"""
+"""Resources of this machine, and the frameworks on it: cores, imports, GPU builds, exceptions, standard error."""
 
 from __future__ import annotations
 
@@ -10,12 +7,13 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from nerite.backends.interface import InstanceContext
+from nerite.core.errors import NeriteError, NotInstalled
 from nerite.core.memory import memory_file
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -80,6 +78,26 @@ def can_use_gpus(backend: str) -> bool:
         if file.is_file() and (not marker.words or marker.words in file.read_text()):
             return True
     return False
+
+
+@contextmanager
+def importing(package: str, extra: str) -> Iterator[None]:
+    """Import a framework in the ``with`` block. Raises ``NotInstalled`` with the ``extra`` to install if that fails."""
+    try:
+        yield
+    except Exception as error:  # also OSError and others, of libraries that it looks for
+        raise NotInstalled(f"unable to import {package} ({error}): pip install 'nerite[{extra}]'") from error
+
+
+@contextmanager
+def translating(translate: Callable[[Exception], NeriteError]) -> Iterator[None]:
+    """Raise what a framework raises in the ``with`` block as its translation; ``NeriteError`` passes unchanged."""
+    try:
+        yield
+    except NeriteError:
+        raise
+    except Exception as error:  # a framework may raise anything
+        raise translate(error) from error
 
 
 _one_at_a_time = threading.Lock()

@@ -365,11 +365,11 @@ def test_timings_tell_the_phases_apart(tmp_path: Path) -> None:
 def test_instances_share_a_session_on_a_cpu_and_need_not(tmp_path: Path) -> None:
     opened = Opened(tmp_path / "shared", scaled())
     opened.model.instance(InstanceContext("m_1"))
-    assert len(opened.model._spare) == 1
+    assert len(opened.model._shared) == 1
     config = {"parameters": {"share_session_between_instances": {"string_value": "false"}}}
     alone = Opened(tmp_path / "alone", scaled(), config)
     second = alone.model.instance(InstanceContext("m_1"))
-    assert len(alone.model._spare) == 0
+    assert len(alone.model._shared) == 0
     [response] = second.execute([request(IN=rows(1))], ExecutionTimes())
     assert decoded(response)["OUT"].tolist() == [[0, 2, 4, 6]]
 

@@ -19,12 +19,18 @@ import pytest
 from onnx import TensorProto, helper
 
 from nerite.backends.interface import InstanceContext
-from nerite.backends.onnxruntime import OnnxRuntimeBackend, session
+from nerite.backends.onnxruntime import OnnxRuntimeBackend
+from nerite.backends.onnxruntime.backend import OnnxModel
 from nerite.core.errors import Internal, InvalidArgument, NotInstalled, Unavailable, Unsupported
 from onnx_models import Opened, constant, context, model, node, save, scaled, tensor
 
 FLOAT4 = {"data_type": "TYPE_FP32", "dims": [4]}
 IN, OUT = {"name": "IN", **FLOAT4}, {"name": "OUT", **FLOAT4}
+
+
+def session_of(opened: Any) -> Any:
+    """Return the session that an instance of a model would run."""
+    return opened._copy(InstanceContext("m_0"))
 
 
 def complete(directory: Path, proto: onnx.ModelProto, config: dict[str, Any] | None = None, **settings: str) -> Any:
@@ -104,9 +110,8 @@ def test_batches_that_the_model_cannot_have_are_refused(tmp_path: Path) -> None:
 
 def test_the_session_of_completion_is_the_one_that_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(
-        session, "open_session", lambda plan, make=session.open_session: made.append(plan) or make(plan)
-    )
+    load = OnnxModel.load
+    monkeypatch.setattr(OnnxModel, "load", lambda model, plan: made.append(plan) or load(model, plan))
     opened = Opened(tmp_path, scaled())
     opened.model.instance(InstanceContext("m_1"))
     assert len(made) == 1
@@ -120,14 +125,14 @@ def test_a_model_file_that_changed_in_between_is_read_again(tmp_path: Path) -> N
     path = save(tmp_path, scaled(5.0))
     os.utime(path, ns=(1, 1))
     opened = backend.open(replace(first, config=completed))
-    [other] = opened._spare.values()
+    other = session_of(opened)
     assert first.memo
     assert other.run(None, {"IN": np.ones((1, 4), np.float32)})[0].tolist() == [[5.0] * 4]
 
 
 def test_nothing_of_a_closed_model_stays(tmp_path: Path) -> None:
     opened = Opened(tmp_path, scaled())
-    [inner] = opened.model._spare.values()
+    inner = session_of(opened.model)
     gone = weakref.ref(inner)
     del inner
     opened.close()
@@ -173,7 +178,7 @@ def test_a_directory_with_external_data(tmp_path: Path) -> None:
     backend = OnnxRuntimeBackend()
     first = context(tmp_path)
     opened = backend.open(replace(first, config=backend.complete(first)))
-    [inner] = opened._spare.values()
+    inner = session_of(opened)
     np.testing.assert_array_equal(inner.run(None, {"IN": np.zeros((1, 4096), np.float32)})[0], [weights])
 
 
@@ -431,7 +436,7 @@ def test_every_option_is_accepted_by_onnx_runtime(tmp_path: Path) -> None:
     config["parameters"]["enable_mem_arena"] = {"string_value": "1"}
     opened = Opened(tmp_path, scaled(), config)
     assert opened.answer(IN=np.ones((1, 4), np.float32))["OUT"].tolist() == [[2.0] * 4]
-    [inner] = opened.model._spare.values()
+    inner = session_of(opened.model)
     options = inner.get_session_options()
     assert options.intra_op_num_threads == 2
     assert options.graph_optimization_level.name == "ORT_ENABLE_BASIC"

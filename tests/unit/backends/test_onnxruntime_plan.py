@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from nerite.backends import machine
+from nerite.backends.configuration import first_instance
 from nerite.backends.interface import InstanceContext
 from nerite.backends.onnxruntime import session
-from nerite.backends.onnxruntime.session import CPU, OnnxSessionPlan, Provider
+from nerite.backends.onnxruntime.session import CPU, ModelFile, OnnxSessionPlan, Provider
 from nerite.core.errors import InvalidArgument
 from onnx_models import context
 
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "usable_cores", lambda: 8)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
 
 
 def made(
@@ -28,16 +29,14 @@ def made(
     path.parent.mkdir(exist_ok=True)
     path.touch()
     values = {key: {"string_value": value} for key, value in parameters.items()}
-    return session.make_plan(
-        context(directory, {**(config or {}), "parameters": values}, settings), InstanceContext("m_0")
-    )
+    given = context(directory, {**(config or {}), "parameters": values}, settings)
+    return session.make_plan(given, InstanceContext("m_0"), session.model_file(given))
 
 
 def test_defaults(tmp_path: Path) -> None:
     found = made(tmp_path)
     assert found == OnnxSessionPlan(
-        path=tmp_path / "1" / "model.onnx",
-        modified_ns=found.modified_ns,
+        file=ModelFile(tmp_path / "1" / "model.onnx", found.file.modified_ns),
         providers=(CPU,),
         graph_level="ORT_ENABLE_ALL",
         parallel=False,
@@ -154,7 +153,7 @@ def shrinking(tmp_path: Path, arenas: str, gpus: Sequence[int] = (), **parameter
         "instance_group": [{"kind": "KIND_GPU" if gpus else "KIND_CPU", "gpus": list(gpus)}],
         "parameters": {key: {"string_value": value} for key, value in given.items()},
     }
-    return session.run_entries(context(tmp_path, config), made(tmp_path, config, **given))
+    return session.run_entries(context(tmp_path, config))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_arenas_that_there_are_not(tmp_path: Path, arenas: str, parameters: dict
     ],
 )
 def test_the_first_instance(tmp_path: Path, groups: list[Any], instance: InstanceContext) -> None:
-    assert session.first_instance(context(tmp_path, {"instance_group": groups})) == instance
+    assert first_instance(context(tmp_path, {"instance_group": groups})) == instance
 
 
 # ---- Execution providers ----
@@ -307,32 +306,3 @@ def test_cuda_options_that_make_no_sense(key: str, value: str, complaint: str, e
         wanted(**{key: value})
     assert refused.value.message == f"{complaint}, in parameter '{key}' of model 'm', which takes {expected}"
     assert wanted(kind="CPU", **{key: value}) == [CPU]
-
-
-# ---- Cores ----
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({"cpu.max": "200000 100000\n"}, 2),
-        ({"cpu.max": "150000 100000\n"}, 2),
-        ({"cpu.max": "max 100000\n"}, 0),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0),
-        ({}, 0),
-    ],
-)
-def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: int) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert machine.core_quota(tmp_path) == quota
-
-
-def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)), raising=False)
-    monkeypatch.setattr(machine, "core_quota", lambda: 3)
-    assert machine.usable_cores() == 3
-    monkeypatch.setattr(machine, "core_quota", lambda: 0)
-    assert machine.usable_cores() == 64

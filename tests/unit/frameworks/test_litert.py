@@ -202,7 +202,8 @@ def threads(folder: Path, accelerator: dict[str, Any] | None = None, **parameter
         placed(folder, folder / "nothing", "model.tflite")
         (folder / "nothing").touch()
     accelerators = {"execution_accelerators": {"cpu_execution_accelerator": [accelerator] if accelerator else []}}
-    return litert.make(context(folder, {"optimization": accelerators}, **parameters), InstanceContext("m_0")).threads
+    given = context(folder, {"optimization": accelerators}, **parameters)
+    return litert.interpreter_threads(given, InstanceContext("m_0"))
 
 
 def test_how_wide_an_interpreter_is(tmp_path: Path) -> None:
@@ -220,6 +221,6 @@ def test_accelerators_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture
         threads(tmp_path, tflite_num_threads="-1")
 
 
-def test_no_gpu(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="write kind: KIND_CPU"):
-        litert.make(context(tmp_path), InstanceContext("m_0", "GPU"))
+def test_no_gpu(models: Models) -> None:
+    with pytest.raises(InvalidArgument, match=r"instance 'm_1' is for a GPU, .*write kind: KIND_CPU"):
+        models.opened("scaled").model.instance(InstanceContext("m_1", "GPU"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nerite.backends import machine
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import InvalidArgument
 from nerite.frameworks.openvino import compile
@@ -27,7 +28,7 @@ CPU = frozenset(
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile, "usable_cores", lambda: 4)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
 
 
 def context(settings: dict[str, str] | None = None, **parameters: str) -> ModelContext:

@@ -329,10 +329,10 @@ def test_a_platform_of_somebody_else(tmp_path: Path) -> None:
 
 def test_parameters_without_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    plan.remark(context(tmp_path, MAX_SESSION_SHARE_COUNT="2", TF_NUM_INTRA_THREAD="2"))
+    plan.log_ignored_parameters(context(tmp_path, MAX_SESSION_SHARE_COUNT="2", TF_NUM_INTRA_THREAD="2"))
     assert caplog.messages == [
         "'MAX_SESSION_SHARE_COUNT' of 'm' has no effect: each instance has a process, and a session, of its own",
         "parameter 'TF_NUM_INTRA_THREAD' of 'm' is not known here; is it TF_NUM_INTRA_THREADS?",
     ]
     with pytest.raises(InvalidArgument, match="must be positive number for TensorFlow model 'm'"):
-        plan.remark(context(tmp_path, MAX_SESSION_SHARE_COUNT="0"))
+        plan.log_ignored_parameters(context(tmp_path, MAX_SESSION_SHARE_COUNT="0"))

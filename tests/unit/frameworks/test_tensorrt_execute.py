@@ -246,7 +246,7 @@ def test_an_engine_that_fails(tmp_path: Path) -> None:
 def test_no_memory_left(tmp_path: Path) -> None:
     memory = execution.CudaMemory()
     with pytest.raises(Unavailable, match="CUDA error: out of memory"):
-        memory.hold(2 << 30)
+        memory.reserve(2 << 30)
     memory.free()
 
 

@@ -11,7 +11,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.frameworks.tensorrt import engine, execution
-from nerite.frameworks.tensorrt.backend import check_batches, completed, way_of
+from nerite.frameworks.tensorrt.backend import check_batches, complete_from_description, execution_options
 from nerite.frameworks.tensorrt.engine import EngineDescription, EngineTensor, ShapeRange, largest_batch
 
 SMALL = {"IN": ShapeRange((1, 4), (2, 4), (4, 4))}
@@ -63,12 +63,12 @@ def test_shapes_that_no_profile_takes(shape: tuple[int, ...], offered: tuple[int
 def test_the_profiles_of_an_instance() -> None:
     groups = [{"name": "a", "profile": ["1", "0", "1"]}, {"name": "a_b", "profile": []}]
     config = {"instance_group": groups}
-    assert engine.of_group("m", engine.group_of(config, "a_0"), 2) == (1, 0)
-    assert engine.of_group("m", engine.group_of(config, "a_b_3"), 2) == (0,)
+    assert engine.profiles_of_group("m", engine.group_of(config, "a_0"), 2) == (1, 0)
+    assert engine.profiles_of_group("m", engine.group_of(config, "a_b_3"), 2) == (0,)
     with pytest.raises(InvalidArgument, match='has profile: "2", and the engine has the profiles 0 to 1'):
-        engine.of_group("m", {"name": "a", "profile": ["2"]}, 2)
+        engine.profiles_of_group("m", {"name": "a", "profile": ["2"]}, 2)
     with pytest.raises(InvalidArgument, match='has profile: "x", and the engine has the profile 0 alone'):
-        engine.of_group("m", {"name": "a", "profile": ["x"]}, 1)
+        engine.profiles_of_group("m", {"name": "a", "profile": ["x"]}, 1)
 
 
 def test_how_an_instance_runs() -> None:
@@ -77,11 +77,17 @@ def test_how_an_instance_runs() -> None:
         "optimization": {"priority": "PRIORITY_MAX", "cuda": {"graphs": True}},
     }
     strategy = {"execution_context_allocation_strategy": "ON_PROFILE_CHANGE"}
-    way = way_of(context(given, **strategy), InstanceContext("m_0_1", "GPU", 3), 2)
+    way = execution_options(context(given, **strategy), InstanceContext("m_0_1", "GPU", 3), 2)
     assert way == (3, (1,), "ON_PROFILE_CHANGE", "PRIORITY_MAX", True)
-    assert way_of(context(), InstanceContext("m_0", "GPU"), 1) == (0, (0,), "STATIC", "PRIORITY_DEFAULT", False)
+    assert execution_options(context(), InstanceContext("m_0", "GPU"), 1) == (
+        0,
+        (0,),
+        "STATIC",
+        "PRIORITY_DEFAULT",
+        False,
+    )
     with pytest.raises(InvalidArgument, match="is 'HEAP', and may be STATIC or ON_PROFILE_CHANGE"):
-        way_of(context(execution_context_allocation_strategy="HEAP"), InstanceContext("m_0", "GPU"), 1)
+        execution_options(context(execution_context_allocation_strategy="HEAP"), InstanceContext("m_0", "GPU"), 1)
 
 
 def test_the_largest_batch() -> None:
@@ -91,16 +97,16 @@ def test_the_largest_batch() -> None:
 
 
 def test_a_configuration_is_completed() -> None:
-    whole = completed(context(), ENGINE)
+    whole = complete_from_description(context(), ENGINE)
     assert whole["max_batch_size"] == 4
     assert whole["dynamic_batching"] == {}
     assert whole["input"] == [{"name": "IN", "data_type": "TYPE_FP32", "dims": [4]}]
     assert whole["output"] == [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [4]}]
     # No more than the profiles that are used take.
     narrow = ENGINE._replace(profiles=[{"IN": ShapeRange((1, 4), (2, 4), (2, 4))}, LARGE])
-    assert completed(context(), narrow)["max_batch_size"] == 2
+    assert complete_from_description(context(), narrow)["max_batch_size"] == 2
     used = {"instance_group": [{"name": "m", "profile": ["1"]}]}
-    assert completed(context(used), narrow)["max_batch_size"] == 4
+    assert complete_from_description(context(used), narrow)["max_batch_size"] == 4
 
 
 def test_an_engine_of_one_size_has_no_batches() -> None:
@@ -109,13 +115,13 @@ def test_an_engine_of_one_size_has_no_batches() -> None:
         [EngineTensor("OUT", dtypes.BOOL, (8,))],
         [{"IN": ShapeRange((8, 4), (8, 4), (8, 4))}],
     )
-    whole = completed(context(), fixed)
+    whole = complete_from_description(context(), fixed)
     assert "max_batch_size" not in whole
     assert whole["input"] == [{"name": "IN", "data_type": "TYPE_FP16", "dims": [8, 4]}]
 
 
 def test_sizes_as_values() -> None:
-    whole = completed(context(), SIZES)
+    whole = complete_from_description(context(), SIZES)
     assert whole["input"] == [{"name": "SIZES", "data_type": "TYPE_INT32", "dims": [2], "is_shape_tensor": True}]
     assert whole.get("max_batch_size", 0) == 0
     with pytest.raises(Unsupported, match="SIZES hold sizes as values, and requests with such tensors are not batched"):
@@ -124,7 +130,7 @@ def test_sizes_as_values() -> None:
 
 def test_batches_that_no_profile_takes() -> None:
     with pytest.raises(Internal) as refusal:
-        completed(context({"max_batch_size": 128}), ENGINE._replace(profiles=[SMALL]))
+        complete_from_description(context({"max_batch_size": 128}), ENGINE._replace(profiles=[SMALL]))
     assert refusal.value.message == (
         "autofill failed for model 'm': configuration specified max-batch 128 but TensorRT engine only supports "
         "max-batch 4. Set max_batch_size: 4, or build the engine with a profile for 128 rows"

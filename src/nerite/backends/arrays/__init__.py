@@ -1,9 +1,7 @@
-"""For frameworks that compute with one array an input: from a batch of requests to arrays, and back.
+"""Base of the backends whose framework computes outputs from one array for each input.
 
-``ports`` is where a client's tensor and the model's meet, ``call`` what follows from a request's header, ``selection``
-which outputs are wanted. An ``instance`` joins the requests of a batch (``feeds``), has a backend compute, and takes
-what comes out apart (``replies``). ``ragged`` is for rows that differ in length.
-
-``graph`` is what a model says of itself; with it ``completion`` fills a configuration in, and ``agreement`` checks one:
-a tensor of it, ``comparison`` all of it. A ``face`` is a model that was found to agree, as its callers know it.
+A framework subclasses ``ArrayModel`` (``backend``): it opens a file, lists the inputs and outputs, and runs a batch.
+Everything else is shared. ``graph`` completes a configuration from those inputs and outputs, and checks one against
+them. ``calls`` memoizes what follows from a request's header, ``batches`` joins requests into input arrays and cuts
+output arrays into responses, and ``instance`` executes one batch with both.
 """

@@ -1,9 +1,9 @@
-"""From requests to what a model is fed: views where that is possible, else one copy for each input.
+"""Batches: joins requests into input arrays, and cuts output arrays into responses. Also ragged batches.
 
-A view on the buffer of a single request costs nothing. The buffers of several are joined: by ``bytes.join``, which is
-the fastest there is for few and for many pieces (0.8 microseconds for 32 of 64 bytes, where ``numpy.concatenate``
-takes 20), and which lets go of the GIL for more than a megabyte. Only beyond what the allocator reuses by itself does
-a buffer of our own pay: from 32 MB on, fresh memory costs more than the copy.
+The input of a single request is a view on its buffer. The buffers of several are joined with ``bytes.join``, which is
+the fastest way for few and for many pieces (0.8 microseconds for 32 of 64 bytes, where ``numpy.concatenate`` takes
+20), and which releases the GIL for more than a megabyte. A buffer of our own pays only for sizes that the allocator
+does not reuse by itself: from 32 MB on, fresh memory costs more than the copy.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ LARGE: Final = 32 << 20
 
 
 def feed_of_one(request: InferenceRequest, call: ArrayCall) -> dict[str, Array]:
-    """Return the inputs of one request: views on its buffers, but for strings."""
+    """Return the inputs of one request: views on its buffers, except for strings."""
     return {
-        # One call where ``frombuffer(...).reshape(...)`` would be two; every input of every request comes by here.
+        # One call where ``frombuffer(...).reshape(...)`` would be two, for every input of every request.
         name: text(shape, data) if text else np.ndarray(shape, dtype, data)
         for (name, dtype, shape, text), data in zip(call.feeds, request.data, strict=True)
     }
 
 
 class Joiner:
-    """Makes the inputs of batches. One for each instance: it keeps the buffers for large ones."""
+    """Joins the inputs of batches. Each instance has one, which keeps the buffers for large inputs."""
 
     def __init__(self) -> None:
         self._large: dict[str, Array] = {}
 
     def of_equals(self, requests: Sequence[InferenceRequest], call: ArrayCall) -> dict[str, Array]:
-        """Return the inputs of requests that have one call. Good until the next batch."""
+        """Return the inputs of requests with the same call. Valid until the next batch."""
         arrays = {}
         for position, feed in enumerate(call.feeds):
             parts = [request.data[position] for request in requests]
@@ -51,7 +51,7 @@ class Joiner:
         return arrays
 
     def of_all(self, requests: Sequence[InferenceRequest], calls: Sequence[ArrayCall]) -> dict[str, Array]:
-        """Return the inputs of requests that differ in rows, order of inputs or ragged sizes. Good until the next."""
+        """Return the inputs of requests with different calls. Valid until the next batch."""
         arrays = {}
         for feed in calls[0].feeds:
             positions = [call.positions[feed.name] for call in calls]
@@ -74,10 +74,10 @@ class Joiner:
         return np.ndarray(shape, feed.dtype, buffer.data)
 
 
-# Batches of rows that differ in length: what the model is told about them, and how its output is dealt out. Pure.
+# Ragged batches, whose rows differ in length. Pure.
 #
 # The rows of a ragged input reach the model as one flat array. ``batch_input`` of a configuration adds inputs that
-# say where each request's part is; ``batch_output`` names outputs that are flat in the same way.
+# locate the part of each request; ``batch_output`` names outputs that are flat in the same way.
 
 
 def _element_count(shapes: Sequence[Shape]) -> Array:
@@ -93,7 +93,7 @@ def _accumulated_with_zero(shapes: Sequence[Shape]) -> Array:
 
 
 def _max_as_shape(shapes: Sequence[Shape]) -> Array:
-    # The model looks at the shape alone.
+    # The model uses only the shape.
     return np.zeros(max(prod(shape) for shape in shapes))
 
 
@@ -116,7 +116,7 @@ _KINDS: Final[dict[str, Callable[[Sequence[Shape]], Array]]] = {
 
 
 class RaggedBatchInput(NamedTuple):
-    """Inputs that are made for each batch, from the shapes of one input of its requests."""
+    """Inputs that are computed for each batch from the shapes of one input of its requests."""
 
     kind: str
     targets: tuple[str, ...]
@@ -129,7 +129,7 @@ class RaggedBatchInput(NamedTuple):
 
 
 class Ragged:
-    """The ragged side of a model, from a configuration that has been validated. False if it has none."""
+    """Ragged inputs and outputs of a model, from a validated configuration. False if it has none."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._batch_inputs = tuple(
@@ -146,7 +146,7 @@ class Ragged:
             for entry in config.get("batch_output", ())
             for target in entry["target_name"]
         }
-        """From the name of a flat output to that of the input whose shape its parts have."""
+        """Maps the name of a flat output to the input whose shape its parts have."""
         self._any = bool(
             self._batch_inputs
             or self.sources
@@ -157,7 +157,7 @@ class Ragged:
         return self._any
 
     def made(self, shapes: Sequence[Mapping[str, Shape]]) -> dict[str, Array]:
-        """Return the inputs that are made for a batch, from the shapes of each request's inputs by name."""
+        """Return the additional inputs of a batch, from the shapes of each request's inputs by name."""
         arrays = {}
         for batch_input in self._batch_inputs:
             value = batch_input.value([each[batch_input.source] for each in shapes])
@@ -168,8 +168,8 @@ class Ragged:
 def scattered(port: TensorPort, size: int, sources: Sequence[Shape]) -> list[Shape]:
     """Return the shape of each request's part of a flat output of ``size`` elements.
 
-    A free dimension of the output is as large as the same dimension of the request's source input. Raises ``Internal``
-    if the parts do not make up the whole.
+    A free dimension of the output has the size of that dimension of the request's source input. Raises ``Internal``
+    if the parts do not add up to ``size``.
     """
     declared = (-1, *port.model_dims)
     try:
@@ -181,9 +181,9 @@ def scattered(port: TensorPort, size: int, sources: Sequence[Shape]) -> list[Sha
     return shapes
 
 
-# From what a model gives to responses: each gets views on the one array that all of the batch came out in.
+# Responses: views on the output array of the whole batch.
 #
-# But for small arrays: up to some kilobytes, a copy costs less than half of a view, and nearly nothing to pass on.
+# Small arrays are copied: up to some kilobytes, a copy costs less than half of a view, and nearly nothing to pass on.
 
 SMALL: Final = 8192
 """Bytes in one output of a batch up to which it is copied."""
@@ -216,10 +216,10 @@ def replies_to_equals(call: ArrayCall, arrays: Sequence[Array], count: int) -> l
 def replies_to_all(
     selection: OutputSelection, arrays: Sequence[Array], calls: Sequence[ArrayCall], sources: Mapping[str, str]
 ) -> list[InferenceResponse]:
-    """Return one response for each call of a batch, with the outputs that it asked for.
+    """Return one response for each call of a batch, with the outputs that it requested.
 
-    ``selection`` is what was computed, in the order of ``arrays``; ``sources`` names the ragged outputs, each with the
-    input that has the shape of its parts. Raises ``Internal`` if an output is not made of the rows of the batch.
+    ``arrays`` are the outputs of ``selection``, in its order; ``sources`` maps each ragged output to the input that
+    has the shape of its parts. Raises ``Internal`` if an output does not have the rows of the batch.
     """
     shapes = {
         port.name: _ragged_shapes(port, array, calls, sources[port.name])
@@ -262,7 +262,7 @@ def _ragged_shapes(port: TensorPort, array: Array, calls: Sequence[ArrayCall], s
 
 
 def _pieces(array: Array, sizes: Sequence[int]) -> list[Buffer]:
-    """Cut ``array`` into pieces of so many elements each, in wire form."""
+    """Cut ``array`` into pieces with ``sizes`` elements, in wire form."""
     bounds = pairwise(accumulate(sizes, initial=0))
     if array.dtype.kind == "O":
         flat = array.reshape(-1)

@@ -1,6 +1,6 @@
-"""What follows from a request's header alone, worked out once for each header.
+"""Calls: everything that follows from a request's header alone, memoized by header.
 
-Headers that differ in what a model does not see (parameters, the correlation id of a sequence) have one call.
+Headers that differ only in what a model does not see (parameters, correlation ids) have the same call.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from nerite.core.request import RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import Array, Buffer, TensorSpec, decode_bytes
 
-# Which outputs are computed and returned, and the response headers that go with them.
+# Selections: the outputs that a request wants, and the headers of its responses.
 
 _SELECTION: Final = 768
 _NAME: Final = 192
-"""Bytes that a selection takes in memory, and each output in it."""
+"""Bytes of memory for a selection, and for each of its outputs."""
 
 
 class OutputSelection:
-    """Some of a model's outputs.
+    """Subset of a model's outputs.
 
-    Response headers are the same object each time, so that transports can keep what they encoded on them.
+    Response headers are interned, so that transports can keep their encoded form on them.
     """
 
     def __init__(self, model_name: str, model_version: str, ports: Sequence[TensorPort]) -> None:
@@ -40,7 +40,7 @@ class OutputSelection:
         self._headers: Memo[tuple[Shape, ...], ResponseHeader] = Memo()
 
     def header(self, shapes: tuple[Shape, ...]) -> ResponseHeader:
-        """Return the header of a response with outputs of these shapes, as the model gave them."""
+        """Return the header of a response whose outputs have these shapes in the model."""
         header = self._headers.get(shapes)
         if header is None:
             header = ResponseHeader(
@@ -56,19 +56,19 @@ class OutputSelection:
 
 
 class OutputSelections:
-    """The selections of one model. Equal ones are mostly the same object."""
+    """Memo of the selections of one model. Equal ones are mostly the same object."""
 
     def __init__(self, model_name: str, model_version: str, ports: Iterable[TensorPort]) -> None:
         self._model_name = model_name
         self._model_version = model_version
-        # Triton answers in this order whatever the configuration says, and clients index.
+        # Triton answers in this order whatever the configuration says, and clients use positions.
         self._ports = sorted(ports, key=lambda port: port.name)
         self.text = any(port.datatype is dtypes.BYTES for port in self._ports)
-        """Whether any output is strings, which have to be put into wire form one by one."""
+        """True if any output has strings, which are encoded one by one."""
         self._known: Memo[frozenset[str], OutputSelection] = Memo()
 
     def of(self, wanted: frozenset[str]) -> OutputSelection:
-        """Return the selection of these outputs; of all, if none is named."""
+        """Return the selection of these outputs; of all outputs if ``wanted`` is empty."""
         selection = self._known.get(wanted)
         if selection is None:
             ports = [port for port in self._ports if not wanted or port.name in wanted]
@@ -77,38 +77,38 @@ class OutputSelections:
         return selection
 
     def union(self, selections: Sequence[OutputSelection]) -> OutputSelection:
-        """Return the selection of every output that one of ``selections`` has."""
+        """Return the selection of all outputs in ``selections``."""
         return self.of(frozenset(name for selection in selections for name in selection.names))
 
 
-# Strings, from their wire form to the arrays that frameworks take.
+# Strings: from wire form to the arrays that frameworks take.
 
 
 def strings_as_bytes(shape: Shape, data: Buffer) -> Array:
-    """Return an array of ``bytes``, as objects."""
+    """Return an object array of ``bytes``."""
     return decode_bytes(data, prod(shape)).reshape(shape)
 
 
 def strings_as_text(shape: Shape, data: Buffer) -> Array:
-    """Return an array of ``str``, as objects; of C strings of one width, where they are not text."""
+    """Return an object array of ``str``; a fixed-width array of C strings if an element is not valid UTF-8."""
     elements = decode_bytes(data, prod(shape))
     try:
         return np.array([element.decode() for element in elements], object).reshape(shape)
     except UnicodeDecodeError:
-        # ONNX Runtime takes bytes that are not text in no other way, and needs the end marked.
+        # The only form in which ONNX Runtime takes such bytes; it needs the terminating zero.
         return elements.astype(f"S{max(map(len, elements)) + 1}").reshape(shape)
 
 
 _CALL: Final = 1024
 _FEED: Final = 768
-"""Bytes that a call takes in memory with the key that it is found by, and each input in it."""
+"""Bytes of memory for a call and its key, and for each of its inputs."""
 
 Text: TypeAlias = Callable[[Shape, Buffer], Array]
-"""Makes of strings in wire form the array that a framework takes."""
+"""Converts strings of a shape from wire form to the array that a framework takes."""
 
 
 class Feed(NamedTuple):
-    """One input of a request, as the model wants it."""
+    """One input of a request, as the model takes it."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -119,7 +119,7 @@ class Feed(NamedTuple):
 
 
 class ArrayCall:
-    """A header, as a model sees it. Compared by identity: those that are alike are mostly the same."""
+    """Header as a model sees it. Compared by identity: equal calls are mostly the same object."""
 
     __slots__ = ("feeds", "of", "positions", "rows", "selection", "shapes")
 
@@ -132,7 +132,7 @@ class ArrayCall:
         selection: OutputSelection,
     ) -> None:
         self.of = of
-        """The model that it is a call of: a header may outlive one."""
+        """Identifies the model that it is a call of: headers may outlive models."""
         self.rows = rows
         self.feeds = feeds
         """In the order of the request's data."""
@@ -140,11 +140,11 @@ class ArrayCall:
         self.shapes = shapes
         """The model's shape of each input, batch dimension included, not flattened."""
         self.selection = selection
-        """The outputs that are wanted."""
+        """The requested outputs."""
 
 
 class ArrayCalls:
-    """The calls of one model. Shared by its instances: a header that two of them meet at once is worked out twice."""
+    """Memo of the calls of one model, shared by its instances. Two that miss at the same time both compute the call."""
 
     def __init__(
         self, inputs: Mapping[str, TensorPort], selections: OutputSelections, text: Text = strings_as_text
@@ -156,22 +156,22 @@ class ArrayCalls:
         self._model = object()
 
     def of(self, header: RequestHeader) -> ArrayCall:
-        """Return the call for ``header``, which was checked against the model's signature."""
+        """Return the call for ``header``, which has been validated against the model's signature."""
         call = header.call
         if not isinstance(call, ArrayCall) or call.of is not self._model:
-            call = header.call = self._like(header)
+            call = header.call = self._known_call(header)
         return call
 
-    def _like(self, header: RequestHeader) -> ArrayCall:
-        """Return the call for all headers with such inputs and outputs."""
+    def _known_call(self, header: RequestHeader) -> ArrayCall:
+        """Return the call that is shared by all headers with these inputs and outputs."""
         key = (header.inputs, header.wanted)
         call = self._known.get(key)
         if call is None:
-            call = self._worked_out(header)
+            call = self._computed(header)
             CALLS.put(self._known, key, call, _CALL + sum([_FEED + 80 * len(spec.shape) for spec in header.inputs]))
         return call
 
-    def _worked_out(self, header: RequestHeader) -> ArrayCall:
+    def _computed(self, header: RequestHeader) -> ArrayCall:
         feeds = []
         shapes = {}
         for spec in header.inputs:

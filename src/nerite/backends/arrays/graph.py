@@ -1,4 +1,4 @@
-"""What a model says about itself: its inputs, outputs and inputs with a default."""
+"""Graph of a model: its inputs and outputs as the framework lists them. Checks and completes configurations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nerite.core.tensor import DataType
 
 
 class GraphTensor(NamedTuple):
-    """An input or output of the model. ``dims`` is all of its shape, -1 for any size; empty for a scalar."""
+    """Input or output of a model. ``dims`` is its full shape: -1 for any size, empty for a scalar."""
 
     name: str
     datatype: DataType
@@ -36,20 +36,20 @@ class ModelGraph(NamedTuple):
     inputs: Mapping[str, GraphTensor]
     outputs: Mapping[str, GraphTensor]
     defaulted: Mapping[str, GraphTensor]
-    """Initializers that a caller may override: what a configuration calls an optional input."""
+    """Inputs with a default, which a configuration declares as optional."""
 
     @property
     def uses_bfloat16(self) -> bool:
-        """Whether any tensor is of the one type that numpy does not have."""
+        """True if any tensor is BF16, the one type that numpy lacks."""
         sides = (self.inputs, self.outputs, self.defaulted)
         return any(tensor.datatype is dtypes.BF16 for side in sides for tensor in side.values())
 
 
-# Whether a declared tensor says what the model says of it. Pure.
+# Comparing one declared tensor with the tensor of the graph. Pure.
 
 
 def check_optional(name: str, entry: Mapping[str, Any], max_batch_size: int) -> None:
-    """Refuse an optional input of a model that makes batches."""
+    """Reject an optional input of a model that supports batching."""
     if entry.get("optional") and max_batch_size != 0:
         raise InvalidArgument(
             f"unable to load model '{name}', optional input '{entry['name']}' is not supported for models that "
@@ -58,12 +58,12 @@ def check_optional(name: str, entry: Mapping[str, Any], max_batch_size: int) -> 
 
 
 def scattered_outputs(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the outputs that are flat in the model, and cut up for its callers: no dims say how."""
+    """Return the outputs that the model gives as one flat array for a batch, whose dims cannot be compared."""
     return frozenset(target for each in config.get("batch_output", ()) for target in each["target_name"])
 
 
 def find_tensor(entry: str, allowed: Mapping[str, GraphTensor], side: str) -> GraphTensor:
-    """Return the tensor that is called ``entry``. ``side`` is ``input`` or ``output``."""
+    """Return the tensor named ``entry``. ``side`` is ``input`` or ``output``. Raises ``InvalidArgument``."""
     if entry not in allowed:
         raise InvalidArgument(
             f"unexpected inference {side} '{entry}', allowed {side}s are: {', '.join(sorted(allowed))}"
@@ -72,9 +72,9 @@ def find_tensor(entry: str, allowed: Mapping[str, GraphTensor], side: str) -> Gr
 
 
 def check_datatype(name: str, entry: Mapping[str, Any], tensor: GraphTensor, side: str) -> None:
-    """Compare data types. ``side`` says what the tensor is, in words."""
+    """Compare data types. ``side`` is the role of the tensor, for the error. Raises ``InvalidArgument``."""
     if entry["data_type"] != tensor.datatype.config_name:
-        # The model's side is named as on the wire, where a string is BYTES; the remedy as in config.pbtxt.
+        # The model's type is named as on the wire, where a string is BYTES; the remedy as in config.pbtxt.
         text = (
             f"unable to load model '{name}', configuration expects datatype {entry['data_type']} for {side} "
             f"'{tensor.name}', model provides TYPE_{tensor.datatype.name}"
@@ -83,7 +83,7 @@ def check_datatype(name: str, entry: Mapping[str, Any], tensor: GraphTensor, sid
 
 
 def check_dims(name: str, entry: Mapping[str, Any], tensor: GraphTensor, max_batch_size: int, *, exact: bool) -> None:
-    """Compare shapes. ``exact``: a free dimension of the model (-1) has to be free in the configuration too."""
+    """Compare shapes. ``exact``: a dimension that is free in the model (-1) must be free in the configuration too."""
     reshape = entry.get("reshape")
     dims = model_dims(entry)
     if max_batch_size == 0:
@@ -133,7 +133,7 @@ def _check_scalar(name: str, tensor: GraphTensor, dims: Iterable[int]) -> None:
         )
 
 
-# Whether a configuration says of a model what the model says of itself. Pure.
+# Comparing a whole configuration with the graph. Pure.
 
 _ENCODINGS: Final = {
     "TYPE_INT32": "int32_false_true: [ 0, 1 ]",
@@ -229,7 +229,7 @@ def _check_ragged(name: str, entry: Mapping[str, Any], tensor: GraphTensor) -> N
         )
 
 
-# Filling in a configuration from the model. Pure.
+# Completing a configuration from the graph. Pure, except for the log.
 
 _log = logging.getLogger("nerite.backends")
 
@@ -237,7 +237,7 @@ _DEFAULT: Final = 4
 
 
 def needs_completion(context: ModelContext) -> bool:
-    """Return False, and say so in the log, if the configuration gives inputs and outputs."""
+    """Return False, and log it, if the configuration declares inputs and outputs."""
     config = context.config
     if (config.get("input") or config.get("batch_input")) and config.get("output"):
         _log.info(
@@ -248,13 +248,13 @@ def needs_completion(context: ModelContext) -> bool:
 
 
 def complete_from_graph(context: ModelContext, graph: ModelGraph, largest: int | None = None) -> dict[str, Any]:
-    """Return the configuration with batch size, scheduler and the side (inputs, outputs) that it lacks.
+    """Return the configuration with batch size, scheduler, and inputs or outputs if it has none.
 
-    Controls and states of a sequence model are no inputs and outputs of a caller's, and are left out.
+    Controls and states of a sequence model are not declared, because clients neither send nor receive them.
 
-    A model can batch if the first dimension of everything it takes and gives is free. Where nobody says how many rows
-    a batch may have, they are those of the backend's setting, and not more than ``largest``. Raises
-    ``InvalidArgument`` if the model cannot batch and the configuration says that it does.
+    A model can batch if the first dimension of all its inputs and outputs is free. If the configuration does not set
+    ``max_batch_size``, it becomes the backend's default, at most ``largest``. Raises ``InvalidArgument`` if the model
+    cannot batch although the configuration says so.
     """
     name, config = context.name, context.config
     default = default_batch_size(context, _DEFAULT)
@@ -264,7 +264,7 @@ def complete_from_graph(context: ModelContext, graph: ModelGraph, largest: int |
         if max_batch_size == 0:
             rows = default if largest is None else min(default, largest)
             max_batch_size = completed["max_batch_size"] = max(rows, 0)
-            # The spelling is Triton's: people filter their logs for this line.
+            # The spelling is Triton's: log filters look for this line.
             _log.warning(
                 "autofilled max_batch_size to %d for model '%s' since batching is supporrted but no max_batch_size "
                 "is specified in model configuration. Must specify max_batch_size to utilize autofill with a larger "
@@ -306,10 +306,10 @@ def _obstacle(graph: ModelGraph) -> str:
 
 
 def declaration(tensor: GraphTensor, batching: bool) -> dict[str, Any]:
-    """Return the entry of a configuration for a tensor."""
+    """Return the entry of a configuration that declares a tensor."""
     dims = list(tensor.dims[1:] if batching else tensor.dims)
     declared: dict[str, Any] = {"name": tensor.name, "data_type": tensor.datatype.config_name, "dims": dims or [1]}
     if not dims and batching:
-        # A configuration cannot say "nothing but the batch"; it says [1], and that the model wants less.
+        # dims cannot be empty: it declares [1], and reshapes that for the model.
         declared["reshape"] = {"shape": []}
     return declared

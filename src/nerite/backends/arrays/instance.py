@@ -1,48 +1,68 @@
-"""One instance of a model that computes with arrays: a batch in, one computation, responses out.
+"""Instance of a model that computes with arrays: a batch of requests in, one computation, responses out.
 
-Three ways, by what a batch is made of: one request; requests with one call, and numbers as answers; all others. The
-last would do for all. The first two are what nearly every batch is, and there each microsecond counts: behind a model
-that computed for 50, whatever Python touches has to come back into the caches first.
+A batch takes one of three paths: one request; several requests with the same call and only numeric outputs; anything
+else. The third would do for all of them. The first two are what nearly every batch is, and there each microsecond
+counts: after a model that computed for 50, everything that Python touches has to come back into the caches first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from nerite.backends import configuration
 from nerite.backends.arrays import batches
 from nerite.backends.arrays.batches import Ragged
 from nerite.backends.arrays.calls import ArrayCall, ArrayCalls, OutputSelection, OutputSelections, Text, strings_as_text
-from nerite.backends.arrays.graph import ModelGraph, check_against_graph
-from nerite.backends.configuration import TensorPort, all_inputs, all_outputs, batching
+from nerite.backends.configuration import TensorPort, batching
 from nerite.backends.interface import ExecutionTimes, ModelContext
+from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Array
 
 Compute: TypeAlias = Callable[[OutputSelection, Mapping[str, Array]], Sequence[Array]]
-"""Computes the outputs of a selection, in its order, from inputs by name. Raises ``NeriteError``.
+"""Computes the outputs of a selection, in its order, from inputs by name.
 
-Inputs are good until it returns: what it gives back may be a view on one only where that belongs to a single request.
+The inputs are valid until it returns: an output may be a view on an input only if that belongs to a single request.
 """
+
+Failure: TypeAlias = Callable[[Exception], Exception]
+"""Translates an exception of a computation into the error for clients; returns it unchanged if it is unforeseen."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A computation that holds resources."""
+
+    def close(self) -> None:
+        """Release all resources. Called once."""
 
 
 class ArrayInstance:
-    """Executes batches with a computation; shares that with other instances where several threads may call it."""
+    """Executes batches with a computation, which other instances may share if it is thread-safe."""
+
+    checks_readiness = False
 
     def __init__(
-        self, compute: Compute, calls: ArrayCalls, selections: OutputSelections, ragged: Ragged, *, batching: bool
+        self,
+        compute: Compute,
+        calls: ArrayCalls,
+        selections: OutputSelections,
+        ragged: Ragged,
+        failure: Failure,
+        *,
+        batching: bool,
     ) -> None:
         self._compute: Compute | None = compute
         self._calls = calls
         self._selections = selections
         self._ragged = ragged
+        self._failure = failure
         self._batching = batching
         self._joiner = batches.Joiner()
 
     def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
-        """Answer a batch with one computation. Raises what that raises."""
+        """Answer a batch with one computation. Raises ``NeriteError``."""
         if self._ragged:
             return self._execute_all(requests, timings)
         if len(requests) == 1:
@@ -58,15 +78,15 @@ class ArrayInstance:
                 return self._execute_all(requests, timings)
         return self._execute_equals(requests, call, timings)
 
-    checks_readiness = False
-
     def is_ready(self) -> bool:
-        """Return True: a computation has no bad days."""
+        """Return True: a computation that could be opened can serve."""
         return True
 
     def close(self) -> None:
-        """Let go of the computation and of the buffers."""
-        self._compute = None
+        """Release the computation and the buffers."""
+        compute, self._compute = self._compute, None
+        if isinstance(compute, Closing):
+            compute.close()
         self._joiner = batches.Joiner()
 
     def _execute_one(self, request: InferenceRequest, timings: ExecutionTimes) -> InferenceResponse:
@@ -93,16 +113,25 @@ class ArrayInstance:
     ) -> Sequence[Array]:
         assert self._compute is not None, "closed"
         timings.inputs_ready()
-        arrays = self._compute(selection, inputs)
+        try:
+            arrays = self._compute(selection, inputs)
+        except NeriteError:
+            raise
+        except Exception as error:  # the framework may raise anything
+            failure = self._failure(error)
+            if failure is error:
+                raise
+            raise failure from error
         timings.computed()
         return arrays
 
 
-# A model as its callers know it: the tensors that its configuration declares, and what instances share of that.
+def _unforeseen(error: Exception) -> Exception:
+    return error
 
 
 class ModelFace:
-    """One for each open model; its instances share it."""
+    """Model as its clients see it: the tensors of its configuration, and the memos that its instances share."""
 
     def __init__(
         self,
@@ -110,33 +139,15 @@ class ModelFace:
         inputs: Iterable[TensorPort],
         outputs: Iterable[TensorPort],
         text: Text = strings_as_text,
+        failure: Failure = _unforeseen,
     ) -> None:
-        """``text`` makes of strings what the framework takes."""
+        """``text`` converts strings to what the framework takes; ``failure`` translates its exceptions."""
         self.selections = OutputSelections(context.name, str(context.version), outputs)
         self.calls = ArrayCalls({port.name: port for port in inputs}, self.selections, text)
         self._ragged = Ragged(context.config)
+        self._failure = failure
         self._batching = batching(context.config)
 
     def instance(self, compute: Compute) -> ArrayInstance:
-        """Return an instance with this computation behind it."""
-        return ArrayInstance(compute, self.calls, self.selections, self._ragged, batching=self._batching)
-
-
-def of_graph(context: ModelContext, graph: ModelGraph, text: Text) -> ModelFace:
-    """Return the face of a model that says of itself what it takes and gives.
-
-    Raises ``NeriteError`` for the first thing in which the configuration and ``graph`` disagree.
-    """
-    config = context.config
-    check_against_graph(context.name, config, graph)
-    batched = batching(config)
-    takes = {**graph.inputs, **graph.defaulted}
-    inputs = [
-        configuration.of_entry(entry, batching=batched, scalar=not takes[entry["name"]].dims)
-        for entry in all_inputs(config)
-    ]
-    outputs = [
-        configuration.of_entry(entry, batching=batched, scalar=not graph.outputs[entry["name"]].dims)
-        for entry in all_outputs(config)
-    ]
-    return ModelFace(context, inputs, outputs, text)
+        """Return an instance that runs a computation."""
+        return ArrayInstance(compute, self.calls, self.selections, self._ragged, self._failure, batching=self._batching)

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache
+from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from nerite.backends.arrays import graph
-from nerite.backends.arrays.calls import OutputSelection, strings_as_text
+from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
+from nerite.backends.arrays.calls import strings_as_text
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
-from nerite.backends.arrays.instance import ArrayInstance, Compute, of_graph
-from nerite.backends.configuration import flag
+from nerite.backends.arrays.instance import Compute
+from nerite.backends.configuration import Shape, flag
 from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.machine import translating
 from nerite.backends.onnxruntime import session
-from nerite.backends.onnxruntime.session import OnnxSessionPlan, translated
+from nerite.backends.onnxruntime.session import (
+    CPU,
+    DEFAULT_ENTRIES,
+    ONE_AT_A_TIME,
+    PACKAGES,
+    OnnxSessionPlan,
+    onnxruntime,
+)
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Unsupported
-from nerite.core.tensor import Array, DataType
+from nerite.core.errors import Internal, NeriteError, NotInstalled, Unsupported
+from nerite.core.tensor import Array, Buffer, DataType
 
 _DATATYPES: Final[dict[str, DataType]] = {
     "tensor(bool)": dtypes.BOOL,
@@ -44,15 +56,6 @@ _OTHER_KINDS: Final[dict[str, str]] = {
     "opaque": "ONNX_TYPE_OPAQUE",
     "sparse_tensor": "ONNX_TYPE_SPARSETENSOR",
 }
-
-
-def graph_of_session(session: Any) -> ModelGraph:
-    """Read the graph of an open session. Raises ``Unsupported`` for a tensor type that the protocol does not have."""
-    return ModelGraph(
-        _tensors(session.get_inputs()),
-        _tensors(session.get_outputs()),
-        _tensors(session.get_overridable_initializers()),
-    )
 
 
 def _tensors(nodes: Iterable[Any]) -> dict[str, GraphTensor]:
@@ -84,33 +87,12 @@ def _datatype(name: str, onnx_type: str) -> DataType:
     raise Unsupported(text)
 
 
-# Running a session: with numpy arrays, or with ``OrtValue`` objects if numpy lacks a type of the model.
-#
-# Arrays are faster by 3 to 10 microseconds per run on a CPU; I/O binding is slower than both.
+# Running a session whose types numpy lacks.
 
 _Run: TypeAlias = Callable[[list[str], Mapping[str, Array], Any], Sequence[Array]]
 """Computes the named outputs, in that order, with ``RunOptions`` or None. Raises what ONNX Runtime raises."""
 
 _ONNX_BFLOAT16: Final = 16
-
-
-def runner_of_session(session: Any, graph: ModelGraph, run_options: Any) -> Compute:
-    """Return a function that runs a session, as its graph requires, with these ``RunOptions`` or None."""
-    run = _with_values(session, graph) if graph.uses_bfloat16 else _with_arrays(session)
-
-    def compute(selection: OutputSelection, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        try:
-            return run(selection.names, inputs, run_options)
-        except Exception as error:  # the framework may raise anything
-            raise translated(error) from error
-
-    return compute
-
-
-def _with_arrays(session: Any) -> _Run:
-    # The native method behind ``InferenceSession.run``, which adds 4 to 7 microseconds of checks in Python that are
-    # redundant here. Attribute and arguments are as old as the wrapper; without them, its own ``run`` is used.
-    return getattr(session, "_sess", session).run  # type: ignore[no-any-return]  # The package has no types.
 
 
 def _with_values(session: Any, graph: ModelGraph) -> _Run:
@@ -145,29 +127,68 @@ def _array(value: Any) -> Array:
     return np.frombuffer(ctypes.string_at(value.data_ptr(), size), dtypes.BF16.numpy).reshape(shape)
 
 
-class OnnxRuntimeBackend:
-    """Backend for ONNX models on ONNX Runtime."""
+# Opening a session, and the errors of that.
 
-    name = "onnxruntime"
-    isolated = False
+_one_at_a_time = threading.Lock()
 
-    def complete(self, context: ModelContext) -> Mapping[str, Any]:
-        """Return the configuration with batch size, scheduler, inputs and outputs from the model.
-
-        The session opened for this is kept in the context for ``open``. Raises ``NeriteError``.
-        """
-        if not graph.needs_completion(context):
-            return context.config
-        wanted = session.make_plan(context, session.first_instance(context))
-        opened = context.memo[wanted] = session.open_session(wanted)
-        return graph.complete_from_graph(context, graph_of_session(opened))
-
-    def open(self, context: ModelContext) -> OnnxModel:
-        """Open a model with a complete configuration. Raises ``NeriteError`` if model and configuration differ."""
-        return OnnxModel(context)
+_OPTION_ERRORS: Final = frozenset({2, 6})
+"""INVALID_ARGUMENT and RUNTIME_EXCEPTION, which may be caused by options rather than by the file."""
+_MESSAGE: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
-class OnnxModel:
+def _translated(error: Exception) -> NeriteError:
+    """Translate an exception from ONNX Runtime into the error for clients and the log."""
+    found = _MESSAGE.match(str(error))
+    return Internal(f"onnx runtime error {found[1]}: {found[2]}" if found else f"onnx runtime error: {error}")
+
+
+def _session_error(error: Exception, plan: OnnxSessionPlan) -> NeriteError:
+    """Translate an error of opening a session, adding entries that may be the cause: some errors just say ``stoi``."""
+    found = _MESSAGE.match(str(error))
+    own = {key: value for key, value in plan.entries if DEFAULT_ENTRIES.get(key) != value}
+    if not own or (found is not None and int(found[1]) not in _OPTION_ERRORS):
+        return _translated(error)
+    given = ", ".join(f"'{key}' is '{value}'" for key, value in own.items())
+    return _translated(error).prefixed("", f" (ONNX Runtime's own parameters, for {plan.file.path}: {given})")
+
+
+@cache
+def _make_global_pool(intra_op_threads: int, inter_op_threads: int) -> None:
+    # Must precede the first session of the process; all plans of a server have the same sizes.
+    onnxruntime().set_global_thread_pool_sizes(intra_op_threads, inter_op_threads)
+
+
+def _options(plan: OnnxSessionPlan, framework: ModuleType) -> Any:
+    options = framework.SessionOptions()
+    options.graph_optimization_level = getattr(framework.GraphOptimizationLevel, plan.graph_level)
+    mode = framework.ExecutionMode
+    options.execution_mode = mode.ORT_PARALLEL if plan.parallel else mode.ORT_SEQUENTIAL
+    if plan.global_threads:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = plan.intra_op_threads
+        options.inter_op_num_threads = plan.inter_op_threads
+    options.enable_cpu_mem_arena = plan.memory_arena
+    options.enable_mem_pattern = plan.memory_pattern
+    for key, value in plan.entries:
+        options.add_session_config_entry(key, value)
+    for library in plan.op_libraries:
+        options.register_custom_ops_library(library)
+    return options
+
+
+def _check_providers(plan: OnnxSessionPlan, available: Sequence[str]) -> None:
+    """Raise if a provider is missing: before opening, because of a package; after, because it failed to start."""
+    for provider in plan.providers:
+        if provider.name not in available:
+            package = PACKAGES[provider.name]
+            raise NotInstalled(
+                f"execution provider {provider.name} is not available; available are: {', '.join(available)}. It needs "
+                f"another build of ONNX Runtime and the libraries which that requires: pip install {package}"
+            )
+
+
+class OnnxModel(ArrayModel[OnnxSessionPlan]):
     """Open model: its sessions, and the state that its instances share.
 
     Instances on a CPU share one session: ONNX Runtime allows that, the throughput is the same as with one session each
@@ -176,34 +197,74 @@ class OnnxModel:
     """
 
     def __init__(self, context: ModelContext) -> None:
-        wanted = session.make_plan(context, session.first_instance(context))
-        self._run_entries = session.run_entries(context, wanted)
-        opened = context.memo.pop(wanted, None) or session.open_session(wanted)
-        self._context = context
-        self._plan = wanted
-        self._graph = graph_of_session(opened)
-        self._face = of_graph(context, self._graph, strings_as_text)
+        super().__init__(context)
+        # Looked at once: the file may change meanwhile, and all instances must use the same model.
+        self._file = session.model_file(context)
+        self._run_entries = session.run_entries(context)
         key = "share_session_between_instances"
         self._share = flag(context, key, default=False) if context.parameter(key) else None
-        self._lock = threading.Lock()
-        self._spare: dict[OnnxSessionPlan, Any] = {wanted: opened}
 
-    def instance(self, context: InstanceContext) -> ArrayInstance:
-        """Create an instance, with its own session or a shared one. Raises ``NeriteError``."""
-        run_options = session.run_options(self._run_entries)
-        return self._face.instance(runner_of_session(self._session(context), self._graph, run_options))
+    def key(self, instance: InstanceContext) -> OnnxSessionPlan:
+        """Return the plan of the session for an instance. Raises ``InvalidArgument``."""
+        return session.make_plan(self.context, instance, self._file)
 
-    def close(self) -> None:
-        """Drop the sessions; each is freed with the last response that refers to one of its arrays."""
-        self._spare.clear()
+    def load(self, key: OnnxSessionPlan) -> Any:
+        """Open an ``InferenceSession``. Slow: reads the model and optimises its graph, with the GIL released.
 
-    def _session(self, context: InstanceContext) -> Any:
-        # Not a new plan: the file may have changed meanwhile, and all instances must use the same model.
-        wanted = session.instance_plan(self._plan, self._context, context)
-        share = wanted.providers == (session.CPU,) if self._share is None else self._share
-        with self._lock:
-            if not share:
-                return self._spare.pop(wanted, None) or session.open_session(wanted)
-            if wanted not in self._spare:
-                self._spare[wanted] = session.open_session(wanted)
-            return self._spare[wanted]
+        Raises ``NeriteError`` with ONNX Runtime's message, or with the package to install.
+        """
+        framework = onnxruntime()
+        _check_providers(key, framework.get_available_providers())
+        if key.global_threads:
+            _make_global_pool(key.intra_op_threads, key.inter_op_threads)
+        serialised = any(provider.name in ONE_AT_A_TIME for provider in key.providers)
+        with translating(lambda error: _session_error(error, key)), _one_at_a_time if serialised else nullcontext():
+            opened = framework.InferenceSession(
+                str(key.file.path),
+                _options(key, framework),
+                providers=[(provider.name, dict(provider.options)) for provider in key.providers],
+                # Otherwise an accelerator that fails to start is replaced by the CPU, with a note on standard output.
+                enable_fallback=0,
+            )
+        _check_providers(key, opened.get_providers())
+        return opened
+
+    def shares(self, key: OnnxSessionPlan, copy: Any) -> bool:
+        """Return True for a session that runs on the CPU only, unless the configuration decides."""
+        return key.providers == (CPU,) if self._share is None else self._share
+
+    def graph(self, copy: Any) -> ModelGraph:
+        """Return the inputs and outputs of a session. Raises ``Unsupported`` for a type that the protocol lacks."""
+        sides = (copy.get_inputs(), copy.get_outputs(), copy.get_overridable_initializers())
+        return ModelGraph(*map(_tensors, sides))
+
+    def computation(self, copy: Any, instance: InstanceContext) -> Compute:
+        """Return the function that runs a session: with numpy arrays if numpy has all types of the model.
+
+        Arrays are faster by 3 to 10 microseconds per run on a CPU than ``OrtValue`` objects; I/O binding is slower
+        than both.
+        """
+        graph, options = self.graph(copy), None
+        if self._run_entries:
+            options = onnxruntime().RunOptions()
+            for name, value in self._run_entries.items():
+                options.add_run_config_entry(name, value)
+        # The native method behind ``InferenceSession.run``, which adds 4 to 7 microseconds of checks in Python that are
+        # redundant here. Attribute and arguments are as old as the wrapper; without them, its own ``run`` is used.
+        run = _with_values(copy, graph) if graph.uses_bfloat16 else getattr(copy, "_sess", copy).run
+        return lambda selection, inputs: run(selection.names, inputs, options)
+
+    def text(self, shape: Shape, data: Buffer) -> Array:
+        """Convert strings to ``str`` objects."""
+        return strings_as_text(shape, data)
+
+    def failure(self, error: Exception) -> NeriteError:
+        """Translate an exception from ONNX Runtime."""
+        return _translated(error)
+
+
+class OnnxRuntimeBackend(ArrayBackend):
+    """Backend for ONNX models on ONNX Runtime."""
+
+    name = "onnxruntime"
+    model = OnnxModel

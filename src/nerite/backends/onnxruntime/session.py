@@ -1,22 +1,23 @@
-"""ONNX Runtime sessions: planning them from the configuration, opening them, and translating their errors."""
+"""Plans of ONNX Runtime sessions, derived from the configuration, and the import of the framework."""
 
 from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from nerite.backends import configuration, machine
 from nerite.backends.configuration import (
+    accelerators,
     boolean_parameter,
     flag,
-    instance_count,
+    graph_level,
+    instance_cores,
     integer_parameter,
     op_libraries,
     parameter,
@@ -25,8 +26,8 @@ from nerite.backends.configuration import (
     thread_count,
 )
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.machine import core_share, usable_cores
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled, Unavailable
+from nerite.backends.machine import importing
+from nerite.core.errors import InvalidArgument
 
 _TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 
@@ -42,9 +43,8 @@ def onnxruntime() -> ModuleType:
     if unset:
         os.environ[_TELEMETRY_SWITCH] = "1"
     try:
-        import onnxruntime
-    except ImportError as error:
-        raise NotInstalled(f"unable to import onnxruntime ({error}): pip install 'nerite[onnx]'") from error
+        with importing("onnxruntime", "onnx"):
+            import onnxruntime
     finally:
         if unset:
             del os.environ[_TELEMETRY_SWITCH]
@@ -78,11 +78,10 @@ ONE_AT_A_TIME: Final = frozenset({"OpenVINOExecutionProvider"})
 
 def wanted_providers(context: ModelContext, instance: InstanceContext) -> tuple[Provider, ...]:
     """Return the providers for an instance, preferred first. Raises ``InvalidArgument`` for unknown accelerators."""
-    accelerators = context.config.get("optimization", {}).get("execution_accelerators", {})
     providers: list[Provider] = []
     if instance.kind == "GPU":
         cuda: dict[str, str] = {}
-        for accelerator in accelerators.get("gpu_execution_accelerator", ()):
+        for accelerator in accelerators(context, "gpu"):
             parameters = accelerator.get("parameters", {})
             if accelerator["name"] == "tensorrt":
                 providers.append(_tensorrt(context, parameters, instance.device))
@@ -91,7 +90,7 @@ def wanted_providers(context: ModelContext, instance: InstanceContext) -> tuple[
             else:
                 raise _unknown(context, accelerator, "gpu", "cuda or tensorrt")
         providers.append(_cuda(context, cuda, instance.device))
-    for accelerator in accelerators.get("cpu_execution_accelerator", ()):
+    for accelerator in accelerators(context, "cpu"):
         if accelerator["name"] != "openvino":
             raise _unknown(context, accelerator, "cpu", "openvino")
         options = {"device_type": "CPU", **accelerator.get("parameters", {})}
@@ -194,7 +193,7 @@ def _cuda(context: ModelContext, options: Mapping[str, str], device: int) -> Pro
 _DEFAULT_CPU_INSTANCES: Final = 2
 """Number of CPU instances of a configuration without instance groups."""
 
-_DEFAULT_ENTRIES: Final[dict[str, str]] = {
+DEFAULT_ENTRIES: Final[dict[str, str]] = {
     "session.inter_op.allow_spinning": "0",
     "session.intra_op.allow_spinning": "0",
 }
@@ -211,13 +210,18 @@ _GRAPH_LEVELS: Final[dict[int, str]] = {
 """``optimization.graph.level`` in ONNX Runtime's names; any other value means all optimizations."""
 
 
+class ModelFile(NamedTuple):
+    """Model file, with its modification time, so that plans for an older file differ."""
+
+    path: Path
+    modified_ns: int
+
+
 @dataclass(frozen=True)
 class OnnxSessionPlan:
     """Everything that determines a session. Sessions with equal plans are interchangeable."""
 
-    path: Path
-    modified_ns: int
-    """Modification time of the model file, so that plans for an older file differ."""
+    file: ModelFile
     providers: tuple[Provider, ...]
     graph_level: str
     parallel: bool
@@ -234,53 +238,40 @@ class OnnxSessionPlan:
     """The cores that its threads run on; empty for any."""
 
 
-def make_plan(context: ModelContext, instance: InstanceContext) -> OnnxSessionPlan:
-    """Return the plan for an instance of a model.
+def make_plan(context: ModelContext, instance: InstanceContext, file: ModelFile) -> OnnxSessionPlan:
+    """Return the plan for an instance of a model. Raises ``InvalidArgument`` for an invalid value."""
+    global_threads = setting(context, "enable-global-threadpool", "0", boolean_parameter, "true or false")
+    own = machine.usable_cores() if global_threads else instance_cores(context, instance, _DEFAULT_CPU_INSTANCES)
 
-    Raises ``Unavailable`` if the model file is missing and ``InvalidArgument`` for an invalid value.
-    """
-    path = model_path(context)
-    config = context.config
-    level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
-    own = max(1, usable_cores() // instance_count(config, _DEFAULT_CPU_INSTANCES))
-    plan = OnnxSessionPlan(
-        path=path,
-        modified_ns=path.stat().st_mtime_ns,
-        providers=(),
-        graph_level=_GRAPH_LEVELS.get(level, "ORT_ENABLE_ALL"),
+    def threads(key: str) -> int:
+        """Return a pool's size: the model's setting, the backend's setting, or the instance's share of the cores."""
+        count = 0 if global_threads else thread_count(context, key)
+        count = count or setting(context, key, "0", integer_parameter, "a number of threads, or 0")
+        return count if count > 0 else own
+
+    return OnnxSessionPlan(
+        file=file,
+        providers=wanted_providers(context, instance),
+        graph_level=_GRAPH_LEVELS.get(graph_level(context), "ORT_ENABLE_ALL"),
         parallel=parameter(context, "execution_mode", "0", _is_parallel, "0 or 1"),
-        intra_op_threads=_threads(context, "intra_op_thread_count", own),
-        inter_op_threads=_threads(context, "inter_op_thread_count", own),
-        global_threads=_global_threads(context),
-        memory_arena=flag(context, "enable_mem_arena", default=True),
+        intra_op_threads=threads("intra_op_thread_count"),
+        inter_op_threads=threads("inter_op_thread_count"),
+        global_threads=global_threads,
+        memory_arena=_memory_arena(context),
         memory_pattern=flag(context, "enable_mem_pattern", default=True),
-        entries=tuple(sorted({**_DEFAULT_ENTRIES, **_entries(config)}.items())),
+        entries=tuple(sorted({**DEFAULT_ENTRIES, **_entries(context.config)}.items())),
         op_libraries=op_libraries(context),
-    )
-    return instance_plan(plan, context, instance)
-
-
-def instance_plan(plan: OnnxSessionPlan, context: ModelContext, instance: InstanceContext) -> OnnxSessionPlan:
-    """Adapt the plan of a model to one of its instances: providers, cores and thread counts."""
-    plan = replace(plan, providers=wanted_providers(context, instance))
-    if not instance.cores:
-        return plan
-    own = core_share(instance)
-    return replace(
-        plan,
-        intra_op_threads=_threads(context, "intra_op_thread_count", own),
-        inter_op_threads=_threads(context, "inter_op_thread_count", own),
         cores=instance.cores,
     )
 
 
-def run_entries(context: ModelContext, plan: OnnxSessionPlan) -> Mapping[str, str]:
+def run_entries(context: ModelContext) -> Mapping[str, str]:
     """Return the configuration entries for each run. Raises ``InvalidArgument`` if they would fail every run."""
     if not context.parameter(_SHRINKAGE):
         return {}
     groups = context.config.get("instance_group", ())
     arenas = {f"gpu:{gpu}" for group in groups for gpu in group.get("gpus", ())}
-    if plan.memory_arena:
+    if _memory_arena(context):
         arenas.add("cpu:0")
 
     def checked(text: str) -> str:
@@ -294,31 +285,21 @@ def run_entries(context: ModelContext, plan: OnnxSessionPlan) -> Mapping[str, st
     return {_SHRINKAGE: parameter(context, _SHRINKAGE, "", checked, expected)}
 
 
-def own_entries(plan: OnnxSessionPlan) -> dict[str, str]:
-    """Return the session configuration entries that the model itself sets."""
-    return {key: value for key, value in plan.entries if _DEFAULT_ENTRIES.get(key) != value}
+def model_file(context: ModelContext) -> ModelFile:
+    """Return the model file: the configured one, or ``model.onnx`` in a directory of that name.
 
-
-def model_path(context: ModelContext) -> Path:
-    """Return the path of the model file: the configured one, or ``model.onnx`` in a directory of that name."""
-    path = context.version_directory / (context.config.get("default_model_filename") or "model.onnx")
+    Raises ``Unavailable`` if it is missing.
+    """
+    path = configuration.model_path(context, "model.onnx")
     if path.is_dir():
         path /= "model.onnx"
     if not path.is_file():
-        raise Unavailable(f"unable to find '{path}' for model instance '{context.name}'")
-    return path
+        raise configuration.missing(context, path)
+    return ModelFile(path, path.stat().st_mtime_ns)
 
 
-def first_instance(context: ModelContext) -> InstanceContext:
-    """Return the context that the first instance of a model will have."""
-    groups: Sequence[Mapping[str, Any]] = context.config.get("instance_group") or ({},)
-    group = next((group for group in groups if group.get("kind") == "KIND_GPU"), groups[0])
-    kind = str(group.get("kind", "KIND_CPU")).removeprefix("KIND_")
-    return InstanceContext(
-        context.name,
-        "CPU" if kind == "AUTO" else kind,
-        next(iter(group.get("gpus", ())), 0),
-    )
+def _memory_arena(context: ModelContext) -> bool:
+    return flag(context, "enable_mem_arena", default=True)
 
 
 def _is_parallel(text: str) -> bool:
@@ -330,115 +311,7 @@ def _is_parallel(text: str) -> bool:
     return mode == 1
 
 
-def _threads(context: ModelContext, key: str, own: int) -> int:
-    """Return a pool's size: the model's setting, the backend's setting, or the instance's share of the cores."""
-    count = 0 if _global_threads(context) else thread_count(context, key)
-    count = count or setting(context, key, "0", integer_parameter, "a number of threads, or 0")
-    if count > 0:
-        return count
-    return usable_cores() if _global_threads(context) else own
-
-
-def _global_threads(context: ModelContext) -> bool:
-    return setting(context, "enable-global-threadpool", "0", boolean_parameter, "true or false")
-
-
 def _entries(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters that are session configuration entries of ONNX Runtime."""
     parameters = config.get("parameters", {})
     return {key: str(value["string_value"]) for key, value in parameters.items() if key.startswith("session.")}
-
-
-_one_at_a_time = threading.Lock()
-
-_OPTION_ERRORS: Final = frozenset({2, 6})
-"""INVALID_ARGUMENT and RUNTIME_EXCEPTION, which may be caused by options rather than by the file."""
-_MESSAGE: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
-
-
-def open_session(plan: OnnxSessionPlan) -> Any:
-    """Open an ``InferenceSession``. Slow: reads the model and optimises its graph, with the GIL released.
-
-    Raises ``NeriteError`` with ONNX Runtime's message, or with the package to install.
-    """
-    framework = onnxruntime()
-    _check_providers(plan, framework.get_available_providers())
-    if plan.global_threads:
-        _make_global_pool(plan.intra_op_threads, plan.inter_op_threads)
-    serialised = any(provider.name in ONE_AT_A_TIME for provider in plan.providers)
-    try:
-        with _one_at_a_time if serialised else nullcontext():
-            session = framework.InferenceSession(
-                str(plan.path),
-                _options(plan, framework),
-                providers=[(provider.name, dict(provider.options)) for provider in plan.providers],
-                # Otherwise an accelerator that fails to start is replaced by the CPU, with a note on standard output.
-                enable_fallback=0,
-            )
-    except Exception as error:  # the framework may raise anything
-        raise _session_error(error, plan) from error
-    _check_providers(plan, session.get_providers())
-    return session
-
-
-def run_options(entries: Mapping[str, str]) -> Any:
-    """Return ``RunOptions`` with these configuration entries, or None if there are none."""
-    if not entries:
-        return None
-    options = onnxruntime().RunOptions()
-    for key, value in entries.items():
-        options.add_run_config_entry(key, value)
-    return options
-
-
-def translated(error: Exception) -> NeriteError:
-    """Translate an exception from ONNX Runtime into the error for clients and the log."""
-    if isinstance(error, NeriteError):
-        return error
-    found = _MESSAGE.match(str(error))
-    return Internal(f"onnx runtime error {found[1]}: {found[2]}" if found else f"onnx runtime error: {error}")
-
-
-def _session_error(error: Exception, plan: OnnxSessionPlan) -> NeriteError:
-    """Translate an error of opening a session, adding entries that may be the cause: some errors just say ``stoi``."""
-    found, entries = _MESSAGE.match(str(error)), own_entries(plan)
-    if not entries or (found is not None and int(found[1]) not in _OPTION_ERRORS):
-        return translated(error)
-    given = ", ".join(f"'{key}' is '{value}'" for key, value in entries.items())
-    return translated(error).prefixed("", f" (ONNX Runtime's own parameters, for {plan.path}: {given})")
-
-
-@cache
-def _make_global_pool(intra_op_threads: int, inter_op_threads: int) -> None:
-    # Must precede the first session of the process; all plans of a server have the same sizes.
-    onnxruntime().set_global_thread_pool_sizes(intra_op_threads, inter_op_threads)
-
-
-def _options(plan: OnnxSessionPlan, framework: ModuleType) -> Any:
-    options = framework.SessionOptions()
-    options.graph_optimization_level = getattr(framework.GraphOptimizationLevel, plan.graph_level)
-    mode = framework.ExecutionMode
-    options.execution_mode = mode.ORT_PARALLEL if plan.parallel else mode.ORT_SEQUENTIAL
-    if plan.global_threads:
-        options.use_per_session_threads = False
-    else:
-        options.intra_op_num_threads = plan.intra_op_threads
-        options.inter_op_num_threads = plan.inter_op_threads
-    options.enable_cpu_mem_arena = plan.memory_arena
-    options.enable_mem_pattern = plan.memory_pattern
-    for key, value in plan.entries:
-        options.add_session_config_entry(key, value)
-    for library in plan.op_libraries:
-        options.register_custom_ops_library(library)
-    return options
-
-
-def _check_providers(plan: OnnxSessionPlan, available: Sequence[str]) -> None:
-    """Raise if a provider is missing: before opening, because of a package; after, because it failed to start."""
-    for provider in plan.providers:
-        if provider.name not in available:
-            package = PACKAGES[provider.name]
-            raise NotInstalled(
-                f"execution provider {provider.name} is not available; available are: {', '.join(available)}. It needs "
-                f"another build of ONNX Runtime and the libraries which that requires: pip install {package}"
-            )

@@ -1,10 +1,8 @@
-"""Models for OpenVINO: its own format, and ONNX, TFLite, PaddlePaddle and TensorFlow files through it.
+"""Backend for OpenVINO: its own format, and ONNX, TFLite, PaddlePaddle and TensorFlow files through its readers.
 
-The way of a model: ``plan`` works out from the configuration what is read and how it is compiled (``properties`` are
-OpenVINO's, as ``parameters`` name them), ``reading`` reads the file, ``fitting`` makes the model what the configuration
-says of it, ``graph`` is what the model says about itself. After that ``inference`` computes for ``backends.arrays``.
-
-OpenVINO is imported when the first model needs it (``framework``), and not by importing this package.
+``compile`` derives from the configuration how a model is read and compiled, reads it, and adapts it to the
+configuration. ``graph`` lists its inputs and outputs. ``backend`` runs it. OpenVINO is imported lazily, when the first
+model needs it.
 """
 
 from nerite.frameworks.openvino.backend import OpenVinoBackend

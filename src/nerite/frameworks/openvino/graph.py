@@ -1,4 +1,4 @@
-"""What an OpenVINO model says about itself: its inputs and outputs, under the names that the configuration uses."""
+"""Graph of an OpenVINO model under the names of the configuration; also the framework's import and its errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple, cast
 
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
 from nerite.backends.configuration import all_inputs, all_outputs, batching, model_dims
+from nerite.backends.machine import importing, translating
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal, NeriteError, NotInstalled, Unsupported
+from nerite.core.errors import Internal, NeriteError, Unsupported
 from nerite.core.tensor import DataType
 
 DATATYPES: Final[dict[str, DataType]] = {
@@ -32,20 +33,20 @@ DATATYPES: Final[dict[str, DataType]] = {
     "bf16": dtypes.BF16,
     "string": dtypes.BYTES,
 }
-"""The protocol's types, by OpenVINO's names."""
+"""Data types of the protocol, by OpenVINO's names."""
 
 Entry = Mapping[str, Any]
 
 
 class ModelSocket(NamedTuple):
-    """One input or output of a model, and what the configuration says of it."""
+    """Input or output of a model, with its declaration in the configuration."""
 
     name: str
     position: int
     port: Any
     """An ``openvino.Output``."""
     entry: Entry | None
-    """Of ``input`` or ``output``, a control or a state; None if the configuration does not know of it."""
+    """Entry of ``input`` or ``output``, a control or a state; None if the configuration does not declare it."""
 
     @property
     def element(self) -> str:
@@ -54,7 +55,7 @@ class ModelSocket(NamedTuple):
 
     @property
     def dims(self) -> tuple[int, ...] | None:
-        """All of the shape, -1 for any size; None where not even the number of dimensions is known."""
+        """The full shape, -1 for any size; None if the number of dimensions is unknown."""
         shape = self.port.partial_shape
         return None if shape.rank.is_dynamic else tuple(d.get_length() if d.is_static else -1 for d in shape)
 
@@ -70,14 +71,14 @@ def outputs(model: Any, config: Mapping[str, Any]) -> list[ModelSocket]:
 
 
 def declared_dims(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape that the model is to have according to an entry: ``reshape``, and with the batch before it."""
+    """Return the shape that an entry declares for the model: with ``reshape``, and with the batch dimension."""
     return (*((-1,) if batching(config) else ()), *model_dims(entry))
 
 
 def graph_of_model(model: Any, config: Mapping[str, Any]) -> ModelGraph:
-    """Read the graph of a model. Raises ``Unsupported`` for a tensor that the protocol cannot carry.
+    """Return the graph of a model. Raises ``Unsupported`` for a type that the protocol lacks.
 
-    What the model leaves open about its outputs, the configuration may say.
+    The configuration may fix dimensions of outputs that are free in the model.
     """
     return ModelGraph(
         {socket.name: _tensor(socket, socket.dims) for socket in inputs(model, config)},
@@ -90,7 +91,7 @@ def _sockets(ports: Iterable[Any], entries: Iterable[Entry]) -> list[ModelSocket
     declared = {entry["name"]: entry for entry in entries}
     sockets: dict[str, ModelSocket] = {}
     for position, port in enumerate(ports):
-        # A tensor may have several names, and be several outputs; before OpenVINO named them all, it could have none.
+        # A tensor may have several names, and be several outputs; in older versions of OpenVINO it could have none.
         names = [name for name in sorted(port.names) if name not in sockets] or [str(port.node.friendly_name)]
         name = next((name for name in names if name in declared), names[0])
         sockets[name] = ModelSocket(name, position, port, declared.get(name))
@@ -101,12 +102,12 @@ def _narrowed(socket: ModelSocket, config: Mapping[str, Any]) -> tuple[int, ...]
     dims = socket.dims
     if socket.entry is None:
         return dims
-    said = declared_dims(socket.entry, config)
+    declared = declared_dims(socket.entry, config)
     if dims is None:
-        return said
-    if len(dims) != len(said):
+        return declared
+    if len(dims) != len(declared):
         return dims
-    return tuple(wanted if dim == -1 else dim for dim, wanted in zip(dims, said, strict=True))
+    return tuple(wanted if dim == -1 else dim for dim, wanted in zip(dims, declared, strict=True))
 
 
 def _tensor(socket: ModelSocket, dims: Sequence[int] | None) -> GraphTensor:
@@ -121,28 +122,27 @@ def _tensor(socket: ModelSocket, dims: Sequence[int] | None) -> GraphTensor:
     return GraphTensor(socket.name, datatype, tuple(dims))
 
 
-# OpenVINO itself: the import, the one core of the process, the meaning of its errors.
+# The import of OpenVINO, its cores, and its errors.
 
 _TELEMETRY: Final = "openvino_telemetry"
 _importing = threading.Lock()
 
 _PLACES: Final = re.compile(r"Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:|FrontEnd API failed with \w+:")
-"""What stands before the words that matter."""
+"""Source locations before the text of a message."""
 
 
 @cache
 def openvino() -> ModuleType:
-    """Return the package. Raises ``Unsupported`` where it cannot be imported.
+    """Import OpenVINO lazily and return it. Raises ``NotInstalled`` if it cannot be imported.
 
-    Importing it sends its makers a note over the network, unless its telemetry is not installed. So it is not.
+    On import it sends telemetry over the network, unless its telemetry package is missing: so that is hidden.
     """
     with _importing:
         installed = sys.modules.get(_TELEMETRY)
-        sys.modules[_TELEMETRY] = cast(ModuleType, None)  # Makes the import of it fail, for which OpenVINO is prepared.
+        sys.modules[_TELEMETRY] = cast(ModuleType, None)  # Makes its import fail, which OpenVINO handles.
         try:
-            import openvino
-        except ImportError as error:
-            raise NotInstalled(f"unable to import openvino ({error}): pip install 'nerite[openvino]'") from error
+            with importing("openvino", "openvino"):
+                import openvino
         finally:
             del sys.modules[_TELEMETRY]
             if installed is not None:
@@ -152,21 +152,20 @@ def openvino() -> ModuleType:
 
 @cache
 def core(extension: str = "") -> Any:
-    """Return the ``Core`` of all models, or that of those with a library of custom operators.
+    """Return the ``Core`` of all models, or of the models with the custom operators of ``extension``.
 
-    It is kept for ever: what it has loaded (devices, libraries) cannot be unloaded. Raises ``NeriteError``.
+    It is never dropped: devices and libraries that it has loaded cannot be unloaded. Raises ``NeriteError``.
     """
     made = openvino().Core()
     if extension:
-        try:
+        remedy = f"Is '{extension}' built for it?"
+        with translating(lambda error: translated(error, "loading custom CPU extensions", remedy)):
             made.add_extension(extension)
-        except Exception as error:  # Whatever the framework raises says why it cannot be loaded.
-            raise translated(error, "loading custom CPU extensions", f"Is '{extension}' built for it?") from error
     return made
 
 
 def translated(error: Exception, doing: str, remedy: str = "") -> NeriteError:
-    """Return what a client and the log are told of an exception from OpenVINO, less the places in its source."""
+    """Translate an exception from OpenVINO into the error for clients and the log, without source locations."""
     if isinstance(error, NeriteError):
         return error
     lines = [_PLACES.sub("", line).strip() for line in str(error).splitlines()]

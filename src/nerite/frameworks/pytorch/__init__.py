@@ -1,12 +1,10 @@
-"""Models for PyTorch: TorchScript, exported and compiled programs, and modules written in Python.
+"""Backend for PyTorch: TorchScript, exported and compiled programs, and modules written in Python.
 
-The way of a model: ``artifact`` finds the file and says what it holds, ``plan`` works out from the configuration how
-it is to run; no framework is needed for that. ``torchscript``, ``exported``, ``inductor`` and ``eager`` open the four
-kinds and give a ``program``. ``naming`` finds out which tensor of the program a name in the configuration means,
-``agreement`` compares the two. After that the instances of ``nerite.backends.arrays`` execute, with a ``run`` of the
-program.
+``artifact`` finds the model file, recognises its kind, derives a plan from the configuration, and compares that with
+the program; it needs no framework. ``modules`` and ``exported`` open the four kinds as a ``program``, and ``run``
+computes with one. ``backend`` connects these with the base of array backends.
 
-PyTorch is imported when the first model needs it, and not by importing this package.
+PyTorch is imported lazily, when the first model needs it.
 """
 
 from nerite.frameworks.pytorch.backend import PyTorchBackend

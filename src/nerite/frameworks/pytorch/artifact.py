@@ -1,7 +1,7 @@
-"""Which file of a version is its model, and what kind of model that is: the content decides, not the name.
+"""Finds the model of a version, derives its plan from the configuration, and compares that with the program.
 
-PyTorch has one way to write files and four kinds of content: an archive that is not a program looks like one from
-outside, and what PyTorch says when it is opened as the wrong kind helps nobody.
+The kind of a model follows from the content of its file, not from its name: all four kinds are zip archives or
+pickles, and PyTorch's own errors for a file that is opened as the wrong kind do not help.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from nerite.backends.configuration import (
     batching,
     control_inputs,
     flag,
+    instance_cores,
     instance_count,
     model_dims,
     placed,
@@ -33,20 +34,21 @@ from nerite.backends.configuration import (
     thread_count,
 )
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.machine import core_share, usable_cores
+from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, InvalidArgument, Unavailable
-from nerite.frameworks.pytorch.program import Program, TensorSlot
+from nerite.core.tensor import DataType
+from nerite.frameworks.pytorch.program import Program, TensorPath, TensorSlot
 
 _EXPORT: Final = "torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')"
-_MAGIC: Final = b"PK"
-"""Of a zip archive."""
+_ZIP: Final = b"PK"
+"""First bytes of a zip archive."""
 _PICKLE: Final = b"\x80"
 PYTHON: Final = "model.py"
 _SAFETENSORS: Final = ".safetensors"
 
 
 class ProgramKind(Enum):
-    """What a file holds."""
+    """Kind of model that a file holds."""
 
     TORCHSCRIPT = enum.auto()
     EXPORTED = enum.auto()
@@ -54,7 +56,7 @@ class ProgramKind(Enum):
     PYTHON = enum.auto()
 
 
-_SPOKEN: Final = {
+_KIND_NAMES: Final = {
     ProgramKind.TORCHSCRIPT: "TorchScript",
     ProgramKind.EXPORTED: "an exported program",
     ProgramKind.COMPILED: "a compiled package",
@@ -62,20 +64,20 @@ _SPOKEN: Final = {
 
 
 class TorchArtifact(NamedTuple):
-    """The model of a version."""
+    """Model file of a version."""
 
     kind: ProgramKind
     path: Path
     modified_ns: int
-    """Of the file, so that what was read from an older one is not taken for this one."""
+    """Modification time, so that programs read from an older file differ."""
     weights: Path | None = None
-    """Of a module that is written in Python."""
+    """Weights of a module in Python."""
 
 
 def find_artifact(context: ModelContext) -> TorchArtifact:
-    """Return the model of a version.
+    """Return the model file of a version.
 
-    Raises ``Unavailable`` where there is none and ``Internal`` for a file that cannot be one, with what it is instead.
+    Raises ``Unavailable`` if it is missing and ``Internal`` for a file that cannot be a model, with what it is instead.
     """
     directory = context.version_directory
     wanted = str(context.config.get("default_model_filename") or "model.pt")
@@ -96,25 +98,25 @@ def find_artifact(context: ModelContext) -> TorchArtifact:
     weights = named if named.suffix == _SAFETENSORS else _weights(code)
     if weights is not None and (kind := _kind(context.name, weights, code)) is not ProgramKind.PYTHON:
         raise Internal(
-            f"failed to load model '{context.name}': '{weights}' is {_SPOKEN[kind]}, and stands where the weights of "
-            f"'{code}' belong. Write them with torch.save(model.state_dict(), '{weights.name}')"
+            f"failed to load model '{context.name}': '{weights}' is {_KIND_NAMES[kind]}, and stands where the weights "
+            f"of '{code}' belong. Write them with torch.save(model.state_dict(), '{weights.name}')"
         )
     return TorchArtifact(ProgramKind.PYTHON, code, code.stat().st_mtime_ns, weights)
 
 
 def _existing(directory: Path, wanted: str) -> Path | None:
-    # A configuration that names the backend alone is completed with model.pt, whichever of the two is there.
+    # A configuration without a file name is completed with model.pt, whichever of the two exists.
     names = [wanted, "model.pt2"] if wanted == "model.pt" else [wanted]
     return next((path for name in names if (path := directory / name).is_file()), None)
 
 
 def _weights(code: Path) -> Path | None:
-    """Return the weights beside a module: those of its name."""
+    """Return the file with the weights of a module: the one with its name."""
     return next((path for suffix in (_SAFETENSORS, ".pt") if (path := code.with_suffix(suffix)).is_file()), None)
 
 
 def _kind(model: str, path: Path, code: Path) -> ProgramKind:
-    """Return what ``path`` holds; PYTHON for weights with ``code`` beside them."""
+    """Return the kind of ``path``: PYTHON for weights if ``code`` exists. Raises ``Internal``."""
     head = f"failed to load model '{model}': '{path}'"
     if path.suffix == _SAFETENSORS:
         return _only_weights(head, code)
@@ -122,7 +124,7 @@ def _kind(model: str, path: Path, code: Path) -> ProgramKind:
         magic = file.read(2)
     if magic.startswith(_PICKLE):
         return _only_weights(head, code)
-    if magic != _MAGIC:
+    if magic != _ZIP:
         raise Internal(
             f"{head} is no file of PyTorch's: TorchScript and exported programs are zip archives. Write one with "
             f"{_EXPORT}"
@@ -139,7 +141,7 @@ def _kind(model: str, path: Path, code: Path) -> ProgramKind:
 
 
 def _by_content(names: Sequence[str]) -> ProgramKind | None:
-    """Return the kind of an archive with these files, which lie in one folder of any name."""
+    """Return the kind of an archive by the names of its files, which are in one folder of any name."""
     inner = [name.partition("/")[2] if "/" in name else name for name in names]
     if any(name.startswith("data/aotinductor/") for name in inner):
         return ProgramKind.COMPILED
@@ -159,7 +161,7 @@ def _only_weights(head: str, code: Path) -> ProgramKind:
     )
 
 
-# Whether a configuration says of a model what its program says of itself. Pure.
+# Comparing a configuration with a program. Pure.
 
 
 def check_against_program(
@@ -169,9 +171,9 @@ def check_against_program(
     inputs: Mapping[str, TensorSlot],
     outputs: Mapping[str, TensorSlot],
 ) -> None:
-    """Raise for the first thing in which ``config`` and the program disagree.
+    """Raise ``NeriteError`` for the first difference between ``config`` and the program.
 
-    ``inputs`` and ``outputs`` are by the configuration's names; empty where the program says nothing of them.
+    ``inputs`` and ``outputs`` are by the configuration's names; empty if the program does not know them.
     """
     max_batch_size = int(config.get("max_batch_size", 0))
     if program.highest_batch is not None and max_batch_size > program.highest_batch:
@@ -216,7 +218,7 @@ def _check_entry(name: str, entry: Mapping[str, Any], slot: TensorSlot | None, s
 
 
 def _as_free(tensor: GraphTensor, entry: Mapping[str, Any]) -> GraphTensor:
-    """Return an output with those sizes free that the configuration leaves free: to say less of it does no harm."""
+    """Return an output whose dimensions are free where the configuration declares them free, which is harmless."""
     declared = model_dims(entry)
     fixed = len(tensor.dims) - len(declared)
     loose = [-1 if want == -1 else have for have, want in zip(tensor.dims[fixed:], declared, strict=False)]
@@ -231,7 +233,7 @@ def _check_text(name: str, entry: Mapping[str, Any], slot: TensorSlot | None, si
             f"model provides {provided}. Set data_type: {provided if slot.datatype else 'that of its elements'}"
         )
     dims = model_dims(entry)
-    # [1] is what a configuration says for a scalar; a row of a batch is one string.
+    # A configuration declares [1] for a scalar; each row of a batch is one string.
     if len(dims) + (max_batch_size > 0) > 1 and not (max_batch_size > 0 and dims == (1,)):
         raise Internal(
             f"Triton only supports 1 dimensional List of String as {side} for '{entry['name']}' for model '{name}'. "
@@ -239,10 +241,10 @@ def _check_text(name: str, entry: Mapping[str, Any], slot: TensorSlot | None, si
         )
 
 
-# Which tensor of a program a name in the configuration means. Pure.
+# Finding the tensor of a program for each name in the configuration. Pure.
 #
-# A program's own names come first, then ``<any name>__<position>``. Where a name is neither, the order in the
-# configuration decides for all of them, as in Triton; but not against names that the program knows, which Triton
+# A program's own names come first, then ``<any name>__<position>``. If a name is neither, the order in the
+# configuration decides for all of them, as in Triton; but never against names that the program knows, which Triton
 # would swap silently.
 
 _log = logging.getLogger("nerite.frameworks.pytorch")
@@ -250,35 +252,57 @@ _log = logging.getLogger("nerite.frameworks.pytorch")
 _POSITION: Final = re.compile(r".*__(\d+)", re.DOTALL)
 
 
-def given_names(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of all that a model is given: inputs, controls, states, and what is made for a batch."""
-    names = [str(entry["name"]) for entry in all_inputs(config)]
-    return names + [str(target) for made in config.get("batch_input", ()) for target in made["target_name"]]
+class Binding(NamedTuple):
+    """Connects the names of a configuration with the tensors of a program."""
+
+    inputs: Mapping[str, str]
+    """The program's name of each input, by the configuration's, in the program's order."""
+    datatypes: Mapping[str, DataType]
+    """Data type of each input, by the configuration's name."""
+    outputs: Sequence[str]
+    """The configuration's names of the outputs."""
+    paths: Mapping[str, TensorPath] | None
+    """Path to each output; None if it is not known before the program has run."""
 
 
-def taken_names(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of all that a model gives: outputs and states."""
-    return [str(entry["name"]) for entry in all_outputs(config)]
+def bind_configuration(
+    name: str, config: Mapping[str, Any], program: Program
+) -> tuple[Binding, Mapping[str, TensorSlot], Mapping[str, TensorSlot]]:
+    """Compare a configuration with a program; return the binding, and the slots of inputs and outputs.
+
+    Raises ``NeriteError`` if they contradict each other.
+    """
+    datatypes = {str(entry["name"]): str(entry["data_type"]) for entry in all_inputs(config)}
+    for made in config.get("batch_input", ()):
+        datatypes.update(dict.fromkeys(map(str, made["target_name"]), str(made["data_type"])))
+    given, returned = list(datatypes), [str(entry["name"]) for entry in all_outputs(config)]
+    inputs = input_names(name, given, program.inputs) if program.inputs is not None else {}
+    outputs = output_names(name, returned, program.outputs) if program.outputs is not None else {}
+    check_against_program(name, config, program, inputs, outputs)
+    binding = Binding(
+        inputs={each: slot.name for each, slot in inputs.items()} or {each: each for each in given},
+        datatypes={each: dtypes.BY_CONFIG_NAME[datatype] for each, datatype in datatypes.items()},
+        outputs=returned,
+        paths={each: slot.path for each, slot in outputs.items()} if program.outputs is not None else None,
+    )
+    return binding, inputs, outputs
 
 
 def input_names(model: str, names: Sequence[str], slots: Sequence[TensorSlot]) -> dict[str, TensorSlot]:
-    """Return the slot of each name, in the order of ``slots``.
-
-    Raises ``InvalidArgument`` for a name that there is not, and where one is lacking.
-    """
+    """Return the slot of each name, in the order of ``slots``. Raises ``InvalidArgument`` for a wrong name."""
     found = _found(model, names, slots, "input")
     used = set(found.values())
-    lacking = [slot.name for at, slot in enumerate(slots) if at not in used and not slot.optional]
-    if lacking:
+    missing = [slot.name for at, slot in enumerate(slots) if at not in used and not slot.optional]
+    if missing:
         raise InvalidArgument(
             f"unable to load model '{model}', configuration expects {len(names)} inputs, model provides {len(slots)}. "
-            f"The configuration lacks: {', '.join(lacking)}"
+            f"The configuration lacks: {', '.join(missing)}"
         )
     return {name: slots[at] for name, at in sorted(found.items(), key=lambda item: item[1])}
 
 
 def output_names(model: str, names: Sequence[str], slots: Sequence[TensorSlot]) -> dict[str, TensorSlot]:
-    """Return the slot of each name. Raises ``InvalidArgument`` for one that there is not."""
+    """Return the slot of each name. Raises ``InvalidArgument`` for a wrong one."""
     return {name: slots[at] for name, at in _found(model, names, slots, "output").items()}
 
 
@@ -291,18 +315,18 @@ def _found(model: str, names: Sequence[str], slots: Sequence[TensorSlot], side: 
                 f"The {side} {name} in the model configuration refers to an {side} index which doesn't exist. This "
                 f"model has {len(slots)} {side}s: {_listed(slots)}"
             )
-    strange = [name for name in names if name not in found]
-    if strange:
+    unknown = [name for name in names if name not in found]
+    if unknown:
         if len(names) > len(slots) or any(found.get(name, at) != at for at, name in enumerate(names)):
             raise InvalidArgument(
-                f"unexpected inference {side} '{strange[0]}', allowed {side}s are: {_listed(slots)}, or "
+                f"unexpected inference {side} '{unknown[0]}', allowed {side}s are: {_listed(slots)}, or "
                 f"{side.upper()}__0 and so on"
             )
         _log.warning(
             "%s '%s' or previous %s(s) of the model '%s' are neither among its names nor do they follow the "
             "<name>__<index> naming convention. Falling back to enforcing strict ordering from model configuration.",
             side,
-            strange[0],
+            unknown[0],
             side,
             model,
         )
@@ -325,11 +349,11 @@ def _listed(slots: Sequence[TensorSlot]) -> str:
     return ", ".join(slot.name for slot in slots)
 
 
-# How a model is to run, worked out from its configuration. Pure, but for a look at the model's files.
+# Plans, derived from the configuration.
 #
-# Threads. PyTorch takes every core for each operation, and its threads spin while they wait for the next. In a server
-# they share the cores with other instances and with the loop: so an instance gets its share of them, and nobody spins
-# (``framework``), unless the configuration says otherwise.
+# Threads: by default PyTorch uses every core for each operation, and its threads spin while they wait. In a server they
+# share the cores with other instances and with the event loop, so an instance gets its share of the cores, and threads
+# do not spin (``program``), unless the configuration says otherwise.
 
 _OPTIONS: Final = "options of torch.compile as a JSON object"
 _SWITCHES: Final = ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER")
@@ -337,7 +361,7 @@ _SWITCHES: Final = ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSO
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """What the configuration of a model asks for, and the file it is about."""
+    """Options of a model from its configuration, and its file."""
 
     artifact: TorchArtifact
     inference_mode: bool
@@ -345,34 +369,31 @@ class TorchPlan:
     cudnn: bool
     clean_cache: bool
     share: bool | None
-    """Whether instances on one device have one program; None: where that is safe and pays."""
+    """Whether instances on one device share a program; None: if that is safe and pays."""
     threads: int
-    """Within an operation; 0: the instance's share of the cores."""
+    """Threads within an operation; 0: the instance's share of the cores."""
     inter_op_threads: int
-    """Between the operations of TorchScript; 0: as PyTorch likes."""
+    """Threads between operations of TorchScript; 0: PyTorch's default."""
     switches: tuple[tuple[str, bool], ...]
-    """Parameters that turn parts of TorchScript's executor on or off, and which."""
+    """Parameters that enable or disable parts of TorchScript's executor."""
     compile: str | None
-    """Options of ``torch.compile``, as JSON; None: as it is."""
+    """Options of ``torch.compile``, as JSON; None to run uncompiled."""
     model_class: str
-    """Of a module that is written in Python; empty: the one there is."""
+    """Class of a module in Python; empty for the only one."""
     batching: bool
     instances: int
-    """How many there will be, on all devices."""
+    """Number of instances on all devices."""
 
 
 def make_plan(context: ModelContext) -> TorchPlan:
-    """Return the plan of a model.
-
-    Raises ``InvalidArgument`` for a parameter that makes no sense, and as ``artifact.find``.
-    """
+    """Return the plan of a model. Raises ``InvalidArgument`` for an invalid parameter, and as ``find_artifact``."""
     return TorchPlan(
         artifact=find_artifact(context),
         inference_mode=flag(context, "INFERENCE_MODE", default=True),
         optimized=not flag(context, "DISABLE_OPTIMIZED_EXECUTION", default=False),
         cudnn=not flag(context, "DISABLE_CUDNN", default=False),
         clean_cache=flag(context, "ENABLE_CACHE_CLEANING", default=False),
-        share=plan_shares(context),
+        share=weight_sharing(context),
         threads=_count(context, "INTRA_OP_THREAD_COUNT", "NUM_THREADS"),
         inter_op_threads=_count(context, "INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS"),
         switches=tuple((key, flag(context, key, default=True)) for key in _SWITCHES if context.parameter(key)),
@@ -383,35 +404,28 @@ def make_plan(context: ModelContext) -> TorchPlan:
     )
 
 
-def plan_shares(context: ModelContext) -> bool | None:
-    """Return whether instances are to share their weights; None where the configuration does not say."""
+def weight_sharing(context: ModelContext) -> bool | None:
+    """Return the parameter for sharing weights between instances; None if it is not set."""
     key = "ENABLE_WEIGHT_SHARING"
     return flag(context, key, default=False) if context.parameter(key) else None
 
 
-def threads(plan: TorchPlan, instance: InstanceContext) -> int:
-    """Return how many threads an instance computes with: the model's own word, the environment's, or its share."""
+def threads(plan: TorchPlan, context: ModelContext, instance: InstanceContext) -> int:
+    """Return the number of threads of an instance: the model's, the environment's, or its share of the cores."""
     if plan.threads > 0:
         return plan.threads
-    if (told := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
-        return max(1, int(told))
-    return core_share(instance) if instance.cores else max(1, usable_cores() // plan.instances)
+    if (wanted := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        return max(1, int(wanted))
+    return instance_cores(context, instance)
 
 
-def plan_device(instance: InstanceContext) -> str:
-    """Return the device of an instance, as PyTorch calls it; empty where the model has its own."""
+def device_name(instance: InstanceContext) -> str:
+    """Return PyTorch's name of an instance's device; empty if the model chooses its own."""
     return {"GPU": f"cuda:{instance.device}", "MODEL": ""}.get(instance.kind, "cpu")
 
 
-def first_device(config: Mapping[str, Any]) -> str:
-    """Return the device of the first instance, before there is one."""
-    groups: Sequence[Mapping[str, Any]] = config.get("instance_group") or ({},)
-    kind = str(groups[0].get("kind", "KIND_CPU")).removeprefix("KIND_")
-    return plan_device(InstanceContext("", kind, next(iter(groups[0].get("gpus", ())), 0)))
-
-
 def _count(context: ModelContext, key: str, other: str) -> int:
-    """Return a number of threads; ``other`` is what Triton calls it for models written in Python."""
+    """Return a number of threads; ``other`` is Triton's name of the parameter for models in Python."""
     key = other if context.parameter(other) and not context.parameter(key) else key
     return max(0, thread_count(context, key))
 

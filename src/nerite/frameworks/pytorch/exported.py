@@ -1,4 +1,4 @@
-"""Programs that ``torch.export`` has made: they know their inputs and outputs, with shapes and types."""
+"""Opens programs of ``torch.export``, which know their inputs and outputs, and packages of AOTInductor."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from nerite.frameworks.pytorch.program import (
     Program,
     TensorPath,
     TensorSlot,
-    describe_program,
+    loading,
+    path_text,
     program_output,
     quiet,
-    unloadable,
 )
 from nerite.frameworks.pytorch.run import DATATYPES
 
-# Packages that AOTInductor has compiled: machine code that knows how its inputs nest, and nothing else of them.
+# Packages of AOTInductor: machine code that knows how its inputs nest, but not their types and shapes.
 #
-# A library that was loaded stays in the process until that ends, as PyTorch has it built. So these models live in
-# workers, which end with them.
+# The way PyTorch builds it, a loaded library stays in the process until that ends. So these models run in workers,
+# which end with them.
 
 _CHECKS: Final = "AOTI_RUNTIME_CHECK_INPUTS"
-"""Where it is not set, a compiled program computes with inputs of any shape as if they had its own, and reads beyond
-their end. Checking takes less than a microsecond. Whoever wants to go without sets it to 0 for the server."""
+"""Unless this is set, a compiled program takes inputs of any shape for its own, and reads beyond their end. The check
+takes less than a microsecond. Set it to 0 in the server's environment to disable it."""
 _TOO_FEW: Final = "too small at 0, expected it to be >= 2, but got: 1"
 _unpacking = threading.Lock()
 _folders: dict[str, FilePath] = {}
-"""Where packages were unpacked, by their content."""
+"""Directories into which packages were unpacked, by their digest."""
 
 
 def open_inductor(model: str, plan: TorchPlan, device: str) -> Program:
@@ -54,18 +54,15 @@ def open_inductor(model: str, plan: TorchPlan, device: str) -> Program:
     path = plan.artifact.path
     count = plan.instances if plan.share else 1
     load = torch._C._aoti.AOTIModelPackageLoader
-    try:
-        with quiet, zipfile.ZipFile(path) as archive:
-            name = _model_name(archive)
-            if device == "cpu":
-                with _unpacked(archive, path) as folder:
-                    loader = load(str(folder), name, False, count, -1)
-            else:
-                # Code for GPUs is read when it first runs. So PyTorch unpacks it, and takes the files along at the end.
-                loader = load(str(path), name, False, count, torch.device(device).index if device else -1)
-    except Exception as error:  # Whatever PyTorch raises says what is wrong with the file.
-        remedy = f"A package runs with the version of PyTorch that compiled it; this is {torch.__version__}"
-        raise unloadable(model, error, remedy) from error
+    remedy = f"A package runs with the version of PyTorch that compiled it; this is {torch.__version__}"
+    with loading(model, remedy), quiet, zipfile.ZipFile(path) as archive:
+        name = _model_name(archive)
+        if device == "cpu":
+            with _unpacked(archive, path) as folder:
+                loader = load(str(folder), name, False, count, -1)
+        else:
+            # Code for GPUs is read when it first runs. So PyTorch unpacks it, and deletes the files at the end.
+            loader = load(str(path), name, False, count, torch.device(device).index if device else -1)
     compiled_for = loader.get_metadata().get("AOTI_DEVICE_KEY", "cpu")
     if device and torch.device(device).type != compiled_for:
         raise Unsupported(
@@ -78,15 +75,15 @@ def open_inductor(model: str, plan: TorchPlan, device: str) -> Program:
         outputs=tuple(program_output(position, path)._replace(path=(position,)) for position, path in enumerate(given)),
         bind=lambda names: _Pairs(loader.run) if plan.batching else loader.run,
         device=device,
-        # It does not say whether it does.
+        # Unknown, so it has to be assumed.
         keeps_state=True,
     )
 
 
 class _Pairs:
-    """Runs a program; a single row, which most dynamic programs refuse, in a batch of two.
+    """Runs a program; a single row is run in a batch of two if the program rejects it.
 
-    What is compiled for any number of rows takes two or more for granted. Mostly one would do, but nobody knows.
+    Programs that are compiled for a dynamic number of rows assume at least two, although mostly one would work.
     """
 
     def __init__(self, run: Callable[[list[Any]], list[Any]]) -> None:
@@ -107,12 +104,12 @@ class _Pairs:
 
 def _input(position: int, path: TensorPath) -> TensorSlot:
     side, inner = ("KWARGS" if path[0] else "ARGS"), path[1:]
-    aliases = (f"{side}{describe_program(inner)}", *([str(inner[0])] if path[0] and len(inner) == 1 else []))
+    aliases = (f"{side}{path_text(inner)}", *([str(inner[0])] if path[0] and len(inner) == 1 else []))
     return TensorSlot(f"INPUT__{position}", aliases)
 
 
 def _leaves(spec: Any, path: TensorPath = ()) -> Iterator[TensorPath]:
-    """Yield the way to each tensor of a call specification."""
+    """Yield the path to each tensor of a call specification."""
     if spec["type"] is None:
         yield path
         return
@@ -129,11 +126,11 @@ def _model_name(archive: zipfile.ZipFile) -> str:
 
 @contextmanager
 def _unpacked(archive: zipfile.ZipFile, path: FilePath) -> Iterator[FilePath]:
-    """Give a folder with what is in a package while that is loaded: the same for the same content.
+    """Unpack a package into a directory that exists while it is loaded: the same path for the same content.
 
-    A library that is loaded again by the same name is the one that is there, though its file is another. By other
-    names, as PyTorch would have it, each load of a model takes its size in memory. The files are gone as soon as they
-    are not needed any more: a worker may end without notice.
+    A library with the path of a loaded one is not loaded again, even if the file is another. With a new path each time,
+    as PyTorch does it, each load of a model takes memory again. The files are deleted at once, because a worker may be
+    killed at any time.
     """
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -149,14 +146,14 @@ def _unpacked(archive: zipfile.ZipFile, path: FilePath) -> Iterator[FilePath]:
             shutil.rmtree(_folders[digest])
 
 
-# Whether an exported program writes into what it is given, or into what it keeps.
+# Finding out whether an exported program writes into its inputs or its state.
 #
-# Its signature says so only of programs whose operations in place have been taken out. So the graph is followed: from
-# each operation that writes, back through views, to where the memory comes from.
+# Signatures say so only of programs without in-place operations. So the graph is followed from each operation that
+# writes, back through views, to the origin of the memory.
 
 
 def written_tensors(graph: Any, roots: Mapping[str, str]) -> set[str]:
-    """Return which of ``roots`` a graph may write into; they are names of its placeholders and what each stands for."""
+    """Return what a graph may write into; ``roots`` maps names of placeholders to what they stand for."""
     origins: dict[Any, frozenset[str]] = {}
     found: set[str] = set()
     for node in graph.nodes:
@@ -165,7 +162,7 @@ def written_tensors(graph: Any, roots: Mapping[str, str]) -> set[str]:
             continue
         schema = getattr(node.target, "_schema", None)
         if schema is None:
-            # Taking one of several results, or an operation with graphs of its own.
+            # An item of several results, or an operation with its own graphs.
             origins[node] = _of(origins, node.all_input_nodes)
             continue
         arguments = list(_arguments(node, schema))
@@ -182,13 +179,13 @@ def _sources(node: Any, schema: Any, arguments: Iterable[tuple[Any, list[Any]]])
     if any(each.alias_info is not None for each in schema.returns):
         return [value for values in given for value in values]
     if torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), "CompositeImplicitAutograd"):
-        # Made of others, and does not say of which: reshape or dropout may give back what they got.
+        # Composite operations do not declare aliases: reshape and dropout may return their argument.
         return list(node.all_input_nodes[:1])
     return []
 
 
 def _arguments(node: Any, schema: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield the arguments of a call as declared, each with the nodes that are passed for it."""
+    """Yield the declared arguments of a call, each with the nodes that are passed for it."""
     for position, argument in enumerate(schema.arguments):
         value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
         yield argument, [each for each in _flat(value) if isinstance(each, torch.fx.Node)]
@@ -203,24 +200,21 @@ def _of(origins: Mapping[Any, frozenset[str]], nodes: Iterable[Any]) -> frozense
 
 
 _one_at_a_time = threading.Lock()
-"""Reading programs is Python, with state of its own; to read two at once would not be faster."""
+"""Reading a program is Python code with global state; reading two at once would not be faster."""
 _MAX_SHAPES: Final = 256
 _FREE: Final = 1 << 30
-"""A maximum of this size and more means that there is none."""
+"""A maximum of at least this means that there is none."""
 
 
 def open_exported(model: str, plan: TorchPlan, device: str) -> Program:
     """Load a program. Raises ``NeriteError``."""
-    try:
-        with _one_at_a_time, quiet:
-            exported = torch.export.load(str(plan.artifact.path))
-            if device.startswith("cuda"):
-                exported = torch.export.passes.move_to_device_pass(exported, device)
-            module = exported.module()
-            compute = _Lean(module, exported.call_spec.in_spec, plan.compile)
-    except Exception as error:  # Whatever PyTorch raises says what is wrong with the file.
-        remedy = "A program can be read by the version of PyTorch that wrote it, and mostly by later ones"
-        raise unloadable(model, error, f"{remedy}; this is {torch.__version__}") from error
+    remedy = "A program can be read by the version of PyTorch that wrote it, and mostly by later ones"
+    with loading(model, f"{remedy}; this is {torch.__version__}"), _one_at_a_time, quiet:
+        exported = torch.export.load(str(plan.artifact.path))
+        if device.startswith("cuda"):
+            exported = torch.export.passes.move_to_device_pass(exported, device)
+        module = exported.module()
+        compute = _Lean(module, exported.call_spec.in_spec, plan.compile)
     signature = exported.graph_signature
     nodes = {node.name: node for node in exported.graph.nodes}
     taken = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
@@ -248,16 +242,16 @@ def open_exported(model: str, plan: TorchPlan, device: str) -> Program:
 
 
 class _Lean:
-    """The operations of a program, without the checks around them: those take longer than many a small model.
+    """Operations of a program without the checks around them, which take longer than many a small model.
 
-    They depend on shapes alone; so the first call with shapes that have not been seen goes through them.
+    The checks depend on shapes alone, so only the first call with new shapes runs them.
     """
 
     def __init__(self, module: Any, in_spec: Any, options: str | None) -> None:
         self._checked = module
         self._in_spec = in_spec
         graph = copy.deepcopy(module.graph)
-        # Takes and gives flat tuples.
+        # Takes and returns flat tuples.
         graph.set_codegen(torch.fx.graph.CodeGen())
         for node in reversed(graph.nodes):
             if node.target in ("_guards_fn", torch.ops.aten._assert_tensor_metadata.default):
@@ -294,7 +288,7 @@ def _bound(compute: _Lean, fixed: Mapping[int, Any]) -> Call:
 def _inputs(
     model: str, taken: Sequence[Any], paths: Sequence[TensorPath], nodes: Mapping[str, Any], names: Sequence[str]
 ) -> Sequence[TensorSlot]:
-    """Return the inputs; ``names`` are those of the arguments of ``forward``."""
+    """Return the inputs; ``names`` are the parameters of ``forward``."""
     slots: list[TensorSlot] = []
     for argument, path in zip(taken, paths, strict=True):
         if isinstance(argument, ConstantArgument):
@@ -306,16 +300,14 @@ def _inputs(
             )
         side, inner = ("KWARGS" if path[0] else "ARGS"), path[1:]
         datatype, dims = _seen(nodes[argument.name])
-        # The graph has names of its own, in small letters.
+        # The graph has its own names, in lower case.
         name = _argument(inner[0], names) if len(inner) == 1 else argument.name
-        slots.append(
-            TensorSlot(name or argument.name, (argument.name, f"{side}{describe_program(inner)}"), datatype, dims)
-        )
+        slots.append(TensorSlot(name or argument.name, (argument.name, f"{side}{path_text(inner)}"), datatype, dims))
     return slots
 
 
 def _argument(step: str | int, names: Sequence[str]) -> str:
-    """Return the name of an argument that is passed by name or by position; empty where it is not known."""
+    """Return the name of an argument that is passed by name or by position; empty if it is unknown."""
     if isinstance(step, str):
         return step
     return names[step] if step < len(names) else ""
@@ -337,7 +329,7 @@ def _seen(node: Any) -> tuple[DataType | None, tuple[int, ...]]:
 
 
 def _paths(spec: Any) -> list[TensorPath]:
-    """Return the way to each leaf of a nest of tuples and dictionaries."""
+    """Return the path to each leaf of nested tuples and dictionaries."""
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     return [tuple(_step(step) for step in steps) for steps, _ in pytree.tree_flatten_with_path(tree)[0]]
 
@@ -353,7 +345,7 @@ def _step(step: Any) -> str | int:
 def _highest_batch(
     exported: Any, inputs: Sequence[TensorSlot], nodes: Mapping[str, Any], taken: Sequence[Any]
 ) -> int | None:
-    """Return what the first dimension of all inputs may be at most; None where there is no such limit."""
+    """Return the maximum of the first dimension of all inputs; None without a limit."""
     highest = None
     for argument in taken:
         value = nodes[argument.name].meta["val"] if isinstance(argument, TensorArgument) else None

@@ -1,4 +1,4 @@
-"""Modules that are written in Python: a class in ``model.py``, and its weights beside it."""
+"""Opens modules in Python (a class in ``model.py`` with its weights beside it), and TorchScript."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from nerite.backends.interface import ModelContext
 from nerite.backends.python.module import ModelModule
 from nerite.core.errors import Internal, NotInstalled
 from nerite.frameworks.pytorch.artifact import TorchPlan
-from nerite.frameworks.pytorch.program import Call, Program, TensorSlot, program_output, quiet, unloadable
+from nerite.frameworks.pytorch.program import Call, Program, TensorSlot, loading, program_output, quiet
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
 def import_code(context: ModelContext, plan: TorchPlan) -> ModelModule:
-    """Import a model's code. Raises ``Internal`` with what the code raises."""
-    try:
+    """Import a model's code. Raises ``Internal`` with the exception of that code."""
+    with loading(context.name, f"It was raised by '{plan.artifact.path}'"):
         return ModelModule(context.directory, plan.artifact.path)
-    except Exception as error:  # It is the user's code.
-        raise unloadable(context.name, error, f"It was raised by '{plan.artifact.path}'") from error
 
 
 def make_eager_program(model: str, plan: TorchPlan, code: ModelModule, device: str) -> Program:
-    """Make a module of a model's class, and give it its weights. Raises ``NeriteError``."""
+    """Create a module of the model's class, and load its weights. Raises ``NeriteError``."""
     module_class = _class(model, plan, code)
-    try:
+    with loading(model, f"The class is '{module_class.__name__}' of '{plan.artifact.path}'"):
         module = module_class()
         place = device or next((str(each.device) for each in module.parameters()), "cpu")
         if plan.artifact.weights is not None:
@@ -39,8 +37,6 @@ def make_eager_program(model: str, plan: TorchPlan, code: ModelModule, device: s
         if device:
             module.to(device)
         module.eval()
-    except Exception as error:  # It is the user's code.
-        raise unloadable(model, error, f"The class is '{module_class.__name__}' of '{plan.artifact.path}'") from error
     inputs = _inputs(module.forward)
     call = torch.compile(module, **json.loads(plan.compile)) if plan.compile is not None else module
     return Program(
@@ -48,14 +44,14 @@ def make_eager_program(model: str, plan: TorchPlan, code: ModelModule, device: s
         outputs=None,
         bind=lambda names: _bound(call, inputs, names),
         device=place,
-        # It is Python, and may do what it likes.
+        # Python code may do anything.
         writes_inputs=True,
         keeps_state=True,
     )
 
 
 def _class(model: str, plan: TorchPlan, code: ModelModule) -> type[Any]:
-    """Return the class that is served: the named one, or the first by name that the file defines."""
+    """Return the class to serve: the configured one, or the first one by name that the file defines."""
     everything = vars(code.module)
     found = {
         name: each
@@ -89,7 +85,7 @@ def _read(weights: Path, device: str) -> Any:
 
 
 def _inputs(forward: Any) -> tuple[TensorSlot, ...] | None:
-    """Return the inputs by the names that ``forward`` has for them; None where it takes what it gets."""
+    """Return the inputs by the parameters of ``forward``; None if it takes any number."""
     parameters = inspect.signature(forward).parameters.values()
     if any(each.kind in _BY_POSITION for each in parameters):
         return None
@@ -106,7 +102,7 @@ def _bound(call: Any, inputs: Sequence[TensorSlot] | None, names: Sequence[str])
     return lambda values: call(**dict(zip(names, values, strict=True)))
 
 
-# TorchScript: programs that ``torch.jit.script`` or ``torch.jit.trace`` have made.
+# TorchScript: programs of ``torch.jit.script`` and ``torch.jit.trace``.
 
 _log = logging.getLogger("nerite.frameworks.pytorch")
 
@@ -116,11 +112,8 @@ _TENSORS: Final = ("Tensor", "Optional[Tensor]")
 
 def open_torchscript(model: str, plan: TorchPlan, device: str) -> Program:
     """Load a program. Raises ``NeriteError``."""
-    try:
-        with quiet:
-            module = torch.jit.load(str(plan.artifact.path), map_location=device or None)
-    except Exception as error:  # Whatever PyTorch raises says what is wrong with the file.
-        raise unloadable(model, error) from error
+    with loading(model), quiet:
+        module = torch.jit.load(str(plan.artifact.path), map_location=device or None)
     _log.info(
         "model '%s' is TorchScript, which PyTorch has deprecated: torch.export writes programs that last, and that say "
         "what their tensors are",
@@ -143,14 +136,14 @@ def open_torchscript(model: str, plan: TorchPlan, device: str) -> Program:
 
 
 def _written(module: Any) -> list[bool]:
-    """Return for the module and for each argument of its ``forward`` whether that may write there."""
+    """Return for the module, and for each argument of its ``forward``, whether ``forward`` may write into it."""
     graph = module.inlined_graph
     aliases = graph.alias_db()
     return [bool(aliases.has_writers(each)) for each in graph.inputs()]
 
 
 def _torchscript_inputs(arguments: Sequence[Any]) -> tuple[TensorSlot, ...] | None:
-    """Return the inputs; None for a dictionary of them. Raises ``Internal`` for what the protocol cannot bring."""
+    """Return the inputs; None for a dictionary of them. Raises ``Internal`` for types that the protocol lacks."""
     if len(arguments) == 1 and arguments[0].type.kind() == "DictType":
         return None
     slots = []
@@ -173,7 +166,7 @@ def _torchscript_inputs(arguments: Sequence[Any]) -> tuple[TensorSlot, ...] | No
 
 
 def _outputs(types: Sequence[Any]) -> tuple[TensorSlot, ...] | None:
-    """Return the outputs; None where the type does not say how many there are."""
+    """Return the outputs; None if their number does not follow from the type."""
     [result] = types
     if str(result) in ("Tensor", _TEXTS):
         return (program_output(0, (), text=str(result) == _TEXTS),)

@@ -1,4 +1,4 @@
-"""What a model that is open can be asked to do, whichever kind it is. No framework is needed to read this."""
+"""Open programs of all kinds behind one interface; also the import of PyTorch, and its errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -15,35 +15,36 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from nerite.backends.arrays.graph import GraphTensor
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled
+from nerite.backends.machine import importing, translating
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.tensor import DataType
 
 TensorPath: TypeAlias = tuple[str | int, ...]
-"""The way into a nested result: keys of dictionaries, positions in tuples. Empty for a single tensor."""
+"""Path into a nested result: keys of dictionaries, positions in tuples. Empty for a single tensor."""
 Call: TypeAlias = Callable[[list[Any]], Any]
 """Computes a result from values in a fixed order. Raises what PyTorch raises."""
 
 
 class TensorSlot(NamedTuple):
-    """One tensor, or list of strings, that a program takes or gives."""
+    """Input or output of a program: a tensor, or a list of strings."""
 
     name: str
-    """What a configuration calls it if the program has the say."""
+    """Name in a configuration that is completed from the program."""
     aliases: tuple[str, ...] = ()
-    """Other names, besides ``<any name>__<position>``."""
+    """Other names that a configuration may use, besides ``<any name>__<position>``."""
     datatype: DataType | None = None
-    """None where the program does not say."""
+    """None if the program does not know it."""
     dims: tuple[int, ...] | None = None
-    """All of the shape, -1 for any size; None where the program does not say."""
+    """The full shape, -1 for any size; None if the program does not know it."""
     text: bool | None = False
-    """A list of strings; None where the program does not say."""
+    """True for a list of strings; None if the program does not know."""
     optional: bool = False
-    """An input that may be left out."""
+    """True for an input that may be omitted."""
     path: TensorPath = ()
-    """To an output, in what a call returns."""
+    """Path to an output in the result of a call."""
 
     def as_tensor(self, name: str) -> GraphTensor | None:
-        """Return what the program says of it, as ``name``; None if it says nothing."""
+        """Return the tensor as ``name``; None if the program does not know type and shape."""
         if self.datatype is None or self.dims is None:
             return None
         return GraphTensor(name, self.datatype, self.dims)
@@ -51,63 +52,60 @@ class TensorSlot(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A model on one device."""
+    """Model that is open on one device."""
 
     inputs: tuple[TensorSlot, ...] | None
-    """None: as many as the configuration has, by its names."""
+    """None: the inputs of the configuration, by its names."""
     outputs: tuple[TensorSlot, ...] | None
-    """None: nobody knows before it has run."""
+    """None: unknown before the program has run."""
     bind: Callable[[Sequence[str]], Call]
-    """Return what computes from values for these inputs, by the program's own names, in this order."""
+    """Returns the function that computes from values for these inputs, which have the program's own names."""
     device: str
-    """Where it wants its inputs."""
+    """Device of its inputs."""
     writes_inputs: bool = False
-    """It may write into its inputs."""
+    """True if it may write into its inputs."""
     keeps_state: bool = False
-    """It may change itself when it runs, and give out what it will change later."""
+    """True if it may change itself when it runs, including tensors that it has returned."""
     highest_batch: int | None = None
-    """What the first dimension may be at most; None: anything."""
+    """Maximum of the first dimension; None without a limit."""
 
 
-def describe_program(path: TensorPath) -> str:
+def path_text(path: TensorPath) -> str:
     """Return a path as Triton writes it: ``[key][0]``."""
     return "".join(f"[{step}]" for step in path)
 
 
 def program_output(position: int, path: TensorPath, **what: Any) -> TensorSlot:
-    """Return the output at ``position`` of all, with the names that its path gives it and ``what`` is known of it."""
+    """Return an output with the names that follow from its position and path; ``what`` has the other fields."""
     alone = len(path) == 1 and isinstance(path[0], str)
     return TensorSlot(
-        str(path[0]) if alone else f"OUTPUT__{position}", (f"RESULT{describe_program(path)}",), path=path, **what
+        str(path[0]) if alone else f"OUTPUT__{position}", (f"RESULT{path_text(path)}",), path=path, **what
     )
 
 
-# The import of PyTorch, once and in the right surroundings, and what its exceptions mean.
+# The import of PyTorch, and its exceptions.
 
 _log = logging.getLogger("nerite.frameworks.pytorch")
 
-_WAITING: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads sleep while they wait. Where they spin, and something else wants the cores, each operation waits for them:
-measured with two threads on two busy cores, twenty layers took 2 ms instead of 12 to 58, with a tenth of the work."""
+_VARIABLES: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Makes threads sleep while they wait. If they spin while other processes need the cores, each operation waits for
+them: with two threads on two busy cores, twenty layers took 2 ms instead of 12 to 58, with a tenth of the CPU time."""
 
 
 @cache
 def load_torch() -> None:
-    """Import PyTorch. Slow, once. Raises ``Unsupported`` where it cannot be imported."""
-    with _environment():
-        try:
-            import torch
-        except (ImportError, OSError) as error:
-            raise NotInstalled(f"unable to import torch ({error}): pip install 'nerite[torch]'") from error
+    """Import PyTorch. Slow, once. Raises ``NotInstalled`` if it cannot be imported."""
+    with _environment(), importing("torch", "torch"):
+        import torch
     with quiet:
-        # It warns once in a process of memory that it may read only, as a received request is. Who writes gets a copy.
+        # It warns once per process of read-only memory, such as a received request. Programs that write get a copy.
         torch.from_numpy(np.frombuffer(bytes(4), np.float32))
 
 
 class _Quiet:
-    """Keeps PyTorch from warning of what we know.
+    """Suppresses the warnings of PyTorch.
 
-    Filters are for all threads: the first to come in sets them, the last to leave takes them back.
+    Filters apply to all threads: the first one that enters sets them, the last one that leaves restores them.
     """
 
     def __init__(self) -> None:
@@ -131,11 +129,11 @@ class _Quiet:
 
 
 quiet: Final = _Quiet()
-"""Around what loads a model."""
+"""Used while a model is loaded."""
 
 
 def use_inter_op_threads(model: str, count: int) -> None:
-    """Have TorchScript use ``count`` threads between operations, if nobody has said otherwise: it can be said once."""
+    """Make TorchScript use ``count`` threads between operations, unless it is too late: it can be set once."""
     import torch
 
     if not count or torch.get_num_interop_threads() == count:
@@ -152,31 +150,28 @@ def use_inter_op_threads(model: str, count: int) -> None:
         )
 
 
-def unloadable(model: str, error: Exception, remedy: str = "") -> NeriteError:
-    """Return what is said where a model cannot be opened."""
-    if isinstance(error, NeriteError):
-        return error
-    return Internal(f"failed to load model '{model}': {_said(error)}{f'. {remedy}' if remedy else ''}")
+def loading(model: str, remedy: str = "") -> AbstractContextManager[None]:
+    """Return a context that translates exceptions of opening a model into ``Internal``, with a remedy."""
+    hint = f". {remedy}" if remedy else ""
+    return translating(lambda error: Internal(f"failed to load model '{model}': {_text(error)}{hint}"))
 
 
-def failed_run(error: Exception) -> NeriteError:
-    """Return what is said where a batch cannot be computed."""
-    if isinstance(error, NeriteError):
-        return error
+def run_error(error: Exception) -> NeriteError:
+    """Translate an exception of a computation into the error for clients."""
     kind = InvalidArgument if isinstance(error, AssertionError) else Internal
-    return kind(f"PyTorch execute failure: {_said(error)}")
+    return kind(f"PyTorch execute failure: {_text(error)}")
 
 
-def _said(error: Exception) -> str:
-    """Return the text of an exception without the stack of C++ that some have behind it."""
+def _text(error: Exception) -> str:
+    """Return the text of an exception without the C++ stack that may follow it."""
     text = str(error).partition("\nException raised from ")[0].strip()
     return text or type(error).__name__
 
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Set what libraries read when they are loaded, unless somebody has; not for the processes that we start."""
-    ours = {key: value for key, value in _WAITING.items() if key not in os.environ}
+    """Set unset variables that libraries read when they are loaded; child processes do not inherit them."""
+    ours = {key: value for key, value in _VARIABLES.items() if key not in os.environ}
     os.environ.update(ours)
     try:
         yield

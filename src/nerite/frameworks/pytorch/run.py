@@ -1,4 +1,4 @@
-"""One instance's way to compute with a program: arrays in, arrays out."""
+"""Computes with a program for one instance: converts numpy arrays to tensors, runs it, and converts the result back."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from nerite.core.byte_budget import CALLS, Memo
 from nerite.core.errors import InvalidArgument
 from nerite.core.tensor import Array, DataType
 from nerite.frameworks.pytorch import artifact
-from nerite.frameworks.pytorch.artifact import TorchPlan
-from nerite.frameworks.pytorch.program import Call, Program, TensorPath, TensorSlot, failed_run, program_output
+from nerite.frameworks.pytorch.artifact import Binding, TorchPlan
+from nerite.frameworks.pytorch.program import Call, Program, TensorPath, program_output
 
-# Between numpy's arrays and PyTorch's tensors: views, where nobody writes and everything is in its place.
+# Conversion between arrays and tensors: views, unless a program may write into them or they are misaligned.
 
-Take: TypeAlias = Callable[[Array], Any]
-"""Makes of an input what the program is given."""
+ToTensor: TypeAlias = Callable[[Array], Any]
+"""Converts an input to what the program takes."""
 
 TORCH: Final[dict[DataType, torch.dtype]] = {
     dtypes.BOOL: torch.bool,
@@ -43,29 +43,29 @@ TORCH: Final[dict[DataType, torch.dtype]] = {
 DATATYPES: Final = {kind: datatype for datatype, kind in TORCH.items()}
 
 
-def taker(datatype: DataType, *, copied: bool, device: str) -> Take:
-    """Return what makes tensors of arrays of this type. ``copied``: the program may write into them."""
+def to_tensor(datatype: DataType, *, copied: bool, device: str) -> ToTensor:
+    """Return the function that converts arrays of a type. ``copied``: the program may write into its inputs."""
     if datatype is dtypes.BYTES:
         return _strings
 
-    def take(array: Array) -> torch.Tensor:
-        # A tensor in the middle of a message begins where it likes; what computes expects it at a multiple of its size.
+    def view(array: Array) -> torch.Tensor:
+        # A tensor in a message may start at any address; kernels expect a multiple of the element size.
         return torch.from_numpy(array.copy() if copied or not array.flags.aligned else array)
 
     def narrow(array: Array) -> torch.Tensor:
-        return take(array).view(torch.bfloat16)
+        return view(array).view(torch.bfloat16)
 
-    cpu = narrow if datatype is dtypes.BF16 else take
+    cpu = narrow if datatype is dtypes.BF16 else view
     if device in ("", "cpu"):
         return cpu
     return lambda array: cpu(array).to(device, non_blocking=True)
 
 
-def give(port: TensorPort, value: Any, inputs: Sequence[Any], *, copied: bool) -> Array:
-    """Return an output as an array: a view, if nobody will write there while it is sent.
+def to_array(port: TensorPort, value: Any, inputs: Sequence[Any], *, copied: bool) -> Array:
+    """Return an output as an array: a view, if its memory is not overwritten while it is sent.
 
-    ``inputs`` are those that it was computed from, whose memory may be used again. ``copied``: the program may write
-    into what it has given out. Raises ``InvalidArgument`` where it is not what the configuration says.
+    The memory of ``inputs`` is reused by the next batch. ``copied``: the program may later write into its outputs.
+    Raises ``InvalidArgument`` if the output is not what the configuration declares.
     """
     if not isinstance(value, torch.Tensor):
         return _text(port, value)
@@ -73,7 +73,7 @@ def give(port: TensorPort, value: Any, inputs: Sequence[Any], *, copied: bool) -
     if value.dtype is not expected:
         raise _wrong_type(port, str(DATATYPES[value.dtype].name if value.dtype in DATATYPES else value.dtype))
     tensor = (value.detach() if value.requires_grad else value).cpu().contiguous()
-    # What is smaller is copied into the response.
+    # Smaller outputs are copied into the response anyway.
     if tensor.nbytes > SMALL and (copied or _is_shared(tensor, inputs)):
         tensor = tensor.clone()
     array: Array = tensor.view(torch.uint16).numpy() if expected is torch.bfloat16 else tensor.numpy()
@@ -86,7 +86,7 @@ def _is_shared(tensor: torch.Tensor, inputs: Sequence[Any]) -> bool:
 
 
 def _shaped(port: TensorPort, array: Array) -> Array:
-    # A configuration cannot declare a scalar without its reshape; what it declares instead has one element, too.
+    # A configuration declares [1] for a scalar.
     return array.reshape(1) if not array.ndim and port.model_dims == (1,) and not port.batching else array
 
 
@@ -116,8 +116,8 @@ def _wrong_type(port: TensorPort, provided: str) -> InvalidArgument:
 
 
 _BOUND: Final = 2048
-_TAKEN: Final = 256
-"""Bytes that a bound program takes in memory, and each input of it."""
+_INPUT: Final = 256
+"""Bytes of memory for a bound program, and for each of its inputs."""
 _SETTERS: Final[dict[str, Callable[[bool], object]]] = {
     "ENABLE_JIT_EXECUTOR": torch._C._jit_set_profiling_executor,
     "ENABLE_JIT_PROFILING": torch._C._jit_set_profiling_mode,
@@ -125,76 +125,62 @@ _SETTERS: Final[dict[str, Callable[[bool], object]]] = {
 }
 
 
-class Ends(NamedTuple):
-    """Where a configuration and a program meet."""
-
-    inputs: Mapping[str, str]
-    """The program's name of each input, by the configuration's, in the program's order."""
-    datatypes: Mapping[str, DataType]
-    """Of each input, by the configuration's name."""
-    outputs: Sequence[str]
-    """The configuration's names."""
-    paths: Mapping[str, TensorPath] | None
-    """To each output; None where that is not known before the program has run."""
-
-
 class _Bound(NamedTuple):
-    """A program and those of its inputs that are there, in the order in which it takes them."""
+    """Program bound to the inputs of a request, in the program's order."""
 
-    takes: tuple[tuple[str, Take], ...]
+    converters: tuple[tuple[str, ToTensor], ...]
     call: Call
 
 
 class ProgramRun:
-    """Computes with a program that other instances may be using, too. For one thread at a time."""
+    """Computation of one instance with a program that other instances may share. For one thread at a time."""
 
-    def __init__(self, model: str, program: Program, ends: Ends, plan: TorchPlan, threads: int) -> None:
+    def __init__(self, model: str, program: Program, binding: Binding, plan: TorchPlan, threads: int) -> None:
         self._model = model
         self._program = program
-        self._ends = ends
+        self._binding = binding
         self._plan = plan
         self._threads = threads
-        self._takers = {
-            name: taker(datatype, copied=program.writes_inputs, device=program.device)
-            for name, datatype in ends.datatypes.items()
+        self._converters = {
+            name: to_tensor(datatype, copied=program.writes_inputs, device=program.device)
+            for name, datatype in binding.datatypes.items()
         }
         self._bounds: Memo[frozenset[str], _Bound] = Memo()
-        self._all = self._bound(frozenset(ends.inputs))
-        self._paths = ends.paths
+        self._all = self._bound(frozenset(binding.inputs))
+        self._paths = binding.paths
         self._settings = [(_SETTERS[key], value) for key, value in plan.switches]
         if not plan.optimized:
             self._settings.append((torch._C._set_graph_executor_optimize, False))
         self._stream = torch.cuda.Stream(program.device) if program.device.startswith("cuda") else None
 
     def __call__(self, selection: OutputSelection, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        """Compute the outputs of ``selection``. Raises ``NeriteError``."""
+        """Compute the outputs of ``selection``. Raises what PyTorch and the model's code raise."""
         bound = self._all
-        if len(inputs) != len(bound.takes):
+        if len(inputs) != len(bound.converters):
             bound = self._bound(frozenset(inputs))
-        # Each time: it is for the thread, which changes, and for libraries that have one number for all threads.
+        # At each run: it is set for the thread, which changes, and for libraries with one number for all threads.
         torch.set_num_threads(self._threads)
         for setter, value in self._settings:
             setter(value)
-        try:
-            with self._device(), torch.inference_mode() if self._plan.inference_mode else torch.no_grad():
-                values = [take(inputs[name]) for name, take in bound.takes]
-                result = bound.call(values)
-                paths = self._paths
-                if paths is None:
-                    paths = self._paths = paths_of(self._model, _slots(result), self._ends.outputs)
-                copied = self._program.keeps_state
-                return [give(port, _at(result, paths[port.name]), values, copied=copied) for port in selection.ports]
-        except Exception as error:  # Whatever the framework or the model's code raises says what went wrong.
-            raise failed_run(error) from error
+        with self._device(), torch.inference_mode() if self._plan.inference_mode else torch.no_grad():
+            values = [convert(inputs[name]) for name, convert in bound.converters]
+            result = bound.call(values)
+            paths = self._paths
+            if paths is None:
+                slots = [program_output(position, path, text=None) for position, path in enumerate(_leaves(result))]
+                named = artifact.output_names(self._model, self._binding.outputs, slots)
+                paths = self._paths = {name: slot.path for name, slot in named.items()}
+            copied = self._program.keeps_state
+            return [to_array(port, _at(result, paths[port.name]), values, copied=copied) for port in selection.ports]
 
     def _bound(self, names: frozenset[str]) -> _Bound:
-        """Return the program as it is called where these inputs are there; optional ones may be away."""
+        """Return the program bound to these inputs; optional ones may be missing."""
         if (bound := self._bounds.get(names)) is None:
-            ordered = [name for name in self._ends.inputs if name in names]
-            takes = tuple((name, self._takers[name]) for name in ordered)
-            call = self._program.bind([self._ends.inputs[name] for name in ordered])
-            bound = _Bound(takes, call)
-            CALLS.put(self._bounds, names, bound, _BOUND + _TAKEN * len(takes))
+            ordered = [name for name in self._binding.inputs if name in names]
+            converters = tuple((name, self._converters[name]) for name in ordered)
+            call = self._program.bind([self._binding.inputs[name] for name in ordered])
+            bound = _Bound(converters, call)
+            CALLS.put(self._bounds, names, bound, _BOUND + _INPUT * len(converters))
         return bound
 
     def _device(self) -> AbstractContextManager[None]:
@@ -209,17 +195,8 @@ class ProgramRun:
             torch.cuda.empty_cache()
 
 
-def paths_of(model: str, slots: Sequence[TensorSlot], names: Sequence[str]) -> dict[str, TensorPath]:
-    """Return the way to each output, by the configuration's names. Raises ``InvalidArgument`` for one there is not."""
-    return {name: slot.path for name, slot in artifact.output_names(model, names, slots).items()}
-
-
-def _slots(result: Any) -> list[TensorSlot]:
-    return [program_output(position, path, text=None) for position, path in enumerate(_leaves(result))]
-
-
 def _leaves(value: Any, path: TensorPath = ()) -> Iterator[TensorPath]:
-    """Yield the paths of all that is no dictionary and no list or tuple of other things than strings."""
+    """Yield the path of each leaf: anything but dictionaries, and lists or tuples that are not lists of strings."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _leaves(each, (*path, key))

@@ -1,12 +1,11 @@
-"""Models for TensorFlow: SavedModels and frozen graphs.
+"""Backend for TensorFlow: SavedModels and frozen graphs.
 
-The way of a model: ``plan`` works out from the configuration how its session has to be. A SavedModel says what it takes
-and gives in a file that ``saved_model`` reads by itself, so a configuration is completed, and a wrong one refused,
-before TensorFlow is there; of a ``frozen_graph`` only TensorFlow can tell. A ``session`` is opened, and a
-``computation`` runs it. The rest is in ``nerite.backends.arrays``.
+``plan`` derives the options of a session from the configuration. ``files`` reads what a model takes and gives: of a
+SavedModel without TensorFlow, so that a configuration is completed or rejected before that is imported; a frozen graph
+needs TensorFlow. ``session`` opens and runs sessions, and ``backend`` connects these with the base of array backends.
 
-TensorFlow takes seconds and some hundred megabytes to import, and gives nothing back. So its instances live in worker
-processes, and it is imported there when the session is opened.
+Importing TensorFlow takes seconds and some hundred megabytes that are never freed. So its instances run in worker
+processes, which import it when they open a session.
 """
 
 from nerite.frameworks.tensorflow.backend import TensorFlowBackend

@@ -1,8 +1,8 @@
-"""Frozen graphs (GraphDef): what they take and give, as far as TensorFlow can tell.
+"""Reads the inputs and outputs of frozen graphs (GraphDef) with TensorFlow, and of SavedModels without it.
 
-Such a file names no inputs and outputs. Inputs are its placeholders; outputs are what the configuration asks for, under
-the name of an operation (``probabilities``) or of one of its tensors (``probabilities:1``). Where nothing is
-configured, they are the tensors that nothing else in the graph takes.
+A frozen graph names no inputs and outputs. Inputs are its placeholders; outputs are those of the configuration, under
+the name of an operation (``probabilities``) or of one of its tensors (``probabilities:1``). Without a configuration,
+they are the tensors that no operation of the graph consumes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ _NO_OUTPUT: Final = frozenset({"Assert", "Const", "NoOp", _PLACEHOLDER})
 
 
 def read_graph(framework: Any, model: str, path: Path, *, placed: bool) -> Any:
-    """Return the ``tf.ModelGraph`` in a file.
-
-    ``placed``: its devices count. Raises ``NeriteError`` if there is none.
-    """
+    """Return the ``tf.Graph`` in a file. ``placed`` keeps the devices in it. Raises ``NeriteError``."""
     from google.protobuf.message import DecodeError
 
     v1 = framework.compat.v1
@@ -55,18 +52,18 @@ def read_graph(framework: Any, model: str, path: Path, *, placed: bool) -> Any:
     return graph
 
 
-def signature_of(graph: Any, model: str, config: Mapping[str, Any]) -> TensorFlowSignature:
-    """Return what a graph takes and gives, seen through a configuration. Raises ``NeriteError``."""
+def signature_of_graph(graph: Any, model: str, config: Mapping[str, Any]) -> TensorFlowSignature:
+    """Return the inputs and outputs of a frozen graph, as the configuration names them. Raises ``NeriteError``."""
     placeholders = {op.name: op.outputs[0] for op in graph.get_operations() if op.type == _PLACEHOLDER}
     defaulted = {op.name: op.outputs[0] for op in graph.get_operations() if op.type == _WITH_DEFAULT}
-    asked = [entry["name"] for entry in all_outputs(config)]
-    outputs = {name: found for name in asked if (found := _tensor(graph, name)) is not None}
-    if not asked:
-        outputs = _loose_ends(graph)
-    told = {entry["name"] for entry in all_inputs(config)}
+    requested = [entry["name"] for entry in all_outputs(config)]
+    outputs = {name: found for name in requested if (found := _tensor(graph, name)) is not None}
+    if not requested:
+        outputs = _unconsumed(graph)
+    declared = {entry["name"] for entry in all_inputs(config)}
     needed = _ancestors(outputs.values())
-    inputs = {name: tensor for name, tensor in placeholders.items() if name in told or tensor.op in needed}
-    optional = {name: tensor for name, tensor in defaulted.items() if name in told}
+    inputs = {name: tensor for name, tensor in placeholders.items() if name in declared or tensor.op in needed}
+    optional = {name: tensor for name, tensor in defaulted.items() if name in declared}
     described = [
         signature_tensors(model, {name: _described(tensor) for name, tensor in side.items()}, config, key)
         for side, key in ((inputs, "input"), (outputs, "output"), (optional, "input"))
@@ -85,7 +82,7 @@ def _tensor(graph: Any, name: str) -> Any:
         return None
 
 
-def _loose_ends(graph: Any) -> dict[str, Any]:
+def _unconsumed(graph: Any) -> dict[str, Any]:
     found = {}
     for operation in graph.get_operations():
         for index, tensor in enumerate(operation.outputs):
@@ -95,7 +92,7 @@ def _loose_ends(graph: Any) -> dict[str, Any]:
 
 
 def _ancestors(of: Iterable[Any]) -> set[Any]:
-    """Return the operations that these tensors are made by, and what those take, and so on."""
+    """Return all operations that these tensors depend on."""
     seen: set[Any] = set()
     ahead = [tensor.op for tensor in of]
     while ahead:
@@ -113,10 +110,10 @@ def _described(tensor: Any) -> DescribedTensor:
     return DescribedTensor(tensor.name, tensor.dtype.base_dtype.name, dims)
 
 
-# The few messages of TensorFlow's that we read ourselves, each with no more fields than we look at.
+# Protobuf messages of a SavedModel, with only the fields that are read here.
 #
-# They are in a pool of their own, so that TensorFlow can bring its own in the same process. What is a map there is a
-# list of entries here, which has the same bytes.
+# They have their own descriptor pool, because TensorFlow registers the full messages in the same process. A map there
+# is a list of entries here, which has the same encoding.
 
 _PACKAGE: Final = "nerite.tensorflow"
 _REPEATED: Final = "*"
@@ -131,12 +128,12 @@ _FIELDS: Final[dict[str, dict[str, tuple[int, str]]]] = {
     "Shape": {"dim": (2, "*Dim"), "unknown_rank": (3, "bool")},
     "Dim": {"size": (1, "int64")},
 }
-"""By message: its fields with number and type, ``*`` before the type of those that may come several times."""
+"""Number and type of each field of each message; ``*`` marks repeated fields."""
 
 
 @cache
 def saved_model() -> Any:
-    """Return the class of ``saved_model.pb``."""
+    """Return the message class of ``saved_model.pb``."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message_factory import GetMessageClass
@@ -157,23 +154,27 @@ def saved_model() -> Any:
     return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.SavedModel"))
 
 
-# SavedModels, read without TensorFlow: which graphs and signatures there are, and the tensors of one.
+# SavedModels, read without TensorFlow.
 
 _log = logging.getLogger("nerite.frameworks.tensorflow")
 
 _FILE: Final = "saved_model.pb"
-_NOT_FOR_CALLERS: Final = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
+_INTERNAL: Final = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 _DATATYPES: Final[dict[int, str]] = {
     1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64",
     9: "int64", 10: "bool", 11: "qint8", 12: "quint8", 13: "qint32", 14: "bfloat16", 15: "qint16", 16: "quint16",
     17: "uint16", 18: "complex128", 19: "float16", 20: "resource", 21: "variant", 22: "uint32", 23: "uint64",
 }  # fmt: skip
-"""TensorFlow's names by its numbers."""
+"""TensorFlow's names of data types, by its numbers."""
 
 
-def read_signature(model: str, plan: TensorFlowPlan, config: Mapping[str, Any]) -> TensorFlowSignature:
-    """Return what the SavedModel of a plan takes and gives. Raises ``NeriteError`` with what to do about it."""
-    signature = _signature(model, plan, _meta_graph(model, plan, _read(model, plan.path)))
+def read_signature(model: str, plan: TensorFlowPlan) -> Any:
+    """Return the configured ``SignatureDef`` of a SavedModel. Raises ``NeriteError`` with the remedy."""
+    return _signature(model, plan, _meta_graph(model, plan, _read(model, plan.path)))
+
+
+def signature_of_saved_model(signature: Any, model: str, config: Mapping[str, Any]) -> TensorFlowSignature:
+    """Return the inputs and outputs of a signature. Raises ``NeriteError``."""
     for side, entries in (("input", signature.inputs), ("output", signature.outputs)):
         for entry in entries:
             if not entry.value.name:
@@ -229,7 +230,7 @@ def _meta_graph(model: str, plan: TensorFlowPlan, saved_model: Any) -> Any:
 
 
 def _signature(model: str, plan: TensorFlowPlan, meta_graph: Any) -> Any:
-    by_name = {entry.key: entry.value for entry in meta_graph.signatures if entry.key not in _NOT_FOR_CALLERS}
+    by_name = {entry.key: entry.value for entry in meta_graph.signatures if entry.key not in _INTERNAL}
     wanted = plan.signature or "serving_default"
     if wanted not in by_name and not plan.signature and len(by_name) == 1:
         (wanted,) = by_name
@@ -247,7 +248,7 @@ def _signature(model: str, plan: TensorFlowPlan, meta_graph: Any) -> Any:
 
 
 def _saved_model_described(entries: Iterable[Any]) -> dict[str, DescribedTensor]:
-    # Sorted, as a map has no order and clients index what they get.
+    # Sorted, because a map has no order and clients use positions.
     return {
         entry.key: DescribedTensor(
             entry.value.name,

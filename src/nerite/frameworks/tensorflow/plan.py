@@ -1,4 +1,4 @@
-"""How a session has to be made, worked out from the configuration. Pure, but for a look at the model file."""
+"""Options of a session, derived from the configuration, and the types that describe a model. Pure, except for files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import Any, Final, NamedTuple
 
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
 from nerite.backends.configuration import (
+    accelerators,
     batching,
     boolean_parameter,
+    graph_level,
+    instance_cores,
     integer_parameter,
+    missing,
     model_dims,
+    model_path,
     op_libraries,
     thread_count,
 )
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.machine import core_share
 from nerite.config.mistake import nearest
 from nerite.core import tensor as dtypes
 from nerite.core.client_text import check_inside_directory
@@ -46,40 +50,48 @@ _JIT_LEVELS: Final = {-1: "OFF", 0: "DEFAULT", 1: "ON_1"}
 
 @dataclass(frozen=True)
 class TensorFlowPlan:
-    """All that the session of an instance depends on."""
+    """Everything that determines a session."""
 
     path: Path
     frozen: bool
-    """A GraphDef, and not a SavedModel."""
+    """True for a GraphDef, False for a SavedModel."""
     tags: tuple[str, ...]
     signature: str
-    """Empty where the configuration leaves it to the model."""
+    """Empty if the configuration does not set it."""
     init_operations: tuple[str, ...]
     op_libraries: tuple[str, ...]
     intra_op_threads: int
     inter_op_threads: int
     own_threads: bool
-    """Threads of its own, and not those of the process."""
+    """True if the session has its own threads, not those of the process."""
     jit_level: str
-    """Of XLA, in TensorFlow's names."""
+    """TensorFlow's name of XLA's level."""
     mixed_precision: bool
     soft_placement: bool
     kind: str
     device: int
     gpu_fraction: float
-    """Of the memory of a GPU; 0: as much as is needed."""
+    """Share of the GPU's memory; 0 to allocate on demand."""
 
 
 def make_plan(context: ModelContext, instance: InstanceContext) -> TensorFlowPlan:
     """Return the plan for an instance of a model.
 
-    Raises ``Unavailable`` if the model file is missing and ``InvalidArgument`` for a value that makes no sense.
+    Raises ``Unavailable`` if the model file is missing and ``InvalidArgument`` for an invalid value.
     """
-    own = core_share(instance)
-    level = int(context.config.get("optimization", {}).get("graph", {}).get("level", 0))
+    own = instance_cores(context, instance)
+    platform = str(context.config.get("platform") or SAVED_MODEL)
+    if platform not in _FILE_NAMES:
+        raise InvalidArgument(
+            f"platform {platform} not supported for TensorFlow model '{context.name}'. Write one of: "
+            f"{', '.join(_FILE_NAMES)}"
+        )
+    path = model_path(context, _FILE_NAMES[platform])
+    if not path.exists():
+        raise missing(context, path)
     return TensorFlowPlan(
-        path=_model_path(context),
-        frozen=_platform(context) == FROZEN_GRAPH,
+        path=path,
+        frozen=platform == FROZEN_GRAPH,
         tags=tuple(sorted(tag.strip() for tag in context.parameter("TF_GRAPH_TAG", "serve").split(","))),
         signature=context.parameter("TF_SIGNATURE_DEF"),
         init_operations=_init_operations(context),
@@ -87,7 +99,7 @@ def make_plan(context: ModelContext, instance: InstanceContext) -> TensorFlowPla
         intra_op_threads=_count(context, "TF_NUM_INTRA_THREADS") or own,
         inter_op_threads=_count(context, "TF_NUM_INTER_THREADS") or own,
         own_threads=boolean_parameter(_truth(context.parameter("TF_USE_PER_SESSION_THREADS", "0"))),
-        jit_level=_JIT_LEVELS.get(level, "ON_2"),
+        jit_level=_JIT_LEVELS.get(graph_level(context), "ON_2"),
         mixed_precision=_mixed_precision(context, instance),
         soft_placement=boolean_parameter(context.settings.get("allow-soft-placement", "1")),
         kind=instance.kind,
@@ -96,8 +108,8 @@ def make_plan(context: ModelContext, instance: InstanceContext) -> TensorFlowPla
     )
 
 
-def remark(context: ModelContext) -> None:
-    """Say in the log which parameters have no effect. Raises ``InvalidArgument`` for one that makes no sense."""
+def log_ignored_parameters(context: ModelContext) -> None:
+    """Log which parameters have no effect. Raises ``InvalidArgument`` for an invalid value."""
     shared = context.parameter("MAX_SESSION_SHARE_COUNT")
     if shared and integer_parameter(shared) <= 0:
         raise InvalidArgument(
@@ -114,24 +126,6 @@ def remark(context: ModelContext) -> None:
             _log.warning(
                 "parameter '%s' of '%s' is not known here%s", key, context.name, f"; is it {meant}?" if meant else ""
             )
-
-
-def _platform(context: ModelContext) -> str:
-    platform = str(context.config.get("platform") or SAVED_MODEL)
-    if platform not in _FILE_NAMES:
-        raise InvalidArgument(
-            f"platform {platform} not supported for TensorFlow model '{context.name}'. Write one of: "
-            f"{', '.join(_FILE_NAMES)}"
-        )
-    return platform
-
-
-def _model_path(context: ModelContext) -> Path:
-    name = context.config.get("default_model_filename") or _FILE_NAMES[_platform(context)]
-    path = context.version_directory / str(name)
-    if not path.exists():
-        raise Unavailable(f"unable to find '{path}' for model instance '{context.name}'")
-    return path
 
 
 def _init_operations(context: ModelContext) -> tuple[str, ...]:
@@ -181,10 +175,9 @@ def _fraction(text: str) -> float:
 
 
 def _mixed_precision(context: ModelContext, instance: InstanceContext) -> bool:
-    accelerators = context.config.get("optimization", {}).get("execution_accelerators", {})
-    if accelerators.get("cpu_execution_accelerator"):
+    if accelerators(context, "cpu"):
         raise InvalidArgument("CPU Execution Accelerator is not supported in TensorFlow backend")
-    wanted: list[Mapping[str, Any]] = list(accelerators.get("gpu_execution_accelerator", ()))
+    wanted = accelerators(context, "gpu")
     if wanted and instance.kind != "GPU":
         _log.warning("GPU Execution Accelerator will be ignored for model instance on CPU")
         return False
@@ -199,7 +192,7 @@ def _mixed_precision(context: ModelContext, instance: InstanceContext) -> bool:
     return any(accelerator["name"] == "auto_mixed_precision" for accelerator in wanted)
 
 
-# What a model takes and gives: under the names that callers use, and as tensors of its graph.
+# Inputs and outputs of a model: under the names that clients use, and as tensors of its graph.
 
 _DATATYPES: Final[dict[str, DataType]] = {
     "float32": dtypes.FP32,
@@ -217,11 +210,11 @@ _DATATYPES: Final[dict[str, DataType]] = {
     "uint32": dtypes.UINT32,
     "uint64": dtypes.UINT64,
 }
-"""By TensorFlow's name."""
+"""Data types of the protocol, by TensorFlow's names."""
 
 
 class TensorFlowSignature(NamedTuple):
-    """The tensors of a model, and what they are called in its graph (``name:0``)."""
+    """Inputs and outputs of a model, and their names in its graph (``name:0``)."""
 
     graph: ModelGraph
     feeds: Mapping[str, str]
@@ -229,7 +222,7 @@ class TensorFlowSignature(NamedTuple):
 
 
 class DescribedTensor(NamedTuple):
-    """A tensor as a model describes it. ``dims`` is None where not even their number is said."""
+    """Tensor as the model describes it. ``dims`` is None if the number of dimensions is unknown."""
 
     name: str
     datatype: str
@@ -239,10 +232,10 @@ class DescribedTensor(NamedTuple):
 def signature_tensors(
     model: str, described: Mapping[str, DescribedTensor], config: Mapping[str, Any], side: str
 ) -> dict[str, GraphTensor]:
-    """Return one side of a model, ``input`` or ``output``, as a graph has it.
+    """Return the inputs or outputs of a model; ``side`` is ``input`` or ``output``.
 
-    Where the model does not say the number of dimensions, they are those that ``config`` declares. Raises
-    ``NeriteError`` where neither does, and for types that the protocol does not have.
+    Unknown numbers of dimensions are taken from ``config``. Raises ``NeriteError`` if that does not declare them
+    either, and for types that the protocol lacks.
     """
     declared = {entry["name"]: entry for entry in config.get(side, ())}
     batch = (-1,) if batching(config) else ()

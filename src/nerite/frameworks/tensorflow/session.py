@@ -1,4 +1,4 @@
-"""Sessions of TensorFlow: how they are opened, and what their errors mean."""
+"""TensorFlow sessions: importing the framework, opening a session, running it, and translating its errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from nerite.backends import machine
 from nerite.backends.arrays.batches import LARGE
 from nerite.backends.arrays.calls import OutputSelection
 from nerite.backends.arrays.instance import Compute
+from nerite.backends.machine import importing, translating
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled
+from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.tensor import Array
 from nerite.frameworks.tensorflow.plan import TensorFlowPlan, TensorFlowSignature
 
@@ -35,31 +36,33 @@ _REMEDIES: Final = (
     ("Unsuccessful TensorSliceReader", _VARIABLES),
     ("variables.data", _VARIABLES),
 )
-"""What to do about an error with these words in it."""
+"""Remedies, by a part of TensorFlow's message."""
 
 
-def of_saved_model(framework: Any, plan: TensorFlowPlan) -> Any:
-    """Return a session with the SavedModel of a plan. Slow. Raises ``NeriteError`` with what is wrong with it."""
-    session = _session(framework, plan, framework.Graph())
+def open_session(framework: Any, plan: TensorFlowPlan, graph: Any) -> Any:
+    """Open a session with a frozen graph, or with a SavedModel that is loaded into ``graph``. Slow.
+
+    Raises ``NeriteError`` with what is wrong with the model, and the remedy.
+    """
     v1 = framework.compat.v1
+    session = v1.Session(graph=graph, config=_session_config(v1, plan))
     try:
-        with session.graph.as_default(), session.graph.device(_device(plan)):
-            # A SavedModel of any age is one of these; what TensorFlow 2 would rather have us use makes Python objects
-            # of it, calls them twice as slowly, and has no threads and initial operations of its own.
-            v1.saved_model.load(session, list(plan.tags), str(plan.path))
-    except Exception as error:  # Whatever the framework raises says why the model cannot be opened.
+        with translating(lambda error: _load_error(error, plan.path)):
+            if not plan.frozen:
+                with graph.as_default(), graph.device("/cpu:0" if plan.kind == "CPU" else None):
+                    # Works for SavedModels of any age. The replacement that TensorFlow 2 prefers makes Python objects
+                    # of the model, calls it half as fast, and has no own threads and initial operations.
+                    v1.saved_model.load(session, list(plan.tags), str(plan.path))
+            if plan.init_operations:
+                session.run([graph.get_operation_by_name(name) for name in plan.init_operations])
+    except BaseException:
         session.close()
-        raise _refused(error, plan.path) from error
-    return _initialised(session, plan)
-
-
-def of_graph(framework: Any, plan: TensorFlowPlan, graph: Any) -> Any:
-    """Return a session with a graph. Raises ``NeriteError``."""
-    return _initialised(_session(framework, plan, graph), plan)
+        raise
+    return session
 
 
 def load_libraries(framework: Any, plan: TensorFlowPlan) -> None:
-    """Load the operators that a plan names. Raises ``InvalidArgument`` for a library that cannot be loaded."""
+    """Load the custom operators of a plan. Raises ``InvalidArgument`` for a library that cannot be loaded."""
     for library in plan.op_libraries:
         try:
             framework.load_op_library(library)
@@ -71,12 +74,11 @@ def load_libraries(framework: Any, plan: TensorFlowPlan) -> None:
 
 
 def translated(error: Exception) -> NeriteError:
-    """Return what a client and the log are told of an exception from TensorFlow."""
-    return error if isinstance(error, NeriteError) else Internal(_text(error))
+    """Translate an exception from TensorFlow into the error for clients and the log."""
+    return Internal(_text(error))
 
 
-def _session(framework: Any, plan: TensorFlowPlan, graph: Any) -> Any:
-    v1 = framework.compat.v1
+def _session_config(v1: Any, plan: TensorFlowPlan) -> Any:
     config = v1.ConfigProto(
         intra_op_parallelism_threads=plan.intra_op_threads,
         inter_op_parallelism_threads=plan.inter_op_threads,
@@ -95,41 +97,27 @@ def _session(framework: Any, plan: TensorFlowPlan, graph: Any) -> Any:
         config.gpu_options.per_process_gpu_memory_fraction = plan.gpu_fraction
     if plan.kind == "GPU":
         config.gpu_options.visible_device_list = str(plan.device)
-    return v1.Session(graph=graph, config=config)
+    return config
 
 
-def _device(plan: TensorFlowPlan) -> str | None:
-    return "/cpu:0" if plan.kind == "CPU" else None
-
-
-def _initialised(session: Any, plan: TensorFlowPlan) -> Any:
-    if plan.init_operations:
-        try:
-            session.run([session.graph.get_operation_by_name(name) for name in plan.init_operations])
-        except Exception as error:  # As above; also a name that the graph does not have.
-            session.close()
-            raise _refused(error, plan.path) from error
-    return session
-
-
-def _refused(error: Exception, path: Path) -> NeriteError:
+def _load_error(error: Exception, path: Path) -> NeriteError:
     text = _text(error)
     remedy = next((remedy for words, remedy in _REMEDIES if words in text), "")
     return Internal(f"unable to load '{path}': {text}{'. ' if remedy else ''}{remedy}")
 
 
 def _text(error: Exception) -> str:
-    """Return the message without what may follow it: nodes, and places in the program that made the graph."""
+    """Return the message without the nodes and source locations that may follow it."""
     message = str(getattr(error, "message", "") or error)
     for appendix in ("\n\nOriginal stack trace", "\n\nErrors may have originated", "\nDetected at node", "\n\t [["):
         message = message.partition(appendix)[0]
     return message.strip().rstrip(".")
 
 
-# The import of TensorFlow: as little of it, and as quietly, as it lets us.
+# The import of TensorFlow: without the parts and the output that are not needed.
 
 _log = logging.getLogger("nerite.frameworks.tensorflow")
-# What TensorFlow says of itself is verbose, and the server decides whether it is written.
+# TensorFlow's own output is verbose; the log level of the server decides whether it is written.
 _log.setLevel(logging.DEBUG)
 
 _GREETING: Final = re.compile(rb"[IW]\d{4} |WARNING: All log messages before|To enable the following instructions")
@@ -137,34 +125,31 @@ _GREETING: Final = re.compile(rb"[IW]\d{4} |WARNING: All log messages before|To 
 
 @cache
 def tensorflow(*, alone: bool) -> ModuleType:
-    """Return the module. Takes seconds the first time.
+    """Import TensorFlow lazily and return it. Takes seconds the first time. Raises ``NotInstalled`` if it is not installed.
 
-    ``alone``: the process is there for TensorFlow. Then it is imported without Keras, which a saved graph does not
-    need and which is a third of the time and a quarter of the memory; and what it says is a detail in the log. Raises
-    ``Unsupported`` if it is not installed.
+    ``alone``: this process runs only TensorFlow. Then it is imported without Keras, which a saved graph does not need
+    and which takes a third of the time and a quarter of the memory; and its output becomes debug messages.
     """
-    # Below errors, unless whoever started the server wants it otherwise.
+    # Only errors, unless the environment of the server says otherwise.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
+    with importing("tensorflow", "tensorflow"):
         if alone:
             with _without_keras(), machine.capture_stderr(_GREETING, _log), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 import tensorflow
         else:
             import tensorflow
-    except ImportError as error:
-        raise NotInstalled(f"unable to import tensorflow ({error}): pip install 'nerite[tensorflow]'") from error
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     return tensorflow  # type: ignore[no-any-return]  # The package has no types.
 
 
 @contextmanager
 def _without_keras() -> Iterator[None]:
-    """Have ``import keras`` fail, as where it is not installed, which TensorFlow is prepared for."""
+    """Make ``import keras`` fail, as if it were not installed, which TensorFlow handles."""
     if "keras" in sys.modules:
         yield
         return
-    sys.modules["keras"] = None  # type: ignore[assignment]  # That is how one says so.
+    sys.modules["keras"] = None  # type: ignore[assignment]  # Makes its import fail.
     try:
         yield
     finally:
@@ -176,51 +161,46 @@ def _without_keras() -> Iterator[None]:
 _Callable: TypeAlias = Callable[..., Sequence[Array]]
 
 _MAX_CALLABLES: Final = 64
-"""Ways to call a model that are remembered: one for each set of outputs, and order of inputs."""
+"""Maximum number of callables that are kept: one for each selection of outputs and order of inputs."""
 
 
 def runner_of_session(framework: Any, session: Any, signature: TensorFlowSignature) -> Compute:
-    """Return the computation of a session."""
+    """Return a function that runs a session."""
     feeds, fetches = signature.feeds, signature.fetches
     graph = signature.graph
-    narrow_inputs = _narrow(graph.inputs) | _narrow(graph.defaulted)
-    narrow_outputs = _narrow(graph.outputs)
+    narrow_inputs = _bfloat16(graph.inputs) | _bfloat16(graph.defaulted)
+    narrow_outputs = _bfloat16(graph.outputs)
     bfloat16 = framework.bfloat16.as_numpy_dtype
     callables: dict[tuple[object, ...], _Callable] = {}
 
     def compute(selection: OutputSelection, inputs: Mapping[str, Array]) -> Sequence[Array]:
         key = (selection, *inputs)
         call = callables.get(key)
-        try:
-            if call is None:
-                if len(callables) >= _MAX_CALLABLES:
-                    callables.clear()
-                call = callables[key] = _callable(
-                    framework, session, [feeds[name] for name in inputs], [fetches[name] for name in selection.names]
-                )
-            if narrow_inputs:
-                inputs = {
-                    name: array.view(bfloat16) if name in narrow_inputs else array for name, array in inputs.items()
-                }
-            arrays = call(*inputs.values())
-        except Exception as error:  # Whatever the framework raises says why it cannot compute this batch.
-            raise translated(error) from error
+        if call is None:
+            if len(callables) >= _MAX_CALLABLES:
+                callables.clear()
+            call = callables[key] = _callable(
+                framework, session, [feeds[name] for name in inputs], [fetches[name] for name in selection.names]
+            )
+        if narrow_inputs:
+            inputs = {name: array.view(bfloat16) if name in narrow_inputs else array for name, array in inputs.items()}
+        arrays = call(*inputs.values())
         if narrow_outputs:
             arrays = [array.view(dtypes.BF16.numpy) if array.dtype == bfloat16 else array for array in arrays]
-        return [_ours(array, inputs) for array in arrays]
+        return [_owned(array, inputs) for array in arrays]
 
     return compute
 
 
-def _narrow(tensors: Mapping[str, Any]) -> set[str]:
-    """Return the tensors of the one type that numpy does not have."""
+def _bfloat16(tensors: Mapping[str, Any]) -> set[str]:
+    """Return the names of BF16 tensors, the one type that numpy lacks."""
     return {name for name, tensor in tensors.items() if tensor.datatype is dtypes.BF16}
 
 
-def _ours(array: Array, inputs: Mapping[str, Array]) -> Array:
-    """Return ``array``, or a copy where it may be in a buffer that the next batch is put into.
+def _owned(array: Array, inputs: Mapping[str, Array]) -> Array:
+    """Return ``array``, or a copy if it may be in a buffer that the next batch overwrites.
 
-    What an operator hands through, TensorFlow does not copy, and neither what it is fed.
+    TensorFlow copies neither its inputs nor what an operator passes through.
     """
     if array.nbytes >= LARGE and any(np.may_share_memory(array, given) for given in inputs.values()):
         return array.copy()
@@ -234,14 +214,14 @@ def _callable(framework: Any, session: Any, feeds: Sequence[str], fetches: Seque
         wanted = []
         for name in fetches:
             if name in seen:
-                # Nothing may be fetched twice, or fetched and fed.
+                # A tensor must not be fetched twice, or fetched and fed.
                 name = framework.identity(session.graph.get_tensor_by_name(name)).name
             seen.add(name)
             wanted.append(name)
         make = getattr(session, "_make_callable_from_options", None)
         if make is None:
             return session.make_callable(wanted, feed_list=list(feeds))  # type: ignore[no-any-return]
-        # What lies under ``run`` and ``make_callable``, which work out anew at each call what is to be done: 0.2 ms.
+        # Underlies ``run`` and ``make_callable``, which recompute what to do at each call: 0.2 ms.
         from tensorflow.core.protobuf.config_pb2 import CallableOptions
 
         return make(CallableOptions(feed=feeds, fetch=wanted))  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
-"""Engines of TensorRT: ``model.plan``.
+"""Backend for TensorRT engines (``model.plan``) on NVIDIA GPUs.
 
-A ``description`` is what an engine says of itself, as plain data; which of its optimisation ``profiles`` takes a batch
-follows from that alone. ``engine`` opens plans, ``cuda`` has memory, streams and graphs, and a ``computation`` runs an
-engine for one instance. The rest is in ``nerite.backends.arrays``.
+``engine`` opens plans and describes them as plain data, from which the optimisation profile for a batch is chosen.
+``execution`` has the memory, streams and graphs of CUDA, and runs an engine for one instance. ``backend`` connects them
+with the base of array backends.
 
-Written by the documentation of TensorRT 10 and CUDA's Python bindings; it has not run on a GPU yet
-(``benchmarks/on_gpu.py`` is what tells). Both are imported when the first model needs them.
+Written to the documentation of TensorRT 10 and CUDA's Python bindings; not run on a GPU yet (``benchmarks/on_gpu.py``
+does that). Both are imported lazily, when the first model needs them.
 """
 
 from nerite.frameworks.tensorrt.backend import TensorRtBackend

@@ -1,146 +1,111 @@
-"""The backend: completes configurations, opens engines, makes their instances."""
+"""The TensorRT backend: completes configurations, opens engines, and runs them for instances."""
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from nerite.backends.arrays import graph
-from nerite.backends.arrays.calls import strings_as_bytes
-from nerite.backends.arrays.instance import ArrayInstance, of_graph
-from nerite.backends.configuration import boolean_parameter
-from nerite.backends.interface import ExecutionTimes, InstanceContext, ModelContext
+from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
+from nerite.backends.arrays.graph import ModelGraph, complete_from_graph
+from nerite.backends.configuration import TensorPort, boolean_parameter
+from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
-from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse
 from nerite.frameworks.tensorrt import engine, execution
-from nerite.frameworks.tensorrt.engine import EngineDescription, Profile, find_plan, group_of, largest_batch, of_group
-from nerite.frameworks.tensorrt.execution import EngineExecution, ExecutionPath
-
-_log = logging.getLogger("nerite.frameworks.tensorrt")
-
-Groups = Sequence[Mapping[str, Any]]
+from nerite.frameworks.tensorrt.engine import (
+    EngineDescription,
+    Profile,
+    find_plan,
+    group_of,
+    instance_groups,
+    largest_batch,
+    profiles_of_group,
+)
+from nerite.frameworks.tensorrt.execution import EngineExecution, ExecutionOptions
 
 _STRATEGIES: Final = ("STATIC", "ON_PROFILE_CHANGE")
 
 
-class TensorRtBackend:
-    """Engines that TensorRT has built, on NVIDIA GPUs."""
+class EngineKey(NamedTuple):
+    """Engine of one plan on one GPU."""
 
-    name = "tensorrt"
-    isolated = False
-
-    def complete(self, context: ModelContext) -> Mapping[str, Any]:
-        """Return the configuration with batch size, scheduler, inputs and outputs from the engine.
-
-        The engine is left in the context for ``open``. Raises ``NeriteError``.
-        """
-        if not graph.needs_completion(context):
-            return context.config
-        opener = EngineOpener(context)
-        device = _first_device(context.config)
-        opened = context.memo[opener.path] = {device: opener.open(device)}
-        description = engine.describe(context.name, opened[device])
-        return completed(context, description)
-
-    def open(self, context: ModelContext) -> TensorRtModel:
-        """Open a model whose configuration is complete. Raises ``NeriteError`` where model and configuration differ."""
-        return TensorRtModel(context)
+    path: Path
+    device: int
 
 
-class EngineOpener:
-    """Opens the engine of one model, on any GPU."""
+class TensorRtModel(ArrayModel[EngineKey]):
+    """Open model: an engine for each GPU, which the instances on it share."""
 
     def __init__(self, context: ModelContext) -> None:
-        """Raise ``NeriteError`` if the plan is missing or none."""
-        self.path: Path = find_plan(context)
-        self._model = context.name
-        settings = context.settings
-        self._plugins = [plugin for plugin in settings.get("plugins", "").strip('"').split(";") if plugin]
-        self._version_compatible = boolean_parameter(settings.get("version-compatible", "false"))
+        super().__init__(context)
+        self._path = find_plan(context)
+        self._description = EngineDescription((), (), ())
 
-    def open(self, device: int) -> Any:
-        """Return an engine on a GPU. Slow. Raises ``NeriteError``."""
-        execution.require_device(self._model, device)
-        execution.use(device)
-        return engine.open_engine(self._model, self.path, self._plugins, version_compatible=self._version_compatible)
+    def key(self, instance: InstanceContext) -> EngineKey:
+        """Return the plan and the GPU of an instance."""
+        return EngineKey(self._path, instance.device)
 
+    def load(self, key: EngineKey) -> Any:
+        """Open the engine on a GPU. Slow. Raises ``NeriteError``."""
+        execution.require_device(self.context.name, key.device)
+        execution.use(key.device)
+        settings = self.context.settings
+        plugins = [plugin for plugin in settings.get("plugins", "").strip('"').split(";") if plugin]
+        version_compatible = boolean_parameter(settings.get("version-compatible", "false"))
+        return engine.open_engine(self.context.name, key.path, plugins, version_compatible=version_compatible)
 
-class TensorRtModel:
-    """An open model: an engine for each GPU, which the instances on it share."""
-
-    def __init__(self, context: ModelContext) -> None:
-        config = context.config
-        self._context = context
-        self._opener = EngineOpener(context)
-        self._lock = threading.Lock()
-        self._engines: dict[int, Any] = context.memo.pop(self._opener.path, {})
-        self._description = engine.describe(context.name, self._engine(_first_device(config)))
-        check_batches(context.name, config, self._description)
-        self._face = of_graph(context, self._description.graph, strings_as_bytes)
-
-    def instance(self, context: InstanceContext) -> TensorRtInstance:
-        """Make an instance, with contexts of its own. Raises ``NeriteError``."""
-        if context.kind != "GPU":
-            raise InvalidArgument(
-                f"unable to load model '{self._context.name}', TensorRT backend supports only GPU device: instance "
-                f"'{context.name}' is of KIND_{context.kind}. Set kind: KIND_GPU"
-            )
-        way = way_of(self._context, context, len(self._description.profiles))
-        computation = EngineExecution(self._context.name, self._engine(context.device), self._description, way)
-        return TensorRtInstance(self._face.instance(computation), computation)
-
-    def close(self) -> None:
-        """Let go of the engines."""
-        self._engines.clear()
-
-    def _engine(self, device: int) -> Any:
-        with self._lock:
-            if device not in self._engines:
-                self._engines[device] = self._opener.open(device)
-            return self._engines[device]
-
-
-class TensorRtInstance:
-    """An instance, and what it has to give back."""
-
-    def __init__(self, arrays: ArrayInstance, computation: EngineExecution) -> None:
-        self._arrays = arrays
-        self._computation = computation
-
-    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
-        """Answer a batch with one run of the engine. Raises ``NeriteError``."""
-        return self._arrays.execute(requests, timings)
-
-    checks_readiness = False
-
-    def is_ready(self) -> bool:
-        """Return True: an engine has no bad days."""
+    def shares(self, key: EngineKey, copy: Any) -> bool:
+        """Return True: each instance has its own execution contexts."""
         return True
 
-    def close(self) -> None:
-        """Give contexts and memory back."""
-        self._arrays.close()
-        self._computation.close()
+    def graph(self, copy: Any) -> ModelGraph:
+        """Describe the engine, and return its inputs and outputs."""
+        self._description = engine.describe(self.context.name, copy)
+        return self._description.graph
+
+    def completed(self, copy: Any) -> dict[str, Any]:
+        """Return the configuration, completed from the engine."""
+        self.graph(copy)
+        return complete_from_description(self.context, self._description)
+
+    def ports(self, copy: Any) -> tuple[Sequence[TensorPort], Sequence[TensorPort]]:
+        """Return the declared inputs and outputs. Raises ``NeriteError`` also for batches that are too large."""
+        self.graph(copy)
+        check_batches(self.context.name, self.context.config, self._description)
+        return super().ports(copy)
+
+    def computation(self, copy: Any, instance: InstanceContext) -> EngineExecution:
+        """Return a computation with its own execution contexts. Raises ``NeriteError``."""
+        if instance.kind != "GPU":
+            raise InvalidArgument(
+                f"unable to load model '{self.context.name}', TensorRT backend supports only GPU device: instance "
+                f"'{instance.name}' is of KIND_{instance.kind}. Set kind: KIND_GPU"
+            )
+        options = execution_options(self.context, instance, len(self._description.profiles))
+        return EngineExecution(self.context.name, copy, self._description, options)
 
 
-def completed(context: ModelContext, description: EngineDescription) -> dict[str, Any]:
-    """Return the configuration of a model, filled in from what its engine says. Pure, but for the log."""
+class TensorRtBackend(ArrayBackend):
+    """Backend for engines that TensorRT has built, on NVIDIA GPUs."""
+
+    name = "tensorrt"
+    model = TensorRtModel
+
+
+def complete_from_description(context: ModelContext, description: EngineDescription) -> dict[str, Any]:
+    """Return the configuration of a model, completed from its engine. Pure, except for the log."""
     config = context.config
     check_batches(context.name, config, description)
-    most = largest_batch(_profiles_in_use(context.name, config, description))
-    # Sizes as values have no rows that could be joined.
-    filled = graph.complete_from_graph(context, description.graph, 0 if description.shape_tensors else most)
+    largest = largest_batch(_profiles_in_use(context.name, config, description))
+    # Tensors that hold sizes have no rows that could be joined.
+    completed = complete_from_graph(context, description.graph, 0 if description.shape_tensors else largest)
     for side in ("input", "output"):
         if not config.get(side):
-            filled[side] = [
+            completed[side] = [
                 {**entry, "is_shape_tensor": True} if entry["name"] in description.shape_tensors else entry
-                for entry in filled.get(side, ())
+                for entry in completed.get(side, ())
             ]
-    return filled
+    return completed
 
 
 def check_batches(model: str, config: Mapping[str, Any], description: EngineDescription) -> None:
@@ -153,16 +118,17 @@ def check_batches(model: str, config: Mapping[str, Any], description: EngineDesc
             f"unable to load model '{model}': {', '.join(sorted(description.shape_tensors))} hold sizes as values, and "
             "requests with such tensors are not batched here. Set max_batch_size: 0, and give all dimensions in 'dims'"
         )
-    most = largest_batch(_profiles_in_use(model, config, description))
-    if rows > most:
+    largest = largest_batch(_profiles_in_use(model, config, description))
+    if rows > largest:
         raise Internal(
             f"autofill failed for model '{model}': configuration specified max-batch {rows} but TensorRT engine only "
-            f"supports max-batch {most}. Set max_batch_size: {most}, or build the engine with a profile for {rows} rows"
+            f"supports max-batch {largest}. Set max_batch_size: {largest}, or build the engine with a profile for "
+            f"{rows} rows"
         )
 
 
-def way_of(context: ModelContext, instance: InstanceContext, there: int) -> ExecutionPath:
-    """Return how an instance runs, of an engine with so many profiles. Raises ``InvalidArgument``."""
+def execution_options(context: ModelContext, instance: InstanceContext, profile_count: int) -> ExecutionOptions:
+    """Return how an instance runs an engine with ``profile_count`` profiles. Raises ``InvalidArgument``."""
     config = context.config
     strategy = context.parameter("execution_context_allocation_strategy", "STATIC")
     if strategy not in _STRATEGIES:
@@ -171,9 +137,9 @@ def way_of(context: ModelContext, instance: InstanceContext, there: int) -> Exec
             f"{' or '.join(_STRATEGIES)}"
         )
     optimization = config.get("optimization", {})
-    return ExecutionPath(
+    return ExecutionOptions(
         instance.device,
-        of_group(context.name, group_of(config, instance.name), there),
+        profiles_of_group(context.name, group_of(config, instance.name), profile_count),
         strategy,
         optimization.get("priority", "PRIORITY_DEFAULT"),
         bool(optimization.get("cuda", {}).get("graphs", False)),
@@ -181,12 +147,6 @@ def way_of(context: ModelContext, instance: InstanceContext, there: int) -> Exec
 
 
 def _profiles_in_use(model: str, config: Mapping[str, Any], description: EngineDescription) -> list[Profile]:
-    groups: Groups = config.get("instance_group") or ({},)
-    there = len(description.profiles)
-    chosen = {index for group in groups for index in of_group(model, group, there)}
+    count = len(description.profiles)
+    chosen = {index for group in instance_groups(config) for index in profiles_of_group(model, group, count)}
     return [description.profiles[index] for index in sorted(chosen)]
-
-
-def _first_device(config: Mapping[str, Any]) -> int:
-    groups: Groups = config.get("instance_group") or ({},)
-    return next((int(gpu) for group in groups for gpu in group.get("gpus", ())), 0)

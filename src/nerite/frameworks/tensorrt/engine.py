@@ -1,4 +1,4 @@
-"""Opening plans, and having engines describe themselves: the one place that knows TensorRT's Python API of engines."""
+"""Opens plans, describes engines as plain data, and chooses optimisation profiles."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
+from nerite.backends.configuration import model_file
 from nerite.backends.interface import ModelContext
+from nerite.backends.machine import importing, translating
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NotInstalled, Unavailable, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.tensor import DataType
 
-# What an engine says of itself. Pure.
+# Description of an engine. Pure.
 
 Shape = tuple[int, ...]
 
 
 class EngineTensor(NamedTuple):
-    """An input or output of an engine; -1 stands for a size that a profile bounds, or that the data decides."""
+    """Input or output of an engine; -1 is a size that a profile bounds, or that depends on the data."""
 
     name: str
     datatype: DataType
     dims: Shape
     shape_values: bool = False
-    """Its values are sizes, and it is in the memory of the host."""
+    """True if its values are sizes; it is then in host memory."""
 
 
 class ShapeRange(NamedTuple):
-    """The shapes of an input that a profile is for."""
+    """Shapes of an input that a profile supports."""
 
     least: Shape
     best: Shape
@@ -41,11 +43,11 @@ class ShapeRange(NamedTuple):
 
 
 Profile = Mapping[str, ShapeRange]
-"""The range of each input, by its name; not of inputs whose values are sizes."""
+"""Range of each input by name, except for inputs whose values are sizes."""
 
 
 class EngineDescription(NamedTuple):
-    """The tensors of an engine, in its order, and its profiles."""
+    """Inputs and outputs of an engine, in its order, and its profiles."""
 
     inputs: Sequence[EngineTensor]
     outputs: Sequence[EngineTensor]
@@ -53,7 +55,7 @@ class EngineDescription(NamedTuple):
 
     @property
     def graph(self) -> ModelGraph:
-        """The tensors, as configurations are compared with them."""
+        """The inputs and outputs, for the comparison with a configuration."""
         inputs, outputs = (
             {tensor.name: GraphTensor(tensor.name, tensor.datatype, tensor.dims) for tensor in side}
             for side in (self.inputs, self.outputs)
@@ -62,30 +64,27 @@ class EngineDescription(NamedTuple):
 
     @property
     def shape_tensors(self) -> frozenset[str]:
-        """The names of the tensors whose values are sizes."""
+        """Names of the tensors whose values are sizes."""
         return frozenset(tensor.name for tensor in (*self.inputs, *self.outputs) if tensor.shape_values)
 
 
 def largest_batch(profiles: Sequence[Profile]) -> int:
-    """Return the rows of the largest batch that one of ``profiles`` takes."""
+    """Return the number of rows of the largest batch that one of ``profiles`` takes."""
     return max(min((bounds.most[0] for bounds in profile.values()), default=0) for profile in profiles)
 
 
-# The file of an engine: whether it is one, and which TensorRT made it. Pure, but for a look at the file.
+# The file of an engine, and the version of TensorRT that built it. Reads only the header.
 
-_MARK: Final = b"ftrt"
-"""At the beginning of every plan."""
+_MAGIC: Final = b"ftrt"
 _HEADER: Final = 28
 _KNOWN_FORM: Final = b"\0\0\0\0"
-"""After the mark: the one form in which the last four bytes of the header are known to be the version."""
+"""Header format after the magic bytes whose last four bytes are known to be the version."""
 
 
 def find_plan(context: ModelContext) -> Path:
-    """Return the plan of a model. Raises ``Unavailable`` where it is missing, ``InvalidArgument`` if it is no plan."""
-    path = context.version_directory / (context.config.get("default_model_filename") or "model.plan")
-    if not path.is_file():
-        raise Unavailable(f"unable to find '{path}' for model instance '{context.name}'")
-    if not _head(path).startswith(_MARK):
+    """Return the plan of a model. Raises ``Unavailable`` if it is missing, ``InvalidArgument`` if it is no plan."""
+    path = model_file(context, "model.plan")
+    if not _head(path).startswith(_MAGIC):
         raise InvalidArgument(
             f"unable to load model '{context.name}': '{path}' is no TensorRT engine. Make one: "
             "trtexec --onnx=model.onnx --saveEngine=model.plan"
@@ -94,7 +93,7 @@ def find_plan(context: ModelContext) -> Path:
 
 
 def plan_version(path: Path) -> str:
-    """Return the version of the TensorRT that made a plan; empty where its header has a form that we do not know."""
+    """Return the version of TensorRT that built a plan; empty if the format of its header is unknown."""
     head = _head(path)
     if len(head) < _HEADER or head[4:8] != _KNOWN_FORM:
         return ""
@@ -118,23 +117,21 @@ _DATATYPES: Final[Mapping[str, DataType]] = {
     "UINT8": dtypes.UINT8,
     "BOOL": dtypes.BOOL,
 }
-_REMEMBERED: Final = 8
-"""Errors of TensorRT that are kept for whoever fails next."""
+_MAX_ERRORS: Final = 8
+"""Number of recent errors of TensorRT that are kept for the next exception."""
 _opening: Final = threading.Lock()
-"""One plan is opened at a time, so that what TensorRT says meanwhile is about this one."""
+"""Serialises opening, so that errors that TensorRT logs meanwhile are about this plan."""
 
 
 @cache
 def tensorrt() -> Any:
-    """Return TensorRT's module. Raises ``Unsupported`` where it cannot be imported."""
-    try:
+    """Import TensorRT lazily and return it. Raises ``NotInstalled`` if it cannot be imported."""
+    with importing("tensorrt", "tensorrt"):
         return importlib.import_module("tensorrt")
-    except Exception as error:  # It looks for its libraries while it is imported, and fails in many ways.
-        raise NotInstalled(f"unable to import tensorrt ({error}): pip install 'nerite[tensorrt]'") from error
 
 
 def open_engine(model: str, path: Path, plugins: Sequence[str], *, version_compatible: bool) -> Any:
-    """Return an engine, on the GPU that this thread means. Raises ``NeriteError`` with what TensorRT says."""
+    """Return an engine on the current GPU of this thread. Raises ``NeriteError`` with TensorRT's message."""
     trt = tensorrt()
     with _opening:
         logger, runtime = _runtime()
@@ -145,7 +142,7 @@ def open_engine(model: str, path: Path, plugins: Sequence[str], *, version_compa
         engine = runtime.deserialize_cuda_engine(path.read_bytes())
         if engine is not None:
             return engine
-        said = "; ".join(logger.errors) or "TensorRT gives no reason"
+        message = "; ".join(logger.errors) or "TensorRT gives no reason"
     made_by, installed = plan_version(path), trt.__version__
     remedy = ""
     if made_by and made_by.split(".")[:3] != installed.split(".")[:3]:
@@ -153,11 +150,11 @@ def open_engine(model: str, path: Path, plugins: Sequence[str], *, version_compa
             f". It was made with TensorRT {made_by}, and {installed} is installed: make it again, or for a plan that "
             "was made with --versionCompatible set --backend-config=tensorrt,version-compatible=true"
         )
-    raise Internal(f"unable to create TensorRT engine: {said}. That is '{path}', of model '{model}'{remedy}")
+    raise Internal(f"unable to create TensorRT engine: {message}. That is '{path}', of model '{model}'{remedy}")
 
 
 def describe(model: str, engine: Any) -> EngineDescription:
-    """Return what an engine says of itself. Raises ``Unsupported`` for tensors that clients cannot send or get."""
+    """Return the description of an engine. Raises ``Unsupported`` for tensors that the protocol cannot carry."""
     trt = tensorrt()
     sides: dict[Any, list[EngineTensor]] = {trt.TensorIOMode.INPUT: [], trt.TensorIOMode.OUTPUT: []}
     count = max(engine.num_optimization_profiles, 1)
@@ -183,7 +180,7 @@ def describe(model: str, engine: Any) -> EngineDescription:
 
 
 def last_error() -> str:
-    """Return what TensorRT said last of something that failed."""
+    """Return the last error that TensorRT logged."""
     errors = _runtime()[0].errors
     return errors[-1] if errors else "TensorRT gives no reason"
 
@@ -197,23 +194,21 @@ def _profile(engine: Any, inputs: Sequence[EngineTensor], index: int) -> Profile
 
 
 def _load_plugin(plugin: str) -> None:
-    try:
+    with translating(lambda error: InvalidArgument(f"unable to load TensorRT plugin '{plugin}': {error}")):
         tensorrt().get_plugin_registry().load_library(plugin)
-    except Exception as error:  # Whatever it raises says why.
-        raise InvalidArgument(f"unable to load TensorRT plugin '{plugin}': {error}") from error
 
 
 @cache
 def _runtime() -> tuple[Any, Any]:
-    """Return TensorRT's runtime and its logger, of which there is one in a process."""
+    """Return TensorRT's runtime and its logger: one of each per process."""
     trt = tensorrt()
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
-        """Passes on what TensorRT says, and keeps what it says of errors."""
+        """Forwards TensorRT's messages to our log, and keeps the errors."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.errors: deque[str] = deque(maxlen=_REMEMBERED)
+            self.errors: deque[str] = deque(maxlen=_MAX_ERRORS)
 
         def log(self, severity: Any, text: str) -> None:
             """Called by TensorRT, from any thread."""
@@ -230,18 +225,18 @@ def _runtime() -> tuple[Any, Any]:
     return logger, trt.Runtime(logger)
 
 
-# Which of an engine's optimisation profiles an instance has, and which of these takes a batch. Pure.
+# Choosing optimisation profiles: those of an instance group, and the one for a batch. Pure.
 
 
-def of_group(model: str, group: Mapping[str, Any], there: int) -> tuple[int, ...]:
-    """Return the indices of the profiles that an instance group names; the first, where it names none.
+def profiles_of_group(model: str, group: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    """Return the indices of the profiles that an instance group names; the first one if it names none.
 
-    ``there``: how many the engine has. Raises ``InvalidArgument`` for one that it does not have.
+    Raises ``InvalidArgument`` for a profile that the engine, which has ``count``, does not have.
     """
     chosen = []
     for word in group.get("profile") or ("0",):
-        if not word.isdecimal() or int(word) >= there:
-            has = "the profile 0 alone" if there == 1 else f"the profiles 0 to {there - 1}"
+        if not word.isdecimal() or int(word) >= count:
+            has = "the profile 0 alone" if count == 1 else f"the profiles 0 to {count - 1}"
             raise InvalidArgument(
                 f"unable to load model '{model}', instance group '{group.get('name', '')}' has profile: \"{word}\", "
                 f"and the engine has {has}"
@@ -250,17 +245,23 @@ def of_group(model: str, group: Mapping[str, Any], there: int) -> tuple[int, ...
     return tuple(dict.fromkeys(chosen))
 
 
-def group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, Any]:
-    """Return the instance group that an instance is of, by its name: that of the group and a number."""
+def instance_groups(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the instance groups of a configuration: at least one."""
     groups: Sequence[Mapping[str, Any]] = config.get("instance_group") or ({},)
+    return groups
+
+
+def group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, Any]:
+    """Return the instance group of an instance, whose name is that of the group and a number."""
+    groups = instance_groups(config)
     name = instance.rpartition("_")[0]
     return next((group for group in groups if group.get("name") == name), groups[0])
 
 
 def choose_profile(model: str, profiles: Mapping[int, Profile], shapes: Mapping[str, Shape]) -> int:
-    """Return the index of the profile that was made for shapes the most like ``shapes``, of those that take them.
+    """Return the index of the profile that takes ``shapes`` and is optimised for the most similar ones.
 
-    Raises ``InvalidArgument`` where none does.
+    Raises ``InvalidArgument`` if no profile takes them.
     """
     fitting = [index for index, profile in profiles.items() if not any(_breaches(profile, shapes))]
     if not fitting:
@@ -273,7 +274,7 @@ def choose_profile(model: str, profiles: Mapping[int, Profile], shapes: Mapping[
 
 
 def _breaches(profile: Profile, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, str]]:
-    """Yield the inputs that a profile does not take, and why."""
+    """Yield the inputs whose shapes a profile does not take, and why."""
     for name, bounds in profile.items():
         shape = shapes[name]
         if len(shape) != len(bounds.most):
