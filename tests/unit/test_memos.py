@@ -83,8 +83,6 @@ SMALL: Final = {
 """Why what is in them takes little, however much is asked."""
 WITH_REQUESTS: Final = {
     "llm/openvino_genai/engine.py:_held": "requests that run",
-    "llm/json_schema.py:_led": "references of the schema that is being looked at",
-    "llm/json_schema.py:_targets": "what these lead to",
     "llm/openvino_genai/grammars.py:stop_token_ids": "of one request",
     "backends/python/instance.py:again": "requests of one batch",
     "core/request.py:replies": "filled by transports/http/infer_response.py, which has a budget",
