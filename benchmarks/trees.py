@@ -41,7 +41,7 @@ def treelites(kind: str, path: str, threads: int) -> Callable[[Any], Any]:
 
 def ours(kind: str, path: Path, engine: str, threads: int) -> Callable[[Any], Any]:
     """Return the prediction of an engine of ours."""
-    from nerite.frameworks.trees.backend import open_engine
+    from nerite.frameworks.trees.engines import open_engine
     from nerite.frameworks.trees.forest import Forest, ForestArtifact
 
     types = {"xgboost": "xgboost_ubj", "lightgbm": "lightgbm", "sklearn": "treelite_checkpoint"}

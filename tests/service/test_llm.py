@@ -250,7 +250,7 @@ def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:
         ({"sampling_parameters": '{"logit_bias": {"1": 2}}'}, "'logit_bias' is not supported"),
         ({"sampling_parameters": '{"structured_outputs": {"json": {"type": "a"}}}'}, "structured output (json_schema)"),
         ({"sampling_parameters": '{"structured_outputs": {"json": {"type": "null", "enum": []}}}'}, "has no instances"),
-        ({"sampling_parameters": '{"structured_outputs": {"grammar": "root ::= root"}}'}, "no text comes to an end"),
+        ({"sampling_parameters": '{"structured_outputs": {"grammar": "root ::= root"}}'}, "whose text never ends"),
         ({"sampling_parameters": '{"guided_decoding": "{\\"regex\\": \\"[\\"}"}'}, "structured output (regex)"),
         ({"sampling_parameters": '{"lora_name": "a"}'}, "LoRA feature is not enabled."),
         ({"sampling_parameters": '{"logprobs": 5}'}, "reports the probability of the chosen token only"),

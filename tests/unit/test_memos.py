@@ -26,7 +26,7 @@ BY_THE_PROGRAM: Final = {
     "frameworks/tensorflow/files.py:saved_model", "frameworks/tensorrt/execution.py:_allocator_class",
     "frameworks/tensorrt/execution.py:runtime", "frameworks/tensorrt/engine.py:_runtime",
     "frameworks/tensorrt/engine.py:tensorrt",
-    "frameworks/trees/forest.py:treelite", "core/failures.py:counts", "observability/otlp_spans.py:_key",
+    "core/failures.py:counts", "observability/otlp_spans.py:_event",
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
@@ -44,7 +44,7 @@ BY_THE_OPERATOR: Final = {
     "backends/registry.py:_written_in_python", "backends/registry.py:backend",
     "frameworks/tensorrt/execution.py:_contexts", "frameworks/tensorrt/execution.py:_allocators",
     "frameworks/tensorrt/execution.py:_host", "frameworks/trees/backend.py:_engines",
-    "frameworks/trees/engines.py:_prepared", "frameworks/trees/native.py:open_library",
+    "frameworks/trees/engines.py:_single", "frameworks/trees/native.py:_opened",
     "config/scanner.py:doubtful", "config/scanner.py:listed",
     "instances/placement.py:_settings",
     "workers/host/process.py:_shared", "workers/host/fork_server.py:_lines", "admission/tenants.py:_usages",
@@ -83,8 +83,6 @@ SMALL: Final = {
 """Why what is in them takes little, however much is asked."""
 WITH_REQUESTS: Final = {
     "llm/openvino_genai/engine.py:_held": "requests that run",
-    "llm/json_schema.py:_led": "references of the schema that is being looked at",
-    "llm/json_schema.py:_targets": "what these lead to",
     "llm/openvino_genai/grammars.py:stop_token_ids": "of one request",
     "backends/python/instance.py:again": "requests of one batch",
     "core/request.py:replies": "filled by transports/http/infer_response.py, which has a budget",

@@ -17,10 +17,10 @@ from tree_instances import Opened, as_rows, output, parameters, save
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
-from nerite.frameworks.trees import TreesBackend, native, onnx_engine
-from nerite.frameworks.trees import engines as lightgbm_engine
-from nerite.frameworks.trees import engines as xgboost_engine
-from nerite.frameworks.trees.backend import _OPENERS, _Missing
+from nerite.frameworks.trees import TreesBackend, native
+from nerite.frameworks.trees.engines import ENGINES, open_engine
+from nerite.frameworks.trees.forest import Forest as TreeliteForest
+from nerite.frameworks.trees.forest import find_forest
 from tree_models import FEATURES, ROWS, TRAINING, Forest, lightgbm, sklearn, xgboost
 
 INPUT = {"name": "input__0", "data_type": "TYPE_FP32", "dims": [FEATURES]}
@@ -185,9 +185,15 @@ def test_a_field_of_a_newer_version(tmp_path: Path, two: Forest) -> None:
     [
         ({"output_clas": "true"}, "has the parameter 'output_clas', which tree models do not have. Did you mean 'ou"),
         ({"zzz": "1"}, "which tree models do not have. There are: algo, blocks_per_sm"),
-        ({"predict_proba": "yes"}, "parameter 'predict_proba' of model 'm' is 'yes', and has to be true or false"),
-        ({"threshold": "half"}, "parameter 'threshold' of model 'm' is 'half', and has to be a number"),
-        ({"cpu_nthread": "1.5"}, "parameter 'cpu_nthread' of model 'm' is '1.5', and has to be a whole number"),
+        (
+            {"predict_proba": "yes"},
+            "'yes' to boolean, in parameter 'predict_proba' of model 'm', which takes true or fal",
+        ),
+        ({"threshold": "half"}, "'half' to a number, in parameter 'threshold' of model 'm', which takes a number"),
+        (
+            {"cpu_nthread": "1.5"},
+            "'1.5' to integral number, in parameter 'cpu_nthread' of model 'm', which takes a num",
+        ),
         ({"model_type": "xgboost_jso"}, "lightgbm, treelite_checkpoint. Did you mean 'xgboost_json'?"),
         ({"is_classifier": "true", "output_class": "false"}, "contradict each other. Leave out 'output_class'"),
         (
@@ -210,11 +216,8 @@ def test_parameters_without_a_meaning_are_named_once(
         storage_type="AUTO", algo="ALGO_AUTO", blocks_per_sm="0", chunk_size="4", EXECUTION_MODE="worker"
     ) | {"input": [INPUT], "output": [output(1)]}
     Opened(tmp_path, two, config)
-    said = [message for message in caplog.messages if "no meaning" in message]
-    assert said == [
-        "parameters of model 'm' that have no meaning here, and change no answer: algo, blocks_per_sm, chunk_size, "
-        "storage_type"
-    ]
+    said = [message for message in caplog.messages if "no effect" in message]
+    assert said == ["parameters of model 'm' that have no effect here: algo, blocks_per_sm, chunk_size, storage_type"]
 
 
 # ---- Tensors ----
@@ -262,7 +265,7 @@ def test_a_class_where_probabilities_are_declared(tmp_path: Path, three: Forest)
 
 def test_classes_of_several_things(tmp_path: Path) -> None:
     message = refusal(tmp_path, xgboost("reg:squarederror", "pair"), parameters(is_classifier="true"))
-    assert "it predicts 2 things at once" in message
+    assert "it predicts 2 values at once" in message
 
 
 def test_explanations_that_nobody_gives(tmp_path: Path, two: Forest) -> None:
@@ -280,10 +283,10 @@ def without(monkeypatch: pytest.MonkeyPatch, *engines: str) -> None:
     """Let some libraries not be installed."""
 
     def missing(*arguments: object) -> Any:
-        raise _Missing
+        raise native.NotInstalled
 
     for engine in engines:
-        monkeypatch.setitem(_OPENERS, engine, missing)
+        monkeypatch.setitem(ENGINES, engine, missing)
 
 
 @pytest.mark.parametrize(
@@ -307,18 +310,31 @@ def test_without_the_library_of_a_model(
     )
 
 
-def test_libraries_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["two", "three"])
+def test_libraries_are_looked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+    kind: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = save(request.getfixturevalue(kind), tmp_path)
+    found = find_forest(ModelContext("m", 1, tmp_path, {}), "")
+    assert found.path == path
+    read = TreeliteForest("m", found)
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
     for package in ("xgboost", "lightgbm", "treelite", "onnxruntime"):
         for module in [name for name in sys.modules if name.partition(".")[0] == package]:
             monkeypatch.delitem(sys.modules, module)
-    assert (xgboost_engine.xgboost_library(), lightgbm_engine.lightgbm_library(), onnx_engine.installed()) == (
-        None,
-        None,
-        False,
-    )
-    assert native.find("treelite", "libtreelite") is None
+    assert open_engine("m", read.description, "auto", 1, lambda: read).name == "treelite"
+    own = {"two": "xgboost", "three": "lightgbm"}[kind]
+    assert caplog.messages == [
+        f"model 'm' is computed by treelite; {own} is not installed; onnxruntime is not installed"
+    ]
+    with pytest.raises(Unsupported, match=r"unable to open treelite \(treelite is not installed\): pip install"):
+        TreeliteForest("m", found)
 
 
 def test_a_library_that_cannot_read_the_model(
@@ -328,7 +344,7 @@ def test_a_library_that_cannot_read_the_model(
         raise native.NativeError("too new")
 
     caplog.set_level(logging.INFO)
-    monkeypatch.setitem(_OPENERS, "xgboost", too_new)
+    monkeypatch.setitem(ENGINES, "xgboost", too_new)
     np.testing.assert_allclose(Opened(tmp_path, two).prediction(), as_rows(two.predict(ROWS)), rtol=1e-6)
     assert "model 'm' is computed by onnxruntime; xgboost cannot: too new" in caplog.messages
     message = refusal(tmp_path, None, parameters(engine="xgboost"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.llm.structured_output import endless_rule
+from nerite.llm.expressions import endless_rule
 
 DEAD = '\ndead ::= dead "b"'
 

@@ -133,6 +133,12 @@ def test_several_sequences_of_one_form(engine: OpenVinoGenAiEngine) -> None:
     [
         form(json={"type": "strin"}),
         form(json={"properties": {"a": {"$ref": "#/$defs/nowhere"}}}),
+        # These have no instances, which is left to the compiler to notice.
+        form(json={"properties": {"a": False}}),
+        form(json={"type": "integer", "minimum": 1.2, "exclusiveMaximum": 2}),
+        form(json={"type": "array", "prefixItems": [{}], "items": False, "minItems": 2}),
+        form(json={"type": "object", "minProperties": 1, "additionalProperties": False}),
+        form(json={"type": "object", "maxProperties": 0, "properties": {"a": {}}, "required": ["a"]}),
         form(regex="[0-9"),
         form(regex="a(?=b)"),
         form(grammar="root ::= nowhere"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
 import jsonschema
 import pytest
 
-from nerite.llm.json_schema import impossible_schema
+from nerite.core.errors import InvalidArgument
+from nerite.llm.json_schema import check_schema
 
 ENDLESS = {"type": "object", "required": ["next"], "properties": {"next": {"$ref": "#"}}}
 NOTHING = {"type": "string", "enum": []}
@@ -18,44 +20,47 @@ def inside(schema: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": schema}, "required": ["a"]}
 
 
+def refusal(schema: Any) -> str:
+    """Return why a schema called ``s`` is refused; empty if it is not."""
+    try:
+        check_schema("s", schema)
+    except InvalidArgument as error:
+        return error.message
+    return ""
+
+
 @pytest.mark.parametrize(
-    ("schema", "why"),
+    ("schema", "place"),
     [
-        (NOTHING, "'s.enum' has no value"),
-        ({"type": []}, "'s.type' names none"),
-        ({"type": "string", "const": 3}, "'s' has type and const, which contradict each other"),
-        ({"type": "integer", "enum": ["1", 1.5]}, "'s' has type and enum, which contradict each other"),
-        ({"type": "string", "allOf": [{"type": "integer"}]}, "'s' has type and allOf, which contradict each other"),
-        ({"anyOf": []}, "'s.anyOf' has no schema"),
-        ({"oneOf": [NOTHING, {"minimum": 1, "maximum": 0, "type": "number"}]}, "'s.oneOf.0.enum' has no value"),
-        ({"type": "integer", "minimum": 5, "maximum": 3}, "'s' has minimum 5 and maximum 3"),
-        ({"type": "integer", "minimum": 1.2, "exclusiveMaximum": 2}, "'s' has minimum 1.2 and exclusiveMaximum 2"),
-        ({"type": "string", "minLength": 3, "maxLength": 2}, "'s' has minLength 3 and maxLength 2"),
-        ({"type": "array", "minItems": 3, "maxItems": 1}, "'s' has minItems 3 and maxItems 1"),
-        ({"type": "array", "minItems": 1, "items": NOTHING}, "'s.items.enum' has no value"),
-        ({"type": "array", "minItems": 2, "prefixItems": [{}, False]}, "'s.prefixItems.1' is false"),
-        ({"type": "object", "minProperties": 1, "additionalProperties": False}, "'s' has minProperties 1, but allows"),
-        ({"type": "object", "maxProperties": 0, "required": ["a"]}, "'s' requires 1 properties, but has maxProperties"),
-        (
-            {"type": "object", "required": ["b"], "properties": {"a": {}}, "additionalProperties": False},
-            "'s' requires 'b', which is not in its properties, and allows no others",
-        ),
-        ({"type": "object", "required": ["b"], "additionalProperties": NOTHING}, "'s.additionalProperties.enum' has"),
-        (inside(inside(NOTHING)), "'s.properties.a.properties.a.enum' has no value"),
-        (inside(False), "'s.properties.a' is false"),
+        (NOTHING, "'s'"),
+        ({"type": []}, "'s'"),
+        ({"type": "string", "const": 3}, "'s'"),
+        ({"type": "integer", "enum": ["1", 1.5]}, "'s'"),
+        ({"type": "string", "allOf": [{"type": "integer"}]}, "'s'"),
+        ({"type": "integer", "anyOf": [{"type": "string"}, {"const": None}]}, "'s'"),
+        ({"anyOf": []}, "'s'"),
+        ({"oneOf": [NOTHING, {"minimum": 1, "maximum": 0, "type": "number"}]}, "'s.oneOf.1'"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "'s'"),
+        ({"type": "integer", "allOf": [{"minimum": 5, "maximum": 3}]}, "'s'"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "'s'"),
+        ({"type": "array", "minItems": 3, "maxItems": 1}, "'s'"),
+        ({"type": "array", "minItems": 1, "items": NOTHING}, "'s.items'"),
+        ({"type": "array", "minItems": 2, "prefixItems": [{}, NOTHING]}, "'s.prefixItems.1'"),
+        (inside(inside(NOTHING)), "'s.properties.a.properties.a'"),
         # An engine may begin with what need not be there.
-        ({"type": "object", "properties": {"a": NOTHING}}, "'s.properties.a.enum' has no value"),
-        ({"anyOf": [{"type": "null"}, {"type": "string", "const": 3}]}, "'s.anyOf.1' has type and const, which"),
-        (ENDLESS, "'s.properties.next.$ref' refers to a schema without instances, or endlessly to itself"),
-        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": NOTHING}}, "'s.$ref' refers to a schema without instances"),
+        ({"type": "object", "properties": {"a": NOTHING}}, "'s.properties.a'"),
+        ({"anyOf": [{"type": "null"}, {"type": "string", "const": 3}]}, "'s.anyOf.1'"),
+        (ENDLESS, "'s.properties.next'"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": NOTHING}}, "'s.$defs.a/b'"),
+        ({"$ref": "#/x/0", "x": [{"items": NOTHING}]}, "'s.$ref.items'"),
         (
             {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-            "'s.$ref' refers to a schema without instances, or endlessly to itself",
+            "'s.$defs.b'",
         ),
     ],
 )
-def test_what_has_no_instances(schema: dict[str, Any], why: str) -> None:
-    assert impossible_schema("s", schema).startswith(why)
+def test_what_has_no_instances(schema: dict[str, Any], place: str) -> None:
+    assert refusal(schema).startswith(f"a part of 's' has no instances: no value matches {place}, which is {{")
 
 
 @pytest.mark.parametrize(
@@ -70,11 +75,7 @@ def test_what_has_no_instances(schema: dict[str, Any], why: str) -> None:
         ({"minimum": 5, "maximum": 3}, "a"),
         ({"type": "array", "minItems": 1, "prefixItems": [{}, False]}, [1]),
         ({"type": "array", "items": False}, []),
-        ({"type": "object", "required": ["a"], "properties": {}}, {"a": 1}),
-        (
-            {"type": "object", "required": ["ab"], "patternProperties": {"^a": {}}, "additionalProperties": False},
-            {"ab": 1},
-        ),
+        ({"type": "object", "required": ["a"], "properties": {"a": True}}, {"a": 1}),
         ({"anyOf": [False, {"type": "null"}]}, None),
         (
             {
@@ -97,24 +98,24 @@ def test_what_has_no_instances(schema: dict[str, Any], why: str) -> None:
 )
 def test_what_has_some(schema: dict[str, Any], instance: Any) -> None:
     jsonschema.validate(instance, schema)
-    assert impossible_schema("s", schema) == ""
+    assert refusal(schema) == ""
 
 
 @pytest.mark.parametrize(
     "schema", [{"type": "a"}, {"enum": 3}, {"$ref": "#/nowhere"}, {"type": "array", "minItems": "a"}]
 )
 def test_what_is_no_schema_is_for_others_to_say(schema: dict[str, Any]) -> None:
-    assert impossible_schema("s", schema) == ""
+    assert refusal(schema) == ""
 
 
 def test_it_is_not_looked_at_for_ever() -> None:
     """Each of these has the next twice, so that they are 2**40."""
     chain = {f"a{number}": {"anyOf": [{"allOf": [{"$ref": f"#/$defs/a{number + 1}"}]}] * 2} for number in range(40)}
-    assert impossible_schema("s", {"$ref": "#/$defs/a0", "$defs": {**chain, "a40": {"type": "null"}}}) == ""
+    assert refusal({"$ref": "#/$defs/a0", "$defs": {**chain, "a40": {"type": "null"}}}) == ""
     deep: dict[str, Any] = {"type": "null"}
     for _ in range(14):
-        deep = {"anyOf": [deep, deep]}
-    assert impossible_schema("s", {"type": "string", "allOf": [deep]}) == ""
+        deep = {"anyOf": [copy.deepcopy(deep), deep]}
+    assert refusal({"type": "string", "allOf": [deep]}) == ""
 
 
 def test_a_schema_that_says_the_same_again_and_again() -> None:
@@ -127,6 +128,10 @@ def test_a_schema_that_says_the_same_again_and_again() -> None:
     references = [{"$ref": f"#/$defs/{spelled(number)}"} for number in range(2000)]
     schema = {"$defs": {"a" * 16: {"enum": values}}, "anyOf": references}
     began = time.monotonic()
-    assert impossible_schema("x", schema) == ""
-    assert impossible_schema("x", {"$ref": "#/" + "/".join("a" * 100_000), "anyOf": [{"$ref": "#/b"}] * 5000}) == ""
+    assert refusal(schema) == ""
+    assert refusal({"$ref": "#/" + "/".join("a" * 100_000), "anyOf": [{"$ref": "#/b"} for _ in range(5000)]}) == ""
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(60):
+        deep = {"items": deep, "minItems": 1}
+    assert refusal({"anyOf": [copy.deepcopy(deep) for _ in range(160)]}) == ""
     assert time.monotonic() - began < 10

@@ -11,8 +11,9 @@ import pytest
 
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.llm import structured_output
+from nerite.llm.expressions import endless_rule
 from nerite.llm.openvino_genai import schema_rewrites
-from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar, endless_rule
+from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar
 
 
 def nested(depth: int, times: int) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def nested(depth: int, times: int) -> dict[str, Any]:
         (REGEX, "[0-9]{1,3}(\\.[0-9]{1,3}){3}"),
         (REGEX, "(a{100}b{100}){20}"),
         (REGEX, "[a-z]{0,40000}"),
-        (REGEX, "a{,5}[]{100000}]\\{99999}(?:b|c)*(?P<name>d){3}"),
+        (REGEX, "a{,5}[{100000}]\\{99999}(?:b|c)*(?P<name>d){3}"),
         (REGEX, "x{" + "a" * 1000),
         (EBNF, 'root ::= (a | "b"{2,3})* # comment{99999999}\na ::= [a-z]{1,20}'),
         (JSON_SCHEMA, json.dumps(nested(2, 100))),
@@ -48,6 +49,9 @@ def test_what_is_not_too_much(kind: str, source: str) -> None:
         (REGEX, "a{60000,}"),
         (REGEX, "a{" + "9" * 1000 + "}"),
         (REGEX, "(a|b){2}" * 20_000),
+        (REGEX, "( {1000}){1000}"),
+        (REGEX, "#(a{1000}){1000}"),
+        (REGEX, '"(a{1000}){1000}"'),
         (EBNF, 'root ::= ("a"{300} b){300}\nb ::= "b"'),
         (JSON_SCHEMA, json.dumps(nested(4, 20))),
         (JSON_SCHEMA, json.dumps({"type": "string", "minLength": 10**12})),
@@ -84,7 +88,7 @@ def test_it_is_looked_at_once(first: str, piece: str) -> None:
         with suppress(InvalidArgument):
             structured_output.check_repetitions("vllm", Grammar(kind, source))
         with suppress(Unsupported):
-            schema_rewrites.check_classes(kind, source, quoted=kind == EBNF)
+            schema_rewrites.check_classes(kind, Grammar(kind, source).tokens())
     endless_rule(source)
     with suppress(Unsupported):
         schema_rewrites.plain_json_strings(json.dumps({"type": "string", "pattern": source}))

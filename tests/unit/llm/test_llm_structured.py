@@ -60,7 +60,7 @@ def test_nothing_is_asked_for() -> None:
         ),
         (
             {"json": {"items": {"type": "string", "enum": []}, "type": "array", "minItems": 1}},
-            "a part of 'guided_decoding.json' has no instances: 'guided_decoding.json.items.enum' has no value",
+            "a part of 'guided_decoding.json' has no instances: no value matches 'guided_decoding.json.items', ",
         ),
     ],
 )
@@ -80,7 +80,9 @@ def test_what_is_wrong(said: Any, text: str) -> None:
         ),
         ({"$defs": {"x": {"uniqueItems": True}}}, "'guided_decoding.json.$defs.x.uniqueItems' cannot"),
         ({"$ref": "https://example.com/x"}, "'guided_decoding.json.$ref' must point into the schema"),
+        ({"$ref": "#/x", "x": {"items": {"not": {}}}}, "'guided_decoding.json.$ref.items.not' cannot be enforced"),
         ({"required": ["a"], "properties": {"b": {}}}, "'guided_decoding.json' requires 'a', which is not in its"),
+        ({"required": [["a"]], "properties": {"a": {}}}, "'guided_decoding.json' requires ['a'], which is not in its"),
         ({"anyOf": [{"required": ["a"]}]}, "'guided_decoding.json.anyOf.0' requires 'a', which is not in its"),
         ({"allOf": [{}, {}]}, "'guided_decoding.json.allOf' has several schemas"),
         ({"pattern": "a", "maxLength": 3}, "'guided_decoding.json' has a pattern and maxLength"),

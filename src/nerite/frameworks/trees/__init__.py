@@ -1,10 +1,10 @@
-"""Forests of decision trees: XGBoost, LightGBM, and what treelite makes of scikit-learn's and others.
+"""Forests of decision trees: XGBoost, LightGBM, and what treelite reads of scikit-learn's and others.
 
-The way of a model: ``artifact`` finds the file and tells its format, ``forest`` has treelite read and describe it,
-``parameters`` is what the configuration wants of it. ``completion`` fills the configuration in, ``agreement`` compares.
-``engines`` compute, each behind the same small interface; ``answers`` makes of their numbers what clients asked for.
+``forest`` finds a model's file and has treelite read and describe it. ``parameters`` reads the configuration's
+parameters. ``engines`` and ``onnx_engine`` compute predictions, behind one small interface. ``backend`` compares the
+configuration with the model, and shapes the engine's numbers into the declared outputs.
 
-``native`` opens the libraries that Python packages bring; only ONNX Runtime and nvForest are imported as packages.
+``native`` opens the libraries of Python packages; only ONNX Runtime and nvForest are imported as packages.
 """
 
 from nerite.frameworks.trees.backend import TreesBackend

@@ -1,8 +1,7 @@
-"""A model as treelite reads it: what it is like, and its predictions."""
+"""Finds the file of a tree model, and has treelite read and describe it, whatever engine computes it."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import logging
@@ -10,11 +9,9 @@ import mmap
 import re
 import struct
 import threading
-from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,9 +21,7 @@ from nerite.backends.interface import ModelContext
 from nerite.core.errors import InvalidArgument, NotInstalled, Unavailable, Unsupported
 from nerite.core.tensor import Array
 from nerite.frameworks.trees import native
-from nerite.frameworks.trees.native import Function, Library, NativeError
-
-# The file of a model: where it is, and in which format. What it holds decides, before what it is called.
+from nerite.frameworks.trees.native import Function, Library, MissingLibrary, NativeError
 
 MODEL_TYPES: Final[dict[str, str]] = {
     "xgboost_ubj": "xgboost.ubj",
@@ -35,7 +30,7 @@ MODEL_TYPES: Final[dict[str, str]] = {
     "lightgbm": "model.txt",
     "treelite_checkpoint": "checkpoint.tl",
 }
-"""Triton's names of the formats, and the file name of each."""
+"""Triton's names of the formats, and the default file name of each."""
 
 _XGBOOST: Final = frozenset({"xgboost_ubj", "xgboost_json", "xgboost"})
 _HEAD_BYTES: Final = 64
@@ -47,11 +42,11 @@ _CONVERT: Final = (
 
 
 class ForestArtifact(NamedTuple):
-    """A model file, and the format of what is in it."""
+    """A model file, and the format of its content."""
 
     path: Path
     modified_ns: int
-    """So that a forest of an older file is not taken for this one."""
+    """Distinguishes the file from an older one of the same name."""
     model_type: str
 
     @property
@@ -60,16 +55,16 @@ class ForestArtifact(NamedTuple):
         return self.model_type in _XGBOOST
 
     def check_same(self, name: str) -> None:
-        """Raise ``Unavailable`` if the file is another one by now."""
+        """Raise ``Unavailable`` if the file was replaced."""
         if not self.path.is_file() or self.path.stat().st_mtime_ns != self.modified_ns:
             raise Unavailable(f"'{self.path}' has changed since model '{name}' was loaded: load the model again")
 
 
 def find_forest(context: ModelContext, model_type: str) -> ForestArtifact:
-    """Return the file of a model. ``model_type`` is what its configuration says, or empty.
+    """Return the file of a model. ``model_type`` is the parameter of the configuration, or empty.
 
-    Raises ``Unavailable`` if there is none, ``Unsupported`` for a pickle and ``InvalidArgument`` where the file is of
-    another format than the configuration says, or incomplete.
+    Raises ``Unavailable`` if there is none, ``Unsupported`` for a pickle, and ``InvalidArgument`` if the file has
+    another format than the configuration declares, or is incomplete.
     """
     path = _path(context, model_type)
     with path.open("rb") as file:
@@ -109,7 +104,7 @@ def _path(context: ModelContext, model_type: str) -> Path:
 
 
 def _format(head: bytes) -> str:
-    """Return the format of a file that begins like this, or an empty string."""
+    """Return the format of a file that begins with ``head``, or an empty string."""
     if re.match(rb"\{\s*[\"}]", head):
         return "xgboost_json"
     if head[:1] == b"{":
@@ -150,11 +145,11 @@ _REMEDIES: Final = {
     "Cannot load model": "Write it again with a newer treelite: model.serialize('checkpoint.tl')",
     **dict.fromkeys(("newbuf", "bad_alloc", "Parsing error", "sax_parse", "are expected"), _DAMAGED),
 }
-"""What to do, by what treelite says."""
+"""Remedies, by a part of treelite's message."""
 
 
 class Task(IntEnum):
-    """What a model is for, in treelite's numbers."""
+    """Task of a model, in treelite's numbers."""
 
     BINARY = 0
     REGRESSION = 1
@@ -165,93 +160,64 @@ class Task(IntEnum):
 
 @dataclass(frozen=True)
 class ForestDescription:
-    """What a model is like, whatever computes it."""
+    """Properties of a model that do not depend on its engine."""
 
     artifact: ForestArtifact
     features: int
     trees: int
     task: Task
     targets: int
-    """How many things are predicted at once."""
+    """Number of values that are predicted at once."""
     classes: int
-    """1 for a regression, and where one number tells of two classes."""
+    """1 for a regression, and if one number stands for two classes."""
     dtype: np.dtype[Any]
-    """Of treelite's rows and results."""
+    """Type of treelite's rows and results."""
 
     @property
     def width(self) -> int:
-        """How many numbers the model gives for a row."""
+        """Number of results per row."""
         return self.targets * self.classes
 
 
-class Sums(NamedTuple):
-    """What becomes of the values of the leaves that a row comes to: a sum or mean, plus the base, then a function."""
-
-    averaged: bool
-    base: Array
-    postprocessor: str
-    """treelite's name of the function."""
-    sigmoid_alpha: float
-    ratio_c: float
-
-
-class Tree(NamedTuple):
-    """The nodes of a tree, as arrays: a node is a place in them. The first is the root."""
-
-    leaf: Array
-    """Whether a node is one; nodes that are not have a test, and go left where it is true."""
-    left: Array
-    right: Array
-    feature: Array
-    threshold: Array
-    comparison: Array
-    """In treelite's numbers, the same for all nodes of most forests."""
-    missing_left: Array
-    """Whether rows without the feature go left."""
-    categorical: bool
-    """Some nodes test for membership in a list, which is not in here."""
-    values: Array
-    """Of leaves: one value for each node, or a row of them."""
-    targets: tuple[int, int]
-    """Which thing is predicted, and which class; -1 for each of them."""
-
-
 class Forest:
-    """A model in memory, until the last reference to it is gone. Any number of threads may use it at once."""
+    """A model in memory until the last reference to it is gone. Thread-safe."""
 
     def __init__(self, name: str, artifact: ForestArtifact, *, allow_unknown_field: bool = False) -> None:
-        """Read a file. Raises ``InvalidArgument`` with what treelite says is wrong with it, and the remedy."""
+        """Read a file. Raises ``InvalidArgument`` with treelite's error message, and the remedy."""
         self._library = treelite()
         self._handle = c_void_p()
-        said: list[str] = []
+        messages: list[str] = []
         try:
-            with _listening(self._library, said):
-                self._read(artifact, allow_unknown_field)
+            self._read(artifact, allow_unknown_field, messages)
         except NativeError as error:
-            raise _refusal(name, artifact, " ".join([*said, str(error)])) from error
-        native.release(self, self._library.function("TreeliteFreeModel", c_void_p), self._handle)
-        for line in said:
+            raise _refusal(name, artifact, " ".join([*messages, str(error)])) from error
+        native.release(self, self._library.function("TreeliteFreeModel"), self._handle)
+        for line in messages:
             _log.warning("model '%s': %s", name, line)
         if artifact.model_type == "treelite_checkpoint":
             self._check_complete(name, artifact)
+        features, trees, dtype = c_size_t(), c_size_t(), c_char_p()
+        self._library.call("TreeliteQueryNumFeature", self._handle, byref(features))
+        self._library.call("TreeliteQueryNumTree", self._handle, byref(trees))
+        self._library.call("TreeliteGetOutputType", self._handle, byref(dtype))
         self.description = ForestDescription(
             artifact=artifact,
-            features=self._size("TreeliteQueryNumFeature"),
-            trees=self._size("TreeliteQueryNumTree"),
-            task=Task(int(self._numbers("task_type", "u1")[0])),
-            targets=int(self._numbers("num_target", "i4")[0]),
-            classes=int(self._numbers("num_class", "i4").max()),
-            dtype=np.dtype(self._word("TreeliteGetOutputType")),
+            features=features.value,
+            trees=trees.value,
+            task=Task(int(self.header("task_type", "u1")[0])),
+            targets=int(self.header("num_target", "i4")[0]),
+            classes=int(self.header("num_class", "i4").max()),
+            dtype=np.dtype((dtype.value or b"").decode()),
         )
 
     def predictor(self, threads: int) -> Function:
-        """Return a function of addresses: rows, how many, and what they become (zeros, ``width`` for each).
+        """Return a function that takes the address of rows, their number, and the address of the results.
 
-        Rows and results are of the description's ``dtype``. Raises ``NativeError``.
+        Both have the description's ``dtype``; results are ``width`` zeros per row. Raises ``NativeError``.
         """
         configuration = c_void_p()
         text = json.dumps({"predict_type": "default", "nthread": threads}).encode()
-        self._library.function("TreeliteGTILParseConfig", c_char_p, c_void_p)(text, byref(configuration))
+        self._library.call("TreeliteGTILParseConfig", text, byref(configuration))
         predict = self._library.function(
             "TreeliteGTILPredict", c_void_p, c_void_p, c_char_p, c_uint64, c_void_p, c_void_p
         )
@@ -260,118 +226,64 @@ class Forest:
         def call(rows: int, count: int, results: int) -> None:
             predict(self._handle, rows, kind, count, results, configuration)
 
-        native.release(call, self._library.function("TreeliteGTILDeleteConfig", c_void_p), configuration)
+        native.release(call, self._library.function("TreeliteGTILDeleteConfig"), configuration)
         return call
 
-    def trees(self) -> Iterator[Tree]:
-        """Yield the trees, copied out of treelite's memory."""
-        targets, classes = self._numbers("target_id", "i4"), self._numbers("class_id", "i4")
-        value = self.description.dtype.str
-        for index in range(self.description.trees):
-            read = partial(self._numbers_of_tree, index)
-            begin, end = read("leaf_vector_begin", "u8"), read("leaf_vector_end", "u8")
-            leaf = read("node_type", "i1") == 0
-            vectors = read("leaf_vector", value)
-            values = read("leaf_value", value)[:, None]
-            if len(vectors):
-                width = int((end - begin)[leaf][0])
-                values = np.zeros((len(leaf), width), vectors.dtype)
-                values[leaf] = vectors[begin[leaf].astype(int)[:, None] + np.arange(width)]
-            yield Tree(
-                leaf=leaf,
-                left=read("cleft", "i4"),
-                right=read("cright", "i4"),
-                feature=read("split_index", "i4"),
-                threshold=read("threshold", value),
-                comparison=read("cmp", "i1"),
-                missing_left=read("default_left", "?"),
-                categorical=bool(read("has_categorical_split", "?")[0]),
-                values=values,
-                targets=(int(targets[index]), int(classes[index])),
-            )
+    def header(self, field: str, kind: str) -> Array:
+        """Return a copy of a field of the whole model, as an array of type ``kind``."""
+        frame = _Frame()
+        self._library.call("TreeliteGetHeaderField", self._handle, field.encode(), byref(frame))
+        return frame.array(kind)
 
-    def sums(self) -> Sums:
-        """Return what becomes of the values of the leaves that a row comes to."""
-        return Sums(
-            averaged=bool(self._numbers("average_tree_output", "?")[0]),
-            base=self._numbers("base_scores", "f8"),
-            postprocessor=self._text("postprocessor"),
-            sigmoid_alpha=float(self._numbers("sigmoid_alpha", "f4")[0]),
-            ratio_c=float(self._numbers("ratio_c", "f4")[0]),
-        )
+    def tree(self, index: int, field: str, kind: str) -> Array:
+        """Return a copy of a field of one tree, as an array of type ``kind``."""
+        frame = _Frame()
+        self._library.call("TreeliteGetTreeField", self._handle, c_uint64(index), field.encode(), byref(frame))
+        return frame.array(kind)
 
-    def _read(self, artifact: ForestArtifact, allow_unknown_field: bool) -> None:
+    def _read(self, artifact: ForestArtifact, allow_unknown_field: bool, messages: list[str]) -> None:
+        """Have treelite read a file, and append its messages, which it would write to standard output, to a list."""
+        _heard.lines = messages
+        for function in ("TreeliteRegisterLogCallback", "TreeliteRegisterWarningCallback"):
+            self._library.call(function, _LISTENER)
         path = str(artifact.path).encode()
         loader = _LOADERS.get(artifact.model_type)
         if loader is None:
-            self._library.function("TreeliteDeserializeModelFromFile", c_char_p, c_void_p)(path, byref(self._handle))
+            self._library.call("TreeliteDeserializeModelFromFile", path, byref(self._handle))
             return
         options = json.dumps({"allow_unknown_field": allow_unknown_field}).encode()
-        self._library.function(loader, c_char_p, c_char_p, c_void_p)(path, options, byref(self._handle))
+        self._library.call(loader, path, options, byref(self._handle))
 
     def _check_complete(self, name: str, artifact: ForestArtifact) -> None:
         """Raise if a checkpoint of this treelite's version is not as long as the same model written again.
 
-        treelite reads a file that lacks its end, and makes up the rest.
+        treelite reads a file that lacks its end, and invents the rest.
         """
         text, length = POINTER(ctypes.c_char)(), c_size_t()
-        self._library.function("TreeliteSerializeModelToBytes", c_void_p, c_void_p, c_void_p)(
-            self._handle, byref(text), byref(length)
-        )
+        self._library.call("TreeliteSerializeModelToBytes", self._handle, byref(text), byref(length))
         path = artifact.path
         with path.open("rb") as file:
             same_version = file.read(8) == ctypes.string_at(text, 8)
         if same_version and path.stat().st_size != length.value:
             raise _refusal(name, artifact, f"{path.stat().st_size} bytes are there, {length.value} are expected")
 
-    def _size(self, function: str) -> int:
-        size = c_size_t()
-        self._library.function(function, c_void_p, c_void_p)(self._handle, byref(size))
-        return size.value
-
-    def _word(self, function: str) -> str:
-        word = c_char_p()
-        self._library.function(function, c_void_p, c_void_p)(self._handle, byref(word))
-        return (word.value or b"").decode()
-
-    def _numbers(self, field: str, kind: str) -> Array:
-        frame = _Frame()
-        self._library.function("TreeliteGetHeaderField", c_void_p, c_char_p, c_void_p)(
-            self._handle, field.encode(), byref(frame)
-        )
-        return frame.array(kind)
-
-    def _numbers_of_tree(self, tree: int, field: str, kind: str) -> Array:
-        frame = _Frame()
-        self._library.function("TreeliteGetTreeField", c_void_p, c_uint64, c_char_p, c_void_p)(
-            self._handle, tree, field.encode(), byref(frame)
-        )
-        return frame.array(kind)
-
-    def _text(self, field: str) -> str:
-        return self._numbers(field, "S1").tobytes().decode()
-
 
 class _Frame(ctypes.Structure):
-    """Where the values of a field are."""
+    """Memory that holds the values of a field."""
 
     _fields_ = (("buf", c_void_p), ("format", c_char_p), ("itemsize", c_size_t), ("nitem", c_size_t))
 
     def array(self, kind: str) -> Array:
-        """Return the values, copied."""
+        """Return a copy of the values."""
         raw = ctypes.string_at(self.buf, self.itemsize * self.nitem) if self.nitem else b""
         return np.frombuffer(raw, np.dtype(kind))
 
 
-@cache
 def treelite() -> Library:
-    """Return treelite's library. Raises ``Unsupported`` with what to install."""
-    path = native.find("treelite", "libtreelite")
+    """Return treelite's library. Raises ``NotInstalled`` with the package to install."""
     try:
-        if path is None:
-            raise OSError("no library in the package 'treelite'")
-        return native.open_library(path, "TreeliteGetLastError")
-    except OSError as error:
+        return native.library("treelite", "libtreelite", "TreeliteGetLastError")
+    except (MissingLibrary, OSError) as error:
         raise NotInstalled(f"unable to open treelite ({error}): pip install 'nerite[fil]'") from error
 
 
@@ -379,23 +291,14 @@ _heard = threading.local()
 
 
 def _hear(message: bytes) -> None:
-    """Keep what treelite says besides its errors: what is wrong with a file is often only there."""
+    """Keep a message of treelite: what is wrong with a file is often not in its error."""
     _heard.lines.append(native.cleaned(message))
 
 
 _LISTENER: Final = ctypes.CFUNCTYPE(None, c_char_p)(_hear)
-"""Kept for ever: treelite may have something to say at any time."""
+"""Never released, because treelite may call it at any time."""
 
 
-@contextlib.contextmanager
-def _listening(library: Library, said: list[str]) -> Iterator[None]:
-    """Have what treelite says in this thread in ``said``, and not on standard output."""
-    _heard.lines = said
-    for function in ("TreeliteRegisterLogCallback", "TreeliteRegisterWarningCallback"):
-        library.function(function, type(_LISTENER))(_LISTENER)
-    yield
-
-
-def _refusal(name: str, artifact: ForestArtifact, said: str) -> InvalidArgument:
-    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in said), "")
-    return InvalidArgument(f"unable to load model '{name}': '{artifact.path}': {said}. {remedy}".rstrip(". "))
+def _refusal(name: str, artifact: ForestArtifact, message: str) -> InvalidArgument:
+    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in message), "")
+    return InvalidArgument(f"unable to load model '{name}': '{artifact.path}': {message}. {remedy}".rstrip(". "))

@@ -1,8 +1,8 @@
-"""C libraries that Python packages bring, opened without the package.
+"""C libraries that come with Python packages, opened without importing the packages.
 
-treelite, XGBoost and LightGBM each are a C library with a stable interface, under a Python package that imports scipy,
-pandas or scikit-learn: seconds at the first load, and up to 0.2 ms in each prediction. ctypes lets go of the GIL while
-a function runs.
+treelite, XGBoost and LightGBM each are a C library with a stable interface below a Python package that imports scipy,
+pandas or scikit-learn: seconds at the first load, and up to 0.2 ms in each prediction. ctypes releases the GIL while a
+function runs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Any, Final
 
 from nerite.core.tensor import Array
 
@@ -30,14 +28,18 @@ _PLACE: Final = re.compile(r"^(\[[\d:]+\] )?\S+\.(cc|cpp|h|hpp|cu):\d+: ")
 
 
 class NativeError(Exception):
-    """What a library says went wrong, without its stack trace."""
+    """An error reported by a library, without its stack trace."""
+
+
+class MissingLibrary(Exception):
+    """The package of a library is not installed."""
 
 
 class Library:
-    """A C library whose functions return 0, or leave a message."""
+    """A C library whose functions return 0, or store an error message."""
 
     def __init__(self, path: Path, last_error: str) -> None:
-        # A handle of its own: what is declared here of a function does not meet what the package declares.
+        # A handle of its own, so that types declared here do not affect those that the package declares.
         self._library = ctypes.CDLL(str(path))
         self._last_error = getattr(self._library, last_error)
         self._last_error.restype = ctypes.c_char_p
@@ -47,12 +49,16 @@ class Library:
         return hasattr(self._library, name)
 
     def function(self, name: str, *argtypes: Any) -> Function:
-        """Return a function that takes arguments of these types. Raises ``NativeError`` if there is no such."""
+        """Return a function. Raises ``NativeError`` if the library does not have it.
+
+        Without ``argtypes`` its arguments must be ctypes values, references to them, bytes or None.
+        """
         try:
-            found = self._library[name]  # Another object than the attribute of that name, for other types.
+            found = self._library[name]  # another object than the attribute of that name, with its own types
         except AttributeError:
             raise NativeError(f"this version has no function {name}") from None
-        found.argtypes = argtypes
+        if argtypes:
+            found.argtypes = argtypes
 
         def call(*arguments: Any) -> None:
             if found(*arguments):
@@ -60,70 +66,43 @@ class Library:
 
         return call
 
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function once. Raises ``NativeError``."""
+        self.function(name)(*arguments)
 
-def find(package: str, stem: str) -> Path | None:
-    """Return the path of a library that ``package`` brings, or None where it is not installed."""
+
+def library(package: str, stem: str, last_error: str) -> Library:
+    """Return the library ``stem`` of a package. Raises ``MissingLibrary``, or ``OSError`` if it cannot be opened."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        return None
+        raise MissingLibrary(f"{package} is not installed")
     own = Path(spec.origin).parent
     name = f"{stem}{_SUFFIX}"
-    # Wheels have it beside the package's code; conda has it where all libraries are.
+    # Wheels have it next to the package's code; conda has it where all libraries are.
     places: Sequence[Path] = (own / "lib", own / "bin", own, Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib")
-    return next((place / name for place in places if (place / name).is_file()), None)
+    for place in places:
+        if (place / name).is_file():
+            return _opened(place / name, last_error)
+    raise MissingLibrary(f"the package '{package}' has no library")
 
 
 @cache
-def open_library(path: Path, last_error: str) -> Library:
-    """Open a library once. Raises ``OSError`` where the system cannot."""
+def _opened(path: Path, last_error: str) -> Library:
     return Library(path, last_error)
 
 
 def release(owner: object, function: Function, handle: ctypes.c_void_p) -> None:
-    """Give what ``handle`` stands for back with ``function`` when ``owner`` is gone."""
-    # Not at the end of the process, which takes it all, and where other threads may still compute.
+    """Call ``function`` with ``handle`` when ``owner`` is garbage-collected."""
+    # Not at the end of the process, which frees everything, and where other threads may still compute.
     weakref.finalize(owner, function, handle).atexit = False
 
 
 def cleaned(message: bytes) -> str:
-    """Return a message of a library without time, place and stack trace."""
+    """Return a library's message without time, place and stack trace."""
     text = message.decode(errors="replace").partition("Stack trace:")[0].strip()
     return _PLACE.sub("", text) or "no reason given"
 
 
-# The interface of what computes predictions.
-
-FEW: Final = 8
-"""Rows below which one thread computes: to wake others costs more, and on a machine where others work it can cost a
-hundred times as much, as OpenMP waits for every thread at the end of every loop."""
-
-
-class ForestEngine(Protocol):
-    """A forest, ready to compute. Instances that compute with as many threads share it, and call it side by side."""
-
-    name: str
-    """As the parameter ``engine`` spells it."""
-    takes: tuple[np.dtype[Any], ...]
-    """The types of rows it takes. Rows of other types are made into the first."""
-
-    def predict(self, rows: Array) -> Array:
-        """Return the forest's ``width`` numbers for each row, in memory of their own. Raises ``Internal``.
-
-        ``rows`` are contiguous and aligned, one or more, as wide as the forest has features.
-        """
-
-
-@runtime_checkable
-class Explainer(Protocol):
-    """An engine that also tells why it predicts what it does."""
-
-    def contributions(self, rows: Array) -> Array:
-        """Return, for each row and each number that is predicted, the part of each feature in it, and the bias.
-
-        Raises ``Internal``.
-        """
-
-
 def address(array: Array) -> int:
-    """Return where the first element of an array is."""
+    """Return the address of an array's first element."""
     return int(array.__array_interface__["data"][0])

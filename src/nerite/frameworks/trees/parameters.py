@@ -1,12 +1,13 @@
-"""What the parameters of a model say: those of Triton's FIL backend, old and new, and ``engine``. Pure."""
+"""Reads the parameters of a tree model: those of Triton's FIL backend, old and new, and ``engine``. Pure."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
+from nerite.backends.configuration import flag, integer_parameter, parameter, thread_count
+from nerite.backends.interface import ModelContext
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
 from nerite.frameworks.trees.forest import MODEL_TYPES
@@ -25,7 +26,7 @@ _WITHOUT_MEANING: Final = frozenset(
         "use_experimental_optimizations",
     }
 )
-"""Of FIL on a GPU as it was, or of an engine that it had: they change no answer."""
+"""Parameters of older FIL versions on GPUs; they do not affect predictions."""
 _ON_GPU: Final = frozenset({"chunk_size", "layout"})
 _KNOWN: Final = frozenset(
     {
@@ -43,104 +44,80 @@ _KNOWN: Final = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(NamedTuple):
     """The parameters of one model, as values."""
 
     model_type: str
-    """A format of Triton's FIL backend; empty where the file has to tell."""
+    """A format of Triton's FIL backend; empty to detect it from the file."""
     is_classifier: bool | None
-    """Whether classes are wanted; None: what the model itself gives, values or probabilities."""
+    """Whether the model predicts classes; None: what the model itself predicts, values or probabilities."""
     predict_proba: bool
     threshold: float
-    """The probability above which a row is of the second of two classes."""
+    """The probability above which a row belongs to the second of two classes."""
     allow_unknown_field: bool
     engine: str
     threads: int
-    """0: as many as the instance has cores."""
+    """0: the number of cores of the instance."""
     layout: str
     chunk_size: int
     """0: the engine's own choice."""
 
     @property
     def classes(self) -> bool:
-        """Whether the answer is the number of a class."""
+        """Whether predictions are numbers of classes."""
         return bool(self.is_classifier) and not self.predict_proba
 
 
-def read(name: str, config: Mapping[str, Any]) -> Parameters:
-    """Read the parameters of a model, and note in the log which have no meaning here.
+def read_parameters(context: ModelContext) -> Parameters:
+    """Read the parameters of a model, and log those that have no effect here.
 
-    Raises ``InvalidArgument`` for a parameter that nobody knows and for a value that makes no sense.
+    Raises ``InvalidArgument`` for unknown parameters and invalid values.
     """
-    given = {key: str(value["string_value"]) for key, value in config.get("parameters", {}).items()}
+    given = context.config.get("parameters", {})
     for key in given:
-        # What is in capitals is not of the backend: EXECUTION_MODE and the like.
+        # Parameters in capitals, such as EXECUTION_MODE, are the server's.
         if key not in _KNOWN and not key.isupper():
             near = nearest(key, _KNOWN)
             remedy = f"Did you mean '{near}'?" if near else f"There are: {', '.join(sorted(_KNOWN))}."
-            raise InvalidArgument(f"model '{name}' has the parameter '{key}', which tree models do not have. {remedy}")
-    on_gpu = any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", ()))
+            raise InvalidArgument(
+                f"model '{context.name}' has the parameter '{key}', which tree models do not have. {remedy}"
+            )
+    on_gpu = any(group.get("kind") == "KIND_GPU" for group in context.config.get("instance_group", ()))
     if idle := sorted(given.keys() & (_WITHOUT_MEANING if on_gpu else _WITHOUT_MEANING | _ON_GPU)):
-        _log.info("parameters of model '%s' that have no meaning here, and change no answer: %s", name, ", ".join(idle))
-    reader = _Reader(name, given)
+        _log.info("parameters of model '%s' that have no effect here: %s", context.name, ", ".join(idle))
+    classifier = {flag(context, name, default=False) for name in ("is_classifier", "output_class") if name in given}
+    if len(classifier) > 1:
+        raise InvalidArgument(
+            f"model '{context.name}': 'output_class' is the old name of 'is_classifier', and they contradict each "
+            "other. Leave out 'output_class'."
+        )
     return Parameters(
-        model_type=reader.choice("model_type", ("", *MODEL_TYPES)),
-        is_classifier=reader.is_classifier(),
-        predict_proba=reader.boolean("predict_proba"),
-        threshold=reader.number("threshold", 0.5),
-        allow_unknown_field=reader.boolean("xgboost_allow_unknown_field"),
-        engine=reader.choice("engine", ENGINES),
-        threads=max(0, reader.integer("cpu_nthread")),
-        layout=reader.choice("layout", LAYOUTS),
-        chunk_size=max(0, reader.integer("chunk_size")),
+        model_type=_choice(context, "model_type", ("", *MODEL_TYPES)),
+        is_classifier=classifier.pop() if classifier else None,
+        predict_proba=flag(context, "predict_proba", default=False),
+        threshold=parameter(context, "threshold", "0.5", _number, "a number"),
+        allow_unknown_field=flag(context, "xgboost_allow_unknown_field", default=False),
+        engine=_choice(context, "engine", ENGINES),
+        threads=max(0, thread_count(context, "cpu_nthread")),
+        layout=_choice(context, "layout", LAYOUTS),
+        chunk_size=max(0, parameter(context, "chunk_size", "0", integer_parameter, "a number of rows")),
     )
 
 
-class _Reader:
-    """Values of one model's parameters."""
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument(f"failed to convert '{text}' to a number") from None
 
-    def __init__(self, name: str, given: Mapping[str, str]) -> None:
-        self._name = name
-        self._given = given
 
-    def is_classifier(self) -> bool | None:
-        names = [name for name in ("is_classifier", "output_class") if name in self._given]
-        values = {self.boolean(name) for name in names}
-        if len(values) > 1:
-            raise InvalidArgument(
-                f"model '{self._name}': 'output_class' is the old name of 'is_classifier', and they contradict each "
-                "other. Leave out 'output_class'."
-            )
-        return values.pop() if values else None
-
-    def boolean(self, key: str) -> bool:
-        value = self._given.get(key, "false").lower()
-        if value not in ("true", "1", "false", "0"):
-            raise self._refusal(key, "true or false")
-        return value in ("true", "1")
-
-    def number(self, key: str, default: float) -> float:
-        try:
-            return float(self._given.get(key, default))
-        except ValueError:
-            raise self._refusal(key, "a number") from None
-
-    def integer(self, key: str) -> int:
-        try:
-            return int(self._given.get(key, "0"))
-        except ValueError:
-            raise self._refusal(key, "a whole number") from None
-
-    def choice(self, key: str, values: tuple[str, ...]) -> str:
-        value = self._given.get(key, values[0])
-        if value not in values:
-            near = nearest(value, values)
-            expected = f"one of {', '.join(filter(None, values))}"
-            raise self._refusal(key, expected, f" Did you mean '{near}'?" if near else "")
-        return value
-
-    def _refusal(self, key: str, expected: str, more: str = "") -> InvalidArgument:
-        return InvalidArgument(
-            f"parameter '{key}' of model '{self._name}' is '{self._given[key]}', and has to be {expected}.{more}"
+def _choice(context: ModelContext, key: str, values: Sequence[str]) -> str:
+    """Return a parameter that is one of ``values``, by default the first. Raises ``InvalidArgument``."""
+    value = context.parameter(key, values[0])
+    if value not in values:
+        near = nearest(value, values)
+        raise InvalidArgument(
+            f"parameter '{key}' of model '{context.name}' is '{value}', and has to be one of "
+            f"{', '.join(filter(None, values))}." + (f" Did you mean '{near}'?" if near else "")
         )
+    return value

@@ -140,7 +140,7 @@ def structured(grammar: Grammar) -> Any:
     """Convert a grammar to the framework's format, which does not validate it yet. Raises ``Unsupported``."""
     if grammar.kind == JSON_SCHEMA:
         return genai().StructuredOutputConfig(json_schema=schema_rewrites.plain_json_strings(grammar.source))
-    schema_rewrites.check_classes(grammar.kind, grammar.source, quoted=grammar.kind == EBNF)
+    schema_rewrites.check_classes(grammar.kind, grammar.tokens())
     return genai().StructuredOutputConfig(**{{REGEX: "regex", EBNF: "grammar"}[grammar.kind]: grammar.source})
 
 

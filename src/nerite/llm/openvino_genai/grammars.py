@@ -2,25 +2,25 @@
 
 A thread compiles them one after the other, so that requests without a new grammar do not wait. Some grammars of a few
 characters take far too long or crash their process, so each is first compiled in a sandbox process with a time limit.
-Run as a program, this module is that process: it reads a grammar per line and writes its error or an empty string.
+Run as a program, this module is that process: it receives a grammar and sends its error or an empty string.
 
 Compiled grammars stay with a pipeline's tokenizer until it is destroyed. So at times the pipeline has to be replaced.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import os
-import queue
 import re
 import resource
-import select
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from sys import getsizeof
 from typing import Any, Final
@@ -32,13 +32,14 @@ from nerite.core.byte_budget import GRAMMARS, Memo
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.frameworks.openvino.graph import openvino
 from nerite.llm.openvino_genai import framework
+from nerite.llm.openvino_genai.messages import FramedPipe
 from nerite.llm.openvino_genai.options import PipelineOptions
 from nerite.llm.structured_output import REGEX, Grammar
 
 LONGEST_SECONDS: Final = 5.0
 """Time limit for compiling one grammar."""
 _START_SECONDS: Final = 60.0
-_MAX_CORES: Final = 8
+_MOST_CORES: Final = 8
 """Number of cores that the framework compiles on."""
 _MODEL: Final = "model.xml"
 _SIMPLE: Final = Grammar(REGEX, "a")
@@ -99,6 +100,7 @@ class CompilerProcess:
         """``directory`` holds the tokenizer. The process is started lazily."""
         self._arguments = [str(vocabulary), str(directory)]
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: FramedPipe
         self._baseline = 0
         """Memory of the process before it compiled anything."""
 
@@ -111,85 +113,80 @@ class CompilerProcess:
         """Return why a grammar cannot be compiled in time; empty if it can."""
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended for another reason than this grammar
-        process = self._process or self._start()
+        if self._process is None:
+            self._start()
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps([grammar.kind, grammar.source, sorted(ends)]).encode() + b"\n")
-            process.stdin.flush()
-            answer = _line(process, LONGEST_SECONDS)
+            self._pipe.send((grammar, ends))
+            return self._receive(LONGEST_SECONDS)
         except TimeoutError:
             self.close()
             return f"it takes more than {LONGEST_SECONDS:g} seconds to compile: make it simpler"
         except OSError:
             self.close()
             return "it crashes the compiler: make it simpler"
-        wrong: str = json.loads(answer)
-        return wrong
 
     def close(self) -> None:
         """End the process. Another is started when it is needed."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.communicate()
+            process.wait()
+            self._pipe.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         """Start the process. Raises ``OSError`` if it does not come up."""
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno()), *self._arguments],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                pass_fds=(theirs.fileno(),),
+            )
+        self._pipe = FramedPipe(ours)
         try:
-            _line(process, _START_SECONDS)
+            self._receive(_START_SECONDS)
         except OSError:
             self.close()
             raise
-        self._baseline = memory.memory_of(process.pid)
-        return process
+        self._baseline = memory.memory_of(self._process.pid)
 
-
-def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """Return the next line of a process's output. Raises ``TimeoutError``, or ``OSError`` if the process has ended."""
-    assert process.stdout is not None
-    if not select.select([process.stdout], [], [], seconds)[0]:
-        raise TimeoutError
-    # The process writes whole lines, and one per request, so ``readline`` does not block for long.
-    line = process.stdout.readline()
-    if not line:
-        raise BrokenPipeError("the process that compiles grammars has ended")
-    return line
+    def _receive(self, seconds: float) -> str:
+        """Return the next message. Raises ``TimeoutError``, or another ``OSError`` if the process has ended."""
+        if not self._pipe.waits(round(seconds * 1000)):
+            raise TimeoutError
+        try:
+            message: str = self._pipe.receive()
+        except EOFError:
+            raise BrokenPipeError("the process that compiles grammars has ended") from None
+        return message
 
 
 def main() -> None:
-    """Compile the grammars that arrive on standard input until it is closed."""
-    # Output of libraries must not be taken for an answer, so it goes to standard error.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    compiler = Compiler(int(sys.argv[1]), framework.tokenizer(Path(sys.argv[2])))
-    compiler.wrong(_SIMPLE, ())  # warm-up: the memory of the first compilation is not due to its grammar
-    print(json.dumps("ready"), file=answers, flush=True)
-    for line in sys.stdin:
-        kind, source, ends = json.loads(line)
-        # The parent may have died and cannot enforce the time limit then.
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        limit = int(used.ru_utime + used.ru_stime + LONGEST_SECONDS * _MAX_CORES + 1)
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-        print(json.dumps(compiler.wrong(Grammar(kind, source), ends)), file=answers, flush=True)
+    """Compile the grammars that arrive on a socket until it is closed."""
+    pipe = FramedPipe(socket.socket(fileno=int(sys.argv[1])))
+    compiler = Compiler(int(sys.argv[2]), framework.tokenizer(Path(sys.argv[3])))
+    # Warm-up: the memory of the first compilation is not due to its grammar.
+    pipe.send(compiler.wrong(_SIMPLE, ()))
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            grammar, ends = pipe.receive()
+            # The parent may have died and cannot enforce the time limit then.
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            limit = int(used.ru_utime + used.ru_stime + LONGEST_SECONDS * _MOST_CORES + 1)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+            pipe.send(compiler.wrong(grammar, ends))
 
 
 _log = logging.getLogger("nerite.llm")
-_MAX_COUNT: Final = 4096
+_MOST: Final = 4096
 """Maximum number of compiled grammars."""
-MAX_BYTES: Final = 512 << 20
+MOST_BYTES: Final = 512 << 20
 """Maximum memory of compiled grammars, the same as in vLLM."""
 _LARGE: Final = 4
-"""A grammar that takes more than this fraction (1/4) of ``MAX_BYTES`` is rejected."""
+"""A grammar that takes more than this fraction (1/4) of ``MOST_BYTES`` is rejected."""
 _LONGEST_REASON: Final = 1000
 
 _Key = bytes
-_Then = Callable[[NeriteError | None], None]
 
 
 class Grammars:
@@ -199,20 +196,18 @@ class Grammars:
         """``compile`` compiles a grammar in the pipeline process and returns its error. Raises ``NeriteError``."""
         self._options = options
         self._compile = compile
-        self._lock = threading.Lock()
         self._good: set[_Key] = set()
         """Grammars that are compiled in the pipeline process."""
         self._bad: Memo[_Key, str] = Memo()
         """Errors of invalid grammars."""
         self._vocabulary = 0
         """Size of the model's vocabulary; 0 until it was read."""
-        self._queue: queue.SimpleQueue[tuple[Grammar, frozenset[int], _Then] | None] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, "grammars")
         self._compiled = 0
         """Memory of the compiled grammars in bytes."""
         self._room = threading.Event()
         """Set while more grammars may be compiled."""
         self._room.set()
-        self._thread: threading.Thread | None = None
         self._sandbox: CompilerProcess | None = None
 
     @property
@@ -246,32 +241,25 @@ class Grammars:
         return key in self._good
 
     def find_out(self, grammar: Grammar, ends: Collection[int], then: Callable[[NeriteError | None], None]) -> None:
-        """Compile a grammar in a background thread, and call ``then`` with its error or None."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
-                self._thread.start()
-        self._queue.put((grammar, frozenset(ends), then))
+        """Compile a grammar in a background thread, and call ``then`` with its error or None; not after ``close``."""
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._answer, grammar, ends, then)
 
     def close(self) -> None:
         """Stop the thread after the current grammar."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._room.set()
-            self._thread.join()
+        self._room.set()
+        self._thread.shutdown(cancel_futures=True)
         if self._sandbox is not None:
             self._sandbox.close()
 
-    def _run(self) -> None:
-        while (task := self._queue.get()) is not None:
-            grammar, ends, then = task
-            self._room.wait()
-            try:
-                wrong = self._validate(grammar, ends)
-                then(_refusal(grammar, wrong) if wrong else None)
-            except Exception as error:
-                _log.exception("'%s': a grammar could not be compiled", self._options.name)
-                then(Internal(f"structured output ({grammar.kind}) could not be compiled: {error}"))
+    def _answer(self, grammar: Grammar, ends: Collection[int], then: Callable[[NeriteError | None], None]) -> None:
+        self._room.wait()
+        try:
+            wrong = self._validate(grammar, ends)
+            then(_refusal(grammar, wrong) if wrong else None)
+        except Exception as error:
+            _log.exception("'%s': a grammar could not be compiled", self._options.name)
+            then(Internal(f"structured output ({grammar.kind}) could not be compiled: {error}"))
 
     def _validate(self, grammar: Grammar, ends: Collection[int]) -> str:
         """Return the error of a grammar, and remember the result."""
@@ -283,7 +271,7 @@ class Grammars:
             GRAMMARS.put(self._bad, key, wrong, len(key) + getsizeof(wrong))
         else:
             self._good.add(key)
-            if self._compiled > MAX_BYTES or len(self._good) >= _MAX_COUNT:
+            if self._compiled > MOST_BYTES or len(self._good) >= _MOST:
                 self._room.clear()
         return wrong
 
@@ -295,7 +283,7 @@ class Grammars:
         if wrong := self._sandbox.wrong(grammar, ends):
             return wrong
         taken = self._sandbox.compiled_bytes - before
-        if taken > MAX_BYTES // _LARGE:
+        if taken > MOST_BYTES // _LARGE:
             self._sandbox.close()
             return f"compiled it takes {taken >> 20} MB: make it simpler"
         self._compiled += max(taken, 0)

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, Final, cast
 
 from nerite.core.errors import Unsupported
 from nerite.llm import json_schema
+from nerite.llm.expressions import REGEX_TOKEN
 
-_QUOTED: Final = r'"(?:\\.|[^"\\\n])*"|\#[^\n]*|'
-"""Literals and comments of a grammar."""
-_CLASS: Final = r"\\.|\[(?P<but>\^)?(?P<items>(?:\\.|[^\]\\])*)(?:\]|\\?\Z)"
-"""An unclosed class extends to the end: otherwise the end would be searched for from each bracket."""
 _ITEM: Final = re.compile(
     r"\\(?:x(?P<two>[0-9a-fA-F]{2})|u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|[xu]\{(?P<any>[0-9a-fA-F]+)\})"
     r"|\\(?P<letter>.)|[^\x00-\x7f]",
@@ -26,15 +23,15 @@ _ITEM: Final = re.compile(
 )
 
 
-def check_classes(where: str, text: str, *, quoted: bool = False) -> None:
+def check_classes(where: str, tokens: Iterable[re.Match[str]]) -> None:
     """Raise ``Unsupported`` for a negated character class with characters beyond ASCII, which the framework misreads.
 
-    It matches all characters beyond ASCII. ``text`` is a regular expression, or a grammar if it is ``quoted``.
+    It matches all characters beyond ASCII.
     """
-    for part in re.finditer((_QUOTED if quoted else "") + _CLASS, text, re.DOTALL):
-        if part["but"] and any(_beyond_ascii(item) for item in _ITEM.finditer(part["items"])):
+    for token in tokens:
+        if (token["one"] or "").startswith("[^") and any(map(_beyond_ascii, _ITEM.finditer(token["one"]))):
             raise Unsupported(
-                f"'{where}' has the class {part[0]}, which the engine cannot enforce because it excludes characters "
+                f"'{where}' has the class {token[0]}, which the engine cannot enforce because it excludes characters "
                 "beyond ASCII: list the allowed characters instead"
             )
 
@@ -50,19 +47,16 @@ _NEVER: Final = r'"\\\x00-\x1f'
 """Characters that JSON strings must escape, in the syntax of a character class."""
 _ANY: Final = f"[^{_NEVER}]"
 
-_PARTS: Final = re.compile(
-    r"(?P<escape>\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.))"
-    r"|(?P<class>\[\^?)(?P<items>(?:\\.|[^\]\\])*)\]"
-    r"|(?P<any>\.)"
-    r"|(?P<rest>[^\\\[.]+)",
-    re.DOTALL,
-)
-_ITEMS: Final = re.compile(
-    r"(?P<low>\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|[^\\])(?:-(?P<high>\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|[^\\]))?",
-    re.DOTALL,
-)
-_WITHOUT: Final = {"S": "[^ " + _NEVER + "]", "D": "[^0-9" + _NEVER + "]", "W": "[^a-zA-Z0-9_" + _NEVER + "]"}
-_CONTROLS: Final = frozenset("nrtfv0bc")
+_CHARACTER: Final = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|[^\\]"
+_ITEMS: Final = re.compile(f"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
+"""A character of a class, or a range of them."""
+_REPLACED: Final = {
+    ".": _ANY,
+    r"\s": " ",
+    r"\S": f"[^ {_NEVER}]",
+    r"\D": f"[^0-9{_NEVER}]",
+    r"\W": f"[^a-zA-Z0-9_{_NEVER}]",
+}
 
 
 def plain_json_strings(source: str) -> str:
@@ -82,42 +76,25 @@ def plain_json_strings(source: str) -> str:
 
 def _rewrite_pattern(path: str, pattern: str) -> str:
     """Return a pattern that never matches characters that end a string or need escaping in one."""
-    check_classes(path, pattern)
-    return "".join(_parts(path, pattern))
+    check_classes(path, REGEX_TOKEN.finditer(pattern))
+    return "".join(_rewrite(path, token) for token in REGEX_TOKEN.finditer(pattern))
 
 
-def _parts(path: str, pattern: str) -> Iterator[str]:
-    at = 0
-    while at < len(pattern):
-        part = _PARTS.match(pattern, at)
-        if part is None:
-            raise Unsupported(f"'{path}' cannot be parsed from '{pattern[at:]}' on")
-        at = part.end()
-        if part["any"]:
-            yield _ANY
-        elif part["escape"]:
-            letter = part["escape"][1]
-            if letter in _WITHOUT:
-                yield _WITHOUT[letter]
-            elif letter == "s":
-                yield " "
-            else:
-                _check(path, part["escape"], part["escape"])
-                yield part["escape"]
-        elif part["class"] == "[^":
-            yield f"[^{part['items']}{_NEVER}]"
-        elif part["class"]:
-            for item in _ITEMS.finditer(part["items"]):
-                _check(path, item["low"], item["high"] or item["low"])
-            yield part[0].replace(r"\s", " ")
-        else:
-            _check_text(path, part["rest"])
-            yield part["rest"]
-
-
-def _check_text(path: str, text: str) -> None:
-    for character in text:
-        _check(path, character, character)
+def _rewrite(path: str, token: re.Match[str]) -> str:
+    text = token[0]
+    if text in _REPLACED:
+        return _REPLACED[text]
+    if text.startswith("["):
+        if not token["closed"]:
+            raise Unsupported(f"'{path}' cannot be parsed from '{text}' on")
+        if text.startswith("[^"):
+            return f"{text[:-1]}{_NEVER}]"
+        for low, high in _ITEMS.findall(text[1:-1]):
+            _check(path, low, high or low)
+        return text.replace(r"\s", " ")
+    if token["one"] or token["other"]:
+        _check(path, text, text)
+    return text
 
 
 def _check(path: str, low: str, high: str) -> None:
@@ -133,11 +110,7 @@ def _check(path: str, low: str, high: str) -> None:
 
 
 def _code(character: str) -> int | None:
-    """Return the code of a character or escape; None for an escape that stands for several characters."""
-    if len(character) == 1:
-        return ord(character)
-    if character[1] in "xu" and len(character) > 2:
+    """Return the code of a character or escape; None for an escape that stands for others, or for a control."""
+    if len(character) > 2:
         return int(character[2:], 16)
-    if character[1] in _CONTROLS:
-        return 0
-    return None if character[1].isalnum() else ord(character[1])
+    return None if len(character) == 2 and character[1].isalnum() else ord(character[-1])
