@@ -19,7 +19,7 @@ from nerite.config.model_config import ModelConfig
 from nerite.core.errors import AlreadyExists, Internal
 from nerite.tools.add import destination as exchange
 from nerite.tools.add.destination import Destination, written_config
-from nerite.tools.add.proposal import Contestant, Latency, Proposal, Shapes, Throughput
+from nerite.tools.add.proposal import Contestant, Latency, Proposal, Throughput
 
 _WITH_FIGURES: Final = ("backend", "max_batch_size", "instance_group")
 """Settings whose comment in config.pbtxt includes the measurements."""
@@ -96,7 +96,8 @@ class AddOrder:
     """Move the model into the repository at the end."""
     largest_batch: int = 64
     """Largest batch to measure if the model can batch and does not limit the size itself."""
-    shapes: Shapes = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sizes to measure inputs with variable dimensions with, by name, without the batch."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Files to write into the model's directory, beside its versions: name to text."""
 
