@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 from nerite.artifacts.artifact import Artifact
 from nerite.client import ModelDescription, TensorDescription
@@ -55,8 +55,8 @@ class AddOutcome:
         return written_config(self.config, origin, measured)
 
 
-class Watcher(Protocol):
-    """Receives progress while a model is added, and decides about proposed settings."""
+class Watcher:
+    """Receives progress while a model is added, and decides about proposed settings. This one does nothing."""
 
     def copied(self, done: int, total: int) -> None:
         """Report that ``done`` of ``total`` bytes have been copied."""
@@ -66,6 +66,7 @@ class Watcher(Protocol):
 
     def accepts(self, outcome: AddOutcome) -> bool:
         """Return whether the proposed settings should be written."""
+        return False
 
 
 @dataclass(frozen=True)

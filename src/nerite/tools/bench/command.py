@@ -15,8 +15,17 @@ from nerite.cli.errors import did_you_mean
 from nerite.client import ClientError, ModelStatistics
 from nerite.client.connection import Address, Unreachable
 from nerite.tools.bench import report, requests
-from nerite.tools.bench.measurement import AGREEING, MEASURES, QUANTILES, BenchPlan, LoadLevel, Objective, Rule
-from nerite.tools.bench.requests import BenchTarget, TensorLoad, prepared_tensors
+from nerite.tools.bench.measurement import (
+    AGREEING,
+    MEASURES,
+    QUANTILES,
+    BenchPlan,
+    BenchTarget,
+    LoadLevel,
+    Objective,
+    Rule,
+)
+from nerite.tools.bench.requests import TensorLoad, prepared_tensors
 from nerite.tools.bench.session import (
     KEPT_UP,
     BenchedServer,
@@ -422,7 +431,7 @@ def _levels(options: argparse.Namespace) -> list[LoadLevel]:
 def _server(options: argparse.Namespace, target: BenchTarget, stack: ExitStack) -> BenchedServer:
     if target.protocol == "grpc":
         stack.enter_context(remedied("gRPC"))
-        return GrpcServer(target.plan())
+        return GrpcServer(target)
     return stack.enter_context(connected(options))
 
 

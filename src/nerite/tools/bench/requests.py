@@ -14,7 +14,6 @@ import numpy as np
 import orjson
 
 from nerite.client import ClientError, ModelDescription, TensorDescription
-from nerite.client.connection import Address
 from nerite.client.tensors import random_value, smallest, to_json, to_tensor, value_type, widened
 from nerite.core import tensor as dtypes
 from nerite.core.tensor import Array, TensorSpec, buffer_of, encode_bytes, to_array
@@ -31,7 +30,7 @@ from nerite.tools.bench.forms import (
     Sequences,
     post,
 )
-from nerite.tools.bench.measurement import BenchPlan, BenchProtocol
+from nerite.tools.bench.measurement import BenchPlan, BenchTarget
 from nerite.tools.bench.session import BenchedServer, BenchRegions
 
 # Inputs: generated, or read from files in the formats of perf_analyzer.
@@ -161,9 +160,6 @@ def _from_bytes(content: bytes, tensor: TensorDescription, shape: tuple[int, ...
     return to_array(spec, content)
 
 
-_NO_REQUESTS: Final = RoundRobin(())
-
-
 @dataclass(frozen=True, slots=True)
 class TensorLoad:
     """Specifies the inference requests to send to a model."""
@@ -181,20 +177,6 @@ class TensorLoad:
     first_id: int = 1
     output_room: int = 0
     """Bytes of shared memory for each output."""
-
-
-@dataclass(frozen=True, slots=True)
-class BenchTarget:
-    """Server that receives the requests, and the protocol."""
-
-    protocol: BenchProtocol
-    address: Address
-    headers: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = 60.0
-
-    def plan(self, scripts: Scripts = _NO_REQUESTS, *, streaming: bool = False, decoupled: bool = False) -> BenchPlan:
-        """Return the plan for the generators."""
-        return BenchPlan(self.protocol, self.address, scripts, self.headers, streaming, decoupled, self.timeout)
 
 
 def prepared_tensors(
@@ -218,7 +200,7 @@ def prepared_tensors(
         sequences = [[made_up_data(needed, shapes, zero=wanted.data == "zero")]]
     form = _forms(wanted, target, model, regions)
     forms = [[form(request) for request in sequence] for sequence in sequences]
-    return target.plan(_scripts(wanted, forms), streaming=wanted.streaming, decoupled=decoupled)
+    return BenchPlan(target, _scripts(wanted, forms), wanted.streaming, decoupled)
 
 
 def _scripts(wanted: TensorLoad, sequences: Sequence[Sequence[RequestForm]]) -> Scripts:
@@ -311,7 +293,7 @@ def prepared_prompts(wanted: PromptLoad, target: BenchTarget) -> BenchPlan:
     path = "/chat/completions" if target.address.prefix.endswith("/v1") else "/v1/chat/completions"
     fixed = {"model": wanted.model, "stream": True, "stream_options": {"include_usage": True}, **wanted.settings}
     messages = [post(target.address, path, headers, [orjson.dumps({**fixed, "messages": chat})]) for chat in chats]
-    return target.plan(RoundRobin(messages), streaming=True)
+    return BenchPlan(target, RoundRobin(messages), streaming=True)
 
 
 def made_up_prompts(words: int) -> list[Sequence[Mapping[str, Any]]]:

@@ -27,6 +27,7 @@ from nerite.tools.bench.generator import Begin, End, Report, Take, run
 from nerite.tools.bench.grpc_generator import GrpcClientCall, GrpcLine, header_block
 from nerite.tools.bench.measurement import (
     BenchPlan,
+    BenchTarget,
     Figures,
     LoadLevel,
     Measurement,
@@ -328,8 +329,8 @@ _PREFIX: Final = 5
 class GrpcServer:
     """The server under test, queried over gRPC. Every method raises ``ClientError`` if it fails."""
 
-    def __init__(self, plan: BenchPlan) -> None:
-        self._plan = plan
+    def __init__(self, target: BenchTarget) -> None:
+        self._target = target
 
     def model(self, name: str, version: str = "") -> ModelDescription:
         """Return the metadata of a model."""
@@ -365,14 +366,14 @@ class GrpcServer:
         return MessageToDict(response.FromString(received[_PREFIX:]), preserving_proto_field_name=True)
 
     async def _send(self, method: str, message: bytes) -> bytes:
-        plan = self._plan
-        line = GrpcLine(plan.address, plan.context(), header_block(plan.address, method, plan.headers))
+        target = self._target
+        line = GrpcLine(target.address, target.context(), header_block(target.address, method, target.headers))
         call = _Answer()
         line.open(call, message, last=True)
         try:
-            return await asyncio.wait_for(call.whole, plan.timeout)
+            return await asyncio.wait_for(call.whole, target.timeout)
         except TimeoutError:
-            raise ClientError(f"no response from {plan.address} within {plan.timeout:g} seconds") from None
+            raise ClientError(f"no response from {target.address} within {target.timeout:g} seconds") from None
         finally:
             line.close()
 
