@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from conformance import perf_analyzer  # noqa: E402  the installer that the conformance tests use
 from nerite.client.connection import Address  # noqa: E402
 from nerite.tools.bench.forms import RoundRobin  # noqa: E402
-from nerite.tools.bench.measurement import BenchPlan, LoadLevel  # noqa: E402
+from nerite.tools.bench.measurement import BenchPlan, BenchTarget, LoadLevel  # noqa: E402
 from nerite.tools.bench.session import Fleet  # noqa: E402
 
 _WARM_UP = 0.5
@@ -76,7 +76,8 @@ def wrk(port: int, connections: int, seconds: float) -> float:
 def generator(port: int, connections: int, seconds: float, processes: int) -> float:
     """Return the same of the generator of ``nerite bench``."""
     request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
-    with Fleet(BenchPlan("http", Address.parse(f"127.0.0.1:{port}"), RoundRobin((request,))), processes) as fleet:
+    target = BenchTarget("http", Address.parse(f"127.0.0.1:{port}"))
+    with Fleet(BenchPlan(target, RoundRobin((request,))), processes) as fleet:
         fleet.begin(LoadLevel(concurrency=connections))
         time.sleep(_WARM_UP)
         fleet.take()

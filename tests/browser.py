@@ -101,6 +101,12 @@ class Browser:
                 return
         raise AssertionError(f"the keyboard does not lead to {condition}")
 
+    def point(self, element: str) -> None:
+        """Move the pointer to the middle of an element."""
+        box = self.evaluate(f"(({element}).scrollIntoView(), ({element}).getBoundingClientRect().toJSON())")
+        middle = {"x": box["left"] + box["width"] / 2, "y": box["top"] + box["height"] / 2}
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **middle)
+
     def picture(self, path: Path) -> None:
         """Write what the page looks like as a PNG."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

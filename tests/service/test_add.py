@@ -130,8 +130,8 @@ def test_backends_that_have_the_same_file(tmp_path: Path) -> None:
     assert (rival["backend"], [each["batch"] for each in rival["latencies"]]) == ("openvino", [1, 2, 4])
     advice = report["proposal"][0]
     assert advice["setting"] == "backend"
-    assert "onnxruntime has " in advice["reason"]
-    assert "openvino has " in advice["reason"]
+    assert "onnxruntime reaches " in advice["reason"]
+    assert "openvino reaches " in advice["reason"]
     assert f'"{report["config"]["backend"]}"' == advice["value"]
     assert f"backend: {advice['value']}" in (repository / "net" / "config.pbtxt").read_text()
 

@@ -42,16 +42,10 @@ DIFF = """\
 +    string_value: "2"
 +  }
 +}"""
-OVERLAPS = """[...document.querySelectorAll('svg')].flatMap((svg) => {
-    const frame = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll('text')];
-    const boxes = texts.map((text) => text.getBoundingClientRect());
-    const outside = texts.filter((_, at) => boxes[at].left < frame.left - 1 || boxes[at].right > frame.right + 1
-        || boxes[at].top < frame.top - 1 || boxes[at].bottom > frame.bottom + 1);
-    const over = texts.filter((_, at) => boxes.some((box, other) => other < at && box.left < boxes[at].right
-        && boxes[at].left < box.right && box.top < boxes[at].bottom && boxes[at].top < box.bottom));
-    return [...outside, ...over].map((text) => text.textContent);
-})"""
-"""What of the texts in plots is cut off, or lies over another."""
+DRAWN = """[...document.querySelectorAll('.plot canvas')].filter((canvas) => canvas.getContext('2d')
+    .getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value)).length"""
+"""Number of plots that are not empty."""
+VALUES = "document.querySelector('.plot .u-series:last-child .u-value').textContent"
 
 
 def found() -> list[Finding]:
@@ -78,16 +72,17 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path, width: int, dark: boo
     with browsing(tmp_path) as browser:
         browser.size(width, 980 if dark else 1260, dark=dark)
         browser.open(page.as_uri())
-        browser.until("document.querySelectorAll('svg').length === 3 && document.readyState === 'complete'")
-        assert browser.evaluate(OVERLAPS) == []
-        # Every plot has numbers at both of its axes.
-        counts = "[...document.querySelectorAll('svg')].map((svg) => svg.querySelectorAll('text:not(.title)').length)"
-        assert min(browser.evaluate(counts)) >= 6
+        browser.until(f"{DRAWN} === 2")
+        assert browser.evaluate(VALUES) == ""
+        browser.point("document.querySelector('.plot .u-over')")
+        browser.until(f"/^[\\d,.]+ at [\\d,.]+$/.test({VALUES})")
+        bars = browser.evaluate("[...document.querySelectorAll('.bars i')].map((bar) => bar.offsetWidth)")
+        assert len(bars) == 5 and min(bars) > 0
         ground = browser.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
         assert (sum(ground) < 200) == dark
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
         assert "+max_batch_size: 16" in browser.text
-        assert browser.evaluate("document.querySelectorAll('tbody tr').length") == len(found())
+        assert browser.evaluate("document.querySelectorAll('.wide tbody tr').length") == len(found())
         assert browser.complaints == []
         assert {url.partition(":")[0] for url in browser.requests} == {"file"}
         if width > 1000:
@@ -98,6 +93,7 @@ def take(browser: Browser, dark: bool) -> None:
     """Have the pictures of the documentation made, where somebody wants them."""
     folder = os.environ.get("PICTURES")
     if folder:
+        browser.evaluate("scrollTo(0, 0)")
         if dark:
             browser.evaluate("document.querySelector('h2 + pre').previousElementSibling.scrollIntoView()")
         picture = Path(folder) / f"analyze-{'table' if dark else 'plots'}.png"

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -25,13 +24,6 @@ def execute(self, requests):
         values = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
         responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)], error))
     return responses
-"""
-OVERLAPS = """
-[...document.querySelectorAll("svg")].flatMap(plot => {
-  const texts = [...plot.querySelectorAll("text")].map(text => [text.textContent, text.getBoundingClientRect()]);
-  return texts.flatMap(([one, a], at) => texts.slice(at + 1).filter(([, b]) =>
-    a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom).map(([other]) => [one, other]));
-})
 """
 COLOURS = ("backgroundColor.match(/\\d+/)[0] * 1", "color.match(/\\d+/)[0] * 1")
 BRIEF = ("--warm-up", "0.1", "--window", "0.2", "--windows", "3", "--shape", "INPUT0:16")
@@ -131,25 +123,17 @@ def test_the_page_is_whole_and_needs_nothing_else(server: Serving, tmp_path: Pat
     file = tmp_path / "figures.html"
     bench("identity", "--url", server.http, *BRIEF, "--concurrency", "1:4:*2", "--html", str(file))
     page = file.read_text()
-    html = ElementTree.fromstring(
-        page.removeprefix("<!doctype html>")
-        .replace('<meta charset="utf-8">', "")
-        .replace('<meta name="viewport" content="width=device-width, initial-scale=1">', "")
-    )
-    titles = [title.text for title in html.iter("h2")]
-    assert titles == [
+    titles = [
         "Throughput",
         "Latency",
         "Latency by throughput",
         "Distribution of the latency",
         "Where the time goes",
     ]
-    assert len(list(html.iter("svg"))) == len(titles)
-    assert len(list(html.iter("tr"))) == 4
-    assert not {"script", "link", "img", "iframe"} & {element.tag for element in html.iter()}
-    assert "url(" not in page and "@import" not in page
-    numbers = re.findall(r' (?:x|y|cx|cy|x1|x2|y1|y2)="([^"]*)"', page)
-    assert all(-600 <= float(number) <= 600 for number in numbers)
+    assert re.findall("<h2>(.*?)</h2>", page) == titles
+    assert page.count('class="plot"') == 4 and page.count('class="bars"') == 1
+    assert page.count("<tr><td>") == 3
+    assert not re.search("<(link|img|iframe)|<script[^>]* src|url\\(|@import", page)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -159,9 +143,10 @@ def test_the_page_in_a_browser(server: Serving, tmp_path: Path, dark: bool) -> N
     with browsing(tmp_path) as browser:
         browser.size(1180, 2000, dark=dark)
         browser.open(file.as_uri())
-        browser.until("document.readyState === 'complete' && document.title.includes('identity')")
+        browser.until("document.querySelectorAll('.plot canvas').length === 4")
         browser.picture(tmp_path / "page.png")
-        assert browser.evaluate(OVERLAPS) == []
+        names = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('th').length - 1)"
+        assert browser.evaluate(names) == [1, 3, 1, 5]
         ground, text = (browser.evaluate(f"getComputedStyle(document.body).{name}") for name in COLOURS)
         assert (ground < text) == dark
         assert browser.complaints == []
@@ -176,19 +161,19 @@ def test_the_page_in_a_browser(server: Serving, tmp_path: Path, dark: bool) -> N
         (["identity", "--concurrency", "1:1000"], 2, "is more than 100 levels"),
         (["identity", "--rate", "100", "--within", "p99:20"], 2, "write --rate 100,5000"),
         (["identity", "--rate", "1,2", "--within", "p98:20"], 2, "Did you mean 'p99'"),
-        (["identity", "--poisson"], 2, "--poisson is for --rate"),
+        (["identity", "--poisson"], 2, "--poisson requires --rate"),
         (["identity", "--rate", "5", "--concurrency", "5"], 2, "not allowed with"),
         (["identity", "--shape", "INPUT0"], 2, "write INPUT:3,224,224"),
         (["identity", "--shape", "INPUT1:16"], 1, "has no input 'INPUT1'. Its inputs: INPUT0"),
-        (["identity", "--shape", "INPUT0:2,2"], 1, "without the dimension of the batch"),
+        (["identity", "--shape", "INPUT0:2,2"], 1, "shapes are given without the batch dimension"),
         (["identity", "--batch", "9"], 1, "takes batches of at most 8"),
-        (["identity", "--data", "/nowhere.json"], 1, "cannot be read"),
+        (["identity", "--data", "/nowhere.json"], 1, "cannot read the data in /nowhere.json"),
         (["identty"], 1, "Did you mean 'identity'?"),
-        (["broken"], 1, "When that is mended: nerite client load broken"),
+        (["broken"], 1, "Fix the cause, then: nerite client load broken"),
         (["broken"], 1, "no weights"),
         (["identity", "--version", "7"], 1, "Its versions: 1."),
         (["identity", "--url", "127.0.0.1:1"], 1, "Is a server running there?"),
-        (["identity", "--url", "127.0.0.1:1", "--protocol", "grpc"], 1, "(the port for gRPC)"),
+        (["identity", "--url", "127.0.0.1:1", "--protocol", "grpc"], 1, "(its gRPC port)"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_measured(

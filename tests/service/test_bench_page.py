@@ -42,7 +42,7 @@ def test_commands(server: Serving, command: str, tmp_path: Path) -> None:
 
 def test_options_are_those_of_the_help() -> None:
     told = set(re.findall(r"--\w[\w-]*", run("nerite bench --help")))
-    ours, _, _ = (ROOT / "docs" / "bench.md").read_text().partition("## NVIDIA's own tools")
+    ours, _, _ = (ROOT / "docs" / "bench.md").read_text().partition("## perf_analyzer and Model Analyzer")
     described = set(re.findall(r"--\w[\w-]*", ours))
     assert described - {"--allow-client-shm"} <= told
     tables = set(re.findall(r"--\w[\w-]*", " ".join(rows("docs/bench.md", "option"))))

@@ -188,13 +188,13 @@ def test_data_in_all_forms(server: Serving, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data, said",
     [
-        ({"data": [1]}, 'data 0: write {"INPUT": [values], ...} for each request. The inputs: INPUT0'),
+        ({"data": [1]}, 'data 0: write {"INPUT": [values], ...} for each request. Inputs of the model: INPUT0'),
         ({"data": [{"INPUT0": {"shape": [1]}}]}, 'write [values], {"content": [values]'),
         ({"data": [{"INPUT0": {"b64": "A"}}]}, "data 0, input INPUT0"),
         ({"data": [{"INPUT0": {"b64": "AAAA", "shape": [1]}}]}, "3 bytes are not 4"),
         ({"data": [{"INPUT0": ["one"]}]}, "data 0, input INPUT0"),
-        ({"data": [{"INPUT1": [1]}]}, "there is no input 'INPUT1'. The inputs: INPUT0"),
-        ({"date": []}, 'is no data: write {"data":'),
+        ({"data": [{"INPUT1": [1]}]}, "the model has no input 'INPUT1'. Its inputs: INPUT0"),
+        ({"date": []}, 'has no list of data: write {"data":'),
     ],
 )
 def test_data_that_are_none(server: Serving, tmp_path: Path, data: Any, said: str) -> None:
@@ -242,9 +242,9 @@ def test_chats(server: Serving, tmp_path: Path) -> None:
     "model, more, said",
     [
         ("three_times", (), "measure it with --streaming"),
-        ("in_sequence", (), "say how long they are with --sequence-length"),
+        ("in_sequence", (), "set their length with --sequence-length"),
         ("nobody", ("--protocol", "openai"), "nobody"),
-        ("docent", ("--protocol", "openai", "--data", "/nowhere"), "cannot be read"),
+        ("docent", ("--protocol", "openai", "--data", "/nowhere"), "cannot read the prompts in /nowhere"),
     ],
 )
 def test_what_cannot_be_measured(server: Serving, tmp_path: Path, model: str, more: tuple[str, ...], said: str) -> None:

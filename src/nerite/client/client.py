@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 
 from nerite.client import tensors
-from nerite.client.connection import Address, ClientError, HttpAnswer, HttpClientConnection, text_of
+from nerite.client.connection import Address, ClientError, HttpAnswer, HttpClientConnection, model_path, text_of
 from nerite.client.models import (
     CompletionPart,
     MetricsPage,
@@ -60,7 +60,7 @@ class Client:
 
     def ready(self, model: str = "", version: str = "") -> bool:
         """Return whether the server, or a model, is ready to infer."""
-        return self._is_ok(f"{_path(model, version)}/ready" if model else "/v2/health/ready")
+        return self._is_ok(f"{model_path(model, version)}/ready" if model else "/v2/health/ready")
 
     def models(self) -> list[ModelVersion]:
         """Return every version of every model in the repository, with its state."""
@@ -75,11 +75,11 @@ class Client:
 
     def model(self, name: str, version: str = "") -> ModelDescription:
         """Return the metadata of a model, such as its inputs and outputs. Without a version: of the one that serves."""
-        return ModelDescription.read(self._json("GET", _path(name, version)))
+        return ModelDescription.read(self._json("GET", model_path(name, version)))
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
         """Return the complete configuration of a model."""
-        document: dict[str, Any] = self._json("GET", f"{_path(name, version)}/config")
+        document: dict[str, Any] = self._json("GET", f"{model_path(name, version)}/config")
         return document
 
     def infer(
@@ -103,7 +103,7 @@ class Client:
                 self._models[key] = self.model(model, version)
             parts, length = tensors.encode(self._models[key], inputs, outputs, parameters or {})
             headers = {tensors.HEADER_LENGTH: str(length), "Content-Type": "application/octet-stream"}
-            return tensors.decode(self._ask("POST", f"{_path(model, version)}/infer", parts, headers))
+            return tensors.decode(self._ask("POST", f"{model_path(model, version)}/infer", parts, headers))
         except ClientError:
             # The model may have changed since its metadata was requested.
             self._models.pop(key, None)
@@ -124,7 +124,7 @@ class Client:
         document = {**{name: to_json(value) for name, value in inputs.items()}, "parameters": dict(parameters or {})}
         # Not orjson: in both directions numbers may be NaN or infinite.
         body = json.dumps(document).encode()
-        for line in self._connection.lines("POST", f"{_path(model, version)}/generate_stream", [body]):
+        for line in self._connection.lines("POST", f"{model_path(model, version)}/generate_stream", [body]):
             event = line.removeprefix(b"data:").strip()
             if event:
                 response = json.loads(event)
@@ -186,7 +186,7 @@ class Client:
 
     def statistics(self, model: str = "", version: str = "") -> list[ModelStatistics]:
         """Return the statistics of each version of a model, or of all models."""
-        path = f"{_path(model, version)}/stats" if model else "/v2/models/stats"
+        path = f"{model_path(model, version)}/stats" if model else "/v2/models/stats"
         return [ModelStatistics.read(entry) for entry in self._json("GET", path)["model_stats"]]
 
     def register_shared_memory(self, region: str, key: str, size: int) -> None:
@@ -224,7 +224,3 @@ class Client:
         if answer.status != 200:
             raise ClientError(text_of(answer.status, answer.body), answer.status)
         return answer
-
-
-def _path(model: str, version: str) -> str:
-    return f"/v2/models/{quote(model)}" + (f"/versions/{quote(version)}" if version else "")

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import orjson
 
@@ -65,6 +65,11 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
+
+
+def model_path(model: str, version: str) -> str:
+    """Return the path of a model, or of one of its versions."""
+    return f"/v2/models/{quote(model)}" + (f"/versions/{quote(version)}" if version else "")
 
 
 class HttpAnswer(NamedTuple):

@@ -46,6 +46,15 @@ def fit(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
     return None
 
 
+def value_type(tensor: TensorDescription) -> np.dtype[Any]:
+    """Return the numpy type of the values of a tensor: float32 for BF16, which numpy does not have."""
+    return _value_type(dtypes.BY_NAME[tensor.datatype])
+
+
+def _value_type(datatype: DataType) -> np.dtype[Any]:
+    return np.dtype(np.float32) if datatype is dtypes.BF16 else datatype.numpy
+
+
 def widened(words: Array) -> Array:
     """Convert the 16-bit words of BF16 to FP32, without loss."""
     return (words.astype(np.uint32) << 16).view(np.float32)
@@ -69,7 +78,7 @@ def _numbers(described: TensorDescription, datatype: DataType, value: object) ->
     if given.dtype.kind not in "biuf":
         wrong = next((element for element in given.astype(object).flat if not isinstance(element, int | float)), value)
         raise ClientError(f"input {described}: {wrong!r} is not a number of that type")
-    wanted = np.dtype(np.float32) if datatype is dtypes.BF16 else datatype.numpy
+    wanted = _value_type(datatype)
     with np.errstate(all="ignore"):
         converted = given.astype(wanted)
         if datatype is dtypes.BF16:
@@ -217,7 +226,7 @@ def _from_json(datatype: DataType, data: list[Any]) -> Array:
     """Convert numbers and strings from JSON, the form in which some servers send classifications."""
     if datatype is dtypes.BYTES:
         return np.array([element.encode() for element in data], object)
-    return np.array(data, np.float32 if datatype is dtypes.BF16 else datatype.numpy)
+    return np.array(data, _value_type(datatype))
 
 
 # Random data for inputs, to test whether a model runs and how long it takes.

@@ -19,7 +19,7 @@ from nerite.config import open_ports as exposure
 from nerite.config.options import ServerOptions
 from nerite.core.text_table import terminal_width
 from nerite.tools import check, doctor_machine
-from nerite.tools.doctor_machine import MB, DoctorFinding, FindingLevel, size
+from nerite.tools.doctor_machine import MB, DoctorFinding, FindingLevel, note, ok, problem, size, warning
 from nerite.transports.tcp import owner_of, port_in_use_text
 
 # Access: who can control the servers that listen on these ports, and a server that is started here.
@@ -36,9 +36,7 @@ def access_findings(ports: Iterable[int], proc: Path = _PROC) -> Iterator[Doctor
         yield of_options(here, "a server started here by nerite serve")
     except UsageError as error:
         remedy = "Correct the NERITE_* environment variables, or the file that NERITE_OPTIONS_FILE names."
-        yield DoctorFinding(
-            FindingLevel.PROBLEM, f"nerite serve cannot start here: {' '.join(error.text.split())}", remedy
-        )
+        yield problem(f"nerite serve cannot start here: {' '.join(error.text.split())}", remedy)
     owners = {owner.pid for owner in (owner_of(port, proc) for port in ports) if owner is not None}
     for pid in sorted(owners):
         options = options_of(proc / str(pid))
@@ -50,8 +48,8 @@ def of_options(options: ServerOptions, server: str) -> DoctorFinding:
     """Return the finding about access to a server with these options."""
     ports = exposure.open_ports(options)
     if not ports:
-        return DoctorFinding(FindingLevel.OK, f"{server}: no other machine can control it without a key")
-    return DoctorFinding(FindingLevel.WARNING, f"{server}: {exposure.rights(ports)}", exposure.remedy(ports))
+        return ok(f"{server}: no other machine can control it without a key")
+    return warning(f"{server}: {exposure.rights(ports)}", exposure.remedy(ports))
 
 
 def options_of(process: Path) -> ServerOptions | None:
@@ -89,12 +87,12 @@ def port_findings(ports: Iterable[tuple[str, int]]) -> Iterator[DoctorFinding]:
         refused = _refusal(port)
         if refused == errno.EADDRINUSE:
             remedy = f"Stop that process, or use another port: {flag}=PORT (0 picks a free one)."
-            yield DoctorFinding(FindingLevel.WARNING, f"port {port} is in use{port_in_use_text(port)}", remedy)
+            yield warning(f"port {port} is in use{port_in_use_text(port)}", remedy)
         elif refused:
             remedy = f"Ports below 1024 require privileges. Use another port: {flag}=PORT."
-            yield DoctorFinding(FindingLevel.PROBLEM, f"port {port} cannot be opened: {os.strerror(refused)}", remedy)
+            yield problem(f"port {port} cannot be opened: {os.strerror(refused)}", remedy)
         else:
-            yield DoctorFinding(FindingLevel.OK, f"port {port} is free ({flag})")
+            yield ok(f"port {port} is free ({flag})")
 
 
 def _refusal(port: int) -> int:
@@ -121,17 +119,17 @@ def repository_findings(repositories: Sequence[str]) -> Iterator[DoctorFinding]:
     mistakes = [mistake for each in found for mistake in each.mistakes]
     for mistake in mistakes[:_MAX_MISTAKES]:
         where = ":".join(map(str, filter(None, (mistake.file, mistake.line, mistake.column))))
-        yield DoctorFinding(FindingLevel.PROBLEM, f"{where}: {mistake.message}".partition("\n")[0], mistake.remedy)
+        yield problem(f"{where}: {mistake.message}".partition("\n")[0], mistake.remedy)
     if len(mistakes) > _MAX_MISTAKES:
         remedy = f"nerite check {' '.join(repositories)}"
-        yield DoctorFinding(FindingLevel.PROBLEM, f"and {len(mistakes) - _MAX_MISTAKES} more mistakes", remedy)
+        yield problem(f"and {len(mistakes) - _MAX_MISTAKES} more mistakes", remedy)
     for each in found:
         for remark in each.remarks:
             if remark.level != "note":
-                yield DoctorFinding(FindingLevel.WARNING, f"{each.directory}: {remark.text}")
+                yield warning(f"{each.directory}: {remark.text}")
     models = len({each.directory for each in found if each.model})
     if models and not mistakes:
-        yield DoctorFinding(FindingLevel.OK, f"{models} model{'' if models == 1 else 's'} without mistakes")
+        yield ok(f"{models} model{'' if models == 1 else 's'} without mistakes")
 
 
 # Resource limits of a process: open files, processes, shared memory.
@@ -152,7 +150,7 @@ def limit_findings() -> Iterator[DoctorFinding]:
     if _SHARED_MEMORY.is_dir():
         yield of_shared(shutil.disk_usage(_SHARED_MEMORY).total, shutil.disk_usage(_SHARED_MEMORY).free)
     if not hasattr(os, "memfd_create"):
-        yield DoctorFinding(FindingLevel.NOTE, "memfd_create is missing: tensors pass to workers in temporary files")
+        yield note("memfd_create is missing: tensors pass to workers in temporary files")
 
 
 def of_files(most: int) -> DoctorFinding:
@@ -169,7 +167,7 @@ def of_processes(most: int) -> DoctorFinding:
 
 def of_locked(most: int) -> DoctorFinding:
     """Return the finding about locked memory, which Nerite itself does not use."""
-    return DoctorFinding(FindingLevel.OK, f"locked memory: {'unlimited' if most < 0 else size(most)}")
+    return ok(f"locked memory: {'unlimited' if most < 0 else size(most)}")
 
 
 def of_shared(total: int, free: int) -> DoctorFinding:
@@ -180,18 +178,14 @@ def of_shared(total: int, free: int) -> DoctorFinding:
             "docker run --shm-size=1g, if clients pass tensors in shared memory or models start processes of their "
             "own. The server itself does not use it."
         )
-        return DoctorFinding(FindingLevel.NOTE, text, remedy)
-    return DoctorFinding(FindingLevel.OK, text)
+        return note(text, remedy)
+    return ok(text)
 
 
 def _limit(what: str, most: int, minimum: int, remedy: str) -> DoctorFinding:
     """Return the finding about a limit ``most``, where a negative number is unlimited; warn if below ``minimum``."""
     text = f"{what}: {'unlimited' if most < 0 else most}"
-    return (
-        DoctorFinding(FindingLevel.WARNING, text, remedy)
-        if 0 <= most < minimum
-        else DoctorFinding(FindingLevel.OK, text)
-    )
+    return warning(text, remedy) if 0 <= most < minimum else ok(text)
 
 
 _EPILOG = """\

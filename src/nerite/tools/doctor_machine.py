@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -52,6 +53,12 @@ class DoctorFinding(NamedTuple):
     """What to do; empty if nothing needs to be done."""
 
 
+ok = partial(DoctorFinding, FindingLevel.OK)
+note = partial(DoctorFinding, FindingLevel.NOTE)
+warning = partial(DoctorFinding, FindingLevel.WARNING)
+problem = partial(DoctorFinding, FindingLevel.PROBLEM)
+
+
 def size(amount: float) -> str:
     """Return a number of bytes in human-readable form, in MB or GB."""
     return f"{amount / GB:.1f} GB" if amount >= GB else f"{amount / MB:.0f} MB"
@@ -76,7 +83,7 @@ class MachineMemory(NamedTuple):
 
 def machine_findings() -> Iterator[DoctorFinding]:
     """Yield findings about the operating system, cores, memory and disk."""
-    yield DoctorFinding(FindingLevel.OK, f"{platform.system()} {platform.release()}, {platform.machine()}")
+    yield ok(f"{platform.system()} {platform.release()}, {platform.machine()}")
     yield of_cores(machine.usable_cores(), os.cpu_count() or 1, machine.core_quota())
     yield of_memory(memory())
     yield of_disk(environments_folder(os.environ.get("NERITE_ENVIRONMENT_DIRECTORY", "")))
@@ -86,11 +93,11 @@ def of_cores(usable: int, total: int, quota: int) -> DoctorFinding:
     """Return the finding about the number of usable cores."""
     if usable < total:
         why = f"the CPU quota allows {quota}" if quota == usable else "the CPU affinity excludes the others"
-        return DoctorFinding(FindingLevel.NOTE, f"{usable} of {total} cores: {why}")
+        return note(f"{usable} of {total} cores: {why}")
     if usable == 1:
         remedy = "Provide at least two: on one core, the server and a model's worker compete for it."
-        return DoctorFinding(FindingLevel.NOTE, "1 core", remedy)
-    return DoctorFinding(FindingLevel.OK, f"{usable} cores")
+        return note("1 core", remedy)
+    return ok(f"{usable} cores")
 
 
 def of_memory(found: MachineMemory) -> DoctorFinding:
@@ -99,14 +106,12 @@ def of_memory(found: MachineMemory) -> DoctorFinding:
     if 0 < found.limit < total:
         total, available = found.limit, min(available, found.limit - found.used)
     if not total:
-        return DoctorFinding(FindingLevel.NOTE, "the amount of memory cannot be determined")
+        return note("the amount of memory cannot be determined")
     where = " that the container may use" if total == found.limit else ""
     text = f"{size(available)} free of {size(total)} of memory{where}"
     if available < _MIN_MEMORY:
-        return DoctorFinding(
-            FindingLevel.WARNING, text, "Free or add memory: the kernel kills workers when memory runs out."
-        )
-    return DoctorFinding(FindingLevel.OK, text)
+        return warning(text, "Free or add memory: the kernel kills workers when memory runs out.")
+    return ok(text)
 
 
 def of_disk(directory: Path) -> DoctorFinding:
@@ -115,14 +120,12 @@ def of_disk(directory: Path) -> DoctorFinding:
     where = f"environments and converted models are stored in {directory}"
     if not os.access(existing, os.W_OK):
         remedy = "Choose another directory with NERITE_ENVIRONMENT_DIRECTORY or --environment-directory."
-        return DoctorFinding(FindingLevel.WARNING, f"{where}, which is not writable", remedy)
+        return warning(f"{where}, which is not writable", remedy)
     free = shutil.disk_usage(existing).free
     text = f"{where}: {size(free)} free"
     if free < _MIN_DISK:
-        return DoctorFinding(
-            FindingLevel.WARNING, text, "Remove old ones: nerite environments --remove --unused-for 30"
-        )
-    return DoctorFinding(FindingLevel.OK, text)
+        return warning(text, "Remove old ones: nerite environments --remove --unused-for 30")
+    return ok(text)
 
 
 def memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> MachineMemory:
@@ -150,9 +153,7 @@ def gpu_findings() -> Iterator[DoctorFinding]:
     """Yield findings about GPUs."""
     library, why_not = gpus.find_library()
     if why_not:
-        yield DoctorFinding(
-            FindingLevel.WARNING, "an NVIDIA driver is installed, but Nerite cannot use the GPUs", why_not
-        )
+        yield warning("an NVIDIA driver is installed, but Nerite cannot use the GPUs", why_not)
         return
     found = library.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not found:
@@ -162,14 +163,12 @@ def gpu_findings() -> Iterator[DoctorFinding]:
             FindingLevel.NOTE if existing else FindingLevel.OK, f"no NVIDIA GPU{hidden}: models run on the CPU"
         )
         return
-    yield DoctorFinding(FindingLevel.OK, f"driver {library.driver()}")
+    yield ok(f"driver {library.driver()}")
     for gpu in found:
         yield of_gpu(gpu, library)
     for backend, (package, remedy) in _BUILDS.items():
         if importlib.util.find_spec(package) is not None and not can_use_gpus(backend):
-            yield DoctorFinding(
-                FindingLevel.WARNING, f"{package} is a CPU-only build: its models do not use the GPUs", remedy
-            )
+            yield warning(f"{package} is a CPU-only build: its models do not use the GPUs", remedy)
 
 
 def of_gpu(gpu: Gpu, library: GpuLibrary) -> DoctorFinding:
@@ -181,14 +180,13 @@ def of_gpu(gpu: Gpu, library: GpuLibrary) -> DoctorFinding:
         text += f", {size(memory.total - memory.used)} free of {size(memory.total)}"
     if gpu.capability < minimum:
         remedy = f"It is not used. To use it, pass --min-supported-compute-capability={gpu.capability}."
-        return DoctorFinding(FindingLevel.WARNING, text, remedy)
+        return warning(text, remedy)
     if memory is not None and memory.used > _NEARLY_FULL * memory.total:
-        return DoctorFinding(
-            FindingLevel.WARNING,
+        return warning(
             text,
             "nvidia-smi shows which processes use it. --model-load-gpu-limit rejects loads before it is full.",
         )
-    return DoctorFinding(FindingLevel.OK, text)
+    return ok(text)
 
 
 # Installed packages: Python, the dependencies of Nerite, and its extras.
@@ -231,15 +229,11 @@ class Lack(NamedTuple):
 
 def findings() -> Iterator[DoctorFinding]:
     """Yield findings about Python, the dependencies of Nerite, and its extras."""
-    yield DoctorFinding(
-        FindingLevel.OK, f"nerite {nerite.__version__}, Python {platform.python_version()} in {sys.prefix}"
-    )
+    yield ok(f"nerite {nerite.__version__}, Python {platform.python_version()} in {sys.prefix}")
     try:
         requirements = list(parsed(metadata.requires(_OURS) or ()))
     except metadata.PackageNotFoundError:
-        yield DoctorFinding(
-            FindingLevel.NOTE, "nerite runs from source without being installed: its requirements are unknown"
-        )
+        yield note("nerite runs from source without being installed: its requirements are unknown")
         return
     versions = {each.package: _version(each.package) for each in requirements}
     core = [each for each in requirements if not each.extra]
@@ -255,9 +249,7 @@ def of_core(requirements: Iterable[Requirement], versions: Mapping[str, str]) ->
     """Yield a finding for each missing dependency. ``versions`` has the installed version of each package, or ""."""
     for each in requirements:
         if (lack := lacking(each, versions)) is not None:
-            yield DoctorFinding(
-                FindingLevel.PROBLEM, f"Nerite requires {lack.text}", f"pip install '{each.package}{each.bounds}'"
-            )
+            yield problem(f"Nerite requires {lack.text}", f"pip install '{each.package}{each.bounds}'")
 
 
 def of_extras(
@@ -276,18 +268,18 @@ def of_extras(
         if failing:
             why = "; ".join(f"{package} is installed but cannot be imported: {broken[package]}" for package in failing)
             remedy = f"pip install --force-reinstall {' '.join(failing)}"
-            yield DoctorFinding(FindingLevel.WARNING, f"the extra '{name}' does not work: {why}", remedy)
+            yield warning(f"the extra '{name}' does not work: {why}", remedy)
         elif not lacks:
             installed.append(f"{name} ({', '.join(f'{each.package} {versions[each.package]}' for each in wanted)})")
         elif len(wrong) == len(lacks):
             text = f"the extra '{name}' requires {' and '.join(lack.text for lack in wrong)}"
-            yield DoctorFinding(FindingLevel.WARNING, text, f"pip install '{_OURS}[{name}]'")
+            yield warning(text, f"pip install '{_OURS}[{name}]'")
         else:
             missing.append(f"{name} (lacks {', '.join(lack.text for lack in lacks)})")
-    yield DoctorFinding(FindingLevel.OK, f"installed extras: {', '.join(installed) or 'none'}")
+    yield ok(f"installed extras: {', '.join(installed) or 'none'}")
     if missing:
         remedy = f"pip install '{_OURS}[NAME]' for those that your models need (docs/frameworks.md)"
-        yield DoctorFinding(FindingLevel.NOTE, f"extras that are not installed: {', '.join(missing)}", remedy)
+        yield note(f"extras that are not installed: {', '.join(missing)}", remedy)
 
 
 def broken(packages: Collection[str]) -> dict[str, str]:
@@ -370,4 +362,4 @@ def _imported(package: str) -> Iterator[DoctorFinding]:
         importlib.import_module(_module(package))
     except Exception as error:  # any error is possible: a build for another CPU, an incomplete installation
         text = f"{package} is installed but cannot be imported: {type(error).__name__}: {error}"
-        yield DoctorFinding(FindingLevel.PROBLEM, text, f"pip install --force-reinstall {package}")
+        yield problem(text, f"pip install --force-reinstall {package}")

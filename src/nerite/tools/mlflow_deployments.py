@@ -9,56 +9,48 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import mlflow.artifacts
 import numpy as np
 from mlflow.deployments import BaseDeploymentClient, PredictionsResponse
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST
+from mlflow.protos.databricks_pb2 import (
+    INTERNAL_ERROR,
+    INVALID_PARAMETER_VALUE,
+    RESOURCE_ALREADY_EXISTS,
+    RESOURCE_DOES_NOT_EXIST,
+)
 
 from nerite.client import Client, ClientError, ModelDescription
 from nerite.core.errors import AlreadyExists, NeriteError
 from nerite.repository.remote import is_remote, repository_at
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import remove_model
-from nerite.tools.add.order import AddOrder, AddOutcome
+from nerite.tools.add.order import AddOrder, AddOutcome, Watcher
 
 if TYPE_CHECKING:
     from nerite.repository.remote.repository import RemoteRepository
 
-# Repositories of deployments: a folder that the server can also reach, or an object store.
+# Repositories of deployments: a folder that the server can also reach, or an object store. Both raise ``NeriteError``.
 
 
-class Depot(Protocol):
-    """A model repository that holds deployments. Every method raises ``NeriteError`` if it fails."""
-
-    def note(self, name: str, file: str) -> bytes | None:
-        """Return the content of a file in a model's directory, or None if it does not exist."""
-
-    def add(self, order: Callable[[Path], AddOrder], confirm: Callable[[], None]) -> AddOutcome:
-        """Add a model; ``order`` is called with the repository's directory. Undo the addition if ``confirm`` raises."""
-
-    def remove(self, name: str) -> None:
-        """Remove a model if it exists."""
-
-
-class FolderDepot:
+class LocalDeployments:
     """A repository in a local folder."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
 
     def note(self, name: str, file: str) -> bytes | None:
-        """Return the content of a file in a model's directory."""
+        """Return the content of a file in a model's directory, or None if it does not exist."""
         try:
             return (self._place / name / file).read_bytes()
         except OSError:
             return None
 
     def add(self, order: Callable[[Path], AddOrder], confirm: Callable[[], None]) -> AddOutcome:
-        """Add a model."""
-        return add_model(order(self._place), _Silent(), confirm)
+        """Add a model; ``order`` is called with the repository's directory. Undo the addition if ``confirm`` raises."""
+        return add_model(order(self._place), Watcher(), confirm)
 
     def remove(self, name: str) -> None:
         """Remove a model if it exists."""
@@ -67,7 +59,7 @@ class FolderDepot:
             remove_model(self._place, directory)
 
 
-class BucketDepot:
+class RemoteDeployments:
     """A repository in an object store: a model is assembled in a local folder, then uploaded as a whole."""
 
     def __init__(self, remote: RemoteRepository) -> None:
@@ -98,7 +90,7 @@ class BucketDepot:
                         raise
 
                 try:
-                    return add_model(wanted, _Silent(), publish)
+                    return add_model(wanted, Watcher(), publish)
                 except NeriteError as error:
                     # The temporary folder would mean nothing to the user.
                     raise type(error)(error.message.replace(aside, self._remote.location)) from None
@@ -116,20 +108,6 @@ class BucketDepot:
         finally:
             if directory is not None:
                 self._remote.release(directory)
-
-
-class _Silent:
-    """A ``Watcher`` that reports nothing and accepts no proposed settings."""
-
-    def copied(self, done: int, total: int) -> None:
-        """Do nothing."""
-
-    def doing(self, what: str) -> None:
-        """Do nothing."""
-
-    def accepts(self, outcome: AddOutcome) -> bool:
-        """Reject the proposed settings."""
-        return False
 
 
 # Conversion of inputs from and outputs to the types that MLflow uses.
@@ -218,28 +196,24 @@ Settings, as in --config version=2:
 """
 
 
-class RunPlace(NamedTuple):
-    """Server and repository that deployments go to."""
-
-    url: str
-    depot: Depot
-
-    @classmethod
-    def of(cls, target_uri: str, environment: Mapping[str, str]) -> RunPlace:
-        """Return the place named by a target's URI and the environment. Raises ``MlflowException``."""
-        _, _, suffix = target_uri.partition(":")
-        url = suffix.strip("/") or environment.get("NERITE_URL") or environment.get("TRITON_URL") or "localhost:8000"
-        repository = environment.get("NERITE_MODEL_REPOSITORY") or environment.get("TRITON_MODEL_REPO") or "models"
-        return cls(url, _depot(repository, environment))
-
-
-def _depot(repository: str, environment: Mapping[str, str]) -> Depot:
+def _deployments(repository: str) -> LocalDeployments | RemoteDeployments:
     if not is_remote(repository):
-        return FolderDepot(Path(repository))
+        return LocalDeployments(Path(repository))
+    with _as_mlflow_errors():
+        return RemoteDeployments(repository_at(repository, os.environ))
+
+
+@contextmanager
+def _as_mlflow_errors(error_code: int = INTERNAL_ERROR) -> Iterator[None]:
+    """Raise errors of the ``with`` block as ``MlflowException``, with ``error_code`` for Nerite's own errors."""
     try:
-        return BucketDepot(repository_at(repository, environment))
+        yield
+    except ClientError as error:
+        raise MlflowException(str(error)) from None
+    except AlreadyExists as error:
+        raise MlflowException(error.message, error_code=RESOURCE_ALREADY_EXISTS) from None
     except NeriteError as error:
-        raise MlflowException(error.message) from None
+        raise MlflowException(error.message, error_code=error_code) from None
 
 
 def target_help() -> str:
@@ -270,9 +244,10 @@ class NeriteDeployments(BaseDeploymentClient):
 
     def __init__(self, target_uri: str) -> None:
         super().__init__(target_uri)  # type: ignore[no-untyped-call]  # it has no annotations
-        place = RunPlace.of(target_uri, os.environ)
-        self._url = place.url
-        self._depot = place.depot
+        own, triton = os.environ.get("NERITE_URL"), os.environ.get("TRITON_URL")
+        self._url = target_uri.partition(":")[2].strip("/") or own or triton or "localhost:8000"
+        own, triton = os.environ.get("NERITE_MODEL_REPOSITORY"), os.environ.get("TRITON_MODEL_REPO")
+        self._deployments = _deployments(own or triton or "models")
 
     def create_deployment(
         self,
@@ -300,24 +275,19 @@ class NeriteDeployments(BaseDeploymentClient):
 
     def delete_deployment(self, name: str, config: dict[str, Any] | None = None, endpoint: str | None = None) -> None:
         """Unload a model and remove its files. A model that does not exist is not an error."""
-        with self._client() as client:
-            try:
-                client.unload(name)
-            except ClientError as error:
-                if error.status != 400 and error.status != 404:
-                    raise MlflowException(str(error)) from None
-        try:
-            self._depot.remove(name)
-        except NeriteError as error:
-            raise MlflowException(error.message) from None
+        with _as_mlflow_errors():
+            with Client(self._url) as client:
+                try:
+                    client.unload(name)
+                except ClientError as error:
+                    if error.status not in (400, 404):
+                        raise
+            self._deployments.remove(name)
 
     def list_deployments(self, endpoint: str | None = None) -> list[dict[str, Any]]:
         """Return every version of every model that MLflow has deployed, with its state on the server."""
-        with self._client() as client:
-            try:
-                versions = client.models()
-            except ClientError as error:
-                raise MlflowException(str(error)) from None
+        with _as_mlflow_errors(), Client(self._url) as client:
+            versions = client.models()
         noted = {version.name: self._note(version.name) for version in versions}
         return [
             {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason, **noted[each.name]}
@@ -342,12 +312,9 @@ class NeriteDeployments(BaseDeploymentClient):
         """
         if not deployment_name:
             raise MlflowException("A deployment name is required.", error_code=INVALID_PARAMETER_VALUE)
-        with self._client() as client:
-            try:
-                model = client.model(deployment_name)
-                return Predictions(outputs=client.infer(deployment_name, arrays_of(model, inputs)))
-            except ClientError as error:
-                raise MlflowException(str(error)) from None
+        with _as_mlflow_errors(), Client(self._url) as client:
+            model = client.model(deployment_name)
+            return Predictions(outputs=client.infer(deployment_name, arrays_of(model, inputs)))
 
     def _deploy(
         self, name: str, model_uri: str, flavor: str | None, config: dict[str, Any], *, replace: bool
@@ -371,33 +338,23 @@ class NeriteDeployments(BaseDeploymentClient):
                 notes={_NOTE: json.dumps({"name": name, "mlflow_model_uri": model_uri, "flavor": flavor or ""})},
             )
 
-        try:
-            outcome = self._depot.add(order, lambda: self._load(name))
-        except AlreadyExists as error:
-            raise MlflowException(error.message, error_code=RESOURCE_ALREADY_EXISTS) from None
-        except NeriteError as error:
-            raise MlflowException(error.message, error_code=INVALID_PARAMETER_VALUE) from None
+        with _as_mlflow_errors(INVALID_PARAMETER_VALUE):
+            outcome = self._deployments.add(order, lambda: self._load(name))
         return {"name": name, "flavor": flavor or "", "version": outcome.destination.version}
 
     def _load(self, name: str) -> None:
         try:
-            with self._client() as client:
+            with Client(self._url) as client:
                 client.load(name)
         except ClientError as error:
             remedy = f" {_EXPLICIT}" if "not allowed" in str(error) else ""
             raise MlflowException(f"{error}{remedy}") from None
 
-    def _client(self) -> Client:
-        try:
-            return Client(self._url)
-        except ClientError as error:
-            raise MlflowException(str(error)) from None
-
     def _note(self, name: str) -> dict[str, Any]:
+        with _as_mlflow_errors():
+            text = self._deployments.note(name, _NOTE)
         try:
-            note: dict[str, Any] = json.loads(self._depot.note(name, _NOTE) or b"{}")
+            note: dict[str, Any] = json.loads(text or b"{}")
         except ValueError:
             return {}
-        except NeriteError as error:
-            raise MlflowException(error.message) from None
         return note

@@ -15,11 +15,9 @@ class Said(RequestForm):
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def plain(self) -> bytes:
-        return self.text.encode()
-
-    def of(self, step: SequenceStep) -> bytes:
-        return f"{self.text} {step.sequence_id}{' start' * step.start}{' end' * step.end}".encode()
+    def encoded(self, step: SequenceStep | None = None) -> bytes:
+        assert step is not None
+        return f"{self.text} {step.sequence_id}{' start' * step.sequence_start}{' end' * step.sequence_end}".encode()
 
 
 def test_constant_arrivals_of_several_generators_are_those_of_one() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.client import ClientError, ModelDescription, TensorDescription
+from nerite.client import ClientError, TensorDescription
 from nerite.config.model_config import ModelConfig, ModelTensorReshape
 from nerite.tools.add.destination import declared
-from nerite.tools.add.proposal import inputs_of
+from nerite.tools.bench.requests import Shapes, made_up_data
 
 X = TensorDescription("x", "FP32", (-1, 3, -1))
 Y = TensorDescription("y", "INT64", (-1,))
@@ -28,13 +28,12 @@ def test_one_tensor_without_a_batch_and_there_is_none() -> None:
 
 
 def test_random_data() -> None:
-    model = ModelDescription("m", ("1",), "", (X, FIXED), ())
-    assert inputs_of(model, ["x"], 4, {})["x"].shape == (4, 3, 1)
-    assert inputs_of(model, ["x"], 4, {"x": (3, 128)})["x"].shape == (4, 3, 128)
-    assert {name: value.shape for name, value in inputs_of(model, ["x", "z"], 0, {}).items()} == {
+    assert made_up_data([X], Shapes(4))["x"].shape == (4, 3, 1)
+    assert made_up_data([X], Shapes(4, {"x": (3, 128)}))["x"].shape == (4, 3, 128)
+    assert {name: value.shape for name, value in made_up_data([X, FIXED], Shapes()).items()} == {
         "x": (1, 3, 1),
         "z": (2,),
     }
     for wrong in ((2, 128), (3,), (3, 1, 1)):
-        with pytest.raises(ClientError, match=r"'x' cannot have the shape .* is \[3, -1\], where -1 is any size"):
-            inputs_of(model, ["x"], 4, {"x": wrong})
+        with pytest.raises(ClientError, match=r"input x .*: the shape .* does not fit .*without the batch dimension"):
+            made_up_data([X], Shapes(4, {"x": wrong}))

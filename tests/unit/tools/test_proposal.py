@@ -18,7 +18,7 @@ def settings(proposal: Proposal) -> dict[str, str]:
 
 def test_the_smallest_batch_that_is_nearly_the_best() -> None:
     proposal = propose(BATCHED, latencies(b1=10, b2=11, b4=13, b8=16, b16=31, b32=60), [])
-    assert proposal.max_batch_size == 8
+    assert proposal.changes["max_batch_size"] == 8
     assert settings(proposal) == {"max_batch_size": "8", "dynamic_batching": "{ }", "preferred_batch_size": ""}
     assert proposal.advice[0].reason == "500/s in 16.0 ms; 1 reaches 100/s in 10.0 ms, 32 533/s in 60.0 ms"
     applied = proposal.applied(BATCHED)
@@ -28,7 +28,7 @@ def test_the_smallest_batch_that_is_nearly_the_best() -> None:
 
 def test_batches_that_gain_nothing() -> None:
     proposal = propose(BATCHED, latencies(b1=10, b2=20, b4=39), [])
-    assert (proposal.max_batch_size, proposal.dynamic_batching) == (64, None)
+    assert proposal.changes == {"max_batch_size": 64, "dynamic_batching": None}
     assert proposal.advice[0].reason == "batching gains nothing: 103/s at best with 4, 100/s with 1"
     assert proposal.applied(BATCHED).dynamic_batching is None
 
@@ -38,8 +38,7 @@ def test_a_size_that_stands_out() -> None:
     assert settings(proposal)["max_batch_size"] == "4"
     proposal = propose(BATCHED, latencies(b1=10, b2=18, b4=20, b8=55, b16=70), [])
     assert settings(proposal) == {"max_batch_size": "16", "dynamic_batching": "{ }", "preferred_batch_size": "[ 4 ]"}
-    assert proposal.dynamic_batching is not None
-    assert proposal.dynamic_batching.preferred_batch_size == (4,)
+    assert proposal.changes["dynamic_batching"].preferred_batch_size == (4,)
 
 
 def test_a_model_without_batches() -> None:

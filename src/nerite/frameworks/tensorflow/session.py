@@ -125,7 +125,7 @@ _GREETING: Final = re.compile(rb"[IW]\d{4} |WARNING: All log messages before|To 
 
 @cache
 def tensorflow(*, alone: bool) -> ModuleType:
-    """Import TensorFlow lazily and return it. Takes seconds the first time. Raises ``NotInstalled`` if it is not installed.
+    """Import TensorFlow lazily and return it. Takes seconds the first time. Raises ``NotInstalled``.
 
     ``alone``: this process runs only TensorFlow. Then it is imported without Keras, which a saved graph does not need
     and which takes a third of the time and a quarter of the memory; and its output becomes debug messages.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from nerite.artifacts.artifact import Artifact, Candidate
@@ -16,7 +17,6 @@ from nerite.config.json_form import from_json, to_json
 from nerite.config.loading import CONFIG_FILE
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound
-from nerite.core.tensor import Array
 from nerite.tools.add import proposal
 from nerite.tools.add.destination import Destination, check_name, declared, destination, fit_name
 from nerite.tools.add.order import AddOrder, AddOutcome, Staging, Watcher
@@ -29,6 +29,7 @@ from nerite.tools.add.proposal import (
     contest_verdict,
     propose,
 )
+from nerite.tools.bench.requests import Request, Shapes, made_up_data
 
 _ELSEWHERE: Final = "Pass --no-load to add it anyway, for a server that has what it needs."
 _REMEDIES: Final = (
@@ -97,7 +98,7 @@ class Examination:
         outcome.proposal = propose(config, measured, outcome.throughputs, contest)
 
     def _contest(
-        self, config: ModelConfig, rivals: Sequence[str], needed: Sequence[str], inputs: Mapping[str, Array]
+        self, config: ModelConfig, rivals: Sequence[str], needed: Sequence[str], inputs: Request
     ) -> tuple[ModelConfig, Sequence[Latency], ContestVerdict | None]:
         """Measure each backend; return the configuration and the latencies of the best one, and the verdict."""
         outcome, largest = self._outcome, config.max_batch_size
@@ -124,22 +125,23 @@ class Examination:
         return configs[found.winner.backend], found.winner.latencies, found
 
     def _contestant(
-        self, backend: str, largest: int, needed: Sequence[str], inputs: Mapping[str, Array], *, alone: bool = False
+        self, backend: str, largest: int, needed: Sequence[str], inputs: Request, *, alone: bool = False
     ) -> Contestant:
         def report(what: str) -> None:
             self._watcher.doing(what if alone else f"{what} with {backend}")
 
-        measured = proposal.latencies(self._client, self._model, needed, largest, self._order.shapes, report)
+        measured = proposal.latencies(self._client, self._model, largest, partial(self._inputs, needed), report)
         return Contestant(backend, measured, self._client.infer(self._model.name, inputs))
 
-    def _throughput(self, config: ModelConfig, count: int, inputs: Mapping[str, Array]) -> Throughput:
+    def _throughput(self, config: ModelConfig, count: int, inputs: Request) -> Throughput:
         self._watcher.doing(f"measuring {count} instance{'s' if count > 1 else ''}")
         groups = tuple(dataclasses.replace(group, count=count) for group in config.instance_group[:1])
         self._load(dataclasses.replace(config, instance_group=groups))
         return proposal.throughput(self._client, self._trial.url, self._model, inputs, count)
 
-    def _inputs(self, needed: Sequence[str], batch: int) -> dict[str, Array]:
-        return proposal.inputs_of(self._model, needed, batch, self._order.shapes)
+    def _inputs(self, needed: Sequence[str], batch: int) -> Request:
+        wanted = [tensor for tensor in self._model.inputs if tensor.name in needed]
+        return made_up_data(wanted, Shapes(batch, self._order.shapes))
 
     def _load(self, config: ModelConfig) -> None:
         load_model(self._trial, self._client, self._outcome, config)

@@ -30,7 +30,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.text_table import render, terminal_width
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import add_repository, repository_of
-from nerite.tools.add.order import AddOrder, AddOutcome
+from nerite.tools.add.order import AddOrder, AddOutcome, Watcher
 from nerite.tools.add.proposal import Latency
 
 
@@ -251,7 +251,7 @@ def _order(options: argparse.Namespace) -> AddOrder:
     )
 
 
-class _InteractiveWatcher:
+class _InteractiveWatcher(Watcher):
     """Shows a progress bar, and asks the user whether to write the proposed settings."""
 
     def __init__(self, options: argparse.Namespace, progress: ProgressBar) -> None:

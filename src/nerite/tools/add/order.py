@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 from nerite.artifacts.artifact import Artifact
 from nerite.client import ModelDescription, TensorDescription
@@ -19,7 +19,7 @@ from nerite.config.model_config import ModelConfig
 from nerite.core.errors import AlreadyExists, Internal
 from nerite.tools.add import destination as exchange
 from nerite.tools.add.destination import Destination, written_config
-from nerite.tools.add.proposal import Contestant, Latency, Proposal, Shapes, Throughput
+from nerite.tools.add.proposal import Contestant, Latency, Proposal, Throughput
 
 _WITH_FIGURES: Final = ("backend", "max_batch_size", "instance_group")
 """Settings whose comment in config.pbtxt includes the measurements."""
@@ -55,8 +55,8 @@ class AddOutcome:
         return written_config(self.config, origin, measured)
 
 
-class Watcher(Protocol):
-    """Receives progress while a model is added, and decides about proposed settings."""
+class Watcher:
+    """Receives progress while a model is added, and decides about proposed settings. This one does nothing."""
 
     def copied(self, done: int, total: int) -> None:
         """Report that ``done`` of ``total`` bytes have been copied."""
@@ -66,6 +66,7 @@ class Watcher(Protocol):
 
     def accepts(self, outcome: AddOutcome) -> bool:
         """Return whether the proposed settings should be written."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class AddOrder:
     """Move the model into the repository at the end."""
     largest_batch: int = 64
     """Largest batch to measure if the model can batch and does not limit the size itself."""
-    shapes: Shapes = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sizes to measure inputs with variable dimensions with, by name, without the batch."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Files to write into the model's directory, beside its versions: name to text."""
 

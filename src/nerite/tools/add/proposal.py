@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from nerite.client import Client, ClientError, ModelDescription, TensorDescription
-from nerite.client.tensors import random_value, smallest
+from nerite.client import Client, ClientError, ModelDescription
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInstanceGroup
 from nerite.core.errors import Internal
 from nerite.core.tensor import Array
+from nerite.tools.bench.requests import Request
 
 _STARTED: Final = re.compile(r"Started (HTTP|GRPCInference)Service at [^\s]+:(\d+)")
 _START_SECONDS: Final = 60.0
@@ -152,8 +152,6 @@ _INSTANCES_SECONDS: Final = 0.3
 _WORTH_TRYING: Final = 0.7
 """Larger batches are not tried once they reach less than this fraction of the best rate."""
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""Sizes to measure inputs with variable dimensions with, by name, without the batch."""
 Tell = Callable[[str], None]
 
 
@@ -179,24 +177,19 @@ class Throughput:
     per_second: float
 
 
-def inputs_of(model: ModelDescription, needed: Sequence[str], batch: int, shapes: Shapes) -> dict[str, Array]:
-    """Return random inputs; ``batch`` is 0 for a model without batching. Raises ``ClientError``."""
-    wanted = [tensor for tensor in model.inputs if tensor.name in needed]
-    return {tensor.name: random_value(tensor, _shape(tensor, batch, shapes)) for tensor in wanted}
-
-
 def latencies(
-    client: Client, model: ModelDescription, needed: Sequence[str], largest: int, shapes: Shapes, tell: Tell
+    client: Client, model: ModelDescription, largest: int, inputs: Callable[[int], Request], tell: Tell
 ) -> list[Latency]:
     """Return the latency of batches of 1, 2, 4 … rows; ``largest`` is 0 for a model without batching.
 
-    Raises ``ClientError`` if the smallest batch fails; a larger one that fails ends the list.
+    ``inputs`` makes the inputs of a batch. Raises ``ClientError`` if the smallest batch fails; a larger one that
+    fails ends the list.
     """
     found: list[Latency] = []
     for batch in _sizes(largest):
         tell(f"measuring batches of {batch}" if largest else "measuring")
         try:
-            found.append(_latency(client, model, inputs_of(model, needed, min(batch, largest), shapes), batch))
+            found.append(_latency(client, model, inputs(min(batch, largest)), batch))
         except ClientError:
             if not found:
                 raise
@@ -208,9 +201,7 @@ def latencies(
     return found
 
 
-def throughput(
-    client: Client, url: str, model: ModelDescription, inputs: Mapping[str, Array], instances: int
-) -> Throughput:
+def throughput(client: Client, url: str, model: ModelDescription, inputs: Request, instances: int) -> Throughput:
     """Return the requests per second that concurrent clients get."""
     counts: list[int] = []
     client.infer(model.name, inputs)
@@ -241,7 +232,7 @@ def best_of_each(measured: Sequence[Throughput]) -> list[Throughput]:
     return [best[count] for count in sorted(best)]
 
 
-def _latency(client: Client, model: ModelDescription, inputs: Mapping[str, Array], batch: int) -> Latency:
+def _latency(client: Client, model: ModelDescription, inputs: Request, batch: int) -> Latency:
     for _ in range(_WARM_UPS):
         began = time.perf_counter()
         client.infer(model.name, inputs)
@@ -265,19 +256,6 @@ def _sizes(largest: int) -> Iterator[int]:
         yield size
         size *= 2
     yield max(largest, 1)
-
-
-def _shape(tensor: TensorDescription, batch: int, shapes: Shapes) -> tuple[int, ...]:
-    own = tensor.shape[1:] if batch else tensor.shape
-    given = shapes.get(tensor.name)
-    if given is not None:
-        if len(given) != len(own) or any(size not in (-1, wanted) for size, wanted in zip(own, given, strict=True)):
-            raise ClientError(
-                f"'{tensor.name}' cannot have the shape {list(given)}: its shape is {list(own)}, where -1 is any size"
-            )
-        return (batch, *given) if batch else given
-    shape = smallest(tensor)
-    return (batch, *shape[1:]) if batch else shape
 
 
 # Choice of the backend, if several can read the model's file.
@@ -388,28 +366,15 @@ class Advice:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Proposed settings for a model."""
+    """Proposed settings for a model: as advice for the user, and as changes to its configuration."""
 
-    max_batch_size: int
-    dynamic_batching: ModelDynamicBatching | None
-    instances: int
-    """Proposed number of instances, or 0 for no proposal."""
     advice: tuple[Advice, ...]
-    backend: str = ""
-    """Proposed backend, or "" for no proposal."""
+    changes: Mapping[str, Any]
 
     def applied(self, config: ModelConfig) -> ModelConfig:
-        """Return ``config`` with these settings."""
-        groups = (ModelInstanceGroup(count=self.instances),) if self.instances > 1 else config.instance_group
-        if self.backend and self.backend != config.backend:
-            # The platform implies the previous backend.
-            config = dataclasses.replace(config, backend=self.backend, platform="")
-        return dataclasses.replace(
-            config,
-            max_batch_size=self.max_batch_size,
-            dynamic_batching=self.dynamic_batching,
-            instance_group=groups,
-        )
+        """Return ``config`` with these settings. Another backend does not keep the platform, which implies one."""
+        platform = config.platform if self.changes.get("backend", config.backend) == config.backend else ""
+        return dataclasses.replace(config, platform=platform, **self.changes)
 
 
 def propose(
@@ -423,44 +388,42 @@ def propose(
     With a ``contest``, both were measured with its winner.
     """
     advice: list[Advice] = []
+    changes: dict[str, Any] = {
+        "max_batch_size": config.max_batch_size,
+        "dynamic_batching": config.dynamic_batching,
+    }
     if contest is not None:
+        changes["backend"] = contest.winner.backend
         advice.append(Advice("backend", f'"{contest.winner.backend}"', contest.reason))
-    largest, batching = config.max_batch_size, config.dynamic_batching
-    if largest > 0 and len(measured) > 1:
-        largest, batching = _batches(config, measured, advice)
-    count = _instances(instances, advice) if len(instances) > 1 else 0
-    backend = contest.winner.backend if contest is not None else ""
-    return Proposal(largest, batching, count, tuple(advice), backend)
+    if config.max_batch_size > 0 and len(measured) > 1:
+        changes |= _batches(config, measured, advice)
+    if len(instances) > 1:
+        changes |= _instances(instances, advice)
+    return Proposal(tuple(advice), changes)
 
 
-def _batches(
-    config: ModelConfig, measured: Sequence[Latency], advice: list[Advice]
-) -> tuple[int, ModelDynamicBatching | None]:
+def _batches(config: ModelConfig, measured: Sequence[Latency], advice: list[Advice]) -> dict[str, Any]:
     alone = measured[0]
     best = max(measured, key=lambda each: each.per_second)
     enough = next(each for each in measured if each.per_second >= _NEARLY_BEST * best.per_second)
     if best.per_second < _GAIN * alone.per_second:
         figures = f"{_rate(best)} at best with {best.batch}, {_rate(alone)} with 1"
         advice.append(Advice("dynamic_batching", "", f"batching gains nothing: {figures}"))
-        return config.max_batch_size, None
+        return {"dynamic_batching": None}
     gain = f"{_rate(enough)} in {enough.ms:.1f} ms; 1 reaches {_rate(alone)} in {alone.ms:.1f} ms"
     more = f", {best.batch} {_rate(best)} in {best.ms:.1f} ms" if best is not enough else ""
     advice.append(Advice("max_batch_size", str(enough.batch), gain + more))
+    reason = "requests that arrive while the model is busy form the next batch; no delay is needed"
+    advice.append(Advice("dynamic_batching", "{ }", reason))
     favourites = tuple(_favourites([each for each in measured if each.batch <= enough.batch]))
-    known = config.dynamic_batching or ModelDynamicBatching()
-    advice.append(
-        Advice(
-            "dynamic_batching",
-            "{ }",
-            "requests that arrive while the model is busy form the next batch; no delay is needed",
-        )
-    )
     if favourites:
         reason = "these sizes are at least 25 % faster than their neighbours"
         advice.append(Advice("preferred_batch_size", f"[ {', '.join(map(str, favourites))} ]", reason))
     else:
         advice.append(Advice("preferred_batch_size", "", "no size is much faster than its neighbours"))
-    return enough.batch, dataclasses.replace(known, preferred_batch_size=favourites)
+    known = config.dynamic_batching or ModelDynamicBatching()
+    batching = dataclasses.replace(known, preferred_batch_size=favourites)
+    return {"max_batch_size": enough.batch, "dynamic_batching": batching}
 
 
 def _favourites(measured: Sequence[Latency]) -> list[int]:
@@ -472,16 +435,16 @@ def _favourites(measured: Sequence[Latency]) -> list[int]:
     ]
 
 
-def _instances(measured: Sequence[Throughput], advice: list[Advice]) -> int:
+def _instances(measured: Sequence[Throughput], advice: list[Advice]) -> dict[str, Any]:
     one = measured[0]
     best = max(measured, key=lambda each: each.per_second)
     figures = ", ".join(f"{each.per_second:,.0f}/s with {each.instances}" for each in measured)
     if best.per_second < _INSTANCES_GAIN * one.per_second:
         advice.append(Advice("instance_group", "", f"more instances gain little: {figures}"))
-        return 1
+        return {}
     enough = next(each for each in measured if each.per_second >= _NEARLY_BEST * best.per_second)
     advice.append(Advice("instance_group", f"[ {{ count: {enough.instances} }} ]", figures))
-    return enough.instances
+    return {"instance_group": (ModelInstanceGroup(count=enough.instances),)}
 
 
 def _rate(measured: Latency) -> str:

@@ -14,7 +14,7 @@ from nerite.cli.command import megabytes
 from nerite.tools.analyze.search import Score, Search
 from nerite.tools.analyze.space import Space, Subjects, Value
 from nerite.tools.bench import report
-from nerite.tools.bench.report import Series, lines, plot_figure, stacks
+from nerite.tools.bench.report import Series, bars, lines, plot_figure
 
 
 def named(changes: Mapping[str, Value]) -> str:
@@ -236,8 +236,6 @@ def settled(found: Sequence[Finding], measure: Measure, goal: Goal) -> list[Find
 # The HTML page: the best configuration, its figures, and its changes.
 
 _MAX_CURVES: Final = 5
-_GREY: Final = 7
-"""Colour of series that are shown for comparison."""
 _MEASURES: Final = {
     "throughput": ("requests/s", 1.0),
     "latency": ("p99 latency, ms", -1.0),
@@ -302,7 +300,7 @@ def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Ite
     if found[0] not in shown:
         shown.append(found[0])
     others = [(one.rate, one.p99) for each in best if each not in shown for one in each.figures]
-    cloud = [Series("others", others, joined=False, colour=_GREY)] if others else []
+    cloud = [Series("others", others, others=True)] if others else []
     curves = [
         Series(f"{place}: {named(each.changes)}", [(one.rate, one.p99) for one in each.figures])
         for place, each in enumerate(shown, 1)
@@ -311,9 +309,8 @@ def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Ite
     yield report.html_figure(
         "Latency by throughput", meaning, lines("requests/s", "p99 latency, ms", [*curves, *cloud])
     )
-    columns = [(str(place), (each.memory / 1e6,)) for place, each in enumerate(shown, 1)]
-    meaning = "Under load, for the numbered configurations."
-    yield report.html_figure("Memory", meaning, stacks("configuration", "MB", ("memory",), columns))
+    rows = [(str(place), (each.memory / 1e6,)) for place, each in enumerate(shown, 1)]
+    yield report.html_figure("Memory", "Under load, for the numbered configurations.", bars("MB", ("memory",), rows))
     label, sign = _MEASURES[goal.objective]
     kept = [(float(at), sign * goal.score(each)[1]) for at, each in enumerate(found, 1) if goal.kept(each)]
     if kept:
@@ -321,7 +318,7 @@ def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Ite
         progress = [(at, value) for (at, _), value in zip(kept, leading, strict=True)]
         series = [
             Series("best so far", progress, dotted=False),
-            Series("measured", kept, joined=False, colour=_GREY),
+            Series("measured", kept, others=True),
         ]
         meaning = "Configurations that meet the limits, in the order of their measurement."
         yield report.html_figure("Search", meaning, lines("configuration", label, series))

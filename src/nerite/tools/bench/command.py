@@ -1,4 +1,4 @@
-"""What ``nerite bench`` does: prepares the load, has it measured, and says what it showed."""
+"""``nerite bench``: its command line, its steps, and the table and remarks that it prints."""
 
 from __future__ import annotations
 
@@ -23,8 +23,17 @@ from nerite.cli.command import (
 from nerite.client import ClientError, ModelStatistics
 from nerite.client.connection import Address, Unreachable
 from nerite.tools.bench import report, requests
-from nerite.tools.bench.measurement import AGREEING, MEASURES, QUANTILES, BenchPlan, LoadLevel, Objective, Rule
-from nerite.tools.bench.requests import BenchTarget, TensorLoad, prepared_tensors
+from nerite.tools.bench.measurement import (
+    AGREEING,
+    MEASURES,
+    QUANTILES,
+    BenchPlan,
+    BenchTarget,
+    LoadLevel,
+    Objective,
+    Rule,
+)
+from nerite.tools.bench.requests import TensorLoad, prepared_tensors
 from nerite.tools.bench.session import (
     KEPT_UP,
     BenchedServer,
@@ -40,14 +49,14 @@ from nerite.tools.bench.session import (
 from nerite.tools.client_infer import parameter
 from nerite.tools.connection import add_connection, connected, remedied
 
-# Reads what load is wanted: a number, several, or a range.
+# Levels of load: a number, several, or a range.
 
 _RANGE: Final = re.compile(r"([\d.]+):([\d.]+)(?::(\*?)([\d.]+))?")
 _MAX_LEVELS: Final = 100
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Read ``8``, ``1,2,4``, ``1:32`` (each of them), ``1:32:4`` (in steps) or ``1:32:*2`` (doubling)."""
+    """Parse ``8``, ``1,2,4``, ``1:32`` (all of them), ``1:32:4`` (in steps) or ``1:32:*2`` (doubling)."""
     found: list[float] = []
     try:
         for part in text.split(","):
@@ -64,15 +73,15 @@ def numbers(text: str) -> tuple[float, ...]:
     if len(found) > _MAX_LEVELS:
         raise argparse.ArgumentTypeError(f"'{text}' is more than {_MAX_LEVELS} levels: write 1:1000:50 or 1:1000:*2")
     if not all(number > 0 for number in found):
-        raise argparse.ArgumentTypeError(f"'{text}': a load is more than 0")
+        raise argparse.ArgumentTypeError(f"'{text}': a load must be greater than 0")
     return tuple(found)
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Read the same for what is counted."""
+    """Parse levels as ``numbers`` does, but only whole numbers."""
     found = numbers(text)
     if any(number % 1 for number in found):
-        raise argparse.ArgumentTypeError(f"'{text}': so many requests under way are whole numbers")
+        raise argparse.ArgumentTypeError(f"'{text}': numbers of concurrent requests must be whole numbers")
     return tuple(map(int, found))
 
 
@@ -80,7 +89,7 @@ def _range(first: float, last: float, times: bool, step: float) -> Iterator[floa
     if first <= 0 or last < first or step <= (1 if times else 0):
         raise ValueError
     number = first
-    # One more than there may be, so that it is known that there are too many.
+    # Stop after one more than the maximum, which is enough to detect that there are too many.
     for given in range(1, _MAX_LEVELS + 2):
         if number > last:
             return
@@ -92,13 +101,13 @@ def _range(first: float, last: float, times: bool, step: float) -> Iterator[floa
 
 PROGRAM = "nerite bench"
 _EPILOG = """\
-Works with every server that speaks KServe v2 over HTTP or gRPC (Nerite, Triton, and others), or
-has chat completions under /v1 (vLLM, and others).
-Levels of load are a number, several (1,2,4), a range (1:8), one in steps (1:32:4), or one that doubles (1:32:*2).
-What is measured is the last three windows that agree. Client is the share of a processor that the busiest process of
-this program used: near 100 % it is the client that is measured, and not the server.
-The exit status is 0 for success, 1 for a refusal or a server that cannot be reached, 2 for a wrong command line, 130
-after Ctrl-C.
+Works with any server that speaks KServe v2 over HTTP or gRPC, such as Nerite and Triton, or that offers OpenAI's chat
+completions under /v1, such as vLLM.
+LEVELS are a number, several (1,2,4), a range (1:8), a range in steps (1:32:4), or a doubling range (1:32:*2).
+The figures are those of the last three windows, which must agree. Client is the CPU utilisation of the busiest process
+of this program: near 100 %, the client is the bottleneck instead of the server.
+The exit status is 0 for success, 1 if the server rejects requests or cannot be reached, 2 for an invalid command line,
+130 after Ctrl-C.
 
 Examples:
   nerite bench resnet
@@ -111,21 +120,27 @@ _DEFAULT_URLS = {"http": "localhost:8000", "grpc": "localhost:8001", "openai": "
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; exits where it is wrong."""
-    parser = new_parser(PROGRAM, "Measure how fast a model of a running server is, and at what latency.", _EPILOG)
+    """Parse the command line; exit if it is invalid."""
+    parser = new_parser(PROGRAM, "Measure the throughput and latency of a model on a running server.", _EPILOG)
     parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("--version", default="", help="ask this version, and not the one that the server chooses")
+    parser.add_argument("--version", default="", help="model version (default: chosen by the server)")
     _add_load(parser)
     _add_data(parser)
-    good = "count the answers that are good: latency, ttft (first token) or itl (between tokens) at most so many ms"
-    add_repeated(add_measurement(parser), "--slo", "MEASURE:MS", good, _objective)
+    add_repeated(
+        add_measurement(parser),
+        "--slo",
+        "MEASURE:MS",
+        "count responses that meet an objective: latency, ttft (time to first token) or itl (inter-token "
+        "latency) of at most MS",
+        _objective,
+    )
     _add_results(parser)
     add_connection(parser, url="")
     parser.add_argument(
         "--protocol",
         choices=tuple(_DEFAULT_URLS),
         default="http",
-        help="what is spoken (default: http); grpc is at port 8001, openai is chat completions, streamed",
+        help="protocol (default: http); grpc uses port 8001, openai streams chat completions",
     )
     options = parser.parse_args(arguments)
     _check(parser, options)
@@ -134,110 +149,112 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse options that say nothing together."""
+    """Reject combinations of options that have no effect or meaning."""
     if options.shared_memory and options.streaming and options.protocol == "http":
-        parser.error("--shared-memory is not for generate_stream: use --protocol grpc")
+        parser.error("--shared-memory does not work with generate_stream: use --protocol grpc")
     if options.output_shared_memory and not options.shared_memory:
-        parser.error("--output-shared-memory needs --shared-memory")
+        parser.error("--output-shared-memory requires --shared-memory")
     if options.protocol == "openai" and (options.sequence_length or options.shared_memory or options.data == "zero"):
-        parser.error("--protocol openai has neither sequences nor shared memory, and no data but prompts")
+        parser.error("--protocol openai supports neither sequences nor shared memory, and its only data are prompts")
     if options.within is not None:
         levels = options.rate or options.concurrency
         if len(levels) < 2 or levels[0] >= levels[-1]:
-            parser.error("--within searches between two loads, a low and a high one: write --rate 100,5000")
+            parser.error("--within searches between a low and a high load: write --rate 100,5000")
     if options.poisson and not options.rate:
-        parser.error("--poisson is for --rate: a number of requests under way has no moments of its own")
+        parser.error("--poisson requires --rate: concurrent requests are sent when responses arrive, not on a schedule")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the load")
+    group = parser.add_argument_group("load")
     load = group.add_mutually_exclusive_group()
     load.add_argument(
         "--concurrency",
         metavar="LEVELS",
         type=counts,
         default=(1,),
-        help="so many requests under way at any time (default: 1)",
+        help="number of concurrent requests (default: 1)",
     )
-    load.add_argument("--rate", metavar="LEVELS", type=numbers, help="so many requests a second, whatever comes back")
-    poisson = "with --rate: at random moments, as independent callers come; otherwise at a steady pace"
+    load.add_argument(
+        "--rate", metavar="LEVELS", type=numbers, help="requests per second, sent regardless of responses"
+    )
+    poisson = "with --rate: send at random times (Poisson process), as independent clients would"
     group.add_argument("--poisson", action="store_true", help=poisson)
     group.add_argument(
         "--within",
         metavar="MEASURE:MS",
         type=_limit,
-        help="find the highest load, between the first and the last of LEVELS, at which mean, p50, p90, p95, p99 or "
-        "p99.9 is at most so many ms",
+        help="find the highest load between the first and the last of LEVELS at which the latency is at most MS; "
+        "MEASURE is mean, p50, p90, p95, p99 or p99.9",
     )
-    processes = "processes that put on the load (default: 1)"
+    processes = "number of processes that generate the load (default: 1)"
     group.add_argument("--processes", metavar="N", type=positive_integer, default=1, help=processes)
 
 
 def add_tensors(group: argparse._ArgumentGroup) -> None:
-    """Add the options that say what inputs are like."""
+    """Add the options for inputs."""
     group.add_argument(
-        "--batch", metavar="N", type=positive_integer, default=1, help="elements of a request (default: 1)"
+        "--batch", metavar="N", type=positive_integer, default=1, help="batch size of a request (default: 1)"
     )
-    shape = "the shape of an input, without the batch, such as pixels:3,224,224 (default: 1 for each free size)"
+    shape = "shape of an input, without the batch, such as pixels:3,224,224 (default: 1 for variable dimensions)"
     add_repeated(group, "--shape", "INPUT:SIZES", shape, _shape)
     group.add_argument(
         "--data",
         metavar="SOURCE",
         default="random",
-        help="random (default), zero, a JSON file in perf_analyzer's form, or a directory with a file for each input",
+        help="random (default), zero, a JSON file in perf_analyzer's format, or a directory with a file for each input",
     )
 
 
 def add_requests(group: argparse._ArgumentGroup) -> None:
-    """Add the options that say what requests are like otherwise."""
+    """Add the other options for requests."""
     add_repeated(group, "--parameter", "NAME=VALUE", "a parameter of each request, such as max_tokens=64", parameter)
-    streaming = "answers come in parts: generate_stream over HTTP, ModelStreamInfer over gRPC"
+    streaming = "stream responses: generate_stream over HTTP, ModelStreamInfer over gRPC"
     group.add_argument("--streaming", action="store_true", help=streaming)
     group.add_argument(
         "--sequence-length",
         metavar="N",
         type=positive_integer,
         default=0,
-        help="send sequences of so many requests, one at a time in each that is under way",
+        help="send sequences of N requests; each of the concurrent requests belongs to a different sequence",
     )
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is sent")
+    group = parser.add_argument_group("requests")
     add_tensors(group)
     add_requests(group)
-    words = "with --protocol openai: the length of prompts that are made up (default: 100)"
+    words = "with --protocol openai: length of generated prompts in words (default: 100)"
     group.add_argument("--prompt-words", metavar="N", type=positive_integer, default=100, help=words)
-    ids = "the first of the ids that sequences have (default: 1)"
+    ids = "first sequence id (default: 1)"
     group.add_argument("--first-sequence-id", metavar="N", type=positive_integer, default=1, help=ids)
-    memory = "inputs are in system shared memory, which the server has to share with this machine"
+    memory = "pass inputs in system shared memory; the server must run on this machine"
     group.add_argument("--shared-memory", action="store_true", help=memory)
-    room = "with --shared-memory: outputs as well, in so many bytes each"
+    room = "with --shared-memory: also return outputs there, with room for BYTES each"
     group.add_argument("--output-shared-memory", metavar="BYTES", type=positive_integer, default=0, help=room)
     add_repeated(group, "--output", "NAME", "return only this output")
 
 
 def add_measurement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the options that say how long to measure; return their group."""
-    group = parser.add_argument_group("the measurement")
+    """Add the options for the measurement; return their group."""
+    group = parser.add_argument_group("measurement")
     rule = Rule()
     group.add_argument(
-        "--warm-up", metavar="SECONDS", type=float, default=1.0, help="load that is not counted (default: 1)"
+        "--warm-up", metavar="SECONDS", type=float, default=1.0, help="initial time that is not measured (default: 1)"
     )
-    window = f"how long a window is; one with few requests is longer (default: {rule.seconds:g})"
+    window = f"length of a window; one with few requests is extended (default: {rule.seconds:g})"
     group.add_argument("--window", metavar="SECONDS", type=float, default=rule.seconds, help=window)
-    stability = f"three windows agree if none is this many percent from their mean (default: {rule.percentage:g})"
+    stability = f"maximum deviation of three windows from their mean (default: {rule.percentage:g})"
     group.add_argument("--stability", metavar="PERCENT", type=float, default=rule.percentage, help=stability)
-    most = f"give up waiting for that after so many windows (default: {rule.most})"
+    most = f"maximum number of windows, even if none agree (default: {rule.most})"
     group.add_argument("--windows", metavar="N", type=positive_integer, default=rule.most, help=most)
     return group
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the results")
+    group = parser.add_argument_group("results")
     group.add_argument("--json", metavar="FILE", type=Path, help="write all figures as JSON")
     group.add_argument("--csv", metavar="FILE", type=Path, help="write a line for each level")
-    group.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, in one file")
+    group.add_argument("--html", metavar="FILE", type=Path, help="write a self-contained HTML page with plots")
 
 
 def _objective(text: str) -> Objective:
@@ -253,10 +270,10 @@ def _bound(text: str, measures: Collection[str], kind: str, example: str) -> tup
     try:
         milliseconds = float(most)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no {kind}: write {example}") from None
+        raise argparse.ArgumentTypeError(f"'{text}' is not a valid {kind}: write {example}") from None
     if measure not in measures:
-        near = did_you_mean(measure, measures) or f"There are: {', '.join(measures)}."
-        raise argparse.ArgumentTypeError(f"there is no measure '{measure}'. {near}")
+        near = did_you_mean(measure, measures) or f"Measures: {', '.join(measures)}."
+        raise argparse.ArgumentTypeError(f"unknown measure '{measure}'. {near}")
     return measure, milliseconds
 
 
@@ -267,15 +284,15 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     except ValueError:
         shape = (-1,)
     if not colon or not name or any(size < 0 for size in shape):
-        raise argparse.ArgumentTypeError(f"'{text}' is no shape: write INPUT:3,224,224")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write INPUT:3,224,224")
     return name, shape
 
 
-# What a terminal shows: a row for each level of load, and what is to be said about it.
+# Output: a table with a row for each level of load, and remarks.
 
 
 def headings(outcomes: Sequence[LevelOutcome]) -> list[str]:
-    """Return the headings; columns that would be empty are not there."""
+    """Return the headings, without columns that would be empty."""
     found = ["Rate wanted" if outcomes[0].level.open else "Concurrency", "Requests/s", "Mean ms"]
     found += ["p50 ms", "p90 ms", "p99 ms"]
     if outcomes[0].figures.tokens is not None:
@@ -288,7 +305,7 @@ def headings(outcomes: Sequence[LevelOutcome]) -> list[str]:
 
 
 def row(outcome: LevelOutcome) -> list[str]:
-    """Return a row under the headings."""
+    """Return the row of a level."""
     figures = outcome.figures
     latency = figures.latency
     cells = [f"{outcome.level}{'' if outcome.stable else ' ~'}", f"{figures.rate:,.1f}"]
@@ -306,7 +323,7 @@ def row(outcome: LevelOutcome) -> list[str]:
 
 
 def remarks(outcomes: Sequence[LevelOutcome], percentage: float) -> Iterator[str]:
-    """Yield what has to be said below the table."""
+    """Yield the remarks below the table."""
     if any(not outcome.stable for outcome in outcomes):
         yield (
             f"~ not stable: the last {AGREEING} windows differ by more than {percentage:g} % from their mean. "
@@ -314,27 +331,27 @@ def remarks(outcomes: Sequence[LevelOutcome], percentage: float) -> Iterator[str
         )
     if any(outcome.client_is_the_limit for outcome in outcomes):
         yield (
-            "! the client was the limit: a process of it was busy all the time, or sent late. "
-            "Give it more --processes, or a machine of its own."
+            "! the client was the bottleneck: one of its processes was saturated, or sent requests late. "
+            "Use more --processes, or run it on another machine."
         )
     for outcome in outcomes:
         if outcome.level.open and outcome.figures.rate < KEPT_UP * outcome.level.rate:
-            yield f"The server did not keep up with {outcome.level}: latencies grow for as long as it goes on."
+            yield f"The server did not keep up with {outcome.level}: latencies grow as long as the load lasts."
         for reason, count in outcome.figures.failures.items():
             yield f"{count} failed at {outcome.level}: {reason}"
 
 
 def found(search: Search) -> str:
-    """Return what a search for the highest load within a limit has found."""
+    """Return the result of a search for the highest load within a limit."""
     best = search.best
     if best is None:
-        return f"No load was within a {search.limit}: begin lower, or allow more."
+        return f"No load was within a {search.limit}: start lower, or raise the limit."
     level = f"{best.level.kind} {best.level}"
     return f"Within a {search.limit}: {best.figures.rate:,.1f} requests/s, at {level}."
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the command line says; return the exit status."""
+    """Run the benchmark; return the exit status."""
     return status_of(PROGRAM, lambda: _bench(parse(arguments)), ClientError)
 
 
@@ -375,9 +392,9 @@ def _search(options: argparse.Namespace) -> Search | None:
 def _outcomes(
     session: Session, options: argparse.Namespace, search: Search | None, tell: Callable[[ServerReading], None]
 ) -> list[LevelOutcome]:
-    """Measure all levels, or those that a search wants; return what they showed, the lowest first."""
+    """Measure all levels, or those that a search selects; return the outcomes, lowest level first."""
     if search is None:
-        return list(session.run(_levels(options), tell))
+        return [session.measure(level, tell) for level in _levels(options)]
     outcomes = []
     while search.next is not None:
         outcomes.append(session.measure(search.next, tell))
@@ -394,7 +411,7 @@ def _levels(options: argparse.Namespace) -> list[LoadLevel]:
 def _server(options: argparse.Namespace, target: BenchTarget, stack: ExitStack) -> BenchedServer:
     if target.protocol == "grpc":
         stack.enter_context(remedied("gRPC"))
-        return GrpcServer(target.plan())
+        return GrpcServer(target)
     return stack.enter_context(connected(options))
 
 
@@ -415,7 +432,7 @@ def _prepared(options: argparse.Namespace, target: BenchTarget, server: BenchedS
 
 
 def _remedy(options: argparse.Namespace, server: BenchedServer) -> str:
-    """Return what to do where a model cannot be asked: name another, or another version, or have it loaded."""
+    """Return a remedy for a model that cannot be queried: another name or version, or loading it."""
     model = options.model
     try:
         entries = server.models()
@@ -427,7 +444,7 @@ def _remedy(options: argparse.Namespace, server: BenchedServer) -> str:
     ready = [entry.version for entry in versions if entry.state == "READY"]
     if not ready:
         reasons = [line.strip() for entry in versions for line in entry.reason.splitlines() if line.strip(" .")]
-        remedy = f"It is there, but it is not loaded. When that is mended: nerite client load {model}"
+        remedy = f"It exists but is not loaded. Fix the cause, then: nerite client load {model}"
         return "\n    ".join([remedy, *reasons])
     return "" if options.version in ("", *ready) else f"Its versions: {', '.join(ready)}."
 
@@ -449,12 +466,12 @@ def _wanted(options: argparse.Namespace) -> TensorLoad:
 
 
 def _counted(server: BenchedServer, options: argparse.Namespace) -> ModelStatistics | None:
-    """Return what the server has counted; None if it does not tell."""
+    """Return the server's statistics of the model, or None if it does not report them."""
     try:
         versions = server.statistics(options.model, options.version)
     except ClientError:
         return None
-    # The one that answers is the one that was asked last.
+    # The version that answers is the one with the latest request.
     return max(versions, key=lambda version: version.last_inference, default=None)
 
 
@@ -477,4 +494,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ClientError(f"the figures cannot be written to {path}: {error.strerror}") from None
+        raise ClientError(f"cannot write {path}: {error.strerror}") from None

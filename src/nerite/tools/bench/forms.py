@@ -7,11 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import orjson
 
-from nerite.client.connection import Address
+from nerite.client.connection import Address, model_path
 from nerite.client.tensors import HEADER_LENGTH
 from nerite.core.tensor import Buffer
 from nerite.wire import grpc_service
@@ -24,6 +23,11 @@ class RegionPlace:
     region: str
     size: int
     offset: int = 0
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of a tensor at this place."""
+        where = {"shared_memory_region": self.region, "shared_memory_byte_size": self.size}
+        return {**where, "shared_memory_offset": self.offset} if self.offset else where
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +61,19 @@ class BenchRequest:
 
 
 class SequenceStep(NamedTuple):
-    """A request's place in its sequence."""
+    """A request's place in its sequence, as request parameters."""
 
     sequence_id: int
-    start: bool
-    end: bool
+    sequence_start: bool
+    sequence_end: bool
 
 
 class RequestForm(ABC):
     """A complete request except for its place in a sequence. Can be pickled and sent to another process."""
 
     @abstractmethod
-    def plain(self) -> bytes:
-        """Return the encoded request outside of any sequence."""
-
-    @abstractmethod
-    def of(self, step: SequenceStep) -> bytes:
-        """Return the encoded request at a place in a sequence."""
+    def encoded(self, step: SequenceStep | None = None) -> bytes:
+        """Return the encoded request, at a place in a sequence or outside of any."""
 
 
 class Script(NamedTuple):
@@ -143,14 +143,14 @@ class _SlotSequences:
             self._id, self._forms, self._sent = next(self._ids), next(self._contents), 0
         self._sent += 1
         step = SequenceStep(self._id, self._sent == 1, self._sent == len(self._forms))
-        return self._forms[self._sent - 1].of(step)
+        return self._forms[self._sent - 1].encoded(step)
 
     def ending(self) -> bytes | None:
         """Return a last request for the open sequence, or None if none is open."""
         if self._sent == len(self._forms):
             return None
         self._sent = len(self._forms)
-        return self._forms[-1].of(SequenceStep(self._id, start=False, end=True))
+        return self._forms[-1].encoded(SequenceStep(self._id, sequence_start=False, sequence_end=True))
 
 
 # Encoding for gRPC: a message preceded by its length.
@@ -163,36 +163,24 @@ class GrpcInferForm(RequestForm):
     asked: BenchRequest
     streaming: bool = False
 
-    def plain(self) -> bytes:
+    def encoded(self, step: SequenceStep | None = None) -> bytes:
         """Return the encoded request."""
-        return framed(self._message().SerializeToString())
-
-    def of(self, step: SequenceStep) -> bytes:
-        """Return the encoded request at a place in a sequence."""
-        message = self._message()
-        set_parameter(message, "sequence_id", step.sequence_id)
-        set_parameter(message, "sequence_start", step.start)
-        set_parameter(message, "sequence_end", step.end)
-        return framed(message.SerializeToString())
-
-    def _message(self) -> Any:
         asked = self.asked
         message = grpc_service.ModelInferRequest(model_name=asked.model, model_version=asked.version)
         for tensor in asked.inputs:
             added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
             if isinstance(tensor.data, RegionPlace):
-                _place(added, tensor.data)
+                _set_parameters(added, tensor.data.parameters())
             else:
                 message.raw_input_contents.append(bytes(tensor.data))
         for output in asked.outputs:
             requested = message.outputs.add(name=output.name)
             if output.place is not None:
-                _place(requested, output.place)
+                _set_parameters(requested, output.place.parameters())
         if self.streaming:
-            set_parameter(message, "triton_enable_empty_final_response", True)
-        for name, value in asked.parameters.items():
-            set_parameter(message, name, value)
-        return message
+            _set_parameters(message, {"triton_enable_empty_final_response": True})
+        _set_parameters(message, {**asked.parameters, **_parameters(step)})
+        return framed(message.SerializeToString())
 
 
 def framed(message: bytes) -> bytes:
@@ -200,25 +188,19 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def _place(tensor: Any, place: RegionPlace) -> None:
-    set_parameter(tensor, "shared_memory_region", place.region)
-    set_parameter(tensor, "shared_memory_byte_size", place.size)
-    if place.offset:
-        set_parameter(tensor, "shared_memory_offset", place.offset)
-
-
-def set_parameter(message: Any, name: str, value: object) -> None:
-    """Set a parameter of a message, in the field for the type of its value."""
-    parameter = message.parameters[name]
-    match value:
-        case bool():
-            parameter.bool_param = value
-        case int():
-            parameter.int64_param = value
-        case float():
-            parameter.double_param = value
-        case _:
-            parameter.string_param = str(value)
+def _set_parameters(message: Any, parameters: Mapping[str, object]) -> None:
+    """Set the parameters of a request or tensor, each in the field for the type of its value."""
+    for name, value in parameters.items():
+        parameter = message.parameters[name]
+        match value:
+            case bool():
+                parameter.bool_param = value
+            case int():
+                parameter.int64_param = value
+            case float():
+                parameter.double_param = value
+            case _:
+                parameter.string_param = str(value)
 
 
 # Encoding for HTTP/1.1, with binary tensor data after the JSON.
@@ -233,11 +215,6 @@ def post(address: Address, path: str, headers: Mapping[str, str], body: Sequence
     return b"".join(("\r\n".join(lines).encode(), *body))
 
 
-def infer_path(model: str, version: str, action: str) -> str:
-    """Return the path of an action of a model."""
-    return f"/v2/models/{quote(model)}{f'/versions/{quote(version)}' if version else ''}/{action}"
-
-
 @dataclass(frozen=True, slots=True)
 class HttpInferForm(RequestForm):
     """An inference request over HTTP."""
@@ -246,42 +223,36 @@ class HttpInferForm(RequestForm):
     headers: Mapping[str, str]
     asked: BenchRequest
 
-    def plain(self) -> bytes:
+    def encoded(self, step: SequenceStep | None = None) -> bytes:
         """Return the encoded request."""
-        return self._message({})
-
-    def of(self, step: SequenceStep) -> bytes:
-        """Return the encoded request at a place in a sequence."""
-        return self._message(_parameters(step))
-
-    def _message(self, parameters: Mapping[str, Any]) -> bytes:
         asked = self.asked
-        inputs = []
+        inputs, raw = [], []
         for tensor in asked.inputs:
-            size = (
-                _placed(tensor.data) if isinstance(tensor.data, RegionPlace) else {"binary_data_size": len(tensor.data)}
+            if isinstance(tensor.data, RegionPlace):
+                where = tensor.data.parameters()
+            else:
+                where = {"binary_data_size": len(tensor.data)}
+                raw.append(tensor.data)
+            inputs.append(
+                {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "parameters": where}
             )
-            inputs.append({"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "parameters": size})
         document: dict[str, Any] = {"inputs": inputs}
         if asked.outputs:
             document["outputs"] = [
-                {"name": output.name, "parameters": _placed(output.place) if output.place else {"binary_data": True}}
+                {
+                    "name": output.name,
+                    "parameters": output.place.parameters() if output.place else {"binary_data": True},
+                }
                 for output in asked.outputs
             ]
-        document["parameters"] = {"binary_data_output": True, **asked.parameters, **parameters}
+        document["parameters"] = {"binary_data_output": True, **asked.parameters, **_parameters(step)}
         head = orjson.dumps(document)
         headers = {
             **self.headers,
             "Content-Type": "application/octet-stream",
             HEADER_LENGTH: str(len(head)),
         }
-        raw = [tensor.data for tensor in asked.inputs if not isinstance(tensor.data, RegionPlace)]
-        return post(self.address, infer_path(asked.model, asked.version, "infer"), headers, [head, *raw])
-
-
-def _placed(place: RegionPlace) -> dict[str, Any]:
-    where = {"shared_memory_region": place.region, "shared_memory_byte_size": place.size}
-    return {**where, "shared_memory_offset": place.offset} if place.offset else where
+        return post(self.address, f"{model_path(asked.model, asked.version)}/infer", headers, [head, *raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,20 +267,13 @@ class BenchGenerateForm(RequestForm):
     """Inputs as JSON-serialisable values."""
     parameters: Mapping[str, Any]
 
-    def plain(self) -> bytes:
+    def encoded(self, step: SequenceStep | None = None) -> bytes:
         """Return the encoded request."""
-        return self._message({})
-
-    def of(self, step: SequenceStep) -> bytes:
-        """Return the encoded request at a place in a sequence."""
-        return self._message(_parameters(step))
-
-    def _message(self, parameters: Mapping[str, Any]) -> bytes:
         headers = {**self.headers, "Content-Type": "application/json"}
-        path = infer_path(self.model, self.version, "generate_stream")
-        document = {**self.inputs, "parameters": {**self.parameters, **parameters}}
+        path = f"{model_path(self.model, self.version)}/generate_stream"
+        document = {**self.inputs, "parameters": {**self.parameters, **_parameters(step)}}
         return post(self.address, path, headers, [orjson.dumps(document)])
 
 
-def _parameters(step: SequenceStep) -> dict[str, Any]:
-    return {"sequence_id": step.sequence_id, "sequence_start": step.start, "sequence_end": step.end}
+def _parameters(step: SequenceStep | None) -> dict[str, Any]:
+    return step._asdict() if step is not None else {}

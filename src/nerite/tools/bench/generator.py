@@ -263,7 +263,7 @@ class Generator:
         self._recorder = Recorder()
         self._slots: list[RequestSlot] = []
         self._loop: ClosedLoop | OpenLoop | None = None
-        self._context = plan.context()
+        self._context = plan.target.context()
 
     async def obey(self, pipe: Connection) -> None:
         """Execute commands from the pipe until it is closed."""
@@ -316,30 +316,30 @@ class Generator:
         paced.begin(slots)
 
     def _slot_factory(self) -> Callable[[ClosedLoop | OpenLoop], RequestSlot]:
-        plan = self._plan
+        plan, target = self._plan, self._plan.target
         script = plan.scripts.begin(self._share, self._shares)
         port: GrpcPort | HttpPort
-        if plan.protocol == "grpc":
+        if target.protocol == "grpc":
             port = GrpcPort(
-                plan.address, self._context, plan.headers, streaming=plan.streaming, decoupled=plan.decoupled
+                target.address, self._context, target.headers, streaming=plan.streaming, decoupled=plan.decoupled
             )
         else:
-            events = ChatEvents if plan.protocol == "openai" else Events
-            port = HttpPort(plan.address, self._context, events if plan.streaming else None)
+            events = ChatEvents if target.protocol == "openai" else Events
+            port = HttpPort(target.address, self._context, events if plan.streaming else None)
         return lambda work: port.slot(work, script())
 
     def _abandon_late_requests(self) -> None:
-        longest = perf_counter() - self._plan.timeout
+        longest = perf_counter() - self._plan.target.timeout
         for slot in list(self._slots):
             if 0 < slot.sent < longest:
-                slot.abandon(f"no answer in {self._plan.timeout:g} seconds")
+                slot.abandon(f"no answer in {self._plan.target.timeout:g} seconds")
 
     async def _end(self) -> None:
         if self._loop is None:
             return
         self._loop.end()
         # An open sequence would keep its slot on the server, which the next level of load would lack.
-        patience = self._plan.timeout if isinstance(self._plan.scripts, Sequences) else _DRAIN_SECONDS
+        patience = self._plan.target.timeout if isinstance(self._plan.scripts, Sequences) else _DRAIN_SECONDS
         for _ in range(int(patience / _POLL_SECONDS)):
             if not any(slot.sent for slot in self._slots):
                 break

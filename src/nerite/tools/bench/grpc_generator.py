@@ -1,4 +1,4 @@
-"""Slots over gRPC: a call for each request, or a stream on which one follows the other."""
+"""gRPC load generator: slots with a call for each request, or with a stream that carries one after the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nerite.tools.bench.forms import Script
 from nerite.tools.bench.http_generator import RETRY_SECONDS, RequestSlot, SlotWork
 from nerite.wire import grpc_service
 
-# A connection of HTTP/2 as a client of gRPC has it, which several calls share.
+# An HTTP/2 connection of a gRPC client, shared by several calls.
 
 _RETURN_AT: Final = MAX_WINDOW // 2
 _MAX_BLOCKS: Final = 256
@@ -45,29 +45,30 @@ _OK: Final = "0"
 
 
 class GrpcClientCall(ABC):
-    """A call that is under way on a line."""
+    """A call on a connection."""
 
     def __init__(self, *, reads: bool) -> None:
         self.reads = reads
-        """Whether it wants to see the messages that come back; if not, only that they have come."""
+        """True to receive response messages; False if only the end of the call matters."""
         self.stream_id = 0
         self.window = 0
-        """Bytes that may still be sent."""
+        """Bytes that flow control allows to send."""
         self.unreturned = 0
+        """Received bytes for which no window update was sent yet."""
         self.outbox: deque[tuple[memoryview, bool]] = deque()
-        """What the windows hold back; the second says whether the call's side ends with it."""
+        """Messages held back by flow control; the flag marks the last one of the call."""
 
     @abstractmethod
     def received(self, data: bytes) -> None:
-        """Take a piece of the messages that come back."""
+        """Take a part of the response messages."""
 
     @abstractmethod
     def ended(self, reason: str) -> None:
-        """Know that the call is over; ``reason`` is empty for a success."""
+        """Take the outcome of the call: the reason of a failure, or "" for success."""
 
 
 class GrpcLine(asyncio.Protocol):
-    """Carries calls. Connects by itself, and again when the server hangs up; calls wait for that."""
+    """A connection that carries calls. It connects, and reconnects, by itself; calls wait until it is connected."""
 
     def __init__(self, address: Address, context: ssl.SSLContext | None, block: bytes) -> None:
         self._address = address
@@ -88,12 +89,12 @@ class GrpcLine(asyncio.Protocol):
         self._held = b""
         self._decoder = FieldDecoder(_LARGEST_LIST)
         self._outcomes: dict[bytes, str] = {}
-        """What blocks say, as long as they mean the same."""
+        """Outcome of each header block, while the dynamic table is unchanged."""
 
-    # -- the calls' side
+    # Calls.
 
     def open(self, call: GrpcClientCall, message: bytes, *, last: bool) -> None:
-        """Begin a call with a message, which has its length in front. ``last``: there are no more."""
+        """Begin a call with a length-prefixed message. ``last``: no more messages follow."""
         transport = self._transport
         if transport is None:
             self._waiting.append((call, message, last))
@@ -115,18 +116,18 @@ class GrpcLine(asyncio.Protocol):
         transport.write(b"".join((start, number, block, data, message)))
 
     def send(self, call: GrpcClientCall, message: bytes, *, last: bool = False) -> None:
-        """Send a message on an open call, as soon as the windows let it out."""
+        """Send a message on an open call, as soon as flow control allows."""
         call.outbox.append((memoryview(message), last))
         self._flush(call)
 
     def cancel(self, call: GrpcClientCall) -> None:
-        """Give a call up; it is not told."""
+        """Cancel a call, without a call of its ``ended``."""
         if self._calls.pop(call.stream_id, None) is call and self._transport is not None:
             self._transport.write(frames.rst_stream(call.stream_id, frames.Http2ErrorCode.CANCEL))
         self._waiting = [waiting for waiting in self._waiting if waiting[0] is not call]
 
     def close(self) -> None:
-        """Hang up; calls are not told."""
+        """Close the connection, without a call of ``ended`` of its calls."""
         self._closed = True
         self._connecting.cancel()
         self._calls.clear()
@@ -153,7 +154,7 @@ class GrpcLine(asyncio.Protocol):
             else:
                 outbox[0] = message[size:], last
 
-    # -- the connection
+    # Connection.
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -167,7 +168,7 @@ class GrpcLine(asyncio.Protocol):
                 await asyncio.sleep(RETRY_SECONDS)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Shake hands, and begin what waits."""
+        """Send the preface, and begin the waiting calls."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(_OPENING)
         waiting, self._waiting = self._waiting, []
@@ -175,7 +176,7 @@ class GrpcLine(asyncio.Protocol):
             self.open(call, message, last=last)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End what was under way, and connect again."""
+        """End all calls, and reconnect."""
         self._transport = None
         if self._closed:
             return
@@ -185,10 +186,10 @@ class GrpcLine(asyncio.Protocol):
         for call in calls:
             call.ended(f"the server closed the connection{f': {error}' if error else ''}")
 
-    # -- what comes
+    # Frames.
 
     def data_received(self, data: bytes) -> None:
-        """Act on each frame that is complete."""
+        """Handle each complete frame."""
         if self._held:
             data = self._held + data
         at, size = 0, len(data)
@@ -229,7 +230,7 @@ class GrpcLine(asyncio.Protocol):
         call.received(data[begin:end])
 
     def _read(self, block: bytes) -> str:
-        """Return what a block says of its call: ``0`` for a success, a text for a failure, empty for nothing."""
+        """Return the outcome in a header block: ``0`` for success, the reason of a failure, or "" if it has none."""
         changes = self._decoder.changes
         try:
             fields = dict(self._decoder.decode(block))
@@ -264,7 +265,7 @@ class GrpcLine(asyncio.Protocol):
         elif kind == frames.RST_STREAM and stream_id in self._calls:
             self._calls.pop(stream_id).ended(f"the server reset the call (code {int.from_bytes(payload)})")
         elif kind == frames.GOAWAY:
-            # What is under way may go on, but most clients come back on a new connection, and so does this one.
+            # Like most clients, continue on a new connection.
             self._transport.close()
 
     def _take_credit(self, stream_id: int, credit: int) -> None:
@@ -281,12 +282,12 @@ class GrpcLine(asyncio.Protocol):
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 _SHARED_BY: Final = 8
-"""Slots that share a connection."""
+"""Number of slots that share a connection."""
 _PREFIX: Final = 5
 
 
 class GrpcPort:
-    """Where slots connect to."""
+    """Server that slots connect to."""
 
     def __init__(
         self,
@@ -306,7 +307,7 @@ class GrpcPort:
         self._slots = 0
 
     def slot(self, work: SlotWork, script: Script) -> RequestSlot:
-        """Make a slot."""
+        """Return a new slot."""
         if self._slots % _SHARED_BY == 0:
             self._lines.append(GrpcLine(self._address, self._context, self._block))
         self._slots += 1
@@ -317,7 +318,7 @@ class GrpcPort:
 
 
 def header_block(address: Address, method: str, headers: Mapping[str, str]) -> bytes:
-    """Return the headers of a call, in a form that does not depend on what was sent before."""
+    """Return the encoded headers of a call, without references to the dynamic table."""
     authority = f"{address.host}:{address.port}"
     fields = [(":method", "POST"), (":scheme", "https" if address.tls else "http"), (":path", SERVICE + method)]
     fields += [(":authority", authority), ("content-type", "application/grpc"), ("te", "trailers")]
@@ -326,7 +327,7 @@ def header_block(address: Address, method: str, headers: Mapping[str, str]) -> b
 
 
 class CallSlot(RequestSlot, GrpcClientCall):
-    """A call for each request."""
+    """Sends each request in its own call."""
 
     def __init__(self, line: GrpcLine, work: SlotWork, script: Script) -> None:
         RequestSlot.__init__(self, work, script)
@@ -343,14 +344,14 @@ class CallSlot(RequestSlot, GrpcClientCall):
         self.ended(reason)
 
     def close(self) -> None:
-        """Hang up, for all that share the line."""
+        """Close the connection that this slot shares with others."""
         self._line.close()
 
     def received(self, data: bytes) -> None:
-        """Nobody wants to read it."""
+        """Ignore the response."""
 
     def ended(self, reason: str) -> None:
-        """Say what came of the request."""
+        """Report the outcome of the request."""
         if reason:
             self.outbox.clear()
             self.work.failed(self, reason)
@@ -359,7 +360,7 @@ class CallSlot(RequestSlot, GrpcClientCall):
 
 
 class StreamSlot(CallSlot):
-    """A stream, on which a request is sent when the responses to the last one have all come."""
+    """Sends requests on a stream, each after all responses to the previous one."""
 
     def __init__(self, line: GrpcLine, work: SlotWork, script: Script, *, decoupled: bool) -> None:
         super().__init__(line, work, script)
@@ -370,7 +371,7 @@ class StreamSlot(CallSlot):
         self._times: list[float] = []
 
     def ask(self) -> None:
-        """Send the next request; open the stream before the first."""
+        """Send the next request; the first one opens the stream."""
         self._times.clear()
         if self._open:
             self._line.send(self, self.next())
@@ -379,7 +380,7 @@ class StreamSlot(CallSlot):
             self._line.open(self, self.next(), last=False)
 
     def received(self, data: bytes) -> None:
-        """Take the responses that are complete."""
+        """Take each complete response."""
         received = self._received
         received += data
         while len(received) >= _PREFIX:
@@ -402,10 +403,10 @@ class StreamSlot(CallSlot):
                 self.work.recorder.came(self._times, 0)
                 self.work.answered(self)
             else:
-                self.work.failed(self, "an answer without content")
+                self.work.failed(self, "the answer has no content")
 
     def ended(self, reason: str) -> None:
-        """Open another stream for the next request."""
+        """Fail the current request; the next one opens a new stream."""
         self._open = False
         self._received.clear()
         self.outbox.clear()

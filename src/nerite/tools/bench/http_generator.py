@@ -1,4 +1,4 @@
-"""Slots over HTTP/1.1: a connection each."""
+"""HTTP/1.1 load generator: slots with one connection each; the recorder and slot interface shared with gRPC."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from nerite.client.connection import Address, text_in, text_of
 from nerite.tools.bench.forms import Script
 from nerite.tools.bench.measurement import COLUMNS, Records
 
-# Event streams as they come: when each event with content came, without I/O.
+# Parsers of event streams: they record the time of each event with content, and do no I/O.
 
 
 class Events:
-    """The events of one answer of the generate extension: each is a response."""
+    """Events of one answer of the generate extension; each is a response."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
-        """When the events with content came."""
+        """Arrival times of the events with content."""
         self.tokens = 0
-        """How many tokens the server says there were; 0 if it does not."""
+        """Number of tokens as reported by the server, or 0."""
         self.error = ""
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take what came at a time."""
+        """Parse bytes that arrived at time ``now``."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             event = line.removeprefix(b"data:").strip()
@@ -43,10 +43,10 @@ class Events:
 
     def _take(self, event: bytes, now: float) -> None:
         try:
-            # Numbers may be NaN here, which makes an event no JSON for this reader; it is a response all the same.
+            # Not parsed otherwise: numbers may be NaN, which this parser rejects.
             document = orjson.loads(event) if event.startswith(b'{"error"') or self._looks_inside else {}
         except orjson.JSONDecodeError:
-            self.error = "an event is no JSON"
+            self.error = "an event is not JSON"
             return
         if "error" in document:
             self.error = text_in(document["error"])
@@ -60,7 +60,7 @@ class Events:
 
 
 class ChatEvents(Events):
-    """The events of a completion under ``/v1``: chunks, of which the first and the last may be empty."""
+    """Events of a completion under ``/v1``: chunks, the first and last of which may be empty."""
 
     _looks_inside = True
 
@@ -75,11 +75,11 @@ class ChatEvents(Events):
         return False
 
 
-# Takes down what became of requests, as cheaply as can be; others work out what it means.
+# Records of requests, kept as cheaply as possible; figures are computed later, by ``measurement``.
 
 
 class Recorder:
-    """Columns of ``Records`` that grow."""
+    """Growing columns of ``Records``."""
 
     __slots__ = ("due", "ended", "failed", "first", "gaps", "last", "parts", "reasons", "sent", "tokens")
 
@@ -87,13 +87,13 @@ class Recorder:
         self._begin()
 
     def answered(self, due: float, sent: float, ended: float) -> None:
-        """Note an answer."""
+        """Record an answer."""
         self.due.append(due)
         self.sent.append(sent)
         self.ended.append(ended)
 
     def came(self, times: Sequence[float], tokens: int) -> None:
-        """Note when the parts of an answer came; before the answer itself. ``tokens`` is 0 if nobody counted."""
+        """Record the arrival times of the parts of an answer, before the answer. ``tokens`` is 0 if unknown."""
         self.first.append(times[0])
         self.last.append(times[-1])
         self.parts.append(len(times))
@@ -101,12 +101,12 @@ class Recorder:
         self.gaps.extend(after - before for before, after in itertools.pairwise(times))
 
     def refused(self, reason: str) -> None:
-        """Note a request that was not answered, or with an error."""
+        """Record a request that failed."""
         self.failed.append(perf_counter())
         self.reasons.append(reason)
 
     def take(self) -> Records:
-        """Return what was noted since the last time."""
+        """Return the records since the last call."""
         taken = Records(reasons=self.reasons, **{name: np.array(getattr(self, name)) for name in COLUMNS})
         self._begin()
         return taken
@@ -119,23 +119,23 @@ class Recorder:
         self.reasons: list[str] = []
 
 
-# A slot: what carries one request at a time, and is told what comes of it.
+# Slots: each sends one request at a time, and reports its outcome to its loop.
 
 
 class SlotWork(Protocol):
-    """Who gives slots their work."""
+    """Closed or open loop, which decides when each slot sends its next request."""
 
     recorder: Recorder
 
     def answered(self, slot: RequestSlot) -> None:
-        """Note the answer, and give the slot its next request, or put it aside."""
+        """Record the answer, and let the slot send its next request, or rest."""
 
     def failed(self, slot: RequestSlot, reason: str) -> None:
-        """Note that there is no answer, or a refusal; the rest as for ``answered``."""
+        """Record the failure, and continue as after an answer."""
 
 
 class RequestSlot(ABC):
-    """Carries one request at a time. ``ask`` may be called at once after it was made; it connects by itself."""
+    """Sends one request at a time. It connects by itself; ``ask`` may be called immediately."""
 
     __slots__ = ("_ending", "due", "next", "sent", "work")
 
@@ -146,14 +146,14 @@ class RequestSlot(ABC):
         """Returns the request to send next."""
         self.due = 0.0
         self.sent = 0.0
-        """When the request under way was sent; 0 if there is none."""
+        """Time at which the current request was sent; 0 if there is none."""
 
     @abstractmethod
     def ask(self) -> None:
-        """Send the next request; ``due`` and ``sent`` were set by the caller."""
+        """Send the next request. The caller has set ``due`` and ``sent``."""
 
     def rest(self) -> None:
-        """Send no more of the load: only, once, what ends a sequence that is open."""
+        """Send no more requests, except one that ends an open sequence."""
         ending = self._ending()
         if ending is None:
             self.sent = 0.0
@@ -164,38 +164,38 @@ class RequestSlot(ABC):
 
     @abstractmethod
     def abandon(self, reason: str) -> None:
-        """Give up the request under way."""
+        """Abandon the current request."""
 
     @abstractmethod
     def close(self) -> None:
-        """Send nothing more, and hang up."""
+        """Close the connection, and send nothing more."""
 
 
 RETRY_SECONDS: Final = 0.1
-"""Between two attempts to connect."""
+"""Delay between attempts to connect."""
 _MAX_HEADS: Final = 256
 
 
 class HttpPort:
-    """Where slots connect to, and what they know of the answers that come from there."""
+    """Server that slots connect to, and the known heads of its answers."""
 
     def __init__(self, address: Address, context: ssl.SSLContext | None, events: Callable[[], Events] | None) -> None:
         self.address = address
         self.context = context
         self.events = events
-        """Makes a reader for answers that are event streams; None where answers come whole."""
+        """Creates a parser of event streams; None if answers are not streamed."""
         self.sizes: dict[bytes, int] = {}
-        """How long an answer is that is a success and has this head; all of it, with the head."""
+        """Total size of a successful answer, including the head, by its head."""
 
     def slot(self, work: SlotWork, script: Script) -> RequestSlot:
-        """Make a slot."""
+        """Return a new slot."""
         return HttpSlot(self, work, script)
 
 
 class HttpSlot(RequestSlot, asyncio.Protocol):
-    """A connection. It is made anew when the server has closed it.
+    """A connection, which reconnects when the server closes it.
 
-    Servers answer alike requests with alike heads: an answer whose head is known is measured and not read.
+    Servers answer equal requests with equal heads. If the head of an answer is known, only its bytes are counted.
     """
 
     __slots__ = (
@@ -217,40 +217,40 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._left = 0
-        """Bytes of the answer that are still to come, where that is known."""
+        """Remaining bytes of an answer with a known head."""
         self._parser: httptools.HttpResponseParser | None = None
-        """Of an answer that has to be read."""
+        """Parser of the current answer, unless its head is known."""
         self._head = b""
         self._size = 0
-        """How long the answer is that is being read, with its head; 0 if it does not say."""
+        """Size of the answer being parsed, including its head; 0 if unknown."""
         self._body = bytearray()
         self._events: Events | None = None
         self._pending = False
-        """A request waits for the connection."""
+        """True if a request waits for the connection."""
         self._closed = False
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     def ask(self) -> None:
-        """Send the next request, now or as soon as there is a connection."""
+        """Send the next request, as soon as the connection is established."""
         if self._transport is None:
             self._pending = True
         else:
             self._transport.write(self.next())
 
     def abandon(self, reason: str) -> None:
-        """Give up the request, and the connection with it."""
+        """Abandon the request, and abort the connection."""
         if self._transport is not None:
             self._transport.abort()
             self._lose(reason)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._closed = True
         self._connecting.cancel()
         if self._transport is not None:
             self._transport.abort()
 
-    # -- the connection
+    # Connection.
 
     async def _connect(self) -> None:
         address = self._port.address
@@ -265,14 +265,14 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
                 await asyncio.sleep(RETRY_SECONDS)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send what waits."""
+        """Send the waiting request."""
         self._transport = cast(asyncio.Transport, transport)
         if self._pending:
             self._pending = False
             self._transport.write(self.next())
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Connect again."""
+        """Reconnect."""
         if self._transport is not None:
             self._lose(f"the server closed the connection{f': {error}' if error else ''}")
 
@@ -285,10 +285,10 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         if self.sent:
             self.work.failed(self, reason)
 
-    # -- answers
+    # Answers.
 
     def data_received(self, data: bytes) -> None:
-        """Go on with the answer, and say when it is complete."""
+        """Continue the current answer, and report it when it is complete."""
         if self._closed or self._transport is None:
             return
         if self._left:
@@ -299,7 +299,7 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
             return
         if self._parser is None:
             end = data.find(b"\r\n\r\n")
-            # What is known of heads is known of whole ones.
+            # Only a complete head can be known.
             head = data[:end] if end > 0 else b""
             size = self._port.sizes.get(head)
             if size is not None:
@@ -312,7 +312,7 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.abandon(f"the server's answer is no HTTP: {error}")
+            self.abandon(f"the server's answer is not HTTP: {error}")
 
     def _begin(self, head: bytes) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -322,12 +322,12 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         self._events = self._port.events() if self._port.events is not None else None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Remember how long an answer of this kind is."""
+        """Store the size of the answer."""
         if name.lower() == b"content-length" and self._events is None:
             self._size = len(self._head) + 4 + int(value)
 
     def on_headers_complete(self) -> None:
-        """See whether the answer is what was asked for."""
+        """Store the head of a successful answer of known size."""
         assert self._parser is not None
         good = self._parser.get_status_code() == 200
         if good and self._head and self._size and self._parser.should_keep_alive():
@@ -338,21 +338,21 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
             self._events = None
 
     def on_body(self, data: bytes) -> None:
-        """Look at the events, or keep what may be the text of an error."""
+        """Parse events, or keep the text of a possible error."""
         if self._events is not None:
             self._events.feed(data, perf_counter())
         elif len(self._body) < 10_000:
             self._body += data
 
     def on_message_complete(self) -> None:
-        """Say what came of the request."""
+        """Report the outcome of the request."""
         parser, events = self._parser, self._events
         assert parser is not None
         self._parser = None
         status = parser.get_status_code()
         reason = "" if status == 200 else f"{status}: {text_of(status, self._body)}"
         if events is not None:
-            reason = events.error or ("" if events.times else "an answer without content")
+            reason = events.error or ("" if events.times else "the answer has no content")
         if not parser.should_keep_alive() and self._transport is not None:
             self._transport.abort()
             self._transport = None

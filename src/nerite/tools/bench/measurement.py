@@ -338,19 +338,13 @@ Arrivals = Literal["constant", "poisson"]
 
 
 @dataclass(frozen=True, slots=True)
-class BenchPlan:
-    """Everything that is the same for all levels of load."""
+class BenchTarget:
+    """Server under test, and the protocol of the requests."""
 
     protocol: BenchProtocol
     address: Address
-    scripts: Scripts
-    """Source of the requests to send."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers of gRPC calls; HTTP requests already contain theirs."""
-    streaming: bool = False
-    """Answers are streamed."""
-    decoupled: bool = False
-    """The model is decoupled and marks its last response."""
+    """Headers of each request."""
     timeout: float = 60.0
     """Seconds after which a request is abandoned."""
 
@@ -361,6 +355,19 @@ class BenchPlan:
         context = ssl.create_default_context()
         context.set_alpn_protocols(["h2" if self.protocol == "grpc" else "http/1.1"])
         return context
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """Everything that is the same for all levels of load."""
+
+    target: BenchTarget
+    scripts: Scripts
+    """Source of the requests to send."""
+    streaming: bool = False
+    """Answers are streamed."""
+    decoupled: bool = False
+    """The model is decoupled and marks its last response."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import numpy as np
 import orjson
 
 from nerite.client import ClientError, ModelDescription, TensorDescription
-from nerite.client.connection import Address
-from nerite.client.tensors import random_value, smallest, to_json, to_tensor
+from nerite.client.tensors import random_value, smallest, to_json, to_tensor, value_type, widened
 from nerite.core import tensor as dtypes
 from nerite.core.tensor import Array, TensorSpec, buffer_of, encode_bytes, to_array
 from nerite.tools.bench.forms import (
@@ -31,7 +30,7 @@ from nerite.tools.bench.forms import (
     Sequences,
     post,
 )
-from nerite.tools.bench.measurement import BenchPlan, BenchProtocol
+from nerite.tools.bench.measurement import BenchPlan, BenchTarget
 from nerite.tools.bench.session import BenchedServer, BenchRegions
 
 # Inputs: generated, or read from files in the formats of perf_analyzer.
@@ -73,15 +72,9 @@ def made_up_data(inputs: Iterable[TensorDescription], shapes: Shapes, *, zero: b
     made = {}
     for tensor in inputs:
         shape = (shapes.batch, *shapes.of(tensor)) if shapes.batch else shapes.of(tensor)
-        made[tensor.name] = random_value(tensor, shape) if not zero else _zeros(tensor, shape)
+        nothing = b"" if tensor.datatype == "BYTES" else 0
+        made[tensor.name] = np.full(shape, nothing, value_type(tensor)) if zero else random_value(tensor, shape)
     return made
-
-
-def _zeros(tensor: TensorDescription, shape: tuple[int, ...]) -> Array:
-    if tensor.datatype == "BYTES":
-        return np.full(shape, b"", object)
-    # BF16 values are passed as float32.
-    return np.zeros(shape, np.float32 if tensor.datatype == "BF16" else dtypes.BY_NAME[tensor.datatype].numpy)
 
 
 def read_data(path: Path, model: ModelDescription, shapes: Shapes) -> list[list[Request]]:
@@ -125,16 +118,13 @@ def _value(value: Any, tensor: TensorDescription, shapes: Shapes) -> Array:
     shape: Sequence[int] = ()
     if isinstance(value, dict):
         shape = value.get("shape", ())
-        if "b64" in value:
-            return _from_bytes(base64.b64decode(value["b64"]), tensor, tuple(shape) or shapes.of(tensor))
-        if "content" not in value:
+        if "content" in value:
+            value = value["content"]
+        elif "b64" not in value:
             raise ValueError('write [values], {"content": [values], "shape": [sizes]} or {"b64": "..."}')
-        value = value["content"]
         if isinstance(value, dict):
             return _from_bytes(base64.b64decode(value["b64"]), tensor, tuple(shape) or shapes.of(tensor))
-    # numpy has no BF16: values are float32, and rounded when they are encoded.
-    kind = np.dtype(np.float32) if tensor.datatype == "BF16" else dtypes.BY_NAME[tensor.datatype].numpy
-    array = np.array(value, kind).ravel()
+    array = np.array(value, value_type(tensor)).ravel()
     if not shape:
         own = tensor.shape[1:] if shapes.batch else tensor.shape
         # A single variable dimension follows from the number of values.
@@ -166,12 +156,8 @@ def _from_bytes(content: bytes, tensor: TensorDescription, shape: tuple[int, ...
             f"input {tensor}: {len(content)} bytes are not {spec.byte_size}, as the shape {list(shape)} requires"
         )
     if tensor.datatype == "BF16":
-        # The content is in wire format, but tensors are made from float32 values.
-        return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        return widened(np.frombuffer(content, "<u2")).reshape(shape)
     return to_array(spec, content)
-
-
-_NOTHING: Final = RoundRobin(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +177,6 @@ class TensorLoad:
     first_id: int = 1
     output_room: int = 0
     """Bytes of shared memory for each output."""
-
-
-@dataclass(frozen=True, slots=True)
-class BenchTarget:
-    """Server that receives the requests, and the protocol."""
-
-    protocol: BenchProtocol
-    address: Address
-    headers: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = 60.0
-
-    def plan(self, scripts: Scripts = _NOTHING, *, streaming: bool = False, decoupled: bool = False) -> BenchPlan:
-        """Return the plan for the generators."""
-        return BenchPlan(self.protocol, self.address, scripts, self.headers, streaming, decoupled, self.timeout)
 
 
 def prepared_tensors(
@@ -228,12 +200,12 @@ def prepared_tensors(
         sequences = [[made_up_data(needed, shapes, zero=wanted.data == "zero")]]
     form = _forms(wanted, target, model, regions)
     forms = [[form(request) for request in sequence] for sequence in sequences]
-    return target.plan(_scripts(wanted, forms), streaming=wanted.streaming, decoupled=decoupled)
+    return BenchPlan(target, _scripts(wanted, forms), wanted.streaming, decoupled)
 
 
 def _scripts(wanted: TensorLoad, sequences: Sequence[Sequence[RequestForm]]) -> Scripts:
     if not wanted.sequence_length:
-        return RoundRobin([form.plain() for sequence in sequences for form in sequence])
+        return RoundRobin([form.encoded() for sequence in sequences for form in sequence])
     if any(len(sequence) > 1 for sequence in sequences):
         return Sequences(sequences, wanted.first_id)
     # Data that are not sequences are cut into sequences.
@@ -321,7 +293,7 @@ def prepared_prompts(wanted: PromptLoad, target: BenchTarget) -> BenchPlan:
     path = "/chat/completions" if target.address.prefix.endswith("/v1") else "/v1/chat/completions"
     fixed = {"model": wanted.model, "stream": True, "stream_options": {"include_usage": True}, **wanted.settings}
     messages = [post(target.address, path, headers, [orjson.dumps({**fixed, "messages": chat})]) for chat in chats]
-    return target.plan(RoundRobin(messages), streaming=True)
+    return BenchPlan(target, RoundRobin(messages), streaming=True)
 
 
 def made_up_prompts(words: int) -> list[Sequence[Mapping[str, Any]]]:

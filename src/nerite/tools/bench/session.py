@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,17 +16,18 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.shared_memory import SharedMemory
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.json_format import MessageToDict
 
-from nerite.client import ClientError, ModelDescription, ModelStatistics, ModelVersion
+from nerite.client import Client, ClientError, ModelDescription, ModelStatistics, ModelVersion
 from nerite.client.connection import Unreachable
 from nerite.tools.bench.forms import BenchOutput, BenchTensor, RegionPlace, framed
 from nerite.tools.bench.generator import Begin, End, Report, Take, run
 from nerite.tools.bench.grpc_generator import GrpcClientCall, GrpcLine, header_block
 from nerite.tools.bench.measurement import (
     BenchPlan,
+    BenchTarget,
     Figures,
     LoadLevel,
     Measurement,
@@ -170,11 +171,6 @@ class Session:
         self.warm_up = warm_up
         self.objectives = tuple(objectives)
         self.count = count
-
-    def run(self, levels: Sequence[LoadLevel], tell: Callable[[ServerReading], None]) -> Iterator[LevelOutcome]:
-        """Yield the outcome of each level. Raises ``ClientError`` for one at which no request was answered."""
-        for level in levels:
-            yield self.measure(level, tell)
 
     def measure(self, level: LoadLevel, tell: Callable[[ServerReading], None]) -> LevelOutcome:
         """Return the outcome of a level. Raises ``ClientError`` if no request was answered."""
@@ -330,33 +326,11 @@ class Search:
 _PREFIX: Final = 5
 
 
-class BenchedServer(Protocol):
-    """The server under test, as far as ``Client`` implements it for HTTP. Every method may raise ``ClientError``."""
-
-    def model(self, name: str, version: str = "") -> ModelDescription:
-        """Return the metadata of a model."""
-
-    def config(self, name: str, version: str = "") -> Mapping[str, Any]:
-        """Return the configuration of a model."""
-
-    def models(self) -> list[ModelVersion]:
-        """Return the repository index."""
-
-    def statistics(self, model: str = "", version: str = "") -> list[ModelStatistics]:
-        """Return the statistics of each version."""
-
-    def register_shared_memory(self, region: str, key: str, size: int) -> None:
-        """Register a region of system shared memory."""
-
-    def unregister_shared_memory(self, region: str) -> None:
-        """Unregister a region of system shared memory."""
-
-
 class GrpcServer:
-    """The server under test, queried over gRPC."""
+    """The server under test, queried over gRPC. Every method raises ``ClientError`` if it fails."""
 
-    def __init__(self, plan: BenchPlan) -> None:
-        self._plan = plan
+    def __init__(self, target: BenchTarget) -> None:
+        self._target = target
 
     def model(self, name: str, version: str = "") -> ModelDescription:
         """Return the metadata of a model."""
@@ -392,14 +366,14 @@ class GrpcServer:
         return MessageToDict(response.FromString(received[_PREFIX:]), preserving_proto_field_name=True)
 
     async def _send(self, method: str, message: bytes) -> bytes:
-        plan = self._plan
-        line = GrpcLine(plan.address, plan.context(), header_block(plan.address, method, plan.headers))
+        target = self._target
+        line = GrpcLine(target.address, target.context(), header_block(target.address, method, target.headers))
         call = _Answer()
         line.open(call, message, last=True)
         try:
-            return await asyncio.wait_for(call.whole, plan.timeout)
+            return await asyncio.wait_for(call.whole, target.timeout)
         except TimeoutError:
-            raise ClientError(f"no response from {plan.address} within {plan.timeout:g} seconds") from None
+            raise ClientError(f"no response from {target.address} within {target.timeout:g} seconds") from None
         finally:
             line.close()
 
@@ -426,6 +400,9 @@ class _Answer(GrpcClientCall):
         else:
             self.whole.set_result(bytes(self._received))
 
+
+BenchedServer: TypeAlias = Client | GrpcServer
+"""The server under test, queried over the protocol of the load."""
 
 _ALIGNMENT: Final = 64
 _numbers = itertools.count()
