@@ -126,6 +126,11 @@ class Dispatcher:
         """Number of requests that wait, run, or have not had their last response."""
         return self._answers.entered
 
+    @property
+    def settled(self) -> bool:
+        """Whether no state is kept for any request that was executed."""
+        return self._answers.settled
+
     def submit(self, request: InferenceRequest) -> None:
         """Queue a request; its responses come through ``request.respond``."""
         now = _now()
