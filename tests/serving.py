@@ -24,7 +24,7 @@ import numpy as np
 NERITE = Path(sys.executable).with_name("nerite")
 PATIENCE = 90.0
 """Seconds after which something hangs, however busy the machine. Less than pytest gives a test, so that it can tell."""
-_NOTED = re.compile("was read: |The policy stays as it was: ")
+_NOTED = re.compile("was read: |was read and is in force|The previous policy stays in force")
 _STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 
 

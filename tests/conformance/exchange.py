@@ -23,7 +23,7 @@ class Scene:
 
     name: str
     repository: str = "good"
-    """A folder of ``repositories/``."""
+    """A module of ``repositories/``."""
     models: tuple[str, ...] = ()
     """Which models of it; all where none is named."""
     second: tuple[str, ...] = ()

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from conformance import triton_installation
 from conformance.exchange import Http, Scene
+from conformance.repositories import repository, write
 
-REPOSITORIES = Path(__file__).with_name("repositories")
 BACKENDS = Path(__file__).with_name("backends")
-START_SECONDS = 60.0
+START_SECONDS = 240.0
+"""Triton's start takes a few seconds, and much longer while other programs keep the machine busy."""
 STOP_SECONDS = 20.0
 
 
@@ -86,14 +87,11 @@ def start_nerite(scene: Scene, folder: Path) -> Server:
 
 def start(name: str, scene: Scene, folder: Path, head: list[str], environment: dict[str, str]) -> Server:
     models, second = folder / "models", folder / "second"
-    source = REPOSITORIES / scene.repository
-    for place, names in (
-        (models, scene.models or sorted(path.name for path in source.iterdir())),
-        (second, scene.second),
-    ):
+    source = repository(scene.repository)
+    for place, names in ((models, scene.models or source), (second, scene.second)):
         place.mkdir(parents=True)
         for model in names:
-            shutil.copytree(source / model, place / model, ignore=shutil.ignore_patterns("__pycache__"))
+            write(source[model], place / model)
     backends = folder / "backends"
     for name_of_backend in scene.backends:
         shutil.copytree(BACKENDS / name_of_backend, backends / name_of_backend)

@@ -26,7 +26,6 @@ KINDS = ("http", "http.aio", "grpc", "grpc.aio")
 HTTP, GRPC = KINDS[:2], KINDS[2:]
 EVERYWHERE = {"headers": {"x-asked-by": "an-exercise"}, "query_params": {"asked": "by an exercise"}}
 """What is given besides to each call that may be given it."""
-MODELS = Path(__file__).with_name("repositories")
 
 
 def module_of(kind: str) -> ModuleType:

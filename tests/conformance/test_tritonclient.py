@@ -5,12 +5,12 @@ Which methods there are is asked of the installed clients: one that no exercise 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from conformance.stock import KINDS, MODELS, Exercise, StockClient, exercises, public_methods
+from conformance.repositories import repository, write
+from conformance.stock import KINDS, Exercise, StockClient, exercises, public_methods
 from serving import Serving, pbtxt, python_model, serving
 
 COPIED = ("classes", "echo", "many", "queue", "request", "text", "trouble", "types", "versions", "arguments")
@@ -41,9 +41,9 @@ def execute(self, requests):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("tritonclient")
+    models = {**repository("streams"), **repository("good")}
     for name in COPIED:
-        source = next(path for group in ("good", "streams") if (path := MODELS / group / name).exists())
-        shutil.copytree(source, folder / "models" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        write(models[name], folder / "models" / name)
     python_model(folder / "models", "slow", SLOW)
     python_model(folder / "models", "endless", ENDLESS, DECOUPLED)
     python_model(folder / "models", "words", WORDS, pbtxt(datatype="TYPE_BF16"))

@@ -195,9 +195,9 @@ def test_a_mistake_in_the_file(house: House, of: str) -> None:
 @pytest.fixture
 def held(house: House) -> Iterator[House]:
     house.policy.touch()
-    house._hold.touch()
+    house.hold.touch()
     yield house
-    house._hold.unlink(missing_ok=True)
+    house.hold.unlink(missing_ok=True)
 
 
 def waiting(house: House) -> int:

@@ -420,7 +420,7 @@ def test_redis_goes_and_comes_back(repository: Path, redis: Redis, tmp_path: Pat
             server.infer("counts", [1.0])
         assert stats(server)["executions"] == 4
         redis.start()
-        eventually(lambda: "again" in server.text, what="it did not come back")
+        eventually(lambda: "reconnected to Redis" in server.text, what="it did not come back")
         answer = server.infer("counts", [1.0])
         assert server.infer("counts", [1.0]) == answer
     assert f"lost the connection to Redis (127.0.0.1:{redis.port}); models compute all requests: " in server.text
@@ -437,7 +437,7 @@ def test_redis_that_does_not_answer(repository: Path, redis: Redis, tmp_path: Pa
             redis.signal(signal.SIGCONT)
         assert len(answers) == 8
         assert (stats(server)["success"], stats(server)["cache_miss"]) == (8, 8)
-        eventually(lambda: "again" in server.text, what="it did not come back")
+        eventually(lambda: "reconnected to Redis" in server.text, what="it did not come back")
     assert "models compute all requests: no answer in 50 ms" in server.text
 
 

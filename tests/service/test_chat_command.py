@@ -106,15 +106,18 @@ class Terminal:
         return self.until("\n> ")
 
     def enter(self, line: str) -> None:
-        os.write(self._ours, f"{line}\n".encode())
+        self.write(f"{line}\n".encode())
         self.until(f"{line}\n")
+
+    def write(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
         """Press Ctrl-D; return the exit status."""
-        os.write(self._ours, b"\x04")
+        self.write(b"\x04")
         return self.close()
 
     def close(self) -> int:
@@ -259,7 +262,7 @@ def test_figures_and_the_end_of_a_cut_answer_at_a_terminal(server: Serving) -> N
 
 
 def test_a_model_does_not_steer_the_terminal(terminal: Terminal) -> None:
-    os.write(terminal._ours, b"red \x16\x1b[31m rest\n")
+    terminal.write(b"red \x16\x1b[31m rest\n")
     shown = terminal.until("\n> ")
     assert "\x1b" not in shown.partition("user:")[2]
     assert "\N{REPLACEMENT CHARACTER}[31m rest" in shown

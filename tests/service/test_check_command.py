@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from conformance.repositories import repository, write
 from serving import PATIENCE, serving
 
-ENSEMBLES = Path(__file__).parents[1] / "conformance" / "repositories" / "ensembles"
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 TENSORS = (
     'input [ { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
@@ -214,7 +213,7 @@ def test_bounds_of_a_queue(models: Path) -> None:
 def test_ensembles_as_a_load_has_it(models: Path, tmp_path: Path) -> None:
     wrong = ("bad_batch", "bad_circle", "bad_circle_back", "bad_input", "bad_model", "bad_version")
     for name in (*wrong, "bad_inner", "numbered", "twice"):
-        shutil.copytree(ENSEMBLES / name, models / name)
+        write(repository("ensembles")[name], models / name)
     rows = json.loads(check(models, "--json").stdout)
     assert {row["model"] for row in rows} == set(wrong)
     with serving(models, tmp_path / "log", "--model-control-mode=explicit") as server:

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import obstore
@@ -29,6 +30,7 @@ from object_store import (
     object_store,
     refusing,
 )
+from serving import PATIENCE
 
 LARGE = bytes(range(256)) * 12_000
 """Three pieces of a download, and a bit."""
@@ -292,12 +294,25 @@ def test_a_cache_that_cannot_be_written(store: ObjectStore, tmp_path: Path) -> N
 
 def test_who_waits_for_another_server_can_be_stopped(store: ObjectStore, opened: Opens) -> None:
     held, waiting = opened(store.location), opened(store.location)
-    with held._cache.locked_model("m", threading.Event()):
+    reading, go_on = threading.Event(), threading.Event()
+
+    def door(environ: Environ, respond: Respond, moto: Application) -> Iterable[bytes]:
+        if is_read(environ):
+            reading.set()
+            assert go_on.wait(PATIENCE)
+        return moto(environ, respond)
+
+    store.door = door
+    with ThreadPoolExecutor(1) as thread:
+        fetched = thread.submit(held.fetch, "m")
+        assert reading.wait(PATIENCE)
         timer = threading.Timer(0.1, waiting.close)
         timer.start()
         with pytest.raises(Unavailable, match="the server is stopping"):
             waiting.fetch("m")
         timer.join()
+        go_on.set()
+        fetched.result()
 
 
 def test_without_credentials_requests_are_not_signed(

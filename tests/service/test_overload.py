@@ -33,7 +33,7 @@ class Held:
 
     def __init__(self, server: Serving, hold: Path) -> None:
         self.server = server
-        self._hold = hold
+        self.hold = hold
         self._statuses: dict[str, int] = {}
         self._callers: list[Thread] = []
 
@@ -63,7 +63,7 @@ class Held:
 
     def let_go(self) -> dict[str, int]:
         """Let the model run; return the status of each answer to ``ask``."""
-        self._hold.unlink()
+        self.hold.unlink()
         for caller in self._callers:
             caller.join()
         return self._statuses

@@ -17,8 +17,7 @@ from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.failures import report
 from nerite.core.request import NOBODY, InferenceRequest, with_request_id
 from nerite.core.response import InferenceResponse
-from nerite.dispatch import answers
-from nerite.dispatch.answers import ResponseDispatcher
+from nerite.dispatch.answers import ResponseDispatcher, tell_of_batch, tell_of_response
 from nerite.dispatch.busy_poll import BusyPoll, LoopTimer
 from nerite.dispatch.deadlocks import break_deadlocks
 from nerite.dispatch.instance_picker import BatchSplit, Leases, unanswered
@@ -121,6 +120,11 @@ class Dispatcher:
     def in_flight(self) -> int:
         """Number of requests that wait, run, or have not had their last response."""
         return self._answers.entered
+
+    @property
+    def settled(self) -> bool:
+        """Whether no state is kept for any request that was executed."""
+        return self._answers.settled
 
     def submit(self, request: InferenceRequest) -> None:
         """Queue a request; its responses come through ``request.respond``."""
@@ -260,13 +264,13 @@ class Dispatcher:
         responses: Sequence[InferenceResponse | None],
         timings: ExecutionTimes | None,
     ) -> None:
-        answers.tell_of_batch(batch, responses, timings)
+        tell_of_batch(batch, responses, timings)
         self._done(instance, batch, responses, timings)
 
     def _observed_part(
         self, request: InferenceRequest, response: InferenceResponse, final: bool, timings: ExecutionTimes | None
     ) -> None:
-        answers.tell_of_response(request, timings)
+        tell_of_response(request, timings)
         self._part(request, response, final, timings)
 
     def _turn(self) -> None:
@@ -412,8 +416,7 @@ class Dispatcher:
     def audit(self) -> list[str]:
         """Compare the leases with what instances have, restore what differs, and return descriptions of it.
 
-        Called from the loop about once a second. Every batch is also checked when it is returned; the audit finds what
-        never returns, because of mistakes that nothing else has caught.
+        Called from the loop about once a second. Batches are also checked when they return; this finds what never does.
         """
         found: list[str] = []
         lost = InferenceResponse.failed(Internal("the request was lost in the server, see its log: send it again"))

@@ -57,6 +57,11 @@ class Http2Connection(Incoming):
         return not self.closed and (not self._started or self._expected != ANY or bool(self._held))
 
     @property
+    def held_bytes(self) -> int:
+        """Number of received bytes that are kept until the rest of their frame or header block arrives."""
+        return len(self._held)
+
+    @property
     def last_stream_id(self) -> int:
         """The highest stream that the peer has used."""
         return self._last_stream_id

@@ -123,7 +123,8 @@ DIFFERENCES = (
                 "400 load failed for model 'echo': version 1 is at UNAVAILABLE state: Invalid argument: unable to find "
                 "backend library for backend 'abacus', try specifying runtime on the model configuration.;",
                 "400 load failed for model 'echo': version 1 is at UNAVAILABLE state: Invalid argument: unable to find "
-                "backend library for backend 'abacus', try specifying runtime on the model configuration. The backends",
+                "backend library for backend 'abacus', try specifying runtime on the model configuration. "
+                "The available backends",
             ),
             **{
                 f"shared_code/load {model}": (f"{FAILED.format(model)} {text};", f"{FAILED.format(model)} {text}")

@@ -8,7 +8,8 @@ from typing import Any
 
 from conformance.exchange import Change, Eventually, Grpc, Http, get, infer, post, tensor
 from conformance.exchanges.scenes import EXPLICIT
-from conformance.servers import REPOSITORIES
+from conformance.repositories import repository, source
+from conformance.repositories import write as write_model
 from nerite.wire import grpc_service as pb
 
 SCENE = EXPLICIT
@@ -43,7 +44,7 @@ NO_JSON = tuple(
         "max_batch_size: 4",
     )
 )
-MODEL = (REPOSITORIES / "good" / "echo" / "1" / "model.py").read_bytes()
+MODEL = source("echo").encode()
 
 
 def load(model: str, **parameters: Any) -> Http:
@@ -71,8 +72,8 @@ def gone() -> Eventually:
     return Eventually(post("/v2/repository/index"), lambda answer: "UNLOADING" not in str(answer["json"]))
 
 
-def copy(source: str, target: str) -> Change:
-    return Change(lambda models: shutil.copytree(REPOSITORIES / source, models / target, dirs_exist_ok=True))
+def copy(group: str, model: str, target: str) -> Change:
+    return Change(lambda models: write_model(repository(group)[model], models / target))
 
 
 def write(path: str, text: str) -> Change:
@@ -94,7 +95,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def broken(name: str) -> list[Any]:
     return [
-        copy(f"broken/{name}", name),
+        copy("broken", name, name),
         load(name),
         gone(),
         get(f"/v2/models/{name}/ready"),
@@ -193,7 +194,7 @@ EXCHANGES = {
     "unload with bad JSON": post("/v2/repository/models/pair/unload", b"{"),
     "unload with parameters as an array": post("/v2/repository/models/pair/unload", {"parameters": []}),
     "load after unload": [load("echo"), infer("echo", ROW), INDEX],
-    "a new version": [copy("good/versions/1", "versions/4"), load("versions"), infer("versions", ONE), INDEX],
+    "a new version": [write("versions/4/model.py", source("version")), load("versions"), infer("versions", ONE), INDEX],
     "a version less": [remove("versions/4"), load("versions"), infer("versions", ONE), gone()],
     "a version policy in the configuration": [
         Change(lambda models: edit(models / "versions" / "config.pbtxt", "all { }", "specific { versions: [ 1 ] }")),

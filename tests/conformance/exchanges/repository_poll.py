@@ -5,7 +5,7 @@ from typing import Any
 
 from conformance.exchange import Change, Eventually, get, infer, post, tensor
 from conformance.exchanges.scenes import POLL
-from conformance.servers import REPOSITORIES
+from conformance.repositories import Files, repository, source, write
 
 SCENE = POLL
 
@@ -21,8 +21,8 @@ def gone(path: str) -> Eventually:
     return Eventually(get(f"/v2/models/{path}/ready"), lambda answer: answer["status"] != 200)
 
 
-def added(source: str, target: str) -> Change:
-    return Change(lambda models: shutil.copytree(REPOSITORIES / "good" / source, models / target))
+def added(path: str, files: Files) -> Change:
+    return Change(lambda models: write(files, models / path))
 
 
 def edited(answer: dict[str, Any]) -> bool:
@@ -33,9 +33,9 @@ EXCHANGES = {
     "at the start": INDEX,
     "load": post("/v2/repository/models/echo/load"),
     "unload": post("/v2/repository/models/echo/unload"),
-    "a new model": [added("pair", "pair"), ready("pair"), INDEX],
+    "a new model": [added("pair", repository(POLL.repository)["pair"]), ready("pair"), INDEX],
     "a new version": [
-        added("versions/3", "versions/5"),
+        added("versions/5", {"model.py": source("version")}),
         ready("versions/versions/5"),
         infer("versions", ONE),
     ],

@@ -21,14 +21,14 @@ from conformance.exchange import (
 from conformance.exchanges.counting import counted
 from conformance.exchanges.repository_explicit import load, unload, write
 from conformance.exchanges.scenes import CACHED
-from conformance.servers import REPOSITORIES
+from conformance.repositories import source
 from nerite.wire import grpc_service as pb
 
 SCENE = CACHED
 
 A = tensor("A", "INT32", [2], [1, 2])
 B = tensor("B", "INT32", [1], [3])
-MODEL = (REPOSITORIES / CACHED.repository / "counts" / "1" / "model.py").read_text()
+MODEL = source("counts")
 
 
 def words(*given: str) -> Json:

@@ -5,11 +5,10 @@ from dataclasses import replace
 from conformance.exchange import Http, dumped, get, infer, post, tensor
 from conformance.exchanges.sagemaker import BINARY, BODY, HEAD, PLAIN, there
 from conformance.exchanges.scenes import SAGEMAKER
-from conformance.servers import REPOSITORIES
+from conformance.repositories import ARCHIVES
 
 SCENE = SAGEMAKER
 
-ARCHIVES = REPOSITORIES / "archives"
 INDEX = post("/v2/repository/index")
 
 

@@ -1,13 +1,13 @@
 """The scenes that the exchanges are played in. Each costs the start of two servers."""
 
 from conformance.exchange import Scene
-from conformance.servers import REPOSITORIES
+from conformance.repositories import repository
 
 FORWARDED = "x-forward|^triton_|^sequence_|^(priority|timeout|headers|binary_data_output)$"
 GOOD = Scene(
     "good",
     # All that have a complete configuration.
-    models=tuple(sorted({path.parent.name for path in (REPOSITORIES / "good").glob("*/config.pbtxt")})),
+    models=tuple(name for name, files in repository("good").items() if "config.pbtxt" in files),
     flags=(
         "--disable-auto-complete-config",
         f"--http-header-forward-pattern={FORWARDED}",

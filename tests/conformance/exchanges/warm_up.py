@@ -3,10 +3,10 @@
 from conformance.exchange import get, infer, tensor
 from conformance.exchanges.repository_explicit import load
 from conformance.exchanges.scenes import WARM
-from conformance.servers import REPOSITORIES
+from conformance.repositories import repository
 
 SCENE = WARM
-MODELS = sorted(path.name for path in (REPOSITORIES / WARM.repository).iterdir())
+MODELS = list(repository(WARM.repository))
 ROW = tensor("IN", "INT32", [1, 2], [1, 2])
 WHOLE = {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import pytest
 
 from nerite.admission.idempotency import KeyedResponse, KeyedResponses
 from nerite.admission.policy import RetentionLimits
+
+
+class Key(str):
+    """A key to which there can be weak references."""
+
 
 GRACE = 30
 LIMITS = RetentionLimits(GRACE, max_answers=2, max_bytes=100)
@@ -134,13 +141,15 @@ def test_given_up(answers: KeyedResponses[KeyedResponse]) -> None:
 
 
 def test_ever_new_keys_leave_nothing_behind(answers: KeyedResponses[KeyedResponse]) -> None:
-    coming, going = begun(answers, "comes and goes"), 0
+    coming, keys, most = begun(answers, "comes and goes"), WeakSet[Key](), 0
     for number in range(1000):
-        complete(answers, f"{number}", at=number % 7)
-        going = max(going, len(answers._ends))
+        key = Key(number)
+        keys.add(key)
+        complete(answers, key, at=number % 7)
+        most = max(most, len(keys))
         answers.left(coming, number)
         answers.ask(KeyedResponse("comes and goes", "q"))
-    assert going < 100
+    assert most < 100
     answers.left(coming, 1000)
     assert answers.due(6 + GRACE) == []
     assert [each.key for each in answers] == ["comes and goes"]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 from nerite.admission.deadlines import LatestStarts
 from nerite.admission.refusals import QuotaLimit
 from nerite.admission.ticket import AdmissionTicket, TicketState
 
 
-def waiting() -> AdmissionTicket:
-    ticket = AdmissionTicket("a", 1)
+class Ticket(AdmissionTicket):
+    """One to which there can be weak references."""
+
+
+def waiting() -> Ticket:
+    ticket = Ticket("a", 1)
     ticket.state = TicketState.WAITING
     return ticket
 
@@ -38,9 +44,10 @@ def test_one_that_is_refused_meanwhile_is_not_told_again() -> None:
 
 
 def test_those_that_are_gone_take_no_room() -> None:
-    moments = LatestStarts()
+    moments, kept = LatestStarts(), WeakSet[Ticket]()
     for number in range(10_000):
         ticket = waiting()
+        kept.add(ticket)
         moments.add(ticket, [(1_000_000 - number, QuotaLimit.DEADLINE)], 1)
         ticket.state = TicketState.OVER
-    assert len(moments._entries) < 100
+    assert len(kept) < 100

@@ -50,11 +50,15 @@ def test_one_connection_for_several_requests() -> None:
         assert client.ready()
 
 
-def test_a_connection_that_was_closed_is_made_anew() -> None:
+def test_a_connection_that_was_closed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, connected = socket.create_connection, list[socket.socket]()
+    monkeypatch.setattr(
+        socket, "create_connection", lambda *to, **more: connected.append(connect(*to, **more)) or connected[-1]
+    )
     with peer(answer(LIVE), answer(LIVE)) as url, Client(url) as client:
         assert client.live()
         # The end of the connection arrives on its own time.
-        assert client._connection._http.sock.recv(1, socket.MSG_PEEK) == b""
+        assert connected[0].recv(1, socket.MSG_PEEK) == b""
         assert client.live()
 
 

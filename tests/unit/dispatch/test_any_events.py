@@ -223,7 +223,7 @@ def test_any_events(
     answers = [[final for each, _, final in model.caller.answers if each is asked].count(True) for asked in model.asked]
     assert answers == [1] * len(model.asked)
     assert model.dispatcher.in_flight == 0
-    assert model.dispatcher._answers.settled
+    assert model.dispatcher.settled
     assert gone == [True] * drained
     loop.advance(10 * MS)
     assert not model.left

@@ -137,22 +137,30 @@ def test_what_is_remembered_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> Non
     """Ever new callers, correlation ids and states: each is dressed as it should be, and little is kept."""
     budget = ByteBudget("test", 256 * 1024)
     monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
-    monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
     clothes = attach(*ALL, states=(STATE,))
+    callers = [header() for _ in range(200)]
+    first_headers = []
     for number in range(1, 200):
         sequence = RequestSequence(number)
         for start in (True, False):
-            asked = request()
+            asked = request(callers[number])
             clothes.attach(asked, sequence, start=start, end=False)
             assert asked.header.inputs[-1].shape == (1, 1 if start else number)
+            if start:
+                first_headers.append(asked.header)
             given = answer(("OUT", (1, 1), bytes(4)), ("SO", (1, number), bytes(4 * number)))
             rest = clothes.settle(asked, given, sequence)
             assert rest.header is not None and [spec.name for spec in rest.header.outputs] == ["OUT"]
         assert budget.used <= budget.limit
     assert budget.evictions > 100
-    states = clothes._states
-    assert states is not None
-    assert len(clothes._headers) + len(states._splits) + len(states._forms) < 100
+
+    def again(number: int) -> RequestHeader:
+        asked = request(callers[number])
+        clothes.attach(asked, RequestSequence(number), start=True, end=False)
+        return asked.header
+
+    assert again(199) is first_headers[-1]
+    assert again(1) is not first_headers[0]
 
 
 def test_the_header_of_a_large_request_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +174,6 @@ def test_the_header_of_a_large_request_is_not_remembered(monkeypatch: pytest.Mon
 
 def test_what_is_remembered_takes_no_more_memory_than_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = ByteBudget("test", 1 << 30)
-    monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
     monkeypatch.setattr(sequence_inputs, "SEQUENCES", budget)
     clothes = attach(*ALL, states=(STATE,))
 

@@ -101,8 +101,10 @@ def test_streams_beyond_the_allowed_number():
 def test_resets_that_we_remember_are_bounded():
     peer = Peer(Limits(resets=100_000, max_concurrent_streams=1))
     peer.send(headers(1))
-    peer.send(*(headers(stream_id) for stream_id in range(3, 20_003, 2)))
-    assert len(peer.connection._resets) == 4_096
+    refused = range(3, 20_003, 2)
+    peer.send(*(headers(stream_id) for stream_id in refused))
+    assert peer.send(data(refused[-4_096], b"late")) == []
+    assert peer.goaway(peer.send(data(refused[-4_097], b"late")))[0] is Http2ErrorCode.STREAM_CLOSED
 
 
 # -- SETTINGS
@@ -307,10 +309,10 @@ def test_a_frame_that_never_ends_is_not_collected():
     peer.send(headers(1))
     peer.send(frame(0, 0, 1, bytes(15_000_000))[:1_000_000])
     peer.send(bytes(1_000_000))
-    assert len(peer.connection._held) == 0
+    assert peer.connection.held_bytes == 0
     peer = Peer(Limits(max_frame_size=16_000_000))
     peer.send(frame(77, 0, 1, bytes(15_000_000))[:1_000_000])
-    assert len(peer.connection._held) == 0
+    assert peer.connection.held_bytes == 0
 
 
 def test_the_owner_sees_a_peer_that_takes_nothing():

@@ -93,7 +93,7 @@ def converse(pieces: list[bytes]) -> tuple[object, ...]:
         connection.receive(piece, 0.0)
         outbound += connection.outbound
         connection.outbound.clear()
-        assert len(connection._held) < LIMITS.max_header_block + 9
+        assert connection.held_bytes < LIMITS.max_header_block + 9
     sent = parse(outbound)
     if connection.closed:
         assert connection.finished and connection.queued == 0 and connection.open_streams == 0
@@ -101,8 +101,8 @@ def converse(pieces: list[bytes]) -> tuple[object, ...]:
         if sent:
             assert sent[-1].kind == GOAWAY and Http2ErrorCode(int.from_bytes(sent[-1].payload[4:8]))
     else:
-        assert set(connection._streams) <= handler.started - handler.over
-        assert len(connection._streams) <= LIMITS.max_concurrent_streams
+        assert connection.open_streams <= len(handler.started - handler.over)
+        assert connection.open_streams <= LIMITS.max_concurrent_streams
     return sent, handler.events, handler.bodies
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,21 @@ import pytest
 
 import triton_python_backend_utils as pb_utils
 from binding_arguments import OF_OUR_OWN, PROBES, UNASKED
+from conformance.repositories import repository, write
 from nerite.testing import ModelUnderTest, load_model
 
-LAB = Path(__file__).parents[2] / "conformance" / "repositories" / "calls" / "lab"
 ALL = {**PROBES, **OF_OUR_OWN, **UNASKED}
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[ModelUnderTest]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelUnderTest]:
+    directory = tmp_path_factory.mktemp("models") / "lab"
+    write(repository("calls")["lab"], directory)
+
     def echo(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"OUT": inputs["IN"]}
 
-    with load_model(LAB, calls={"echo": echo, "late": echo}) as model:
+    with load_model(directory, calls={"echo": echo, "late": echo}) as model:
         yield model
 
 

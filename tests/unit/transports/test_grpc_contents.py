@@ -61,7 +61,7 @@ def test_numbers_of_any_length(datatype: str, values: list[int], cut: int) -> No
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 5, 10])
 def test_numbers_of_several_pieces(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infer_request, "_PIECE", 1000)
+    monkeypatch.setattr(infer_request, "PIECE", 1000)
     rng = np.random.default_rng(longest)
     values = [int(value) for value in rng.integers(0, min(2 ** (7 * longest), 2**64) - 1, 5000, np.uint64)]
     data = InferTensorContents(uint64_contents=values).SerializeToString()

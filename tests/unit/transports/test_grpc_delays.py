@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(delays, "_later", clock.later)
+    monkeypatch.setattr(delays, "call_later", clock.later)
     return clock
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from nerite.core.tensor import DataType, TensorSpec, join_bytes
 from nerite.transports.access import SenderHeaders
 from nerite.transports.grpc import messages as status
 from nerite.transports.grpc import wire
-from nerite.transports.grpc.infer_request import InferReader, KnownMessage, broken
+from nerite.transports.grpc.infer_request import InferReader, broken
 from nerite.wire.grpc_service import ModelInferRequest
 
 CONTENTS = {
@@ -290,21 +289,20 @@ def test_values_that_python_calls_equal_are_kept_apart(reader: InferReader) -> N
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GRPC_PLANS, "limit", 256 * 1024)
     reader = InferReader(SenderHeaders({}))
-    for number in range(500):
-        read(reader, ModelInferRequest(model_name=str(number), inputs=[tensor()], raw_input_contents=[bytes(8)]))
+    messages = [
+        ModelInferRequest(model_name=str(number), inputs=[tensor()], raw_input_contents=[bytes(8)])
+        for number in range(500)
+    ]
+    headers = []
+    for message in messages:
+        headers.append(read(reader, message)[0])
         assert GRPC_PLANS.used <= GRPC_PLANS.limit
-    assert 0 < len(reader._plans) + len(reader._headers) < 200
-    assert 0 < sum(1 for known in reader._known.values() for _ in chain(known)) < 100
-    plans = dict(reader._plans)
+    assert 0 < sum(reader.known(status.framed(message.SerializeToString())) is not None for message in messages) < 100
+    assert read(reader, messages[-1])[0] is headers[-1]
+    assert read(reader, messages[0])[0] is not headers[0]
     outputs = [ModelInferRequest.InferRequestedOutputTensor(name=f"{number} {'x' * 1000}") for number in range(300)]
-    read(reader, ModelInferRequest(inputs=[tensor()], outputs=outputs, raw_input_contents=[bytes(8)]))
-    assert reader._plans == plans, "what is very large is not kept"
-
-
-def chain(known: KnownMessage | None) -> Iterator[KnownMessage]:
-    while known is not None:
-        yield known
-        known = known.older
+    large = ModelInferRequest(inputs=[tensor()], outputs=outputs, raw_input_contents=[bytes(8)])
+    assert read(reader, large)[0] is not read(reader, large)[0]
 
 
 def test_of_messages_of_one_length_the_last_four_are_known() -> None:

@@ -169,10 +169,12 @@ def test_the_same_bytes_are_the_same_head() -> None:
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HTTP_HEADS, "limit", 256 * 1024)
     cache = HeadCache()
+    heads = []
     for number in range(1000):
-        cache.get(head(f"X: {number}"))
+        heads.append(cache.get(head(f"X: {number}")))
         assert HTTP_HEADS.used <= HTTP_HEADS.limit
-    assert 0 < len(cache._heads) < 1000
+    assert cache.get(head("X: 999")) is heads[-1]
+    assert cache.get(head("X: 0")) is not heads[0]
     for large in (head("X: " + "x" * 90_000), head(*(f"{number}: 1" for number in range(1000)))):
         assert cache.get(large) is not cache.get(large)
 

@@ -243,8 +243,7 @@ def test_a_text_seen_before_is_the_same_plan(reader: HttpInferReader) -> None:
 
 def test_what_is_different_each_time_is_not_kept(reader: HttpInferReader) -> None:
     for text in (body(IN), body(binary("A", 3), id="1"), body(binary("A", 3), outputs=[{"name": "A" * 1000}] * 200)):
-        reader.plan(text)
-    assert not reader._plans
+        assert reader.plan(text) is not reader.plan(text)
 
 
 def test_requests_that_say_the_same_have_one_header(reader: HttpInferReader) -> None:
@@ -302,11 +301,15 @@ def test_numbers_beyond_a_signed_integer_are_floats(reader: HttpInferReader) -> 
 def test_what_all_readers_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HTTP_PLANS, "limit", 256 * 1024)
     readers = [HttpInferReader(str(number), "", SenderHeaders({}), 1_000_000) for number in range(10)]
+    bodies = [body(binary("A", 1), parameters={"number": number}) for number in range(500)]
+    plans = []
     for number in range(500):
-        readers[number % 10].plan(body(binary("A", 1), parameters={"number": number}))
+        plans.append(readers[number % 10].plan(bodies[number]))
         assert HTTP_PLANS.used <= HTTP_PLANS.limit
-    assert 0 < sum(len(each._plans) + len(each._headers) for each in readers) < 200
-    assert readers[9].plan(body(binary("A", 1), parameters={"number": 499})) in readers[9]._plans.values()
+    assert readers[9].plan(bodies[499]) is plans[499]
+    for number in range(10):
+        again = readers[number].plan(bodies[number])
+        assert again is not plans[number] and again.header is not plans[number].header
 
 
 ONE_SOURCE = (

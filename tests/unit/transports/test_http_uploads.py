@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from nerite.core import tensor as dtypes
 from nerite.core.request import InferenceRequest
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Array
-from nerite.transports.http import files
+from nerite.transports.http import files, uploads
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
 from nerite.transports.limits import TransportLimits
@@ -49,7 +50,9 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server: Any = FakeServer()
-        self.router = router = Router(self.server, max_input_size=1000, locks={})
+        self.decoders = ThreadPoolExecutor(2)
+        monkeypatch.setattr(uploads, "ThreadPoolExecutor", lambda *_: self.decoders)
+        router = Router(self.server, max_input_size=1000, locks={})
         service: Any = HttpService(self.server, router.target, TransportLimits(), max_input_size=1000)
         self.peer: Any = Peer(service)
         self.go_on = threading.Event()
@@ -66,7 +69,7 @@ class Bench:
     async def decoded(self) -> None:
         """Let the decoder go on, and return when all of its work has arrived."""
         self.go_on.set()
-        await asyncio.to_thread(self.router._uploads._pool.shutdown)
+        await asyncio.to_thread(self.decoders.shutdown)
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(monkeypatch)
     yield made
     made.go_on.set()
-    made.router._uploads._pool.shutdown()
+    made.decoders.shutdown()
 
 
 def test_an_image_is_decoded_beside_the_loop(bench: Bench) -> None:

@@ -73,7 +73,7 @@ async def scraped(server: Any, head: bytes, path: bytes = b"/metrics") -> tuple[
 
 
 def test_models_answer_in_between_and_the_lines_of_each_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler, "_TURN", 0.0)
+    monkeypatch.setattr(handler, "TURN", 0.0)
     server = Busy()
 
     async def run() -> bytes:

@@ -83,13 +83,14 @@ def _number(name: str, value: str) -> int:
     return max(0, int(found[1])) if found is not None else 0
 
 
-def _later(seconds: float, work: Callable[[], object]) -> None:
+def call_later(seconds: float, work: Callable[[], object]) -> None:
+    """Call ``work`` on the running event loop after a delay."""
     asyncio.get_running_loop().call_later(seconds, work)
 
 
 def _answer_late(handler: Handler, seconds: float, request: Any, answer: Answer) -> Coroutine[Any, Any, None] | None:
     def late(result: Message | NeriteError) -> None:
-        _later(seconds, partial(answer, result))
+        call_later(seconds, partial(answer, result))
 
     try:
         return handler(request, late)
@@ -124,7 +125,7 @@ class _LateTarget:
             if call.connection.calls.get(call.stream_id) is call:
                 self._target.start(call, framed)
 
-        _later(self._start, start)
+        call_later(self._start, start)
 
     def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
         """Send a reply after the delay, unless the call has ended."""
@@ -133,7 +134,7 @@ class _LateTarget:
             if call.request is request:
                 self._target.answer(call, request, response)
 
-        _later(self._answer, answer)
+        call_later(self._answer, answer)
 
 
 class _LateStream:
@@ -163,7 +164,7 @@ class _LateStream:
             if call.connection.calls.get(call.stream_id) is call and self._stream.infer(late, framed):
                 call.proceed()
 
-        _later(self._entry, begin)
+        call_later(self._entry, begin)
         return False
 
 
@@ -190,10 +191,10 @@ class _LateCall:
         """Queue a response."""
         self._waiting.append((request, response, final))
         if len(self._waiting) == 1:
-            _later(self._seconds, self._next)
+            call_later(self._seconds, self._next)
 
     def _next(self) -> None:
         self._call.respond(*self._waiting[0])
         self._waiting.popleft()
         if self._waiting:
-            _later(self._seconds, self._next)
+            call_later(self._seconds, self._next)

@@ -59,7 +59,7 @@ _BYTES_TAG: Final = _BYTES_FIELD << 3 | 2
 _PACKED: Final = 2
 _MAX_VARINT_BYTES: Final = 10
 """Maximum length of a 64-bit varint."""
-_PIECE: Final = 256 * 1024
+PIECE: Final = 256 * 1024
 _MAX_PYTHON_BYTES: Final = 128
 """Bytes of varints up to which Python is faster than numpy."""
 _UINT64_MASK: Final = (1 << 64) - 1
@@ -164,7 +164,7 @@ def _varint_pieces(chunk: memoryview) -> Iterator[np.ndarray[Any, np.dtype[np.ui
     whole = np.frombuffer(chunk, np.uint8)
     at = 0
     while at < len(whole):
-        stop = min(at + _PIECE, len(whole))
+        stop = min(at + PIECE, len(whole))
         last = np.flatnonzero(whole[max(at, stop - _MAX_VARINT_BYTES) : stop] < 0x80)
         if not len(last) or (stop == len(whole) and whole[-1] >= 0x80):
             raise MalformedMessage

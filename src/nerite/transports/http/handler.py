@@ -241,7 +241,7 @@ class BackgroundCalls:
         task.add_done_callback(self._tasks.discard)
 
 
-_TURN: Final = 0.0005
+TURN: Final = 0.0005
 """Time slice in seconds: however large the work is, requests wait no longer than this for it."""
 
 
@@ -249,10 +249,10 @@ class LoopTurns:
     """Splits long work on the event loop into time slices, so that requests are answered in between."""
 
     def __init__(self) -> None:
-        self._over = time.monotonic() + _TURN
+        self._over = time.monotonic() + TURN
 
     async def go_on(self) -> None:
         """Yield to the event loop if the current time slice is used up."""
         if time.monotonic() >= self._over:
             await asyncio.sleep(0)
-            self._over = time.monotonic() + _TURN
+            self._over = time.monotonic() + TURN

@@ -1,1 +1,0 @@
-../../counts/1/model.py

@@ -1,1 +1,0 @@
-../../begins/1/model.py

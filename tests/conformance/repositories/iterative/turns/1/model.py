@@ -1,1 +1,0 @@
-../../streamed/1/model.py

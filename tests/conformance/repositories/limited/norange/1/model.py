@@ -1,1 +1,0 @@
-../../both/1/model.py

@@ -1,1 +1,0 @@
-../../brief/1/model.py
