@@ -21,6 +21,8 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
+from nerite.wire.schema import printed_last
+
 SOURCE = Path(__file__).parents[1] / "src"
 WIRE = SOURCE / "nerite" / "wire"
 CONFIG_CLASSES = SOURCE / "nerite" / "config" / "model_config.py"
@@ -103,7 +105,7 @@ class ConfigClasses:
                 yield from self._class(nested, outer, (*path, 3, index))
         if message.nested_type and len(entries) < len(message.nested_type):
             yield ""
-        for index, declared in enumerate(message.field):
+        for index, declared in sorted(enumerate(message.field), key=lambda each: printed_last(each[1])):
             attribute = declared.name + "_" * keyword.iskeyword(declared.name)
             yield f"{attribute}: {self._annotation(declared, entries)}"
             if comment := self._comments.get((*path, 2, index)):

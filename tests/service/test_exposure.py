@@ -39,7 +39,7 @@ def test_a_server_says_what_anybody_may_do(tmp_path: Path, flags: tuple[str, ...
     python_model(tmp_path / "models", "identity", IDENTITY)
     with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
         (found,) = examined(server)
-        warnings = [line for line in server.text.splitlines() if line.startswith("W") and "anybody" in line]
+        warnings = [line for line in server.text.splitlines() if line.startswith("W") and "anyone" in line]
         if rights:
             (warning,) = warnings
             assert f"anyone who can connect to HTTP (0.0.0.0) {rights}" in warning

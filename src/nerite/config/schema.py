@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
 from nerite.config import model_config
 from nerite.config.mistake import nearest
-from nerite.wire.schema import COMPILED
+from nerite.wire.schema import COMPILED, printed_last
 
 PACKAGE: Final = "inference"
 
@@ -96,7 +96,7 @@ class FieldSchema:
 
 @dataclass(frozen=True)
 class MessageSchema:
-    """A message: its name in the protobuf schema and its fields in the order of declaration."""
+    """A message: its name in the protobuf schema and its fields in the order in which they are printed."""
 
     name: str
     fields: Mapping[str, FieldSchema]
@@ -156,7 +156,7 @@ def _declarations() -> _Declarations:
 def schema_of(message: str = "ModelConfig") -> MessageSchema:
     """Return the schema of a message, which is called ``message`` in the .proto file. No message contains itself."""
     declared = _declarations().messages[message]
-    fields = {field.name: _field_schema(declared, field) for field in declared.field}
+    fields = {field.name: _field_schema(declared, field) for field in sorted(declared.field, key=printed_last)}
     return MessageSchema(message, fields, declared.options.map_entry)
 
 

@@ -401,18 +401,18 @@ class ModelSequenceBatching(_message.Message):
         control: _containers.RepeatedCompositeFieldContainer[ModelSequenceBatching.Control]
         def __init__(self, name: _Optional[str] = ..., control: _Optional[_Iterable[_Union[ModelSequenceBatching.Control, _Mapping]]] = ...) -> None: ...
     class InitialState(_message.Message):
-        __slots__ = ("data_type", "dims", "name", "zero_data", "data_file")
+        __slots__ = ("data_type", "dims", "zero_data", "data_file", "name")
         DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
         DIMS_FIELD_NUMBER: _ClassVar[int]
-        NAME_FIELD_NUMBER: _ClassVar[int]
         ZERO_DATA_FIELD_NUMBER: _ClassVar[int]
         DATA_FILE_FIELD_NUMBER: _ClassVar[int]
+        NAME_FIELD_NUMBER: _ClassVar[int]
         data_type: DataType
         dims: _containers.RepeatedScalarFieldContainer[int]
-        name: str
         zero_data: bool
         data_file: str
-        def __init__(self, data_type: _Optional[_Union[DataType, str]] = ..., dims: _Optional[_Iterable[int]] = ..., name: _Optional[str] = ..., zero_data: _Optional[bool] = ..., data_file: _Optional[str] = ...) -> None: ...
+        name: str
+        def __init__(self, data_type: _Optional[_Union[DataType, str]] = ..., dims: _Optional[_Iterable[int]] = ..., zero_data: _Optional[bool] = ..., data_file: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
     class State(_message.Message):
         __slots__ = ("input_name", "output_name", "data_type", "dims", "initial_state", "use_same_buffer_for_input_output", "use_growable_memory")
         INPUT_NAME_FIELD_NUMBER: _ClassVar[int]

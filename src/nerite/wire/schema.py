@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
@@ -58,6 +58,11 @@ def members_of(file_name: str) -> Callable[[str], Any]:
         raise AttributeError(f"{file_name}.proto has no message or enum named {name!r}")
 
     return member
+
+
+def printed_last(declared: FieldDescriptorProto) -> bool:
+    """Return True for a scalar member of a oneof. Triton prints those after the other fields of a message."""
+    return declared.HasField("oneof_index") and declared.type != FieldDescriptorProto.TYPE_MESSAGE
 
 
 @cache
