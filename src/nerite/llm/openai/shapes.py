@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
@@ -111,55 +112,57 @@ class Finished:
                 self._texts.append(event)
 
 
-class Shape(Protocol):
+class Shape(ABC):
     """JSON format of one kind of completion."""
 
-    operation: str
+    operation: ClassVar[str]
     """Name of the operation in OpenTelemetry's conventions."""
+    kind: ClassVar[str]
+    """Value of ``object`` in whole replies."""
+    chunk_kind: ClassVar[str]
+    """Value of ``object`` in chunks."""
 
+    def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
+        """``top`` is the number of likely tokens per position."""
+        self._head = {"id": id, "object": self.kind, "created": created, "model": model}
+        self._chunk_head = {**self._head, "object": self.chunk_kind}
+        # With ``include_usage`` every chunk has the key, which is null in all but the last.
+        self._usage = usage
+        self._top = top
+
+    @abstractmethod
     def first(self, choice: Finished) -> Choice | None:
         """Return the entry that a stream begins with, if any."""
 
+    @abstractmethod
     def step(self, choice: Finished, event: Event, tokens: list[LogprobToken] | None) -> Choice:
         """Return the entry for an event, which was already added to ``choice``."""
 
+    @abstractmethod
     def last(self, choice: Finished) -> Choice:
         """Return the entry that ends a choice."""
 
-    def chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        """Return a chunk of a stream."""
-
-    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
-        """Return the whole reply."""
-
-
-class _Envelope:
-    """The JSON around choices."""
-
-    def __init__(self, kind: str, chunk_kind: str, id: str, created: int, model: str, *, usage: bool) -> None:
-        self._head = {"id": id, "object": kind, "created": created, "model": model}
-        self._chunk_head = {**self._head, "object": chunk_kind}
-        # With ``include_usage`` every chunk has the key, which is null in all but the last.
-        self._usage = usage
+    @abstractmethod
+    def _full(self, choice: Finished) -> Choice:
+        """Return the entry of a whole choice."""
 
     def chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
         """Return a chunk of a stream."""
         more = {"usage": usage} if self._usage else {}
         return orjson.dumps({**self._chunk_head, "choices": choices, **more})
 
-    def _whole(self, choices: list[Choice], usage: Usage | None) -> bytes:
-        return orjson.dumps({**self._head, "choices": choices, **({"usage": usage} if usage else {})})
+    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
+        """Return the whole reply."""
+        entries = [self._full(choice) for choice in choices]
+        return orjson.dumps({**self._head, "choices": entries, **({"usage": usage} if usage else {})})
 
 
-class ChatShape(_Envelope):
+class ChatShape(Shape):
     """JSON format of chat completions."""
 
     operation = "chat"
-
-    def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
-        """``top`` is the number of likely tokens per position."""
-        super().__init__("chat.completion", "chat.completion.chunk", id, created, model, usage=usage)
-        self._top = top
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
     def first(self, choice: Finished) -> Choice | None:
         """Return the entry with the role."""
@@ -180,11 +183,7 @@ class ChatShape(_Envelope):
         """Return the entry that ends a choice."""
         return self._choice(choice, {}, reason=choice.reason)
 
-    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
-        """Return the whole reply."""
-        return self._whole([self._message(choice) for choice in choices], usage)
-
-    def _message(self, choice: Finished) -> Choice:
+    def _full(self, choice: Finished) -> Choice:
         text = choice.text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if choice.calls:
@@ -207,15 +206,12 @@ class ChatShape(_Envelope):
         return {"index": choice.index, "delta": delta, "logprobs": likely, "finish_reason": reason}
 
 
-class CompletionShape(_Envelope):
+class CompletionShape(Shape):
     """JSON format of text completions."""
 
     operation = "text_completion"
-
-    def __init__(self, id: str, created: int, model: str, *, usage: bool = False, top: int = 0) -> None:
-        """``top`` is the number of likely tokens per position."""
-        super().__init__("text_completion", "text_completion", id, created, model, usage=usage)
-        self._top = top
+    kind = "text_completion"
+    chunk_kind = "text_completion"
 
     def first(self, choice: Finished) -> Choice | None:
         """Return the entry with the prompt if it is echoed."""
@@ -230,13 +226,9 @@ class CompletionShape(_Envelope):
         """Return the entry that ends a choice."""
         return self._choice(choice, "", reason=choice.reason)
 
-    def whole(self, choices: list[Finished], usage: Usage | None) -> bytes:
-        """Return the whole reply."""
-        written = [
-            self._choice(choice, choice.echo + choice.text, choice.tokens, len(choice.echo), choice.reason)
-            for choice in choices
-        ]
-        return self._whole(written, usage)
+    def _full(self, choice: Finished) -> Choice:
+        text = choice.echo + choice.text
+        return self._choice(choice, text, choice.tokens, len(choice.echo), choice.reason)
 
     def _choice(
         self,
