@@ -1,4 +1,4 @@
-"""Histograms: how many values lie up to each bound. Counting is a search in a short list; the sums are the reader's."""
+"""Histograms, quantiles, and the times of requests by stage. The reader accumulates; counting is a short search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nerite.core.request import InferenceRequest
 
 
 class Exemplar(NamedTuple):
-    """One of the values, and where there is more about it."""
+    """One of the values of a histogram, with the trace of its request."""
 
     trace_id: int
     value: float
@@ -26,35 +26,35 @@ _NONE: Final[Mapping[int, Exemplar]] = MappingProxyType({})
 
 
 class Histogram:
-    """Of one quantity."""
+    """Number of values in each bucket."""
 
     __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """``bounds`` ascend; what is above the last has a place of its own."""
+        """``bounds`` ascend; values above the last one have a bucket of their own."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """By the first bound that a value does not exceed."""
+        """Number of values by the first bound that they do not exceed."""
         self.total = 0.0
         self.exemplars = _NONE
-        """By place."""
+        """Exemplars by index of the bucket."""
 
     @classmethod
     def of(
         cls, bounds: Sequence[float], counts: list[int], total: float, exemplars: Mapping[int, Exemplar] = _NONE
     ) -> Histogram:
-        """Return what was counted elsewhere; ``counts`` stays the caller's."""
+        """Return a histogram of counts that the caller owns, without copying them."""
         made = cls.__new__(cls)
         made.bounds, made.counts, made.total, made.exemplars = bounds, counts, total, exemplars
         return made
 
     def note(self, value: float, count: int = 1) -> None:
-        """Count a value that was there ``count`` times."""
+        """Count a value that occurred ``count`` times."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
     def coarser(self, bounds: Sequence[float]) -> Histogram:
-        """Return the same with some of the bounds."""
+        """Return the histogram with a subset of its bounds."""
         made = Histogram(bounds)
         made.total = self.total
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
@@ -72,36 +72,35 @@ def one_two_five(most: int) -> list[float]:
     return bounds
 
 
-# Quantiles of the last minute, as Triton's summaries have them.
-#
-# A time is counted with its eight leading bits, so that what is kept does not grow with the requests: ranks are
-# exact, and values wrong by 0.4 % at most. That is within any error that ``summary_quantiles`` allows.
-
 SLICE_NS: Final = 12_000_000_000
 _SLICES: Final = 5
 _BITS: Final = 8
 
 
 class QuantileSum(NamedTuple):
-    """A summary, as a page has it."""
+    """Value of a summary."""
 
     events: int
     total: float
     quantiles: Sequence[tuple[float, float]]
-    """Each with its value: not a number if there was nothing in the last minute."""
+    """Quantiles with their values; NaN if nothing was counted in the last minute."""
 
 
 class Quantiles:
-    """Of one quantity, in whole numbers."""
+    """Quantiles of the last minute of one quantity, in whole numbers, for Triton's summaries.
+
+    A value is counted with its eight leading bits, so that memory does not grow with the number of values. Ranks are
+    exact and values have an error of at most 0.4 %, which is within any error that ``summary_quantiles`` allows.
+    """
 
     __slots__ = ("_slices",)
 
     def __init__(self) -> None:
         self._slices: dict[int, Counter[int]] = {}
-        """By when each began, in slices."""
+        """Counts of each time slice, by its number."""
 
     def note(self, value: int, now: int, count: int = 1) -> None:
-        """Count a value that was there ``count`` times."""
+        """Count a value that occurred ``count`` times."""
         place = now // SLICE_NS
         counts = self._slices.get(place)
         if counts is None:
@@ -132,20 +131,15 @@ class Quantiles:
             del self._slices[place]
 
 
-# How long requests take, stage by stage, as histograms: sums cannot tell how the slowest of them fare.
-#
-# A note is two look-ups: the magnitude of a time leads to the one bound that it may lie on either side of, as bounds
-# are a factor of two apart, or more. Sums and counts are with ``statistics`` in any case.
-
 _BOUNDS_NS: Final = tuple(step * 10**power // 10 for power in range(4, 11) for step in (10, 25, 50))
 BOUNDS: Final = tuple(bound / 1e9 for bound in _BOUNDS_NS)
 """Seconds: 10 us, 25 us, 50 us, 100 us, and so on up to 50 s."""
 
 
 def _places(bounds: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield for each length in bits the place of the smallest such number, and the bound that larger ones may exceed.
+    """Yield for each length in bits the bucket of the smallest such number, and its bound.
 
-    Then their place is the next.
+    Larger numbers of that length are in this bucket or, if they exceed the bound, in the next.
     """
     for bits in range(64):
         place = bisect_left(bounds, (1 << bits) >> 1)
@@ -156,7 +150,11 @@ _PLACES: Final = tuple(_places(_BOUNDS_NS))
 
 
 class StageTimes:
-    """Those of the requests to one model version that succeeded: for each stage, how many took up to which bound."""
+    """Histograms of the times of successful requests to one model version, by stage.
+
+    Counting takes two lookups: bounds are at least a factor of two apart, so the length of a time in bits leads to the
+    one bound to compare it with. Sums and counts are those of ``VersionStatistics``.
+    """
 
     __slots__ = ("compute_infer", "compute_input", "compute_output", "exemplars", "queue", "whole")
 
@@ -165,10 +163,10 @@ class StageTimes:
             [0] * (len(_BOUNDS_NS) + 1) for _ in range(5)
         )
         self.exemplars: dict[int, Exemplar] = {}
-        """Of ``whole``: by place, the last request that was traced."""
+        """Last traced request of each bucket of ``whole``."""
 
     def ran(self, batch: Sequence[InferenceRequest], timings: ExecutionTimes, now: int) -> None:
-        """Note a batch that ran, each of whose requests waited for all of it."""
+        """Count an executed batch, all of which each of its requests waited for."""
         places, whole, queue = _PLACES, self.whole, self.queue
         started = timings.started_ns
         for request in batch:
@@ -190,21 +188,21 @@ class StageTimes:
         self.compute_output[place if ns <= bound else place + 1] += size
 
     def took(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
-        """Note ``count`` requests of which each took these times."""
+        """Count ``count`` requests, each of which took these times."""
         self.found(whole, queue, count)
         self.compute_input[_place(before)] += count
         self.compute_infer[_place(during)] += count
         self.compute_output[_place(after)] += count
 
     def traced(self, whole: int, trace_id: int, at: int) -> None:
-        """Note where there is more about a request that took ``whole``, until ``at`` in nanoseconds of the time of day.
+        """Add a traced request that took ``whole`` until ``at``, in nanoseconds since the epoch, as an exemplar.
 
-        It is counted in any case. This may come from another thread than the rest.
+        The request is counted elsewhere. May be called from another thread than the other methods.
         """
         self.exemplars[_place(whole)] = Exemplar(trace_id, whole / 1e9, at / 1e9)
 
     def found(self, whole: int, queue: int, count: int = 1) -> None:
-        """Note ``count`` requests that were answered, and for which nothing was computed."""
+        """Count ``count`` requests that were answered without an execution."""
         self.whole[_place(whole)] += count
         self.queue[_place(queue)] += count
 

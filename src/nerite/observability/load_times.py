@@ -1,4 +1,4 @@
-"""Where the time of a load goes: noted where it is spent, told in one line when the model is there."""
+"""Times of the stages of a model load, which are logged in one line when the model is ready."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Final
 _log = logging.getLogger("nerite.repository")
 
 _SHORT: Final = 0.005
-"""Seconds of a stage that is not worth a word."""
+"""Seconds below which a stage is left out of the message."""
 
 _current: ContextVar[LoadTimes | None] = ContextVar("load_times", default=None)
 
 
 class LoadTimes:
-    """Of one load of one model. What is made side by side counts once: a stage lasts while anything is in it."""
+    """Times of one load of one model. Concurrent work counts once: a stage lasts while any task is in it."""
 
     def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` counts seconds."""
+        """``clock`` returns seconds."""
         self.model = model
         self.clock = clock
         self._began = clock()
         self._intervals: dict[str, list[tuple[float, float]]] = {}
 
     def note(self, stage: str, began: float, ended: float) -> None:
-        """Note that something was in a stage."""
+        """Record that a task was in a stage."""
         self._intervals.setdefault(stage, []).append((began, ended))
 
     @property
     def seconds(self) -> float:
-        """Since the load began."""
+        """Seconds since the load started."""
         return self.clock() - self._began
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds by stage, in the order in which the stages came."""
+        """Seconds by stage, in the order in which the stages started."""
         first = sorted(self._intervals, key=lambda stage: min(self._intervals[stage]))
         return {stage: _covered(self._intervals[stage]) for stage in first}
 
@@ -49,7 +49,7 @@ class LoadTimes:
 
 @contextmanager
 def load_of(model: str) -> Iterator[None]:
-    """Count the time that is spent here, and in what is begun here, as that of a load."""
+    """Attribute the time spent in this context, and in tasks started in it, to a load."""
     before = _current.set(LoadTimes(model))
     try:
         yield
@@ -59,7 +59,7 @@ def load_of(model: str) -> Iterator[None]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Count the time that is spent here as that of a stage of the load, if there is one."""
+    """Attribute the time spent in this context to a stage of the current load, if any."""
     times = _current.get()
     if times is None:
         yield
@@ -71,10 +71,10 @@ def stage(name: str) -> Iterator[None]:
         times.note(name, began, times.clock())
 
 
-def tell_loaded(model: str) -> None:
-    """Say in the log that a model is there, and where the time went, if this is the end of a load of it."""
+def log_loaded(model: str) -> None:
+    """Log that a model is ready, with the times of its load if this context is a load of it."""
     times = _current.get()
-    if times is None or times.model != model:  # such as an ensemble, after a load of one of its models
+    if times is None or times.model != model:  # such as an ensemble after the load of one of its models
         _log.info("successfully loaded '%s'", model, extra={"extras": {"model": model}})
         return
     stages = {stage: round(seconds, 3) for stage, seconds in times.stages.items()}
@@ -83,7 +83,7 @@ def tell_loaded(model: str) -> None:
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:
-    """Return how long at least one of the intervals lasted."""
+    """Return the length of the union of the intervals."""
     covered, until = 0.0, -float("inf")
     for began, ended in sorted(intervals):
         covered += max(0.0, ended - max(began, until))

@@ -118,8 +118,8 @@ def retry_delay(failures: int, wanted: float | None) -> float | None:
 
 FLUSH_TIMEOUT: Final = 5.0
 """Seconds to send the remaining traces when the server stops."""
-_SLICE: Final = 32
-"""Traces that are encoded before a rest, in about 0.5 ms. Smaller slices cost more, and wake the thread more often."""
+_SLICE: Final = 16
+"""Traces encoded between rests, in about 0.25 ms for which the loop may wait. Fewer would wake it more often."""
 _REST: Final = 31
 """Ratio of rest to work: the thread uses at most a thirty-second part of a processor."""
 _LOG_INTERVAL: Final = 60.0

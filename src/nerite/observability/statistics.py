@@ -1,6 +1,6 @@
-"""Counting: what the statistics extension and the metrics page read. Additions only; the work is done by the reader.
+"""Statistics of model versions, for the statistics extension and the metrics page.
 
-All of it happens on the loop's thread, so nothing is locked and nothing is lost.
+Counting is addition; the reader does the rest. Everything happens on the loop's thread, so there are no locks.
 """
 
 from __future__ import annotations
@@ -18,28 +18,26 @@ from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.observability.histogram import Histogram, Quantiles, StageTimes
 
-# What Triton counts of times where a flag says so: summaries, and a histogram of first responses.
-
 FIRST_RESPONSE_MS: Final = (100, 500, 2000, 5000)
 STAGES: Final = ("request", "queue", "compute_input", "compute_infer", "compute_output", "hit", "miss")
-"""What there are quantiles of, in microseconds."""
+"""Stages with summaries, in microseconds."""
 
 
 class OptionalTimes:
-    """Those of one model version."""
+    """Summaries and the histogram of first responses of a model version, which Triton has if flags enable them."""
 
     def __init__(self, first_response: Sequence[float] | None, quantiles: Sequence[float] | None) -> None:
-        """``first_response``: bounds in milliseconds. None: there is no histogram, or there are no summaries."""
+        """``first_response``: bounds in milliseconds. None disables the histogram or the summaries."""
         self.first_response = None if first_response is None else Histogram(first_response)
         self._wanted = quantiles
         self._stages = {} if quantiles is None else {stage: Quantiles() for stage in STAGES}
 
     def quantiles(self, stage: str) -> list[tuple[float, float]] | None:
-        """Return the quantiles of a stage in the last minute, None if there are none to be."""
+        """Return the quantiles of a stage in the last minute; None if summaries are disabled."""
         return None if self._wanted is None else self._stages[stage].read(self._wanted, time.monotonic_ns())
 
     def ran(self, batch: Sequence[InferenceRequest], timings: ExecutionTimes, now: int) -> None:
-        """Note a batch that ran."""
+        """Count an executed batch."""
         before, during = timings.inputs_ready_ns - timings.started_ns, timings.computed_ns - timings.inputs_ready_ns
         for request in batch:
             whole = now - request.arrived_ns
@@ -49,21 +47,21 @@ class OptionalTimes:
             )
 
     def took(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
-        """Note ``count`` requests of which each took these times."""
+        """Count ``count`` requests, each of which took these times."""
         times = (whole, queue, before, during, after)
         self._note(dict(zip(STAGES, times, strict=False)), count)
 
     def found(self, whole: int, queue: int, looked: int) -> None:
-        """Note a request that was answered from the cache, in ``looked``."""
+        """Count a request answered from the cache; ``looked``: nanoseconds of the lookup."""
         self.responded(whole)
         self._note({"request": whole, "queue": queue, "hit": looked})
 
     def missed(self, looked: int) -> None:
-        """Note that a request was not in the cache, which took ``looked`` to see."""
+        """Count a cache miss; ``looked``: nanoseconds of the lookup."""
         self._note({"miss": looked})
 
     def responded(self, whole: int, count: int = 1) -> None:
-        """Note the first responses to ``count`` requests."""
+        """Count the first responses to ``count`` requests."""
         if self.first_response is not None:
             self.first_response.note(whole / 1e6, count)
 
@@ -75,16 +73,16 @@ class OptionalTimes:
 
 
 MAX_RESPONSES: Final = 256
-"""Responses to one request that are counted by their place; what comes after counts with the last of them."""
+"""Maximum number of responses to a request that are counted separately; later ones count with the last of these."""
 
 
 class RequestOutcome(enum.Enum):
-    """Why a request failed."""
+    """Reason for which a request failed. The value is a label of the metrics."""
 
     REJECTED = "queue_full"
     TIMED_OUT = "queue_timeout"
     NOT_LET_IN = "not_let_in"
-    """A rule of the admission refused it: it was too much for its tenant, or would have been too late."""
+    """Rejected by admission control: over a quota of its tenant, or it would have missed its deadline."""
     CANCELED = "cancelled"
     BACKEND = "model_error"
     WORKER_DIED = "worker_died"
@@ -103,7 +101,7 @@ _COARSE: Final = {
 
 
 class Duration:
-    """How often, and how long in total."""
+    """Number of events, and their total time."""
 
     __slots__ = ("count", "ns")
 
@@ -112,13 +110,13 @@ class Duration:
         self.ns = 0
 
     def add(self, ns: int, count: int = 1) -> None:
-        """Note ``count`` events that took ``ns`` together."""
+        """Add ``count`` events that took ``ns`` in total."""
         self.count += count
         self.ns += ns
 
 
 class BatchStatistics:
-    """The executions of one batch size."""
+    """Executions of one batch size."""
 
     __slots__ = ("compute_infer", "compute_input", "compute_output")
 
@@ -129,30 +127,30 @@ class BatchStatistics:
 
 
 class ResponseStatistics:
-    """The first, or second, or third response to each request that has so many."""
+    """All n-th responses to requests, for one n."""
 
     __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
 
     def __init__(self) -> None:
         self.compute_infer = Duration()
-        """From the response before, or the beginning of the execution, until the model had this one."""
+        """From the previous response, or the start of the execution, until the model returned this one."""
         self.compute_output = Duration()
-        """Until it had left: the waiting for a client that reads slowly is part of this."""
+        """Until it was sent, including the time to wait for a slow client."""
         self.success = Duration()
         self.fail = Duration()
         self.empty_response = Duration()
-        """The end of a request that has no response with it."""
+        """Ends of requests without a response."""
         self.cancel = Duration()
-        """The end of a request that its client gave up: how long the model worked for nobody."""
+        """Ends of cancelled requests: the time that the model worked in vain."""
 
 
 class ResponseProgress:
-    """How far a request is that gets its responses one by one."""
+    """Progress of a request with several responses."""
 
     __slots__ = ("count", "over", "queued_ns", "ready_ns", "started_ns")
 
     def __init__(self, first: ExecutionTimes, queued_ns: int) -> None:
-        """``first`` are the marks of the first response; ``queued_ns`` is when the request had begun to wait."""
+        """``first``: timestamps of the first response; ``queued_ns``: time at which the request was queued."""
         self.count = 0
         self.over = False
         self.queued_ns = queued_ns
@@ -161,7 +159,7 @@ class ResponseProgress:
 
 
 class VersionStatistics:
-    """Everything counted for one model version, from its load to its unload."""
+    """All counts of a model version, from its load to its unload."""
 
     __slots__ = (
         "batches",
@@ -184,7 +182,7 @@ class VersionStatistics:
     )
 
     def __init__(self, stages: StageTimes | None = None, optional: OptionalTimes | None = None) -> None:
-        """How long requests take is noted in ``stages`` and ``optional``, too."""
+        """``stages`` and ``optional`` also record the times of requests, if given."""
         self.stages = stages
         self.optional = optional
         self.inference_count = 0
@@ -198,28 +196,28 @@ class VersionStatistics:
         self.compute_output = Duration()
         self.cache_hit = Duration()
         self.cache_miss = Duration()
-        """Requests that were not in the cache: the time to look for them there, and to keep their answers."""
+        """Cache misses: the time of the lookups and insertions."""
         self.failures = dict.fromkeys(RequestOutcome, 0)
         self.given_up = dict.fromkeys(CancelReason, 0)
-        """Requests that nobody waited for any more, whatever became of them."""
+        """Requests whose clients stopped waiting, regardless of the outcome."""
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: list[ResponseStatistics] = []
-        """By their place among the responses to a request."""
+        """By position among the responses to a request."""
 
     def coarse_failures(self) -> dict[str, int]:
-        """Return how many requests failed, by the reasons that Triton tells apart."""
+        """Return the number of failed requests by Triton's reasons."""
         counts = dict.fromkeys(_COARSE.values(), 0)
         for outcome, count in self.failures.items():
             counts[_COARSE[outcome]] += count
         return counts
 
     def failed(self, outcome: RequestOutcome, arrived_ns: int) -> None:
-        """Note a request that never ran."""
+        """Count a failed request that was not executed."""
         self.failures[outcome] += 1
         self.fail.add(time.monotonic_ns() - arrived_ns)
 
     def found(self, request: InferenceRequest, found_ns: int, now: int) -> None:
-        """Note a request that was answered from the cache, since ``found_ns``. Nothing was executed for it."""
+        """Count a request answered from the cache; ``found_ns``: time at which it was looked up."""
         whole, queue = now - request.arrived_ns, found_ns - request.queued_ns
         self.success.add(whole)
         self.queue.add(queue)
@@ -230,7 +228,7 @@ class VersionStatistics:
             self.optional.found(whole, queue, now - found_ns)
 
     def missed(self, looked_ns: int) -> None:
-        """Note a request that was not in the cache, and how long it took to see that."""
+        """Count a cache miss, and the time of the lookup."""
         self.cache_miss.add(looked_ns)
         if self.optional is not None:
             self.optional.missed(looked_ns)
@@ -242,11 +240,11 @@ class VersionStatistics:
         now: int,
         apart: Sequence[InferenceRequest] = (),
     ) -> None:
-        """Note a batch that ran. ``timings`` is None if its worker died under it.
+        """Count an executed batch. ``timings`` is None if its worker died.
 
-        The times of a batch count once for each of its requests, as each of them waited for all of it. A response
-        that is an error counts as a success of the server, unless the execution as a whole failed. ``apart`` are
-        requests that ran with the batch and count by themselves, see ``ended``.
+        The times of a batch count for each of its requests, because each waited for the whole batch. An error response
+        counts as a success of the server, unless the execution as a whole failed. ``apart``: requests of the batch
+        that are counted separately, by ``ended``.
         """
         size = len(batch)
         self.execution_count += 1
@@ -287,7 +285,7 @@ class VersionStatistics:
             self.optional.ran(batch, timings, now)
 
     def followed(self, size: int, rows: int, timings: ExecutionTimes) -> None:
-        """Note a batch of ``size`` requests that went on from another model in the same worker, and waited nowhere."""
+        """Count a batch of ``size`` requests that followed another model in the same worker, without queueing."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         before, during, after = _phases(timings)
@@ -303,7 +301,7 @@ class VersionStatistics:
             self.optional.responded(took, size)
 
     def composed(self, request: InferenceRequest, queue: int, before: int, during: int, after: int, now: int) -> None:
-        """Note a request that the models of an ensemble have answered; the times are sums over its steps."""
+        """Count a request to an ensemble. The times are sums over its steps."""
         rows = request.header.batch_size
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
@@ -321,10 +319,7 @@ class VersionStatistics:
         progress: ResponseProgress,
         timings: ExecutionTimes,
     ) -> None:
-        """Note one of several responses.
-
-        The computing of it began when its inputs were ready, as ``timings`` has it.
-        """
+        """Count one of several responses, whose computation started when the inputs of ``timings`` were ready."""
         place = min(progress.count, MAX_RESPONSES - 1)
         progress.count += 1
         if place == len(self.responses):
@@ -353,10 +348,10 @@ class VersionStatistics:
         timings: ExecutionTimes | None,
         now: int,
     ) -> None:
-        """Note the last of several responses. Without ``timings`` the worker died, and ``response`` says so.
+        """Count a request at the last of its responses. Without ``timings``, the worker died.
 
-        This is when the request counts, and its computing is all the time since its inputs were ready. Whoever ends a
-        request with an error has failed, unless the client had given it up.
+        Its computation lasted from the time at which its inputs were ready. If the last response is an error the
+        request has failed, unless the client had cancelled it.
         """
         self.last_inference_ms = time.time_ns() // 1_000_000
         if request.cancelled or isinstance(response.error, Cancelled):
@@ -376,7 +371,7 @@ class VersionStatistics:
             )
 
     def _succeeded(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
-        """Note ``count`` requests of which each took these times, in all, in the queue, and in the execution."""
+        """Count ``count`` requests, each of which took these times in total, in the queue, and in the execution."""
         self.success.add(whole * count, count)
         self.queue.add(queue * count, count)
         self.compute_input.add(before * count, count)
@@ -397,7 +392,7 @@ class VersionStatistics:
         self.fail.add(sum(now - request.arrived_ns for request in batch), size)
 
     def _of_size(self, rows: int, before: int, during: int, after: int) -> None:
-        """Note an execution of ``rows`` rows: the times before, during and after its computation."""
+        """Count an execution of ``rows`` rows, with the times before, during and after its computation."""
         of_size = self.batches.get(rows)
         if of_size is None:
             of_size = self.batches[rows] = BatchStatistics()
@@ -407,7 +402,7 @@ class VersionStatistics:
 
 
 def _phases(timings: ExecutionTimes) -> tuple[int, int, int]:
-    """Return how long an execution took before, during and after its computation."""
+    """Return the times of an execution before, during and after its computation."""
     return (
         timings.inputs_ready_ns - timings.started_ns,
         timings.computed_ns - timings.inputs_ready_ns,
@@ -419,13 +414,11 @@ def _rows(requests: Sequence[InferenceRequest]) -> int:
     return sum(request.header.batch_size for request in requests)
 
 
-# What is counted of a model version, as the options of the metrics and its configuration have it.
-
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 
 
 def new_statistics(options: MetricsOptions, config: ModelConfig) -> VersionStatistics:
-    """Return the statistics of a version that was loaded just now."""
+    """Return the statistics of a newly loaded version, as the options enable them."""
     if not options.enabled:
         return VersionStatistics()
     optional = None
@@ -438,19 +431,16 @@ def new_statistics(options: MetricsOptions, config: ModelConfig) -> VersionStati
 
 
 def _buckets(config: ModelConfig) -> Sequence[float]:
-    """Return the bounds of the histogram of first responses: those of the configuration, if it has some."""
+    """Return the bounds of the histogram of first responses: those of the configuration, or the defaults."""
     for control in config.model_metrics.metric_control if config.model_metrics else ():
         if control.metric_identifier is not None and control.metric_identifier.family == FIRST_RESPONSE:
-            assert control.histogram_options is not None  # as was checked
+            assert control.histogram_options is not None  # by validation
             return control.histogram_options.buckets
     return FIRST_RESPONSE_MS
 
 
-# Statistics in the JSON form of Triton's statistics extension.
-
-
 def statistics_json(statistics: VersionStatistics, *, decoupled: bool) -> dict[str, Any]:
-    """Return what was counted. Only models that are ``decoupled`` have statistics by response."""
+    """Return the statistics in Triton's JSON form. Only decoupled models have ``response_stats``."""
     return {
         "last_inference": statistics.last_inference_ms,
         "inference_count": statistics.inference_count,
@@ -473,7 +463,7 @@ def statistics_json(statistics: VersionStatistics, *, decoupled: bool) -> dict[s
 
 
 def memory_json(size: int) -> list[dict[str, Any]]:
-    """Return the bytes of memory that a model's instances take, if there is something to tell."""
+    """Return the memory of a model's instances; empty if unknown."""
     return [{"type": "CPU", "id": 0, "byte_size": size}] if size else []
 
 

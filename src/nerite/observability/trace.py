@@ -1,6 +1,7 @@
-"""What happened to one request: a trace stands between it and its sink, and keeps the times.
+"""The trace of one request, and the settings that decide which requests are traced.
 
-Nothing is written or built here: that is done with traces that are complete, many at once.
+A trace is a sink in front of the request's sink that records timestamps. Complete traces are formatted elsewhere, many
+at once.
 """
 
 from __future__ import annotations
@@ -20,48 +21,40 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec, to_array
 from nerite.core.trace_context import TraceContext
 
-# What is traced: settings of the server, and of single models over them.
-#
-# There are three layers: how the server was started, what clients set since for all models, and what they set for one
-# model. A setting that a layer does not have comes from the layer below. An update changes all that it names, or
-# nothing.
-#
-# A layer in which something is set has a ``Sampler`` of its own: its rate and its count are for its requests alone.
-
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 Update: TypeAlias = Mapping[str, Any]
-"""Fields of ``TraceValues`` by name; None has the layer below decide again."""
+"""Fields of ``TraceValues`` by name; None resets a setting to that of the layer below."""
 
 
 @dataclass(frozen=True)
 class TraceValues:
-    """A value of every setting that can be changed."""
+    """Values of all settings that can be changed."""
 
     levels: frozenset[str]
-    """Of ``LEVELS``; empty is off."""
+    """Subset of ``LEVELS``; empty means off."""
     rate: int
     count: int
-    """Traces that are still to be made, -1 for any number."""
+    """Number of traces left to be made, -1 for unlimited."""
     log_frequency: int
 
 
 class Sampler:
-    """Chooses which requests of a layer are traced."""
+    """Chooses the requests that are traced: every ``rate``-th, until ``count`` of them were."""
 
     __slots__ = ("_until_next", "open", "tensors", "values")
 
     def __init__(self, values: TraceValues) -> None:
         self.values = values
-        """With what is left of ``count``."""
+        """Settings, with the remaining ``count``."""
         self.tensors = "TENSORS" in values.levels
-        """Whether traces have tensors."""
+        """Traces include tensors."""
         self.open = 0
-        """Traces that are not complete yet. The business of whoever makes them."""
+        """Number of incomplete traces, maintained by ``Tracing``."""
         self._until_next = values.rate if values.levels and values.count else 0
-        """Requests up to the next that is traced, with it. From 0 on downwards there is none."""
+        """Number of requests up to and including the next traced one; 0 or less if there is none."""
 
     def choose(self) -> bool:
-        """Say of one more request whether it is traced: every ``rate``-th is, until ``count`` of them were."""
+        """Return whether the next request is traced."""
         self._until_next -= 1
         if self._until_next:
             return False
@@ -75,7 +68,12 @@ class Sampler:
 
 
 class TraceSettings:
-    """The settings, told and changed. Models are names here, loaded or not."""
+    """Trace settings of the server and of single models, loaded or not.
+
+    There are three layers: the options of the server, the settings by clients for all models, and those for one model.
+    A setting that a layer lacks comes from the layer below. Each layer with settings has its own ``Sampler``, so its
+    rate and count apply to its requests alone.
+    """
 
     def __init__(self, options: TraceOptions, changed: Callable[[], None]) -> None:
         """``changed`` is called after each update."""
@@ -85,37 +83,37 @@ class TraceSettings:
         self._server = Sampler(self._start)
         self._models: dict[str, Sampler] = {}
         self._set: dict[str, Update] = {}
-        """What clients set, by model; the empty name is for all models."""
+        """Settings by clients, by model; the empty name is for all models."""
 
     @property
     def levels(self) -> frozenset[str]:
-        """The levels that lead to something: spans have times alone, and records have to have a file."""
+        """Levels that have an effect: spans have timestamps only, and records need a file."""
         if self._options.mode == "opentelemetry":
             return frozenset(("TIMESTAMPS",))
         return frozenset(LEVELS if self._options.file else ())
 
     def sampler(self, model: str) -> Sampler:
-        """Return what chooses from the requests of a model; an empty name is that of none."""
+        """Return the sampler for the requests of a model; an empty name stands for all models without settings."""
         return self._models.get(model, self._server)
 
-    def told(self, model: str) -> list[tuple[str, str | Sequence[str]]]:
-        """Return all settings of a model, or of the server if ``model`` is empty, as the trace extension names them.
+    def current(self, model: str) -> list[tuple[str, str | Sequence[str]]]:
+        """Return the settings of a model, or of the server if ``model`` is empty, as the trace extension names them.
 
-        All values are text; the levels are a list. ``resource`` comes as often as there are attributes.
+        Values are text; levels are a list. ``resource`` is repeated for each attribute.
         """
         values, options = self.sampler(model).values, self._options
-        told: list[tuple[str, str | Sequence[str]]] = [
+        found: list[tuple[str, str | Sequence[str]]] = [
             ("trace_level", [level for level in LEVELS if level in values.levels] or ["OFF"]),
             ("trace_rate", str(values.rate)),
             ("trace_count", str(values.count)),
         ]
         if options.mode == "opentelemetry":
-            return [*told, ("trace_mode", options.mode), *_exporter(options.opentelemetry)]
-        told += [("log_frequency", str(values.log_frequency)), ("trace_file", options.file)]
-        return [*told, ("trace_mode", options.mode)]
+            return [*found, ("trace_mode", options.mode), *_exporter(options.opentelemetry)]
+        found += [("log_frequency", str(values.log_frequency)), ("trace_file", options.file)]
+        return [*found, ("trace_mode", options.mode)]
 
     def update(self, model: str, update: Update) -> None:
-        """Change settings of a model, or of the server if ``model`` is empty. Raises Triton's refusals."""
+        """Change settings atomically, of a model or of the server if ``model`` is empty. Raises Triton's errors."""
         settings = {name: self._remaining(name) for name in self._set}
         merged = {**settings.get(model, {}), **update}
         settings[model] = {name: value for name, value in merged.items() if value is not None}
@@ -131,21 +129,21 @@ class TraceSettings:
                 models.pop(name, None)
                 continue
             models[name] = Sampler(replace(server.values, **settings[name]))
-            # A count that a model has used up does not keep the settings of the server from being changed.
+            # The used-up count of a model must not prevent a change of the server's settings.
             self._check(models[name].values, used_up=not model and "count" in settings[name])
         self._server, self._models = server, models
         self._set = {name: values for name, values in settings.items() if values}
         self._changed()
 
     def _remaining(self, model: str) -> Update:
-        """Return what clients set for a model, with what is left of a count."""
+        """Return the settings by clients for a model, with the remaining count."""
         update = self._set[model]
         return {**update, "count": self.sampler(model).values.count} if "count" in update else update
 
     def _check(self, values: TraceValues, *, used_up: bool = False) -> None:
-        """Refuse settings with which nothing could be traced although they ask for it.
+        """Raise Triton's error for settings that enable traces, but with which none could be made.
 
-        ``used_up``: a count of 0 may be what is left of one.
+        ``used_up``: a count of 0 is valid, because it may have been used up.
         """
         if not values.levels:
             return
@@ -161,20 +159,17 @@ class TraceSettings:
 
 
 def _exporter(options: OpenTelemetryOptions) -> list[tuple[str, str]]:
-    """Return the settings of the exporter: those that were given, and the sizes of its batches always."""
+    """Return the settings of the exporter: batch sizes, and others if they differ from the defaults."""
     usual = OpenTelemetryOptions()
-    told = [("resource", f"{k}={v}") for k, v in options.resource.items() if usual.resource.get(k) != v]
+    found = [("resource", f"{k}={v}") for k, v in options.resource.items() if usual.resource.get(k) != v]
     if options.url != usual.url:
-        told.append(("url", options.url))
+        found.append(("url", options.url))
     sizes = ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
-    return [*told, *((name, str(getattr(options, name))) for name in sizes)]
-
-
-# Tensors as text, as traces have them.
+    return [*found, *((name, str(getattr(options, name))) for name in sizes)]
 
 
 def tensor_text(spec: TensorSpec, data: Buffer) -> dict[str, str]:
-    """Return a tensor as text: elements and dimensions with commas between them, as Triton has it."""
+    """Return a tensor as text, in Triton's format: elements and dimensions separated by commas."""
     return {
         "name": spec.name,
         "data": ",".join(_elements(spec, data)),
@@ -201,7 +196,7 @@ _now = time.monotonic_ns
 
 
 class Trace(ForwardingSink):
-    """Takes the place of the sink of a request. There is one for each that is traced: it only notes."""
+    """Sink of a traced request that records timestamps and passes responses on."""
 
     __slots__ = (
         "_between",
@@ -239,9 +234,9 @@ class Trace(ForwardingSink):
         sampler: Sampler,
         complete: Callable[[Trace], None],
     ) -> None:
-        """``complete`` is called once nothing more can happen."""
+        """``complete`` is called once, after the last event of the request."""
         sink = request.sink
-        self._sink = sink  # as the class above does
+        self._sink = sink  # as the base class does
         self._complete = complete
         self._runs = self._ran = self._between = False
         self.header = request.header
@@ -250,26 +245,26 @@ class Trace(ForwardingSink):
         self.number = number
         self.sampler = sampler
         self.parent = 0
-        """The number of the trace it belongs to, or 0."""
+        """Number of the parent trace, or 0."""
         self.parent_span = 0
         self.state = ""
         self.protocol: str = getattr(sink, "protocol", "")
-        """Empty for what no client sent."""
+        """Protocol; empty for requests that no client sent."""
         self.received_ns = request.arrived_ns
         self.first_ns: int = getattr(sink, "began_ns", 0) or request.arrived_ns
-        """When the first of the request was here. Mostly it is one piece."""
+        """Arrival time of the first bytes of the request. Most requests arrive in one piece."""
         self.began_ns = _now()
         self.executions: list[tuple[int, ExecutionTimes | None]] = []
-        """Since when the request waited for each of them, and its times."""
+        """For each execution, the time at which the request was queued, and the timestamps."""
         self.last_part: ExecutionTimes | None = None
-        """The times of the last of several responses."""
+        """Timestamps of the last of several responses."""
         self.sends: list[int] = []
-        """When the writing of each response began and ended."""
+        """Start and end of the writing of each response, alternating."""
         self.answered_ns = self.final_ns = self.ended_ns = 0
-        """When the first response was here, the last, and when it was known how the request ran. 0: not at all."""
+        """Times of the first response, the last response, and the end of the execution; 0 for none."""
         self.error: NeriteError | None = None
         self.attributes: dict[str, Any] | None = None
-        """What whoever sent the request has to say of it."""
+        """Attributes of the span, from the service that sent the request."""
         self.tensors: list[tuple[int, str, dict[str, str]]] | None = None
         if sampler.tensors:
             self.tensors = []
@@ -277,11 +272,11 @@ class Trace(ForwardingSink):
 
     @property
     def trace(self) -> Trace:
-        """Itself: whoever stands before it passes this on."""
+        """Itself. Sinks in front of it return this, too."""
         return self
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Pass a response on, and note it."""
+        """Record a response, and pass it on."""
         now = _now()
         if not self.answered_ns:
             self.answered_ns = now
@@ -304,31 +299,31 @@ class Trace(ForwardingSink):
                 self._complete(self)
 
     def parted(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Take note that an instance answers: sooner or later it says how it ran."""
+        """Record that an instance responds: the end of its execution will be reported later."""
         self._runs = not self._ran
         self._between = False
         self.last_part = timings
         super().parted(request, timings)
 
     def composed(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Note that all steps are done: each has a trace of its own, with its times."""
+        """Record the end of an ensemble, each step of which has a trace of its own."""
         super().composed(request, timings)
         self._note_end(request, None)
 
     def turned(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Note one of several executions: who gives up before the next ends the request there."""
+        """Record one of several executions. The request may be cancelled before the next one."""
         super().turned(request, timings)
         self._runs, self._between = False, True
         self._note_execution(request, timings)
 
     def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
-        """Note the execution, after which there is no other."""
+        """Record the last execution."""
         if isinstance(self._sink, ExecutionObserver):
             self._sink.ran(request, timings)
         self._note_end(request, timings)
 
-    def let_go(self) -> None:
-        """Keep nothing of the request but what is noted."""
+    def release(self) -> None:
+        """Drop the reference to the request's sink."""
         self._sink = NOBODY
 
     def _note_execution(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
@@ -338,7 +333,7 @@ class Trace(ForwardingSink):
         self.executions.append((queued_ns if queued_ns > began_ns else began_ns, timings))
 
     def _lead(self, request: InferenceRequest, timings: ExecutionTimes) -> None:
-        """Have the others of a batch refer to this one, the first of it, where they can."""
+        """Make this span the leader of its batch, which the others are linked to. Only spans can be."""
 
     def _note_end(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         self._note_execution(request, timings)
@@ -354,42 +349,40 @@ class Trace(ForwardingSink):
                 self.tensors.append((_now(), activity, tensor_text(spec, buffer)))
 
 
-# A trace that becomes spans of OpenTelemetry.
-
 _SPANS: Final = 2
-"""The first spans of a trace: the request, and the model. Two for each execution follow: the queue, and the compute."""
+"""Spans of request and model; two for each execution follow, ``queue`` and ``compute``."""
 USUAL_SPANS: Final = _SPANS + 2
-"""What a trace becomes whose request runs once."""
+"""Spans of a request that is executed once."""
 _COUNTED_BITS: Final = 20
-"""Of the id of a span: which span of a request it is. The rest is by chance."""
-_random: Final = Random()  # of our own: a model in this process may have seeded the common one
+"""Low bits of a span id that number the spans of a request; the other bits are random."""
+_random: Final = Random()  # not the global one: a model in this process may have seeded it
 
 
 class OtelTrace(Trace):
-    """Has ids once somebody asks for them: most often that is when the spans are made."""
+    """Trace that becomes OpenTelemetry spans. Its ids are created lazily, in most cases when it is encoded."""
 
     _trace_id = _span_id = 0
 
     @property
     def trace_id(self) -> int:
-        """The id of the whole, which may have begun elsewhere."""
+        """Trace id, which may come from the client."""
         if not self._trace_id:
             self._trace_id = _random.getrandbits(128) | 1
         return self._trace_id
 
     @property
     def span_id(self) -> int:
-        """The id of the first span. Those of the others follow."""
+        """Id of the first span. The ids of the others follow it."""
         if not self._span_id:
             self._span_id = (_random.getrandbits(64 - _COUNTED_BITS) | 1) << _COUNTED_BITS
         return self._span_id
 
     def begin_under(self, trace_id: int, span_id: int, state: str) -> None:
-        """Go on with a trace, under this span of it."""
+        """Continue a trace under one of its spans."""
         self._trace_id, self.parent_span, self.state = trace_id, span_id, state
 
     def context_of(self, request: InferenceRequest) -> TraceContext:
-        """Return the span of the execution that is under way, or comes next; of the last, once that is known."""
+        """Return the span of the current or next execution; after the end, of the last one."""
         return TraceContext(self.trace_id, self.compute_span(len(self.executions) - self._ran), self.state)
 
     def _lead(self, request: InferenceRequest, timings: ExecutionTimes) -> None:
@@ -397,18 +390,18 @@ class OtelTrace(Trace):
 
     @property
     def model_span(self) -> int:
-        """The id of the span of the model."""
+        """Id of the span of the model."""
         return self.span_id + 1
 
     def queue_span(self, execution: int) -> int:
-        """Return the id of the span of the wait before an execution, counted from 0."""
+        """Return the id of the ``queue`` span of an execution, counted from 0."""
         return self.span_id + _SPANS + 2 * execution
 
     def compute_span(self, execution: int) -> int:
-        """Return the id of the span of an execution, counted from 0."""
+        """Return the id of the ``compute`` span of an execution, counted from 0."""
         return self.span_id + _SPANS + 2 * execution + 1
 
     @property
     def spans(self) -> int:
-        """How many spans it becomes."""
+        """Number of spans."""
         return _SPANS + 2 * len(self.executions)

@@ -1,4 +1,4 @@
-"""Where traces are written: files that are JSON arrays at any time, as Triton's tools read them."""
+"""Trace files in Triton's format: JSON arrays that are valid at any time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nerite.core.failures import system_error
 from nerite.observability.log import log
 from nerite.observability.trace import Trace
 
-_MAX_COUNT = 100
-"""Traces kept in memory where no frequency is set."""
+_MAX_PENDING = 100
+"""Maximum number of traces kept in memory if no frequency is set."""
 
 
 class TraceFile:
-    """Collects complete traces, and writes them from time to time.
+    """Collects complete traces and writes them in batches.
 
-    With a frequency each so many traces make a file with a number of its own behind its name. Without one everything
-    goes into one file, which grows.
+    With a frequency, each batch of so many traces goes into a file of its own, with a number appended to the name.
+    Without one, all traces are appended to one file.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,19 +31,19 @@ class TraceFile:
         self._next = 0
         self._frequency = 0
         self._size = 0
-        """Of the one file, as far as it is ours."""
+        """Size of the one file, as written by this server."""
 
     def add(self, trace: bytes, frequency: int, last: bool) -> None:
-        """Take the records of a trace; write, if it is the last that was asked for, or enough are there."""
+        """Add the records of a trace; write if it is the last of the requested count, or the batch is complete."""
         self._traces.append(trace)
         self._frequency = frequency
         if last or 0 < frequency <= len(self._traces):
             self._write_numbered()
-        elif len(self._traces) >= _MAX_COUNT:
+        elif len(self._traces) >= _MAX_PENDING:
             self.write()
 
     def write(self) -> None:
-        """Write what is there."""
+        """Write the pending traces."""
         if not self._traces:
             return
         if self._frequency:
@@ -56,23 +56,23 @@ class TraceFile:
         self._put(name, 0, b"[")
 
     def _append(self) -> None:
-        """Write to the one file: begin it, or replace the bracket that ends it."""
+        """Append to the one file: create it, or replace its closing bracket."""
         if self._size and not Path(self._name).exists():
             self._size = 0
         self._size = self._put(self._name, max(self._size - 1, 0), b"," if self._size else b"[")
 
     def _put(self, name: str, at: int, first: bytes) -> int:
-        """Write what is there to a file, from the bracket at some place on; return the size of the file then.
+        """Write the pending traces to a file, from the bracket at offset ``at`` on; return its new size.
 
-        A file that cannot be written is a matter for the log, not for those whose requests are traced: the traces are
-        lost, and the file is what it was.
+        If the file cannot be written, the traces are lost and the log says so; the file is restored, and no request
+        fails.
         """
         traces, self._traces = self._traces, []
         rest = b",".join(filter(None, traces)) + b"]"
         try:
             with Path(name).open("r+b" if at else "wb", buffering=0) as file:
                 try:
-                    # The bracket goes last: until then the file can be made what it was.
+                    # The bracket is written last: until then the file can be restored.
                     _write(file, rest, at + 1)
                     _write(file, first, at)
                 except OSError:
@@ -84,23 +84,22 @@ class TraceFile:
         except OSError as error:
             log.error(
                 f"cannot write {len(traces)} traces, which are lost: {system_error(error, name)}. "
-                "Or name another file: --trace-config triton,file"
+                "Or use another file: --trace-config triton,file"
             )
             return at and at + 1
         return at + 1 + len(rest)
 
 
 def _write(file: FileIO, data: bytes, at: int) -> None:
-    """Write all of ``data`` at some place. Raises ``OSError``."""
+    """Write all of ``data`` at an offset. Raises ``OSError``."""
     file.seek(at)
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
 
 
-# A trace as Triton writes it: JSON objects with a comma between them, in the order in which things happened.
-#
-# The records of most traces differ in numbers alone: what is between those is kept. It costs a third.
+# Records of a trace in Triton's format: JSON objects separated by commas, in order of time. The records of most traces
+# differ only in numbers, which are put into a template: 1.9 us instead of 4.7, on the loop's thread.
 
 RECEIVED: Final = {
     "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END"),
@@ -109,13 +108,13 @@ RECEIVED: Final = {
 SENT: Final = {"HTTP": ("HTTP_SEND_START", "HTTP_SEND_END"), "GRPC": ("GRPC_SEND_START", "GRPC_SEND_END")}
 COMPUTED: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _NUMBER: Final = b"\0"
-"""Where the number of a trace goes. No JSON has such a byte."""
+"""Placeholder of the number of a trace: a byte that does not occur in JSON."""
 _REQUEST_ID: Final = b"\1"
 _when = itemgetter(0)
 
 
 def trace_events(trace: Trace) -> list[tuple[int, str]]:
-    """Return when what happened, in that order."""
+    """Return time and name of each event, in order of time."""
     found: list[tuple[int, str]] = []
     if trace.protocol:
         found += zip((trace.first_ns, trace.received_ns), RECEIVED[trace.protocol], strict=True)
@@ -136,12 +135,12 @@ def trace_events(trace: Trace) -> list[tuple[int, str]]:
 
 
 def trace_json(trace: Trace) -> bytes:
-    """Return a trace as text."""
+    """Return the records of a trace."""
     number = trace.number
     if trace.tensors is None:
         times = _usual(trace)
         if times is not None:
-            return _cast(trace, times)
+            return _from_template(trace, times)
         stamps = [f'{{"id":{number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}' for ns, name in trace_events(trace)]
         return b",".join((orjson.dumps(_first(trace)), ",".join(stamps).encode()))
     notes: list[tuple[int, dict[str, Any]]] = [
@@ -169,7 +168,7 @@ def _first(trace: Trace) -> dict[str, Any]:
 
 
 def _usual(trace: Trace) -> tuple[int, ...] | None:
-    """Return the times of a request that ran once and was answered once, by and by; None if it is none."""
+    """Return the times of a request that was executed once and answered once; None for any other request."""
     if len(trace.executions) != 1 or len(trace.sends) != 2 or trace.parent:
         return None
     ((queued, timings),) = trace.executions
@@ -189,8 +188,8 @@ def _usual(trace: Trace) -> tuple[int, ...] | None:
     return None
 
 
-def _cast(trace: Trace, times: tuple[int, ...]) -> bytes:
-    """Return the text of a usual trace."""
+def _from_template(trace: Trace, times: tuple[int, ...]) -> bytes:
+    """Return the records of a usual trace, from the template."""
     text = _template(trace.header.model_name, trace.version, trace.protocol, trace.id != "") % times
     if trace.id:
         text = text.replace(_REQUEST_ID, orjson.dumps(trace.id))
@@ -199,7 +198,7 @@ def _cast(trace: Trace, times: tuple[int, ...]) -> bytes:
 
 @lru_cache(256)
 def _template(model: str, version: int, protocol: str, named: bool) -> bytes:
-    """Return the text of usual traces, with ``%d`` for each time; ``named``: of requests with an id."""
+    """Return the records of usual traces, with ``%d`` for each time. ``named``: the request has an id."""
     request_id = b',"request_id":' + _REQUEST_ID if named else b""
     first = b'{"id":%b,"model_name":%b,"model_version":%d%b}' % (_NUMBER, orjson.dumps(model), version, request_id)
     before = (*RECEIVED[protocol], "REQUEST_START", "QUEUE_START")

@@ -1,7 +1,7 @@
-"""Traces of requests: which are made, and where they go.
+"""Creates the traces of requests, and passes complete ones to the trace file or the exporter.
 
-A trace stands between a request and its sink, so it sees each response leave; the dispatcher tells it of the execution.
-A model of which nothing is traced knows nothing of all this.
+A trace is a sink in front of the request's sink, so it sees each response, and the dispatcher reports executions to it.
+Requests of models that are not traced incur no cost.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Tracing:
     """The traces of a server."""
 
     def __init__(self, options: TraceOptions, changed: Callable[[], None]) -> None:
-        """``changed`` is called when other settings hold."""
+        """``changed`` is called when settings have changed."""
         self.settings = TraceSettings(options, self._settings_changed)
         self._changed = changed
         self._file = TraceFile(options.file)
-        self._exporter = Exporter(options.opentelemetry, _exemplify) if options.mode == "opentelemetry" else None
+        self._exporter = Exporter(options.opentelemetry, _add_exemplar) if options.mode == "opentelemetry" else None
         self._kind = Trace if self._exporter is None else OtelTrace
         self._next = 1
 
     @property
     def exports(self) -> bool:
-        """Whether traces have ids that others know."""
+        """Whether traces are sent to a collector, so that their ids can be looked up."""
         return self._exporter is not None
 
     def wants(self, model: str) -> bool:
@@ -39,11 +39,10 @@ class Tracing:
         return not self.settings.levels.isdisjoint(self.settings.sampler(model).values.levels)
 
     def begin(self, request: InferenceRequest, version: int, sampler: Sampler) -> None:
-        """Trace a request that is about to be queued, if its turn has come: of a step of an ensemble, its parent's.
+        """Trace a request that is about to be queued, if ``sampler`` chooses it.
 
-        ``sampler`` is the one that its model has as long as the settings are what they are. A request that comes with
-        the context of a trace is traced if that is, whether it is its turn or not. Others are not while the exporter
-        has more than it can send.
+        Steps of ensembles and calls of models are traced with their parent. A request with a trace context is traced
+        if the context is sampled. Other requests are not traced while the queue of the exporter is full.
         """
         if request.caused:
             assert isinstance(request, ChildRequest)
@@ -71,13 +70,13 @@ class Tracing:
         trace = self._begin(request, version, parent.sampler)
         trace.parent = parent.number
         if isinstance(trace, OtelTrace) and isinstance(parent, OtelTrace):
-            # A call is made while its parent is executed.
+            # A model makes calls while it is executed.
             called = isinstance(request, CallRequest)
             span = parent.compute_span(len(parent.executions)) if called else parent.model_span
             trace.begin_under(parent.trace_id, span, parent.state)
 
     def close(self) -> None:
-        """Write what is there, or send it."""
+        """Write or send the remaining traces."""
         self._file.write()
         if self._exporter is not None:
             self._exporter.close()
@@ -89,7 +88,7 @@ class Tracing:
     def _complete(self, trace: Trace) -> None:
         sampler = trace.sampler
         sampler.open -= 1
-        trace.let_go()
+        trace.release()
         if self._exporter is not None:
             assert isinstance(trace, OtelTrace)
             self._exporter.add(trace)
@@ -98,8 +97,9 @@ class Tracing:
         self._file.add(trace_json(trace), values.log_frequency, last=values.count == 0 and not sampler.open)
 
 
-def _exemplify(trace: OtelTrace, epoch: int) -> None:
-    """Have the histograms refer to a trace that leaves. On the exporter's thread."""
-    route = trace.header.route
-    if trace.error is None and route is not None:
-        route.version.traced_one(trace.final_ns - trace.received_ns, trace.trace_id, epoch + trace.final_ns)
+def _add_exemplar(trace: OtelTrace, epoch: int) -> None:
+    """Add a sent trace to the histograms as an exemplar. Called on the exporter's thread."""
+    if trace.error is None and trace.header.route is not None:
+        trace.header.route.version.traced_one(
+            trace.final_ns - trace.received_ns, trace.trace_id, epoch + trace.final_ns
+        )

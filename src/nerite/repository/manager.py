@@ -22,7 +22,7 @@ from nerite.config.validate_ensemble import circular_ensembles
 from nerite.core.errors import NeriteError
 from nerite.core.failures import system_error
 from nerite.models.running_version import RunningVersion
-from nerite.observability.load_times import load_of, stage, tell_loaded
+from nerite.observability.load_times import load_of, log_loaded, stage
 from nerite.repository import catalogue, refusals
 from nerite.repository.catalogue import Catalogue, LoadedVersion, ModelRecord, ModelState, VersionState
 from nerite.repository.ensembles import EnsembleLinker
@@ -335,7 +335,7 @@ class ModelManager:
         for version in running:
             record.states[version] = VersionState(ModelState.READY)
         self._on_change()
-        tell_loaded(record.name)
+        log_loaded(record.name)
         replaced = {version: previous for version, previous in old.items() if running.get(version) is not previous}
         for version in replaced.keys() - running.keys():
             record.states[version] = VersionState(ModelState.UNLOADING)

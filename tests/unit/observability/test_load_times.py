@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from nerite.observability.load_times import LoadTimes, load_of, stage, tell_loaded
+from nerite.observability.load_times import LoadTimes, load_of, log_loaded, stage
 
 
 class Clock:
@@ -46,8 +46,8 @@ def test_loads_side_by_side_have_their_own(caplog: pytest.LogCaptureFixture) -> 
     async def load(model: str) -> None:
         with load_of(model):
             await asyncio.gather(part(f"first of {model}"), part(f"second of {model}"))
-            tell_loaded(model)
-            tell_loaded("an ensemble of it")
+            log_loaded(model)
+            log_loaded("an ensemble of it")
 
     async def loads() -> None:
         with stage("of no load"):
@@ -65,5 +65,5 @@ def test_a_stage_that_fails_counts_too(caplog: pytest.LogCaptureFixture) -> None
     with load_of("m"):
         with pytest.raises(ValueError), stage("initialize"):
             raise ValueError
-        tell_loaded("m")
+        log_loaded("m")
     assert list(caplog.records[0].__dict__["extras"]["stages"]) == ["initialize"]

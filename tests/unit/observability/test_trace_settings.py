@@ -79,14 +79,14 @@ def test_an_update_is_done_as_a_whole_or_not_at_all() -> None:
     traced = TraceSettings(TraceOptions(levels=("TIMESTAMPS",), file="t"), lambda: changes.append(1))
     traced.update("", {"levels": frozenset()})
     traced.update("a", {"levels": ON, "rate": 3})
-    before = traced.told(""), traced.told("a")
+    before = traced.current(""), traced.current("a")
     with pytest.raises(InvalidArgument, match="sample rate must be non-zero"):
         traced.update("a", {"count": 5, "rate": 0})
     traced.update("a", {"rate": None})
     with pytest.raises(InvalidArgument, match="sample rate must be non-zero"):
         traced.update("", {"rate": 0})
     traced.update("a", {"rate": 3})
-    assert (traced.told(""), traced.told("a")) == before
+    assert (traced.current(""), traced.current("a")) == before
     assert len(changes) == 4
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be(given: dict[str, Any], update: dict[str, Any], reason: s
 
 
 def test_told() -> None:
-    assert settings(levels=("TENSORS", "TIMESTAMPS")).told("") == [
+    assert settings(levels=("TENSORS", "TIMESTAMPS")).current("") == [
         ("trace_level", ["TIMESTAMPS", "TENSORS"]),
         ("trace_rate", "1000"),
         ("trace_count", "-1"),
@@ -119,7 +119,7 @@ def test_told_of_a_collector() -> None:
     telemetry = OpenTelemetryOptions(url="u", resource={"service.name": "triton-inference-server", "a": "b", "c": "d"})
     traced = settings(mode="opentelemetry", levels=(), opentelemetry=telemetry)
     assert traced.levels == {"TIMESTAMPS"}
-    assert traced.told("")[3:8] == [
+    assert traced.current("")[3:8] == [
         ("trace_mode", "opentelemetry"),
         ("resource", "a=b"),
         ("resource", "c=d"),

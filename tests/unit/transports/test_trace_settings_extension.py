@@ -16,7 +16,7 @@ from nerite.transports.settings import change_trace_settings
 def change(**given: Sequence[str] | None) -> dict[str, Any]:
     settings = TraceSettings(TraceOptions(levels=("TENSORS",), file="t"), lambda: None)
     change_trace_settings(settings, "m", given, lambda _, value: value)
-    return dict(settings.told("m"))
+    return dict(settings.current("m"))
 
 
 def test_what_is_given_changes_and_nothing_else() -> None:

@@ -169,7 +169,7 @@ class GrpcAdministration:
         settings = self._server.trace_settings(model)
         change_trace_settings(settings, model, request.settings, read)
         reply = wire.TraceSettingResponse()
-        for name, value in settings.told(model):
+        for name, value in settings.current(model):
             reply.settings[name].value.extend([value] if isinstance(value, str) else value)
         answer(reply)
 

@@ -166,7 +166,7 @@ class HttpAdministration:
 
     def trace(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Send the trace settings."""
-        current = self._server.trace_settings(model).told(model)
+        current = self._server.trace_settings(model).current(model)
         # Not through a dict: Triton uses the same key for each resource attribute.
         members = b",".join(orjson.dumps(name) + b":" + orjson.dumps(value) for name, value in current)
         connection.send([Reply(200, b"{" + members + b"}").encode()])
