@@ -113,7 +113,7 @@ class ArrayModel(ABC, Generic[K]):
     def open(self) -> None:
         """Read the model and compare it with its complete configuration. Raises ``NeriteError`` if they differ."""
         source = self.source()
-        copy = self.context.memo.pop(source, None) or self.read()
+        copy = self.context.memo.pop(source) if source in self.context.memo else self.read()
         self._spare = (source, copy)
         inputs, outputs = self.ports(copy)
         self._face = ModelFace(self.context, inputs, outputs, self.text, self.failure)
