@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.dispatch.interface import Ended, Refusal, SelectivePicker
@@ -87,6 +86,18 @@ class RateLimitedPicker:
         self._resources = resources
         self.timed = picker.timed
         self.settles = picker.settles
+        # What resources have no part in.
+        self.alone = picker.alone
+        self.offer = picker.offer
+        self.displace = picker.displace
+        self.settle = picker.settle
+        self.resume = picker.resume
+        self.holds = picker.holds
+        self.server_stops = picker.server_stops
+        self.finish = picker.finish
+        self.wake_at = picker.wake_at
+        self.expire = picker.expire
+        self.withdraw = picker.withdraw
         self._running: set[ModelInstance] = set()
         self._retired: set[ModelInstance] = set()
         self._waiting: set[ModelInstance] = set()
@@ -116,18 +127,6 @@ class RateLimitedPicker:
         """Return an empty picker with the same rules. Busy instances keep their resources until they have finished."""
         return RateLimitedPicker(self._picker.renewed(), self._resources)
 
-    def alone(self, batch: Batch, index: int) -> Batch:
-        """Return a batch that runs one request of ``batch`` without the others."""
-        return self._picker.alone(batch, index)
-
-    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
-        """Queue ``request``, or return why it is refused."""
-        return self._picker.offer(request, now)
-
-    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Return the request to reject when too many wait."""
-        return self._picker.displace(request)
-
     def choose(self, now: int) -> tuple[ModelInstance, Batch] | None:
         """Return an instance that holds its resources, and its batch; None if nothing should start."""
         while True:
@@ -151,10 +150,6 @@ class RateLimitedPicker:
         self._resources.release(instance, again=self._picker.size > 0 and instance in self._picker.idle)
         return ended
 
-    def settle(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse | None:
-        """Record one of several responses to a request; return the response for its caller."""
-        return self._picker.settle(request, response)
-
     def add_instance(self, instance: ModelInstance) -> None:
         """Add ``instance``, which is up and idle; resources from before are released."""
         self._resources.release(instance)
@@ -174,34 +169,6 @@ class RateLimitedPicker:
         """Start nothing new on ``instance``, which is to be removed."""
         self._retired.add(instance)
         self._picker.retire(instance)
-
-    def holds(self, instance: ModelInstance) -> bool:
-        """Return whether an instance that is to be removed is still needed."""
-        return self._picker.holds(instance)
-
-    def resume(self, request: InferenceRequest) -> None:
-        """Resume ``request``, whose caller had paused its responses."""
-        self._picker.resume(request)
-
-    def server_stops(self) -> None:
-        """Prepare for shutdown: few more requests come."""
-        self._picker.server_stops()
-
-    def finish(self) -> None:
-        """Prepare for the end: no more requests come."""
-        self._picker.finish()
-
-    def wake_at(self) -> int | None:
-        """Return when to call ``expire`` and ``choose`` again if nothing happens before."""
-        return self._picker.wake_at()
-
-    def expire(self, now: int) -> Sequence[Refusal]:
-        """Drop and return the requests that have waited too long."""
-        return self._picker.expire(now)
-
-    def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Drop ``request``, whose caller has given up; return all requests that no longer wait for that reason."""
-        return self._picker.withdraw(request)
 
     def drain(self) -> list[InferenceRequest]:
         """Drop and return all waiting requests."""

@@ -53,6 +53,14 @@ class SequencePicker:
         self._by_slot = rules.batching is None
         self._ids = itertools.count(1)
         self._requirements = SequenceRequirements(config)
+        batcher = self._batcher
+        self.add_instance = batcher.add_instance
+        self.retire = batcher.retire
+        self.holds = batcher.holds
+        self.wake_at = batcher.wake_at
+        self.expire = batcher.expire
+        self.server_stops = batcher.server_stops
+        self.finish = batcher.finish
 
     @property
     def idle(self) -> Collection[ModelInstance]:
@@ -157,37 +165,9 @@ class SequencePicker:
         assert isinstance(request, SequenceRequest)
         self._batcher.resume(request)
 
-    def server_stops(self) -> None:
-        """Stop waiting for sequences whose end is not in sight."""
-        self._batcher.server_stops()
-
-    def finish(self) -> None:
-        """End sequences that have no waiting or running requests: no more requests come."""
-        self._batcher.finish()
-
-    def add_instance(self, instance: ModelInstance) -> None:
-        """Add ``instance``, which is up and idle."""
-        self._batcher.add_instance(instance)
-
     def remove_instance(self, instance: ModelInstance) -> Sequence[Refusal]:
         """Remove ``instance``, and with it its sequences."""
         return self._batcher.remove_instance(instance, f"the instance that had it, '{instance.name}', died")
-
-    def retire(self, instance: ModelInstance) -> None:
-        """Start no more sequences on ``instance``."""
-        self._batcher.retire(instance)
-
-    def holds(self, instance: ModelInstance) -> bool:
-        """Return whether ``instance`` has unfinished sequences."""
-        return self._batcher.holds(instance)
-
-    def wake_at(self) -> int | None:
-        """Return when an idle sequence or a request in the backlog expires, or a batch is due."""
-        return self._batcher.wake_at()
-
-    def expire(self, now: int) -> Sequence[Refusal]:
-        """End sequences that were idle for too long; drop and return requests that were in the backlog for too long."""
-        return self._batcher.expire(now)
 
     def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Drop ``request`` if it waits, and all other requests of its sequence."""

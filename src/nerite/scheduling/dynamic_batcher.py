@@ -200,45 +200,20 @@ class DynamicBatcher:
         return batch
 
 
-class DefaultScheduler:
-    """Scheduler of a model without batching: each request runs alone, in FIFO order.
+class DefaultScheduler(DynamicBatcher):
+    """Scheduler of a model without batching: each request runs alone, in FIFO order, and none is gathered.
 
     It has no timeouts and no priorities. ``hold_until`` is a hook for tests.
     """
 
-    __slots__ = ("_hold", "_queue", "timed")
+    __slots__ = ()
 
     def __init__(self, hold_until: int = 0) -> None:
-        self.timed = False
-        self._queue = RequestQueue(BatchingRules(max_batch_size=0))
-        self._hold = hold_until
-
-    @property
-    def size(self) -> int:
-        """Number of waiting requests."""
-        return self._queue.size
-
-    @property
-    def waiting(self) -> Mapping[int, int]:
-        """Number of waiting requests by priority: all have the same one."""
-        return self._queue.waiting
-
-    @property
-    def releases(self) -> Mapping[BatchReason, int]:
-        """Always empty: no request waits for others."""
-        return {}
+        super().__init__(BatchingRules(max_batch_size=0, hold_until=hold_until), {})
 
     def renewed(self) -> DefaultScheduler:
         """Return an empty scheduler."""
         return DefaultScheduler()
-
-    def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
-        """Enqueue ``request``. Never rejects it."""
-        return self._queue.offer(request, now)
-
-    def displace(self, request: InferenceRequest) -> InferenceRequest | None:
-        """Return None: all requests have the same priority."""
-        return None
 
     def take(self, now: int) -> list[InferenceRequest] | None:
         """Return the oldest request as a batch of one."""
@@ -256,19 +231,3 @@ class DefaultScheduler:
     def take_full(self, now: int) -> list[InferenceRequest] | None:
         """Return the batch of ``take``, which is always full."""
         return self.take(now)
-
-    def wake_at(self, free: bool) -> int | None:
-        """Return None: no decision depends on time."""
-        return None
-
-    def expire(self, now: int) -> list[InferenceRequest]:
-        """Return an empty list: requests never expire."""
-        return []
-
-    def withdraw(self, request: InferenceRequest) -> bool:
-        """Drop ``request``; return False if it no longer waits."""
-        return self._queue.withdraw(request)
-
-    def drain(self) -> list[InferenceRequest]:
-        """Drop and return all waiting requests."""
-        return self._queue.drain()

@@ -19,7 +19,6 @@ from nerite.dispatch import deadlocks
 from nerite.dispatch.interface import ServerEntry
 from nerite.instances.instance import CHECK_PATIENCE, Batch
 from nerite.workers.child.bls import WINDOW, unpacked_call
-from nerite.workers.host.channel import WorkerChannel
 from nerite.workers.ipc import messages
 
 # Control calls: models load and unload other models, and query their readiness.
@@ -164,13 +163,13 @@ class CallContext:
             timeout_us = max(_left(each, now) for each in parents)
         caller = _common(headers) if headers else self._unknown_caller
         if timeout_us != own.timeout_us:  # the rest of a timeout differs each time, so interning would be useless
-            return _with(own, priority, timeout_us, caller)
+            return own.changed(priority=priority, timeout_us=timeout_us, caller=caller)
         if priority == own.priority and caller is None:
             return own
         key = own, priority, caller
         header = self._headers.get(key)
         if header is None:
-            header = _with(own, priority, timeout_us, caller)
+            header = own.changed(priority=priority, caller=caller)
             MODEL_CALLS.put(self._headers, key, header, 2 * request_header_bytes(header))
         return header
 
@@ -187,22 +186,6 @@ def _common(headers: Sequence[RequestHeader]) -> Caller | None:
 def _left(parent: InferenceRequest, now: int) -> int:
     """Return the microseconds that are left of a request's timeout, at least one."""
     return max(1, parent.header.timeout_us - (now - parent.arrived_ns) // 1000)
-
-
-def _with(own: RequestHeader, priority: int, timeout_us: int, caller: Caller | None) -> RequestHeader:
-    return RequestHeader(
-        own.model_name,
-        own.model_version,
-        own.inputs,
-        own.outputs,
-        parameters=own.parameters,
-        priority=priority,
-        timeout_us=timeout_us,
-        sequence_id=own.sequence_id,
-        sequence_start=own.sequence_start,
-        sequence_end=own.sequence_end,
-        caller=caller,
-    )
 
 
 _now = time.monotonic_ns
@@ -264,14 +247,17 @@ class BlsServer:
     def __init__(
         self,
         server: ServerEntry,
-        channel: WorkerChannel,
+        send: Callable[[int, InferenceResponse, bool], None],
         batch_of: Callable[[int], Batch | None],
         *,
         tenants: bool = False,
     ) -> None:
-        """``batch_of`` returns a batch that the worker has. ``tenants``: requests have callers."""
+        """``send`` sends a response to the call of a number, and whether it is the last.
+
+        ``batch_of`` returns a batch that the worker has. ``tenants``: requests have callers.
+        """
         self._server = server
-        self._channel = channel
+        self._send = send
         self._batch_of = batch_of
         self._inheritance = CallContext(tenants=tenants)
         self._calls: dict[int, PendingCall] = {}
@@ -310,10 +296,10 @@ class BlsServer:
             # Missing if the model no longer waits for it.
             if self._calls.pop(call.number, None) is None:
                 return
-            self._channel.answer(call.number, response, final)
+            self._send(call.number, response, final)
             self._break_deadlocks(call.batch)
         elif call.number in self._calls:
-            self._channel.answer(call.number, response, final)
+            self._send(call.number, response, final)
 
     def refusal(self, request: InferenceRequest, error: NeriteError) -> NeriteError:
         """Return the error for a request that was refused when it was submitted: Triton's text, then the remedy."""

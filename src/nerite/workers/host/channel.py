@@ -12,7 +12,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError, Unavailable
@@ -23,6 +23,7 @@ from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.core.trace_context import context_of
 from nerite.observability.custom_metrics import ReportedMetrics
+from nerite.workers.host.bls import BlsServer
 from nerite.workers.host.fork_server import ForkedProcess
 from nerite.workers.ipc import codec, messages, shared_memory
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, Arena, BufferBorrower, BufferLeases, ForeignSegments, Segment
@@ -38,24 +39,6 @@ Ask = Callable[[dict[str, Any], Callable[[bytes], None]], None]
 """Called with an ASK message of a model, and a function that sends the reply."""
 
 OnResult = Callable[[int, list[InferenceResponse | None], ExecutionTimes, memoryview], None]
-
-
-class CallHandler(Protocol):
-    """Handles a model's calls to other models."""
-
-    def call(
-        self, number: int, batch: int, index: int, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]
-    ) -> None:
-        """Execute a call, which is made for one request of a batch or, with the index ``ALL``, for the whole batch."""
-
-    def cancel(self, number: int) -> None:
-        """Cancel a call whose responses the model still waits for."""
-
-    def give_up(self, number: int) -> None:
-        """Cancel a call whose responses the model no longer waits for."""
-
-    def taken(self, number: int, count: int) -> None:
-        """Record that the model has read responses to a call."""
 
 
 class WorkerChannel:
@@ -95,7 +78,7 @@ class WorkerChannel:
         self.metrics = ReportedMetrics()
         """Metrics that the models in the worker count themselves."""
         self._on_end: Callable[[], None] | None = None
-        self._bls_server: CallHandler | None = None
+        self._bls_server: BlsServer | None = None
         self._sends_contexts = False
         """The worker has asked for the trace contexts of requests."""
 
@@ -127,7 +110,7 @@ class WorkerChannel:
         on_part: Callable[[int, int, InferenceResponse, bool, ExecutionTimes], None],
         on_report: Callable[[int, memoryview], None],
         on_end: Callable[[], None],
-        bls_server: CallHandler,
+        bls_server: BlsServer,
     ) -> None:
         """Hand the channel to the loop.
 

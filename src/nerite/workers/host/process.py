@@ -330,11 +330,11 @@ class WorkerProcess:
             process, channel = await self._server_context.blocking(start)
         finally:
             self._starting = None
-        bls_server = BlsServer(
-            self._server_context.server, channel, self._batch_of, tenants=self._server_context.tenant_admission.in_force
-        )
+        context = self._server_context
+        tenants = context.tenant_admission.in_force
+        bls_server = BlsServer(context.server, channel.answer, self._batch_of, tenants=tenants)
         self._process, self._channel, self._bls_server = process, channel, bls_server
-        self.fused_paths = FusedPaths(self._server_context.server, self._seat_of, channel.introduce)
+        self.fused_paths = FusedPaths(context.server, self._seat_of, channel.introduce)
         channel.metrics = self.metrics
         channel.attach(self._loop, self._result, self._response, self._reported, self._ended, bls_server)
         if not self._members:  # all members that waited for it have left

@@ -398,5 +398,5 @@ def read_response(
 
 def error_record(error: NeriteError, parts: list[Buffer]) -> None:
     """Append the record of an error."""
-    raw = json.dumps({"code": error.code, "message": error.message}).encode()
+    raw = json.dumps(messages.error_json(error)).encode()
     parts += (_RECORD.pack(_ERROR, 0), _SIZE.pack(len(raw)), raw, PADDING[len(raw) & 7])
