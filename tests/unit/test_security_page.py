@@ -32,6 +32,6 @@ def test_every_attack_has_an_answer_and_a_test() -> None:
     table = PAGE.partition("## Classes of attacks")[2].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("|")]
     head, _, *attacks = rows
-    assert head == ["attack", "was found in", "here", "shown by"]
+    assert head == ["attack", "found in", "defence", "shown by"]
     assert len(attacks) > 25
     assert [attack[0] for attack in attacks if len(attack) != 4 or not attack[2] or not NAMED.search(attack[3])] == []

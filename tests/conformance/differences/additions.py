@@ -148,7 +148,7 @@ DIFFERENCES = (
         "A queue that goes on growing refuses requests with status 503, `Retry-After` and, over gRPC, "
         "`grpc-retry-pushback-ms`, which a full `max_queue_size` and a server that stops have as well. In Triton a "
         "queue without `max_queue_size` grows until the memory is full. `--max-queue-seconds=0 "
-        "--max-queued-requests=0` lifts the bound. See [When too much comes](overload.md).",
+        "--max-queued-requests=0` lifts the bound. See [Overload](overload.md).",
         {"queue/no place in the queue#3": (FULL, FULL)},
     ),
     Difference(

@@ -42,13 +42,13 @@ DIFFERENCES = (
         "Requests that web pages of other sites have browsers send",
         "Triton answers them, a load that brings a program along included. Nerite refuses those that can change "
         "something with 403 on every port that speaks HTTP, and on a loopback address those under a name that is not "
-        "the server's. See [access](access.md#web-pages-of-other-origins).",
+        "the server's. See [access](access.md#web-pages-from-other-origins-cors).",
     ),
     Difference(
         "Files in loads by anybody",
         "While a port lets other machines load models without a key, a load that brings files is refused with 403 or "
         "PERMISSION_DENIED; Triton runs them. `--model-load-files=any` has them taken. See "
-        "[access](access.md#loading-is-running-code).",
+        "[access](access.md#loading-a-model-runs-its-code).",
     ),
     Difference(
         "Requests to a model whose instances are all passive",
@@ -72,8 +72,8 @@ DIFFERENCES = (
         "connection lives. Nerite takes 256 MiB after decompression: larger tensors are better sent in shared "
         "memory or in several requests, and `--grpc-max-message-size` takes up to 2 GiB. A message that does not "
         "come on for a minute is ended (`--grpc-upload-timeout`). A request has at most 5,000 fields, 1,024 inputs, "
-        "outputs, parameters or dimensions, and 4 MiB beside its tensors. See [overload](overload.md#before-a-"
-        "request-is-here).",
+        "outputs, parameters or dimensions, and 4 MiB beside its tensors. See "
+        "[overload](overload.md#connections-and-request-bodies).",
     ),
     Difference(
         "Connections and bytes under way",
