@@ -75,7 +75,7 @@ class RemoteInstance:
 
     def _begin(self) -> None:
         """Become usable: the model is loaded, in a worker that has packed nothing for it yet."""
-        self._packer = self._worker_process.channel.packer()
+        self._packer = self._worker_process.running.channel.packer()
         self.usable = True
         if self.checks_readiness:
             self._readiness.refresh()
@@ -90,10 +90,10 @@ class RemoteInstance:
         number = (self._number + messages.SEATS) & 0xFFFFFFFF
         if number < messages.SEATS or number in self._open:  # the numbers wrapped around, or this one is still in use
             number = self._free_number()
-        worker_process = self._worker_process
-        fused_path = worker_process.fused_paths.of(batch)
+        running = self._worker_process.running
+        fused_path = running.fused_paths.of(batch)
         fused_steps = 0 if fused_path is None else fused_path.number
-        worker_process.channel.execute(self._packer, number, batch, fused_steps, traced=self.traced)
+        running.channel.execute(self._packer, number, batch, fused_steps, traced=self.traced)
         self._number, self._batch, self._fused_path = number, batch, fused_path
         if self.report is not None:
             self._watch.handed(batch, self.plan.server_context.loop.time())
@@ -103,7 +103,7 @@ class RemoteInstance:
         """Notify the worker if it has the request, and cancel the model's calls that only served cancelled requests."""
         number = self._notify(messages.CANCEL, request)
         if number is not None:
-            self._worker_process.bls_server.parent_cancelled(number)
+            self._worker_process.running.bls_server.parent_cancelled(number)
 
     def pause(self, request: InferenceRequest, paused: bool) -> None:
         """Notify the worker if it has the request."""
@@ -111,12 +111,14 @@ class RemoteInstance:
 
     def calls(self) -> Sequence[InferenceRequest]:
         """Return the unanswered calls of the running batch."""
-        return () if self._batch is None or not self.usable else self._worker_process.bls_server.under_way(self._number)
+        if self._batch is None or not self.usable:
+            return ()
+        return self._worker_process.running.bls_server.under_way(self._number)
 
     def calls_for(self, request: InferenceRequest) -> Sequence[InferenceRequest] | None:
         """Return the unanswered calls of the batch of ``request``; None if the worker does not have it."""
         place = self._place(request) if self.usable else None
-        return None if place is None else self._worker_process.bls_server.under_way(place[0])
+        return None if place is None else self._worker_process.running.bls_server.under_way(place[0])
 
     def is_ready(self, answered: Callable[[bool], None], patience: float) -> None:
         """Report whether the worker is up; query the model in it if that has a check of its own."""
@@ -129,7 +131,7 @@ class RemoteInstance:
         def said(value: object, error: NeriteError | None) -> None:
             answered(error is None and bool(value))
 
-        self._worker_process.channel.request(messages.IS_READY, {"seat": self._seat}, said)
+        self._worker_process.running.channel.request(messages.IS_READY, {"seat": self._seat}, said)
 
     def memory(self) -> int:
         """Return the private memory of the worker in bytes; 0 while there is none."""
@@ -288,7 +290,7 @@ class RemoteInstance:
         if place is None:
             return None
         number, index = place
-        self._worker_process.channel.notify(kind, number, index)
+        self._worker_process.running.channel.notify(kind, number, index)
         return number
 
     def _place(self, request: InferenceRequest) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.engine_report import EngineReport
@@ -125,6 +125,17 @@ class HostedInstance(ModelInstance, Protocol):
         """Record that loading it again failed, and the seconds until the next attempt."""
 
 
+class RunningWorker(NamedTuple):
+    """A process that is up, and what belongs to it."""
+
+    process: ForkedProcess
+    channel: WorkerChannel
+    bls_server: BlsServer
+    """Handles the models' calls to other models."""
+    fused_paths: FusedPaths
+    """Finds the fused steps that may follow a batch."""
+
+
 class WorkerProcess:
     """A worker process, restarted when it dies, and its members: the instances in it. For the loop's thread only."""
 
@@ -145,11 +156,7 @@ class WorkerProcess:
         self._loading: dict[int, asyncio.Future[None]] = {}
         """By seat, the members whose model is being opened; some may have left meanwhile."""
         self._leaving: dict[int, Callable[[], None]] = {}
-        self._process: ForkedProcess | None = None
-        self._channel: WorkerChannel | None = None
-        self._bls_server: BlsServer | None = None
-        self.fused_paths: FusedPaths
-        """Finds the fused steps that may follow a batch, while the process is up."""
+        self._running: RunningWorker | None = None
         self.metrics = ReportedMetrics()
         """Metrics that the models in this worker count themselves."""
         self._starting: asyncio.Task[None] | None = None
@@ -170,26 +177,20 @@ class WorkerProcess:
         return self._members.values()
 
     @property
-    def channel(self) -> WorkerChannel:
-        """Channel to the process, while it is up."""
-        assert self._channel is not None
-        return self._channel
-
-    @property
-    def bls_server(self) -> BlsServer:
-        """Handler of the models' calls to other models, while the process is up."""
-        assert self._bls_server is not None
-        return self._bls_server
+    def running(self) -> RunningWorker:
+        """The process, while it is up."""
+        assert self._running is not None
+        return self._running
 
     @property
     def process(self) -> tuple[int, float] | None:
         """Id and start time of the process; None while there is none."""
-        return None if self._process is None else (self._process.pid, self._process.since)
+        return None if self._running is None else (self._running.process.pid, self._running.process.since)
 
     @property
     def memory(self) -> int:
         """Private memory of the process in bytes, divided by the number of members."""
-        return 0 if self._process is None else self._process.memory // max(len(self._members), 1)
+        return 0 if self._running is None else self._running.process.memory // max(len(self._members), 1)
 
     async def admit(self, member: HostedInstance) -> int:
         """Add an instance, and return its seat once its model is open. Raises ``NeriteError``."""
@@ -208,12 +209,11 @@ class WorkerProcess:
 
         If that takes too long the process is killed, and with it all its other members.
         """
-        if self._channel is None or not self._members[seat].usable:
+        if self._running is None or not self._members[seat].usable:
             self.evict(seat)
             left()
             return
-        process = self._process
-        assert process is not None
+        process, channel, *_ = self._running
         self._leaving[seat] = left
         last = self.over
         patience = self._loop.call_later(CLOSE_PATIENCE, process.kill)
@@ -224,18 +224,18 @@ class WorkerProcess:
                 patience.cancel()
                 self._left(seat)
 
-        self._channel.request(messages.CLOSE, {"seat": seat, "last": last}, answered)
+        channel.request(messages.CLOSE, {"seat": seat, "last": last}, answered)
         process.resume()
 
     def kill(self, reason: str) -> None:
         """Kill the process, which is stuck. All members are restored in a new one."""
-        if self._process is not None:
-            self._process.kill(reason)
+        if self._running is not None:
+            self._running.process.kill(reason)
 
     def write_stacks(self) -> None:
         """Make the process write the stacks of its threads to its standard error, whatever it is doing."""
-        if self._process is not None:
-            self._process.write_stacks()
+        if self._running is not None:
+            self._running.process.write_stacks()
 
     def evict(self, seat: int) -> None:
         """Remove an instance at once, without waiting until its model is finalized."""
@@ -243,8 +243,8 @@ class WorkerProcess:
         self._changed()
         if not self._members:
             self._end()
-        elif member.usable and self._channel is not None:
-            self._channel.request(messages.CLOSE, {"seat": seat, "last": False}, _ignored)
+        elif member.usable and self._running is not None:
+            self._running.channel.request(messages.CLOSE, {"seat": seat, "last": False}, _ignored)
 
     # Messages from the process
 
@@ -280,7 +280,7 @@ class WorkerProcess:
     def _control_call(self, question: dict[str, Any], reply: Callable[[bytes], None]) -> None:
         if question["what"] == "contexts":
             for each in self.members:
-                self.channel.send_contexts(each.batches())
+                self.running.channel.send_contexts(each.batches())
             reply(messages.json_frame(messages.REPLY, {"number": question["number"], "value": None}))
             return
         seat = question["seat"]
@@ -296,7 +296,6 @@ class WorkerProcess:
         """Open the model of an instance, and start the process if there is none. Raises ``NeriteError``."""
         with stage("start of workers"):
             await self._ensure_process()
-        assert self._channel is not None
         opened = self._loading[seat] = self._loop.create_future()
 
         def answered(value: Any, error: NeriteError | None) -> None:
@@ -308,7 +307,7 @@ class WorkerProcess:
             else:
                 opened.set_exception(error)
 
-        self._channel.request(messages.LOAD, member.plan.order(seat), answered)
+        self.running.channel.request(messages.LOAD, member.plan.order(seat), answered)
         try:
             with stage("initialize"):
                 await opened
@@ -317,11 +316,11 @@ class WorkerProcess:
 
     async def _ensure_process(self) -> None:
         """Start the process unless it is up. Concurrent callers share one start. Raises ``NeriteError``."""
-        if self._channel is None:
+        if self._running is None:
             if self._starting is None:
                 self._starting = self._loop.create_task(self._start())
             await asyncio.shield(self._starting)
-            if self._channel is None:
+            if self._running is None:
                 raise Unavailable(f"'{self.name}' was unloaded during its start")
 
     async def _start(self) -> None:
@@ -333,8 +332,8 @@ class WorkerProcess:
         context = self._server_context
         tenants = context.tenant_admission.in_force
         bls_server = BlsServer(context.server, channel.answer, self._batch_of, tenants=tenants)
-        self._process, self._channel, self._bls_server = process, channel, bls_server
-        self.fused_paths = FusedPaths(context.server, self._seat_of, channel.introduce)
+        fused_paths = FusedPaths(context.server, self._seat_of, channel.introduce)
+        self._running = RunningWorker(process, channel, bls_server, fused_paths)
         channel.metrics = self.metrics
         channel.attach(self._loop, self._result, self._response, self._reported, self._ended, bls_server)
         if not self._members:  # all members that waited for it have left
@@ -369,22 +368,20 @@ class WorkerProcess:
         except Exception as error:
             return report("loop", error, f"while worker '{self.name}' was restarted")
         if self._members.get(seat) is member:
-            assert self._process is not None
-            member.restarted(self._process.pid)
+            member.restarted(self.running.process.pid)
             self._changed()
         elif not self._members:
             self._end()
-        elif self._channel is not None:
-            self._channel.request(messages.CLOSE, {"seat": seat, "last": False}, _ignored)
+        elif self._running is not None:
+            self._running.channel.request(messages.CLOSE, {"seat": seat, "last": False}, _ignored)
         return None
 
     # End
 
     def _ended(self) -> None:
         """Handle the end of the channel: wait briefly for the exit status, then restart."""
-        process = self._process
-        assert process is not None
-        self.bls_server.close()
+        process = self.running.process
+        self.running.bls_server.close()
         for member in self._members.values():
             member.usable = False
         if process.exit_status is not None:
@@ -394,8 +391,7 @@ class WorkerProcess:
         self._exit_timer = self._loop.call_later(EXIT_PATIENCE, self._restart)
 
     def _restart(self) -> None:
-        process = self._process
-        assert process is not None
+        process = self.running.process
         self._drop_process()
         self.metrics.process_ended()
         for seat in tuple(self._leaving):
@@ -420,8 +416,8 @@ class WorkerProcess:
         self._leaving.pop(seat)()
 
     def _changed(self) -> None:
-        if self._channel is not None:
-            self.fused_paths.forget()
+        if self._running is not None:
+            self._running.fused_paths.forget()
 
     def _seat_of(self, version: VersionHandle) -> int | None:
         """Return the seat of a usable instance of a version in this worker; None if it has none."""
@@ -437,15 +433,14 @@ class WorkerProcess:
 
     def _drop_process(self) -> None:
         """Kill the process, if there is one, and release what belongs to it."""
-        process, channel = self._process, self._channel
-        self._process = self._channel = self._bls_server = None
+        running, self._running = self._running, None
         if self._exit_timer is not None:
             self._exit_timer.cancel()
             self._exit_timer = None
-        if process is not None and channel is not None:
-            process.on_exit = None
-            process.kill()
-            channel.close()
+        if running is not None:
+            running.process.on_exit = None
+            running.process.kill()
+            running.channel.close()
 
 
 def _ignored(_value: object, _error: NeriteError | None) -> None:
