@@ -38,27 +38,45 @@ class Closing(Protocol):
         """Release all resources. Called once."""
 
 
+def _unforeseen(error: Exception) -> Exception:
+    return error
+
+
+class ModelFace:
+    """Model as its clients see it: the tensors of its configuration, and the memos that its instances share."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        inputs: Iterable[TensorPort],
+        outputs: Iterable[TensorPort],
+        text: Text = strings_as_text,
+        failure: Failure = _unforeseen,
+    ) -> None:
+        """``text`` converts strings to what the framework takes; ``failure`` translates its exceptions."""
+        self.selections = OutputSelections(context.name, str(context.version), outputs)
+        self.calls = ArrayCalls({port.name: port for port in inputs}, self.selections, text)
+        self.ragged = Ragged(context.config)
+        self.failure = failure
+        self.batching = batching(context.config)
+
+    def instance(self, compute: Compute) -> ArrayInstance:
+        """Return an instance that runs a computation."""
+        return ArrayInstance(self, compute)
+
+
 class ArrayInstance:
     """Executes batches with a computation, which other instances may share if it is thread-safe."""
 
     checks_readiness = False
 
-    def __init__(
-        self,
-        compute: Compute,
-        calls: ArrayCalls,
-        selections: OutputSelections,
-        ragged: Ragged,
-        failure: Failure,
-        *,
-        batching: bool,
-    ) -> None:
+    def __init__(self, face: ModelFace, compute: Compute) -> None:
         self._compute: Compute | None = compute
-        self._calls = calls
-        self._selections = selections
-        self._ragged = ragged
-        self._failure = failure
-        self._batching = batching
+        self._calls = face.calls
+        self._selections = face.selections
+        self._ragged = face.ragged
+        self._failure = face.failure
+        self._batching = face.batching
         self._joiner = batches.Joiner()
 
     def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
@@ -124,30 +142,3 @@ class ArrayInstance:
             raise failure from error
         timings.computed()
         return arrays
-
-
-def _unforeseen(error: Exception) -> Exception:
-    return error
-
-
-class ModelFace:
-    """Model as its clients see it: the tensors of its configuration, and the memos that its instances share."""
-
-    def __init__(
-        self,
-        context: ModelContext,
-        inputs: Iterable[TensorPort],
-        outputs: Iterable[TensorPort],
-        text: Text = strings_as_text,
-        failure: Failure = _unforeseen,
-    ) -> None:
-        """``text`` converts strings to what the framework takes; ``failure`` translates its exceptions."""
-        self.selections = OutputSelections(context.name, str(context.version), outputs)
-        self.calls = ArrayCalls({port.name: port for port in inputs}, self.selections, text)
-        self._ragged = Ragged(context.config)
-        self._failure = failure
-        self._batching = batching(context.config)
-
-    def instance(self, compute: Compute) -> ArrayInstance:
-        """Return an instance that runs a computation."""
-        return ArrayInstance(compute, self.calls, self.selections, self._ragged, self._failure, batching=self._batching)
