@@ -94,7 +94,7 @@ def test_limits_that_nothing_keeps_to(folder: Path) -> None:
         (["slept"], 1, "Did you mean 'sleeps'?"),
         (["broken"], 1, "'broken' cannot be loaded"),
         (["sleeps", "--shape", "INPUT1:2"], 1, "has no input 'INPUT1'"),
-        (["sleeps", "--set", "threads=1,2"], 1, "has no threads to vary"),
+        (["sleeps", "--set", "threads=1,2"], 1, "has no setting 'threads' that can vary"),
         (["sleeps", "--set", "max_bach=1"], 2, "Did you mean 'max_batch'?"),
         (["sleeps", "--set", "max_batch"], 2, "has no values"),
         (["sleeps", "--set", "max_batch=many"], 2, "must be integers"),

@@ -170,6 +170,6 @@ def test_help_and_wrong_command_lines(server: Serving) -> None:
     for command in ("ls", "infer", "load", "unload", "stats", "watch"):
         assert "Examples:" in said(server, command, "--help")
     assert "Did you mean 'ls'?" in refused(server, "lss", status=2)
-    assert "a command is required: ls, infer" in refused(server, status=2)
+    assert "a command is required" in refused(server, status=2)
     assert "'abc' is not a header: write NAME: VALUE" in refused(server, "ls", "--header", "abc", status=2)
     assert "'grpc://x' is not an address" in refused(server, "ls", "--url", "grpc://x")

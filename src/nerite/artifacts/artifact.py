@@ -86,6 +86,10 @@ class Candidate:
         """Return a candidate for another path, with the same options."""
         return Candidate(path, class_place=self.class_place, flavor=self.flavor, trusted=self.trusted)
 
+    def artifact(self, kind: str, config: ModelConfig, files: Mapping[str, Path], *remarks: str) -> Artifact:
+        """Return this path as a recognised artifact of a kind."""
+        return Artifact(kind, self.path, self.name, config, files, remarks=remarks)
+
     @property
     def name(self) -> str:
         """Suggested name of the model: that of the file, or of the nearest parent directory that is not generic."""

@@ -33,7 +33,7 @@ def refuse_pointers(folder: Path, filename: str) -> None:
     """
     for file in _parts(folder / filename) if filename else ():
         if (pointer := pointer_in(file)) is not None:
-            raise refused_pointer(pointer)
+            raise Internal(pointer_text(pointer))
 
 
 def explained(error: NeriteError, folder: Path, filename: str) -> NeriteError:
@@ -48,11 +48,6 @@ def pointer_in(path: Path) -> Path | None:
     return next((file for file in files if file.is_file() and Candidate(file).is_pointer), None)
 
 
-def refused_pointer(file: Path) -> Internal:
-    """Return the error for a model that has a Git LFS pointer in place of a file."""
-    return Internal(_pointer_text(file))
-
-
 def _parts(model: Path) -> list[Path]:
     """Return a model file and its companions, which have the same stem: ``model.bin`` belongs to ``model.xml``."""
     if model.suffix == ".py" or not model.parent.is_dir():
@@ -60,7 +55,8 @@ def _parts(model: Path) -> list[Path]:
     return sorted(file for file in model.parent.iterdir() if file.name.startswith(f"{model.stem}."))
 
 
-def _pointer_text(pointer: Path) -> str:
+def pointer_text(pointer: Path) -> str:
+    """Return the text of the error for a Git LFS pointer in place of a file."""
     return (
         f"'{pointer}' is a Git LFS pointer, not the file itself. Fetch the file, in its Git repository: git lfs "
         f"pull --include '{pointer.name}'"
@@ -73,7 +69,7 @@ def _explanation(folder: Path, model: Path | None) -> str:
         if model is not None and not model.exists():
             return _renamed(folder, model)
         if (pointer := pointer_in(folder)) is not None:
-            return _pointer_text(pointer)
+            return pointer_text(pointer)
         if model is not None:
             file = Candidate(inner if (inner := model / model.name).is_file() else model)
             file.check()

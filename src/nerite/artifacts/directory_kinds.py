@@ -200,7 +200,7 @@ def recognise_python_model(candidate: Candidate) -> Artifact | None:
     else:
         return None
     _check(code)
-    return Artifact("Python model", path, candidate.name, ModelConfig(backend="python"), files)
+    return candidate.artifact("Python model", ModelConfig(backend="python"), files)
 
 
 def _check(code: Path) -> None:

@@ -47,7 +47,7 @@ def recognise_onnx(candidate: Candidate) -> Artifact | None:
     files = {"model.onnx": path}
     for location, size in outside.items():
         files[location] = _beside(path, location, size)
-    return Artifact("ONNX model", path, candidate.name, ModelConfig(backend="onnxruntime"), files)
+    return candidate.artifact("ONNX model", ModelConfig(backend="onnxruntime"), files)
 
 
 def _beside(model: Path, location: str, size: int) -> Path:
@@ -125,9 +125,13 @@ def recognise_openvino(candidate: Candidate) -> Artifact | None:
             )
         files["model.bin"] = weights
     elif needed:
-        remedy = f"Copy {weights.name} into the same directory: it was written together with {path.name}."
-        raise Unusable(path, f"its weights are missing: {weights}", remedy)
-    return Artifact("OpenVINO model", path, candidate.name, ModelConfig(backend="openvino"), files)
+        raise _weights_missing(path, weights)
+    return candidate.artifact("OpenVINO model", ModelConfig(backend="openvino"), files)
+
+
+def _weights_missing(path: Path, weights: Path) -> Unusable:
+    remedy = f"Copy {weights.name} into the same directory: it was written together with {path.name}."
+    return Unusable(path, f"its weights are missing: {weights}", remedy)
 
 
 def _weights(path: Path) -> int:
@@ -162,9 +166,8 @@ def recognise_paddle(candidate: Candidate) -> Artifact | None:
     if weights.is_file():
         files["model.pdiparams"] = weights
     elif _has_weights(path):
-        remedy = f"Copy {weights.name} into the same directory: it was written together with {path.name}."
-        raise Unusable(path, f"its weights are missing: {weights}", remedy)
-    return Artifact("PaddlePaddle model", path, candidate.name, ModelConfig(backend="openvino"), files)
+        raise _weights_missing(path, weights)
+    return candidate.artifact("PaddlePaddle model", ModelConfig(backend="openvino"), files)
 
 
 def _has_weights(path: Path) -> bool:
@@ -189,7 +192,7 @@ def recognise_litert(candidate: Candidate) -> Artifact | None:
             raise Unusable(candidate.path, "this is not a LiteRT model: it does not have the identifier TFL3", remedy)
         return None
     config = ModelConfig(backend="litert")
-    return Artifact("LiteRT model", candidate.path, candidate.name, config, {"model.tflite": candidate.path})
+    return candidate.artifact("LiteRT model", config, {"model.tflite": candidate.path})
 
 
 # TensorRT and TensorRT-LLM engines, laid out in the repository as Triton expects them.
@@ -205,7 +208,7 @@ def recognise_tensorrt(candidate: Candidate) -> Artifact | None:
     if candidate.head.startswith(b"ftrt"):
         config = ModelConfig(backend="tensorrt", platform="tensorrt_plan")
         files = {"model.plan": candidate.path}
-        return Artifact("TensorRT engine", candidate.path, candidate.name, config, files, remarks=(_BOUND,))
+        return candidate.artifact("TensorRT engine", config, files, _BOUND)
     if candidate.suffix in _SUFFIXES:
         remedy = "Build it again: trtexec --onnx=model.onnx --saveEngine=model.plan"
         raise Unusable(candidate.path, "this is not a TensorRT engine: it does not begin with ftrt", remedy)
@@ -222,7 +225,7 @@ def _language_model(candidate: Candidate) -> Artifact | None:
         raise Unusable(path, "these are TensorRT-LLM engines without their config.json", remedy)
     config = ModelConfig(backend="tensorrtllm")
     files = {child.name: child for child in sorted(path.iterdir())}
-    return Artifact("TensorRT-LLM engine", path, candidate.name, config, files, remarks=(_BOUND,))
+    return candidate.artifact("TensorRT-LLM engine", config, files, _BOUND)
 
 
 # TensorFlow: SavedModel directories, and frozen graphs.
@@ -262,7 +265,7 @@ def _saved_model(candidate: Candidate) -> Artifact | None:
         remedy = f"Copy the whole directory, or export it again. {_SAVED_MODEL_AGAIN}"
         raise Unusable(path, f"this is a SavedModel with weights missing: {variables / what}", remedy)
     config = ModelConfig(backend="tensorflow", platform="tensorflow_savedmodel")
-    return Artifact("TensorFlow SavedModel", path, candidate.name, config, {"model.savedmodel": path})
+    return candidate.artifact("TensorFlow SavedModel", config, {"model.savedmodel": path})
 
 
 def _restores(graph: Candidate) -> bool:
@@ -290,4 +293,4 @@ def _frozen_graph(candidate: Candidate) -> Artifact | None:
     except NoMessage:
         return None
     config = ModelConfig(backend="tensorflow", platform="tensorflow_graphdef")
-    return Artifact("TensorFlow graph", path, candidate.name, config, {"model.graphdef": path})
+    return candidate.artifact("TensorFlow graph", config, {"model.graphdef": path})

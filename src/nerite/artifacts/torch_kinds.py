@@ -28,8 +28,7 @@ def recognise_exported_program(candidate: Candidate) -> Artifact | None:
     kind = "AOTInductor package" if compiled else "exported PyTorch program"
     remarks = ("It runs only on machines like the one that it was compiled on.",) if compiled else ()
     config = ModelConfig(backend="pytorch", platform="torch_aoti")
-    files = {"model.pt2": candidate.path}
-    return Artifact(kind, candidate.path, candidate.name, config, files, remarks=remarks)
+    return candidate.artifact(kind, config, {"model.pt2": candidate.path}, *remarks)
 
 
 # ``torch.save`` writes weights, or a whole module as a pickle. Neither is a program; the error says how to export one.
@@ -71,7 +70,7 @@ def recognise_torchscript(candidate: Candidate) -> Artifact | None:
     if "data.pkl" not in members or not any(name.startswith("code/") for name in members):
         return None
     config = ModelConfig(backend="pytorch", platform="pytorch_libtorch")
-    return Artifact("TorchScript program", candidate.path, candidate.name, config, {"model.pt": candidate.path})
+    return candidate.artifact("TorchScript program", config, {"model.pt": candidate.path})
 
 
 _LENGTH = struct.Struct("<Q")
@@ -102,7 +101,7 @@ def recognise_safetensors(candidate: Candidate) -> Artifact | None:
     files = {"model.py": code, "model.safetensors": path}
     own = ModelParameter(string_value=candidate.class_place.rpartition(":")[2])
     config = ModelConfig(backend="pytorch", parameters={"MODEL_CLASS": own})
-    return Artifact("PyTorch module with its weights", path, candidate.name, config, files)
+    return candidate.artifact("PyTorch module with its weights", config, files)
 
 
 def _header(candidate: Candidate) -> dict[str, Any] | None:

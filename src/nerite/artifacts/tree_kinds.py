@@ -23,7 +23,7 @@ from nerite.core.errors import Internal, Unsupported
 def forest_artifact(candidate: Candidate, kind: str, filename: str, model_type: str) -> Artifact:
     """Return a forest whose file will be named ``filename``; ``model_type`` is FIL's name of the format."""
     config = ModelConfig(backend="fil", parameters={"model_type": ModelParameter(string_value=model_type)})
-    return Artifact(kind, candidate.path, candidate.name, config, {filename: candidate.path})
+    return candidate.artifact(kind, config, {filename: candidate.path})
 
 
 def recognise_lightgbm(candidate: Candidate) -> Artifact | None:

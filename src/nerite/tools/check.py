@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nerite.artifacts.damage import damage_explained, pointer_in, refused_pointer
+from nerite.artifacts.damage import damage_explained, pointer_in, pointer_text
 from nerite.backends import registry
 from nerite.backends.interface import ModelContext
 from nerite.cli.command import new_parser, show_json, status_of
@@ -71,7 +71,7 @@ class ModelHere:
             elif config.backend in registry.GENERATING:
                 found.complete(context)
                 if (pointer := pointer_in(context.version_directory)) is not None:
-                    raise refused_pointer(pointer)
+                    raise Internal(pointer_text(pointer))
             elif completed and not context.environment:
                 found.open(context).close()
 

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from nerite.artifacts.artifact import size_of
 from nerite.cli.command import (
@@ -22,6 +21,7 @@ from nerite.cli.command import (
     status_of,
 )
 from nerite.client import ClientError, ModelVersion
+from nerite.client.connection import model_path
 from nerite.config.loading import load_model_directory, poll_model_directory
 from nerite.config.model_config import ModelConfig
 from nerite.config.options import ServerOptions
@@ -194,57 +194,36 @@ def _confirmed(what: str) -> bool:
 # ``nerite show``.
 
 
-class Snippets:
-    """Example requests to a model, ready to paste, for curl, Python and ``nerite client``.
+def snippets(signature: Signature, url: str, version: str, *, decoupled: bool) -> Iterator[tuple[str, str]]:
+    """Yield example requests to a model, each with its title. ``version`` is empty if the server should choose it."""
+    sample = sample_of(signature, decoupled=decoupled)
+    if sample is not None:
+        base = url if "://" in url else f"http://{url}"
+        action = "generate_stream" if decoupled else "infer"
+        yield "curl", sample.curl(f"{base}{model_path(signature.model_name, version)}/{action}")
+    yield "Python", _python(signature, url, version, decoupled=decoupled)
+    server = [] if url == "localhost:8000" else ["--url", url]
+    options = [*(["--version", version] if version else []), *(["--stream"] if decoupled else [])]
+    command = ["nerite", "client", *server, "infer", signature.model_name, "--random", *options]
+    yield "Command line", shlex.join(command)
 
-    ``version`` is empty if the server should choose it.
-    """
 
-    def __init__(self, signature: Signature, url: str, version: str, *, decoupled: bool) -> None:
-        self._signature = signature
-        self._url = url
-        self._version = version
-        self._decoupled = decoupled
-
-    def titled(self) -> Iterator[tuple[str, str]]:
-        """Yield each snippet with its title."""
-        curl = self._curl()
-        if curl:
-            yield "curl", curl
-        yield "Python", self._python()
-        yield "Command line", self._command()
-
-    def _curl(self) -> str:
-        sample = sample_of(self._signature, decoupled=self._decoupled)
-        version = f"/versions/{self._version}" if self._version else ""
-        path = f"/v2/models/{quote(self._signature.model_name)}{version}"
-        url = self._url if "://" in self._url else f"http://{self._url}"
-        return sample.curl(f"{url}{path}/{'generate_stream' if self._decoupled else 'infer'}") if sample else ""
-
-    def _python(self) -> str:
-        wanted = [declared for declared in self._signature.inputs.values() if not declared.optional]
-        batch = (1,) if self._signature.max_batch_size else ()
-        inputs = ",\n".join(f'        "{each.name}": {_value(each, batch)}' for each in wanted)
-        version = f', version="{self._version}"' if self._version else ""
-        call = f'("{self._signature.model_name}", inputs{version})'
-        request = f"    for response in client.stream{call}:\n        print(response)"
-        if not self._decoupled:
-            request = f"    print(client.infer{call})"
-        return (
-            "import numpy as np\n"
-            "from nerite.client import Client\n\n"
-            f'with Client("{self._url}") as client:\n'
-            f"    inputs = {{\n{inputs},\n    }}\n"
-            f"{request}"
-        )
-
-    def _command(self) -> str:
-        server = [] if self._url == "localhost:8000" else ["--url", self._url]
-        version = ["--version", self._version] if self._version else []
-        stream = ["--stream"] if self._decoupled else []
-        return shlex.join(
-            ["nerite", "client", *server, "infer", self._signature.model_name, "--random", *version, *stream]
-        )
+def _python(signature: Signature, url: str, version: str, *, decoupled: bool) -> str:
+    batch = (1,) if signature.max_batch_size else ()
+    wanted = [declared for declared in signature.inputs.values() if not declared.optional]
+    inputs = ",\n".join(f'        "{each.name}": {_value(each, batch)}' for each in wanted)
+    named = f', version="{version}"' if version else ""
+    call = f'("{signature.model_name}", inputs{named})'
+    request = f"    for response in client.stream{call}:\n        print(response)"
+    if not decoupled:
+        request = f"    print(client.infer{call})"
+    return (
+        "import numpy as np\n"
+        "from nerite.client import Client\n\n"
+        f'with Client("{url}") as client:\n'
+        f"    inputs = {{\n{inputs},\n    }}\n"
+        f"{request}"
+    )
 
 
 def _value(declared: SignatureInput, batch: tuple[int, ...]) -> str:
@@ -327,7 +306,8 @@ class _Shown:
         self.content_hash = ContentHashes().of_version(LoadedVersion(loaded.polled, seen), self.version)
         policy = self.config.model_transaction_policy
         decoupled = policy is not None and policy.decoupled
-        self.snippets = Snippets(self.signature, url, "" if version is None else str(version), decoupled=decoupled)
+        named = "" if version is None else str(version)
+        self.snippets = dict(snippets(self.signature, url, named, decoupled=decoupled))
 
     def as_text(self) -> str:
         """Return the description as text."""
@@ -336,46 +316,37 @@ class _Shown:
         batches = f"batches of up to {self.config.max_batch_size}" if self.config.max_batch_size else "no batches"
         lines = [
             f"{self.name}, version {self.version} of {versions}: {backend}, {batches}",
-            *(f"  {side:7} {tensor}" for side, tensor in self._tensors()),
+            *(f"  {side:7} {name} ({datatype} {shape})" for side, name, datatype, shape in self._tensors()),
             "",
             f"Files in {self.directory}:",
             *(f"  {megabytes(size):>10}  {name}" for name, size in self.files),
             f"  {self.content_hash}",
         ]
         lines += [f"{remark.level}: {remark.text}" for remark in self.remarks]
-        for title, text in self.snippets.titled():
+        for title, text in self.snippets.items():
             lines += ["", f"{title}:", "", text]
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:
         """Return the description as a JSON-serialisable document."""
-        batch = [-1] if self.config.max_batch_size else []
-
-        def tensors(side: str) -> list[dict[str, object]]:
-            declared = self.signature.inputs if side == "input" else self.signature.outputs
-            return [
-                {"name": each.name, "datatype": each.datatype.name, "shape": [*batch, *each.dims]}
-                for each in declared.values()
-            ]
-
+        tensors: dict[str, list[dict[str, object]]] = {"inputs": [], "outputs": []}
+        for side, name, datatype, shape in self._tensors():
+            tensors[f"{side}s"].append({"name": name, "datatype": datatype, "shape": shape})
         return {
             "name": self.name,
             "version": self.version,
             "versions": list(self.existing),
             "backend": self.config.backend or self.config.platform,
             "max_batch_size": self.config.max_batch_size,
-            "inputs": tensors("input"),
-            "outputs": tensors("output"),
+            **tensors,
             "files": [{"path": name, "size": size} for name, size in self.files],
             "content_hash": self.content_hash,
-            "snippets": dict(self.snippets.titled()),
+            "snippets": self.snippets,
         }
 
-    def _tensors(self) -> list[tuple[str, str]]:
+    def _tensors(self) -> Iterator[tuple[str, str, str, list[int]]]:
+        """Yield side, name, data type and shape of each input and output."""
         batch = [-1] if self.config.max_batch_size else []
-        sides = (("input", self.signature.inputs), ("output", self.signature.outputs))
-        return [
-            (side, f"{each.name} ({each.datatype.name} {[*batch, *each.dims]})")
-            for side, declared in sides
-            for each in declared.values()
-        ]
+        for side, declared in (("input", self.signature.inputs), ("output", self.signature.outputs)):
+            for each in declared.values():
+                yield side, each.name, each.datatype.name, [*batch, *each.dims]

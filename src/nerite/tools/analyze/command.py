@@ -45,9 +45,15 @@ from nerite.tools.analyze.finding import (
 from nerite.tools.analyze.search import budget, search
 from nerite.tools.analyze.space import SETTINGS, Space, Subject, Subjects, Value, space_of
 from nerite.tools.analyze.trial import Checkpoint, Conditions, Load, completed, conditions, measured
-from nerite.tools.bench.command import add_measurement, add_requests, add_tensors, counts
-from nerite.tools.bench.measurement import Rule
-from nerite.tools.bench.requests import TensorLoad
+from nerite.tools.bench.command import (
+    add_measurement,
+    add_requests,
+    add_tensors,
+    counts,
+    rule_of,
+    tensor_load,
+    write_file,
+)
 from nerite.tools.bench.session import ServerReading
 
 PROGRAM = "nerite analyze"
@@ -238,7 +244,7 @@ def _analyze(options: argparse.Namespace) -> int:
     if options.json is not None:
         counts = {"configurations": space.size, "measurements": bench.measurements}
         ranked = [each.to_json() | {"kept": goal.kept(each)} for each in goal.winners(found)]
-        _write(options.json, json.dumps({"models": options.models, **counts, "findings": ranked}, indent=2) + "\n")
+        write_file(options.json, json.dumps({"models": options.models, **counts, "findings": ranked}, indent=2) + "\n")
     about = (f"{len(found)} of {space.size} configurations", *_about(load, now))
     return _conclude(options, subjects, goal, about, found)
 
@@ -283,7 +289,7 @@ def _conclude(
     if options.html is not None:
         table = [HEADINGS, *(row(each, goal) for each in ranked)]
         heading = AnalyzeHeading(" + ".join(options.models), about)
-        _write(options.html, render(heading, found, goal, table, diff))
+        write_file(options.html, render(heading, found, goal, table, diff))
     if not goal.kept(best):
         show("No configuration meets the limits.")
         return 1
@@ -297,27 +303,16 @@ def _conclude(
         return 0
     for subject, values in subjects.values(best.changes):
         if values:
-            _write(subject.path, subject.rewritten(values))
+            _replace(subject.path, subject.rewritten(values))
             show(f"\nWrote {subject.path}.")
     return 0
 
 
 def _load(options: argparse.Namespace) -> Load:
-    data = options.data if options.data in ("random", "zero") else Path(options.data)
-    rule = Rule(options.window, percentage=options.stability, most=options.windows)
-    asked = tuple(
-        TensorLoad(
-            model,
-            batch=options.batch,
-            shapes=dict(options.shape),
-            data=data,
-            parameters=dict(options.parameter),
-            streaming=options.streaming,
-            sequence_length=options.sequence_length,
-        )
-        for model in options.models
+    asked = tuple(tensor_load(options, model) for model in options.models)
+    return Load(
+        asked, options.concurrency, rule_of(options), options.warm_up, options.protocol, options.bls_composing_models
     )
-    return Load(asked, options.concurrency, rule, options.warm_up, options.protocol, options.bls_composing_models)
 
 
 def _subjects(repository: Path, load: Load, configs: Mapping[str, ModelConfig]) -> Subjects:
@@ -327,7 +322,7 @@ def _subjects(repository: Path, load: Load, configs: Mapping[str, ModelConfig]) 
     return Subjects(subjects, prefixed=[subject.name for subject in subjects] != [load.asked[0].model])
 
 
-def _write(path: Path, text: str) -> None:
+def _replace(path: Path, text: str) -> None:
     """Replace a file atomically, so that no server sees an incomplete one."""
     beside = path.with_name(f".{path.name}.new")
     try:

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -356,13 +357,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    rule = Rule(options.window, percentage=options.stability, most=options.windows)
     target = BenchTarget(options.protocol, Address.parse(options.url), dict(options.header), options.timeout)
     with ExitStack() as stack:
         server = _server(options, target, stack)
         plan = _prepared(options, target, server, stack)
         fleet = stack.enter_context(Fleet(plan, options.processes))
-        session = Session(fleet, rule, options.warm_up, options.slo, count=lambda: _counted(server, options))
+        session = Session(
+            fleet, rule_of(options), options.warm_up, options.slo, count=lambda: _counted(server, options)
+        )
         with ProgressBar() as progress:
             search = _search(options)
             outcomes = _outcomes(session, options, search, lambda look: _show_progress(progress, look))
@@ -374,11 +376,11 @@ def _bench(options: argparse.Namespace) -> int:
     for remark in told:
         show(remark)
     if options.json is not None:
-        _write(options.json, report.render_json(options.model, outcomes, search))
+        write_file(options.json, report.render_json(options.model, outcomes, search))
     if options.csv is not None:
-        _write(options.csv, report.render_csv(outcomes))
+        write_file(options.csv, report.render_csv(outcomes))
     if options.html is not None:
-        _write(options.html, report.render_html(_heading(options, target), outcomes, table, told))
+        write_file(options.html, report.render_html(_heading(options, target), outcomes, table, told))
     return 0
 
 
@@ -424,7 +426,14 @@ def _prepared(options: argparse.Namespace, target: BenchTarget, server: BenchedS
         )
     try:
         regions = stack.enter_context(BenchRegions(server)) if options.shared_memory else None
-        return prepared_tensors(_wanted(options), target, server, regions)
+        wanted = replace(
+            tensor_load(options, options.model),
+            version=options.version,
+            outputs=options.output,
+            first_id=options.first_sequence_id,
+            output_room=options.output_shared_memory,
+        )
+        return prepared_tensors(wanted, target, server, regions)
     except Unreachable:
         raise
     except ClientError as error:
@@ -449,20 +458,22 @@ def _remedy(options: argparse.Namespace, server: BenchedServer) -> str:
     return "" if options.version in ("", *ready) else f"Its versions: {', '.join(ready)}."
 
 
-def _wanted(options: argparse.Namespace) -> TensorLoad:
+def tensor_load(options: argparse.Namespace, model: str) -> TensorLoad:
+    """Return the requests to send to a model, from the options of ``add_tensors`` and ``add_requests``."""
     return TensorLoad(
-        model=options.model,
-        version=options.version,
+        model,
         batch=options.batch,
         shapes=dict(options.shape),
         data=options.data if options.data in ("random", "zero") else Path(options.data),
-        outputs=options.output,
         parameters=dict(options.parameter),
         streaming=options.streaming,
         sequence_length=options.sequence_length,
-        first_id=options.first_sequence_id,
-        output_room=options.output_shared_memory,
     )
+
+
+def rule_of(options: argparse.Namespace) -> Rule:
+    """Return the rule for windows, from the options of ``add_measurement``."""
+    return Rule(options.window, percentage=options.stability, most=options.windows)
 
 
 def _counted(server: BenchedServer, options: argparse.Namespace) -> ModelStatistics | None:
@@ -490,7 +501,8 @@ def _heading(options: argparse.Namespace, target: BenchTarget) -> report.BenchHe
     return report.BenchHeading(options.model, str(target.address), settings, when)
 
 
-def _write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
+    """Write a file, which may be a device such as /dev/stdout. Raises ``ClientError``."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
