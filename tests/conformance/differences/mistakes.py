@@ -1,4 +1,4 @@
-"""Mistakes of Triton that are not repeated."""
+"""Triton bugs that Nerite does not repeat."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def turn(model: str, number: int) -> str:
 REFUSED = "TritonModelException Failed to load model: Failed to process the request for model 'lab_0_0', message: "
 DIFFERENCES = (
     Difference(
-        "Counts with `--metrics-config=counter_latencies=false`",
-        "With Triton the metrics of requests and executions are there and stay at 0. They count, and the durations are "
-        "left out.",
+        "Counters with `--metrics-config=counter_latencies=false`",
+        "Triton keeps the metrics of requests and executions at 0. Nerite counts them, and leaves out only the "
+        "durations.",
         {
             "metrics_config/of requests": (
                 "metrics: nv_inference_compute_infer_summary_us",
@@ -39,27 +39,27 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Requests that web pages of other sites have browsers send",
-        "Triton answers them, a load that brings a program along included. Nerite refuses those that can change "
-        "something with 403 on every port that speaks HTTP, and on a loopback address those under a name that is not "
-        "the server's. See [access](access.md#web-pages-from-other-origins-cors).",
+        "Requests that web pages of other origins make browsers send",
+        "Triton answers them, including a load that brings a program along. On every port that speaks HTTP, Nerite "
+        "refuses those that can change something with 403, and on a loopback address also requests under a name that "
+        "is not the server's. See [access control](access.md#web-pages-from-other-origins-cors).",
     ),
     Difference(
-        "Files in loads by anybody",
-        "While a port lets other machines load models without a key, a load that brings files is refused with 403 or "
-        "PERMISSION_DENIED; Triton runs them. `--model-load-files=any` has them taken. See "
-        "[access](access.md#loading-a-model-runs-its-code).",
+        "Files in load requests that need no key",
+        "While a port lets other machines load models without a key, Nerite refuses a load that brings files with 403"
+        " or PERMISSION_DENIED; Triton runs them. `--model-load-files=any` accepts them. See [access "
+        "control](access.md#loading-a-model-runs-its-code).",
     ),
     Difference(
         "Requests to a model whose instances are all passive",
-        "They end Triton's process. Nerite refuses them.",
+        "They crash Triton. Nerite refuses them.",
         {"instances/a request to passive instances": (NEVER, "503 all instances of the model are passive")},
     ),
     Difference(
-        "Names and ids that are not UTF-8, or of any length",
-        "Triton takes them over HTTP, and gives them to models, files and clients that cannot read them. Nerite "
+        "Names and ids that are not UTF-8, or of unlimited length",
+        "Triton accepts them over HTTP, and passes them to models, files and clients that cannot read them. Nerite "
         "refuses text that is not UTF-8 everywhere but in the data of BYTES tensors, and names and ids of more than "
-        "1,024 characters, by the name of the field.",
+        "1,024 characters, with the name of the field.",
         {
             "infer_json/id that is not UTF-8": ("200", "400 member 'id' is not valid UTF-8 at character 2."),
             "infer_json/member that is not UTF-8": ("200", "400 member 'more' is not valid UTF-8 at character 0."),
@@ -67,36 +67,36 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "gRPC messages of any size, number of fields and duration",
-        "Triton takes messages of 2 GiB, packed ones too, and waits for what was announced as long as the "
-        "connection lives. Nerite takes 256 MiB after decompression: larger tensors are better sent in shared "
-        "memory or in several requests, and `--grpc-max-message-size` takes up to 2 GiB. A message that does not "
-        "come on for a minute is ended (`--grpc-upload-timeout`). A request has at most 5,000 fields, 1,024 inputs, "
-        "outputs, parameters or dimensions, and 4 MiB beside its tensors. See "
+        "gRPC messages of unlimited size, number of fields and duration",
+        "Triton accepts messages of 2 GiB, even compressed ones, and waits for an announced message for as long as "
+        "the connection lives. Nerite accepts 256 MiB after decompression: send larger tensors in shared memory or in"
+        " several requests, or raise `--grpc-max-message-size` to up to 2 GiB. A message without progress for a "
+        "minute is ended (`--grpc-upload-timeout`). A request may have 5,000 fields, 1,024 inputs, outputs, "
+        "parameters or dimensions, and 4 MiB beside its tensors. See "
         "[overload](overload.md#connections-and-request-bodies).",
     ),
     Difference(
-        "Connections and bytes under way",
-        "Triton has no bound for either, and ends where the system does. Nerite closes the longest idle connections "
-        "when there are as many as `--max-connections` allows, or after 15 minutes without a request, and refuses "
-        "requests beyond `--max-bytes-in-flight` with 429 or RESOURCE_EXHAUSTED.",
+        "Number of connections and bytes in flight",
+        "Triton bounds neither, and fails when the system does. Nerite closes the longest idle connections when there"
+        " are as many as `--max-connections` allows, or after 15 minutes without a request, and refuses requests "
+        "beyond `--max-bytes-in-flight` with 429 or RESOURCE_EXHAUSTED.",
     ),
     Difference(
         "Long texts in calls between models",
-        "Triton passes on what a model puts into a `pb_utils.InferenceRequest`, of any length. In Nerite the limits "
-        "are those of clients: a name or an id of more than 1,024 characters, or a parameter of more than 1 MiB, is "
-        "refused by the name of the field, in the answer to the call.",
+        "Triton passes on whatever a model puts into a `pb_utils.InferenceRequest`, of any length. Nerite applies the"
+        " limits of clients: a name or an id of more than 1,024 characters, or a parameter of more than 1 MiB, is "
+        "refused with the name of the field, in the response to the call.",
     ),
     Difference(
         "A verbosity beyond 32 bits",
-        "Triton takes what is left of it by 2^32, so that a large one may switch details off.",
+        "Triton truncates it to 32 bits, so that a large one may turn verbose logging off.",
         {"logging_settings/details beyond 32 bits": ("200", "400 'log_verbose_level' must be from 0 to 4294967295")},
     ),
     Difference(
-        "Instances held up by what does not concern them",
-        "With `--rate-limit=execution_count` Triton starts nobody while the first in line waits, not even who needs "
-        "something else, or nothing. In Nerite an instance is held up by those that need what it needs, and by nobody "
-        "else.",
+        "Rate limiter: head-of-line blocking",
+        "With `--rate-limit=execution_count` Triton starts no instance while the first one waits, not even those that"
+        " need other resources or none. In Nerite an instance is only delayed by instances that need the same "
+        "resource.",
         {
             f"instances/who needs nothing, while others wait#{number}": (turn(model, theirs), turn(model, ours))
             for number, model, theirs, ours in ((2, "seldom", 11, 12), (3, "free", 12, 11))
@@ -105,16 +105,16 @@ DIFFERENCES = (
     Difference(
         "Requests that wait for resources",
         "In Triton they have left the queue: they cannot be cancelled, do not expire, and join no batch. In Nerite a "
-        "batch is put together when its instance has what it needs.",
+        "batch is formed when its instance has its resources.",
     ),
     Difference(
         "Warm-up and the rate limiter",
-        "Triton warms instances up when the resources that they need are free, so that a load may have to wait for "
-        "requests to other models. In Nerite a load does not wait.",
+        "Triton warms instances up when their resources are free, so that a load may have to wait for requests to "
+        "other models. In Nerite a load does not wait.",
     ),
     Difference(
-        "Requests that end Triton's process",
-        "A request must never end the server. It is refused like any other mistake.",
+        "Requests that crash Triton",
+        "A request must never end the server. Nerite refuses these like any other mistake.",
         {
             "classification/of texts": (NEVER, "400 class result not available for output"),
             "classification/gRPC: of texts": (NEVER, "INVALID_ARGUMENT class result not available for output"),
@@ -138,9 +138,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Calls of models: errors",
-        "Triton's error has the code INTERNAL whatever the called model said, and one among several responses is lost: "
-        "it is a response without outputs. Here both arrive as they are.",
+        "BLS calls: errors",
+        "Triton's error has the code INTERNAL whatever the called model reported, and an error among several "
+        "responses is lost: it becomes a response without outputs. Nerite passes on both unchanged.",
         {
             "calls/an error among the answers": (
                 said("[('OUT', [0.0])]\n[('OUT', [1.0])]\n[('OUT', [2.0])]\n[]"),
@@ -149,9 +149,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Names of Python models that are not UTF-8",
-        "Triton takes the bytes, and the model gets an exception later, when it reads them back, or the error that "
-        "quotes them. Here the function that is given them refuses them, and says which argument it was.",
+        "Names in Python models that are not UTF-8",
+        "Triton accepts the bytes, and the model gets an exception later, when it reads them back or reads the error "
+        "that quotes them. In Nerite the function that is given the name raises the error, and names the argument.",
         {
             f"argument_types/our own: {what}": (said(f"{given} -> {theirs}"), said(f"{given} -> TypeError"))
             for what, given, theirs in (
@@ -164,8 +164,8 @@ DIFFERENCES = (
     ),
     Difference(
         "Messages of Python models that are not UTF-8",
-        "What a model logs, or answers as an error, arrives with what is not UTF-8 escaped. Triton passes such bytes "
-        "on, and raises `TypeError` for half a character.",
+        "In log messages and error texts of a model, Nerite escapes bytes that are not UTF-8. Triton passes such "
+        "bytes on, and raises `TypeError` for a lone surrogate.",
         {
             "argument_types/our own: messages": (
                 said("b'a\\xff' -> UnicodeDecodeError"),
@@ -179,8 +179,8 @@ DIFFERENCES = (
     ),
     Difference(
         "Arguments of Python models that the binding cannot convert",
-        "Triton raises `RuntimeError`, about a cast in C++. Here it is the error that other mistakes in the same "
-        "argument get, with the reason.",
+        "Triton raises `RuntimeError` about a cast in C++. Nerite raises the error of other mistakes in the same "
+        "argument, with the reason.",
         {
             f"argument_types/our own: {what}": (said(f"{given} -> RuntimeError"), said(f"{given} -> {ours}"))
             for what, given, ours in (
@@ -192,12 +192,12 @@ DIFFERENCES = (
     ),
     Difference(
         "One response of a batch that cannot be sent",
-        "Where `execute` returns something else for a request than a response, Triton fails all requests of the batch. "
-        "Here the others are answered.",
+        "If `execute` returns something other than a response for a request, Triton fails all requests of the batch. "
+        "Nerite answers the others.",
     ),
     Difference(
-        "Answers of Python models that leave Triton waiting for ever",
-        "None in place of a response is a mistake of the model; its caller is told at once.",
+        "Return values of Python models that make Triton wait forever",
+        "None in place of a response is an error of the model; in Nerite its client gets the error at once.",
         {
             "python_models/none": (NEVER, "500"),
             "python_models/nothing": (NEVER, "500"),
@@ -206,19 +206,20 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Iterative sequences: END before the last turn",
-        "A request with START and END that its model wants once more is lost in Triton, and its caller waits for ever. "
-        "So is one of a model whose sequences are not iterative; with us it fails, in the words of Triton's log.",
+        "Iterative sequences: END before the last iteration",
+        "Triton loses a request with START and END that its model reschedules, and its client waits forever. It also "
+        "loses a rescheduled request of a model whose sequences are not iterative; in Nerite that fails, with the "
+        "text of Triton's log.",
         {"iterative/END in two turns": (NEVER, "200")},
     ),
     Difference(
         "Iterative sequences: statistics",
-        "Triton counts a request as often as it ran. Here it is one inference, when it is over; each turn is an "
-        "execution.",
+        "Triton counts a request as often as it was executed. Nerite counts one inference, when it is over, and an "
+        "execution for each iteration.",
     ),
     Difference(
-        "Initial states that are wrong: a file missing or too short, two of them, other dimensions",
-        "Now and then Triton does not survive such a load. Here it fails with the text that Triton has for it.",
+        "Wrong initial states: a file missing or too short, two of them, other dimensions",
+        "Triton sometimes crashes at such a load. In Nerite it fails with Triton's text.",
         {
             f"iterative/states: {name}": (
                 NEVER,
@@ -233,24 +234,24 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "States with initial values of a size of their own",
-        "Where a state may have any size, Triton writes all of its initial state into memory for one of size 1, and "
-        "may end of it. The model gets all of it, in the shape that `initial_state` has.",
+        "Initial states with a size of their own",
+        "If a state may have any size, Triton writes all of its initial state into memory for size 1, and may crash. "
+        "In Nerite the model gets all of it, in the shape of `initial_state`.",
     ),
     Difference(
         "States without an initial state",
-        "Triton gives the first request of a sequence whatever is in memory; here it gets zeros.",
+        "Triton gives the first request of a sequence uninitialized memory; Nerite gives it zeros.",
     ),
     Difference(
-        "Tensors of sequences that are two things at once",
-        "A control or a state with the name of an input, of another control or of another state is refused when the "
-        "model is loaded, as are states without names or type, and one tensor for two kinds of control. Triton takes "
-        "them, and gives the model one of the two tensors, or ends at the first request.",
+        "Sequence tensors with two roles",
+        "Nerite refuses to load a model in which a control or a state has the name of an input, of another control or"
+        " of another state, a state has no name or type, or one tensor has two kinds of control. Triton accepts them,"
+        " and gives the model one of the two tensors, or crashes at the first request.",
     ),
     Difference(
-        "The response cache: failures",
-        "Triton keeps a failure as an answer without outputs, and gives it with status 200 to whoever asks again. Only "
-        "what a model has answered is kept.",
+        "Response cache: failures",
+        "Triton caches a failure as a response without outputs, and returns it with status 200 to the next equal "
+        "request. Nerite only caches successful responses.",
         {
             "response_cache/an error#2": (
                 '200 {"model_name": "fails", "model_version": "1", "outputs": []}',
@@ -263,10 +264,10 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "The response cache: requests that are not the same",
-        "Triton's key is a hash of 64 bits of the names and bytes of the inputs, so that an answer is given to "
-        "requests of another shape, for other outputs, and with other parameters. All of that belongs to ours, of "
-        "256 bits, and the correlation id, which a model can see, too.",
+        "Response cache: requests that are not equal",
+        "Triton's key is a hash of 64 bits of the names and bytes of the inputs, so that a response is also returned "
+        "to requests with another shape, other outputs, and other parameters. Nerite's key has 256 bits and includes "
+        "all of these, and the correlation id, which a model can see, too.",
         {
             "response_cache/the same bytes in another shape#2": (ONCE, TWICE),
             "response_cache/other outputs#2": (
@@ -282,9 +283,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "The response cache: answers of a model that was replaced",
-        "Triton goes on giving the answers of a version's old files after a reload. What was computed by other files, "
-        "or by an ensemble of other models, is not an answer any more.",
+        "Response cache: responses of a model that was replaced",
+        "After a reload, Triton keeps returning responses of a version's old files. Nerite invalidates what was "
+        "computed from other files, or by an ensemble of other models.",
         {
             f"response_cache/what was before a reload#{number}": (
                 ONCE.replace("shapes", "forgets").replace("10]", "3]"),
@@ -294,13 +295,14 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "The response cache: preserve_ordering",
-        "Triton answers nothing any more once a model with preserve_ordering has had an answer from the cache. Such an "
-        "answer leaves at once; what is computed keeps its order.",
+        "Response cache: preserve_ordering",
+        "Triton stops answering once a model with preserve_ordering had a cache hit. In Nerite a hit is answered at "
+        "once, and computed responses keep their order.",
     ),
     Difference(
-        "Trace rates and frequencies below zero",
-        "Triton takes them for numbers beyond four billion, with which nothing is ever traced. They are out of range.",
+        "Negative trace rates and frequencies",
+        "Triton takes them for numbers beyond four billion, with which nothing is ever traced. Nerite refuses them as"
+        " out of range.",
         {
             f"trace_settings/{name}: minus {number}": ("200", f"400 Unable to parse '{name}', value is out of range")
             for name in ("trace_rate", "log_frequency")
@@ -308,8 +310,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Trace settings of all models that one model cannot have",
-        "They are refused, but Triton has already changed those of all. A refused update changes nothing.",
+        "Global trace settings that one model cannot have",
+        "They are refused, but Triton has already changed the global ones. In Nerite a refused update changes nothing.",
         {
             f"trace_settings/a rate of all that a model cannot have#{number}": (
                 '200 {"trace_level": ["OFF"], "trace_rate": "0"',
@@ -319,32 +321,33 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Spans of requests that are not to be sampled",
-        "A `traceparent` whose sampled flag is not set leads to spans in Triton (triton-inference-server/server#8474). "
-        "Here it leads to none: who began the trace has decided that it is not recorded.",
+        "Spans of requests that are not sampled",
+        "A `traceparent` whose sampled flag is not set leads to spans in Triton "
+        "(triton-inference-server/server#8474). In Nerite it leads to none: the originator of the trace has decided "
+        "not to record it.",
     ),
     Difference(
         "Trace state over gRPC",
-        "Triton loses the `tracestate` that comes with a call. It is passed on, as over HTTP.",
+        "Triton loses the `tracestate` of a call. Nerite propagates it, as over HTTP.",
     ),
     Difference(
         "Kinds of spans",
-        "All of Triton's are of the kind SERVER, for which monitoring counts each as a request to a service. Here only "
-        "`InferRequest` is; the others are INTERNAL.",
+        "All of Triton's spans are of the kind SERVER, each of which monitoring counts as a request to a service. In "
+        "Nerite only `InferRequest` is; the others are INTERNAL.",
     ),
     Difference(
         "Refused requests in traces",
-        "In Triton a request that is refused before it is queued takes its turn and its number, leaves no trace, and "
-        "keeps the trace file from being written when the server stops. Here it does not count.",
+        "In Triton, a request that is refused before it is queued counts for the trace rate and the trace count, "
+        "leaves no trace, and prevents the trace file from being written at shutdown. Nerite does not count it.",
     ),
     Difference(
         "Tensors in traces that make the trace file unreadable",
-        "Triton writes texts and eight-bit numbers as they are, which is not always JSON, and six digits of a number. "
-        "Here the file is JSON, and numbers have all their digits.",
+        "Triton writes strings and eight-bit numbers unescaped, which is not always JSON, and six digits of a number."
+        " In Nerite the file is JSON, and numbers have all their digits.",
     ),
     Difference(
-        "HTTP requests sent before the answer to the one before",
-        "Triton drops them. Pipelining is part of HTTP/1.1.",
+        "HTTP pipelining",
+        "Triton drops requests that are sent before the previous response. Pipelining is part of HTTP/1.1.",
         {
             "http_routes/two requests at once": (NEVER, "200"),
             "http_routes/three requests at once, one of them refused": (NEVER, "404 Not Found"),
@@ -357,7 +360,7 @@ DIFFERENCES = (
     ),
     Difference(
         "HTTP that cannot be parsed",
-        "Triton closes the connection without a word. Nerite says 400 first.",
+        "Triton closes the connection without a response. Nerite sends 400 first.",
         {
             "http_routes/no HTTP at all": ("no answer", "400"),
             "http_routes/header without a colon": ("no answer", "400"),
@@ -367,8 +370,8 @@ DIFFERENCES = (
     ),
     Difference(
         "Content-Length together with Transfer-Encoding, and other codings than chunked",
-        "Triton reads a body of one of the two lengths, where a proxy in front may have seen the other, and what is "
-        "left over as another request (request smuggling). Nerite refuses it, and closes the connection.",
+        "Triton reads a body by one of the two lengths, where a proxy in front may have used the other, and treats "
+        "the rest as another request (request smuggling). Nerite refuses the request, and closes the connection.",
         {
             "http_routes/Content-Length and Transfer-Encoding": (
                 "400 unexpected size for request JSON",
@@ -382,12 +385,12 @@ DIFFERENCES = (
     ),
     Difference(
         "Chunk extensions and trailers",
-        "Both are part of HTTP/1.1, and ignored. Triton closes the connection.",
+        "Both are part of HTTP/1.1; Nerite ignores them. Triton closes the connection.",
         {"http_routes/chunked body with a trailer": ("no answer", '200 {"model_name": "echo"')},
     ),
     Difference(
-        "A needed input left out beside an optional one",
-        "Triton counts the inputs and does not look at their names, so that the model runs without the input.",
+        "A missing required input beside an optional one",
+        "Triton counts the inputs and does not check their names, so that the model runs without the input.",
         {
             "infer_json/needed input missing beside optional ones": (
                 '200 {"model_name": "options"',
@@ -408,9 +411,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "No inputs for a model that needs none, and makes batches",
-        "Triton's Python backend looks for the size of the batch in the first input, and fails where there is none. In "
-        "Nerite such a request is a batch of one, as one without a batch dimension is a request.",
+        "No inputs for a batching model that needs none",
+        "Triton's Python backend takes the batch size from the first input, and fails without one. In Nerite such a "
+        "request is a batch of one.",
         {
             "infer_json/no inputs where none is needed for a batch": (
                 "400 [request id: <id_unknown>] out of bounds index 0: request has 0 inputs",
@@ -423,8 +426,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Some outputs of an ensemble",
-        "Triton fails where an output that is wanted also leads to one that is not. Nerite runs what is needed.",
+        "A subset of the outputs of an ensemble",
+        "Triton fails if a requested output also leads to one that was not requested. Nerite runs the steps that are "
+        "needed.",
         {
             f"ensembles/{exchange}": (
                 f"400 in ensemble '{ensemble}', [request id: <id_unknown>] unexpected deadlock, at least one output is",
@@ -438,8 +442,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "How often a request to an ensemble fails",
-        "Triton counts it twice. Nerite counts each request once.",
+        "Failed requests to an ensemble",
+        "Triton counts each twice. Nerite counts it once.",
         {
             "ensembles/failures are counted": (
                 '200 {"model_stats": [{"name": "failing_end", "version": "1"',
@@ -448,9 +452,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Models that stay when an ensemble goes with all that it needs",
-        "`unload_dependents` is to leave what was loaded for its own sake. Triton forgets that it was, once it is part "
-        "of an ensemble.",
+        "Models that stay when an ensemble is unloaded with its dependents",
+        "`unload_dependents` should keep models that were loaded explicitly. Triton forgets that they were, once they"
+        " are part of an ensemble.",
         {
             f"ensembles_explicit/unload keeps what was asked for{when}#{number}": (theirs, ours)
             for when in ("", " later")
@@ -462,8 +466,8 @@ DIFFERENCES = (
     ),
     Difference(
         "More inputs than the model has",
-        "Triton lists all that came, in the order of a hash table, and none that is missing. Nerite names one that the "
-        "model does not have.",
+        "Triton lists all inputs of the request, in the order of a hash table, and none that is missing. Nerite names"
+        " one that the model does not have.",
         {
             "infer_json/one input too many": (
                 "400 [request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'pair'. Got input(s) [",
@@ -481,7 +485,7 @@ DIFFERENCES = (
     ),
     Difference(
         "Raw contents over gRPC that belong to no input",
-        "Triton drops them. They are a mistake of the client, which is told.",
+        "Triton drops them. Nerite refuses them as a mistake of the client.",
         {
             "grpc_infer/raw data for one input too many": (
                 'OK {"model_name": "echo"',
@@ -498,7 +502,7 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "A change of the log that is refused in part",
+        "A change of log settings that is refused in part",
         "Triton has made the other changes by then. Nerite makes all of them or none.",
         {
             f"logging_settings/{name}#2": (
@@ -510,7 +514,7 @@ DIFFERENCES = (
     ),
     Difference(
         "Offsets in shared memory",
-        "Triton maps only what begins at a page of 4,096 bytes. Nerite takes any offset.",
+        "Triton only maps at multiples of 4,096 bytes. Nerite accepts any offset.",
         {
             "shared_memory/a region with an offset#2": ("400 failed to register shared memory region 'r'", "200"),
             "shared_memory/a region with an offset#3": (
@@ -520,10 +524,10 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "When a request with several responses counts",
-        "Triton counts it when `execute` returns, with the time until then, whatever becomes of it. Nerite counts it "
-        "at its last response: the computing lasts until that was sent. A request that ends with an error has failed "
-        '(`reason="BACKEND"`), as has one whose client gave it up (`reason="CANCELED"`). `execution_count` and '
+        "When a request with several responses is counted",
+        "Triton counts it when `execute` returns, with the time until then, whatever its outcome. Nerite counts it at"
+        " its last response: the compute time lasts until that was sent. A request that ends with an error has failed"
+        ' (`reason="BACKEND"`), as has one that its client cancelled (`reason="CANCELED"`). `execution_count` and '
         "`batch_stats` are about calls of `execute` with both.",
         {
             "counting_streams/several: a last error#2": (
@@ -534,9 +538,9 @@ DIFFERENCES = (
     ),
     Difference(
         "Statistics by response",
-        "`response_stats` of a decoupled model: Triton's Python backend leaves it empty, Nerite fills it in as the "
-        "documentation of Triton has it. The waiting for a client that reads slowly counts as `compute_output`. "
-        "Responses to one request after the 256th count with it.",
+        "Triton's Python backend leaves the `response_stats` of a decoupled model empty; Nerite fills them in as "
+        "Triton's documentation describes. The time that a slow client takes counts as `compute_output`. Responses "
+        "after the 256th of a request are counted with it.",
         {
             "counting_streams/several: statistics": (
                 '200 {"model_stats": [{"name": "many"',
@@ -550,13 +554,13 @@ DIFFERENCES = (
     ),
     Difference(
         "The memory of a model",
-        "`memory_usage` of a model whose instances are processes is what these have for themselves, files and shared "
-        "tensors apart. Triton on a machine without GPUs has nothing there.",
+        "In Nerite, `memory_usage` of a model whose instances are processes is their private memory, without files "
+        "and shared tensors. Triton on a machine without GPUs reports nothing.",
     ),
     Difference(
-        "A response sender of a model that is not decoupled, and a request that it ends without a response",
-        "Triton fails the batch, with the traceback of `send`. With Nerite the answer to that request names the "
-        "mistake and what to do. A thread of the model may make it as well: then Triton's client waits for ever.",
+        "A response sender in a model that is not decoupled, and a request that it ends without a response",
+        "Triton fails the batch, with the traceback of `send`. In Nerite the response to that request names the "
+        "mistake and the remedy. That includes threads of the model, for which Triton's client waits forever.",
         {
             f"streams/{transport}sender, an end and no response": (
                 f"{status}Failed to process the request(s) for model 'one_0', message: TritonModelException: Unable to",
@@ -566,9 +570,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Compressed bodies that are broken",
-        "Triton takes what it could unpack of them, and be it nothing, for the whole body. Nerite says that they are "
-        "broken. This includes deflate without zlib's frame.",
+        "Corrupt compressed bodies",
+        "Triton takes what it could decompress, even if that is nothing, for the whole body. Nerite reports that the "
+        "body is corrupt, also for deflate without zlib's header.",
         {
             "compression/deflate without a frame": (
                 "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
@@ -585,9 +589,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "An Inference-Header-Content-Length that is no number, or beyond 32 bits",
-        "Triton goes by the digits it begins with, 0 where there are none, and by what remains of them in 32 bits. The "
-        "JSON is then cut, or taken for a tensor. Nerite says that the length is wrong.",
+        "An Inference-Header-Content-Length that is not a number, or beyond 32 bits",
+        "Triton uses the leading digits, 0 if there are none, truncated to 32 bits. The JSON is then cut, or taken "
+        "for a tensor. Nerite reports that the length is wrong.",
         {
             "infer_binary/length is text": (
                 "400 [request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'",
@@ -609,7 +613,7 @@ DIFFERENCES = (
     ),
     Difference(
         "Negative timeouts over gRPC",
-        "Triton makes a very long time of them. Over HTTP it refuses them, and Nerite does so over both.",
+        "Triton turns them into a very long time. Over HTTP it refuses them; Nerite refuses them over both.",
         {
             "parameters/gRPC: timeout negative": (
                 'OK {"model_name": "request"',
@@ -619,7 +623,7 @@ DIFFERENCES = (
     ),
     Difference(
         "A forwarded header without a value",
-        "Triton's HTTP parser makes a blank of it.",
+        "Triton's HTTP parser turns the empty value into a blank.",
         {
             "parameters/empty header": (
                 '200 {"model_name": "request"',
@@ -628,8 +632,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Shapes whose size does not fit 64 bits",
-        "Triton goes on with what remains of it in 64 bits. Nerite goes by the true one.",
+        "Shapes whose size exceeds 64 bits",
+        "Triton continues with the size truncated to 64 bits. Nerite uses the true one.",
         {
             "infer_json/dimension of 2^63": (
                 "500 Unable to parse 'data': Shape does not match true shape of 'data' field",
@@ -646,8 +650,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Bodies of an unload that cannot be parsed",
-        "Triton unloads the model without having understood the request. Nerite tells the client, and unloads nothing.",
+        "Unload requests whose body cannot be parsed",
+        "Triton unloads the model without having understood the request. Nerite reports an error, and unloads nothing.",
         {
             "repository_explicit/unload with bad JSON": ("200", "500 failed to parse the request JSON buffer"),
             "repository_fixed/unload with bad JSON": (
@@ -657,9 +661,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "A load without a configuration, after one that brought its own",
-        "Triton keeps the configuration that was sent until a file changes. As its documentation says, a load without "
-        "one is a load of what the repository has.",
+        "A load without a configuration, after one with a configuration",
+        "Triton keeps the configuration that was sent until a file changes. In Nerite, as Triton's documentation "
+        "says, a load without one loads what is in the repository.",
         {
             "repository_explicit/load without it again#2": (
                 '200 {"name": "echo", "platform": "", "backend": "python", "runtime": "", "version_policy": {"latest": '
@@ -670,8 +674,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Samples for warming up in the statistics",
-        "Triton counts them as requests. Nobody has sent them.",
+        "Warm-up samples in the statistics",
+        "Triton counts them as requests. Nerite does not, because no client has sent them.",
         {
             "warm_up/statistics": (
                 '200 {"model_stats": [{"name": "rows", "version": "1", "last_inference": "<last_inference>", '
@@ -682,11 +686,11 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Samples of models with sequences",
+        "Warm-up samples of models with sequences",
         "In Triton a sample has only the inputs that it names, so that an ONNX model needs all of its controls and "
-        "states there. In Nerite a sample is a sequence of one request, with the controls and states of such a one. "
-        "What it names itself is as it says, and has to be of the type and shape of the control. An iterative model "
-        "runs until it is done; in Triton a load does not end where a model wants a sample once more.",
+        "states there. In Nerite a sample is a sequence of one request, with the controls and states of such a "
+        "request. A sample may set them, with the type and shape of the control. An iterative model runs until it is "
+        "done; in Triton a load never ends if a model reschedules a sample.",
         {
             "warm_up/what sequences were": (
                 """200 {"model_name": "sequences", "model_version": "1", "outputs": [{"name": "SAMPLES", "datatype": """
@@ -720,8 +724,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Files that come with a load and are no base64",
-        "Triton loads what it can make of them.",
+        "Files in a load request that are not base64",
+        "Triton decodes and loads what it can.",
         {
             "repository_explicit/load with files that are no base64": (
                 "400 load failed for model 'uploaded': version 1 is at UNAVAILABLE state",
@@ -730,9 +734,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Why a model could not be read, in the index",
-        "Triton lists a model whose configuration is wrong like one that nobody tried to load, and one without a "
-        "version not at all once its load was tried. Nerite says what is wrong with it.",
+        "Reasons in the index for models that could not be read",
+        "Triton lists a model with a wrong configuration like one that was never loaded, and omits one without a "
+        "version once a load was tried. Nerite lists the reason.",
         {
             "ensembles/index of all": (
                 '200 [{"name": "bad_batch"}, ',
@@ -762,13 +766,12 @@ DIFFERENCES = (
     ),
     Difference(
         "SageMaker's list of models",
-        "A model that was loaded with the header X-Amzn-SageMaker-Target-Model stands in Triton's list as an empty "
-        "object.",
+        "Triton lists a model that was loaded with the header X-Amzn-SageMaker-Target-Model as an empty object.",
         {"sagemaker_models/a target#2": ('200 {"models": [{}]}', '200 {"models": [{"modelName": "hash"')},
     ),
     Difference(
-        "A model of SageMaker's with the name of one that is there",
-        "Triton says that it was loaded, and goes on with the old one.",
+        "A SageMaker model with the name of a loaded one",
+        "Triton reports that it was loaded, and continues with the old one.",
         {
             "sagemaker_models/the name of a model that is there": (
                 "200",
@@ -777,29 +780,29 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "SageMaker's archives outside of /opt/ml/models",
-        "Triton knows that a folder is a model, and not one of models, only if its path is of the form "
-        "/opt/ml/models/<hash>/model. Its newer versions take no other path. Nerite looks for config.pbtxt, wherever "
-        "the archive was unpacked, so that what is meant for SageMaker can be tried elsewhere.",
+        "SageMaker archives outside of /opt/ml/models",
+        "Triton tells the directory of one model from a directory of models only by a path of the form "
+        "/opt/ml/models/<hash>/model. Its newer versions accept no other path. Nerite looks for config.pbtxt, "
+        "wherever the archive was unpacked, so that archives for SageMaker can be tried elsewhere.",
         {"sagemaker_models/an archive that is a model": ("400 failed to register '', repository not found", "200")},
     ),
     Difference(
-        "An archive of SageMaker's with several models and no ensemble",
-        "Triton takes the one that the file system lists last. Nerite says that it does not know which one is meant.",
+        "A SageMaker archive with several models and no ensemble",
+        "Triton takes the one that the file system lists last. Nerite refuses it as ambiguous.",
     ),
     Difference(
         "The routes of Vertex AI",
-        "Triton takes AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE for regular expressions. They are paths.",
+        "Triton takes AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE for regular expressions. In Nerite they are paths.",
     ),
     Difference(
-        "Variables of SageMaker that cannot be",
-        "With an unknown SAGEMAKER_TRITON_PING_MODE Triton starts, and says that it is well whatever happens. Nerite "
-        "does not start. So it is with SAGEMAKER_TRITON_INFERENCE_TYPE, which Triton looks at in its start script.",
+        "Invalid values of SageMaker variables",
+        "With an unknown SAGEMAKER_TRITON_PING_MODE Triton starts, and always reports that it is healthy. Nerite does"
+        " not start. The same holds for SAGEMAKER_TRITON_INFERENCE_TYPE, which Triton reads in its start script.",
     ),
     Difference(
-        "A sequence whose request runs longer than a sequence may be idle",
-        "Triton counts from when the last request came, and ends the sequence while the model works for it. In Nerite "
-        "a sequence is idle while nothing of it waits or runs.",
+        "A sequence whose request runs longer than the idle timeout",
+        "Triton counts from the arrival of the last request, and ends the sequence while the model executes it. In "
+        "Nerite a sequence is idle only while none of its requests waits or runs.",
         {
             "sequences/longer than a sequence may be idle#2": (
                 "400 inference request for sequence 82 to model 'brief' must specify the START flag",
@@ -809,12 +812,12 @@ DIFFERENCES = (
     ),
     Difference(
         "A worker that dies in the middle of a sequence",
-        "Triton starts another and goes on with the sequence, of which the model knows nothing any more. Nerite "
-        "refuses what follows in sequences that were lost, until they begin anew, and says why.",
+        "Triton starts another and continues the sequence, of which the new process knows nothing. Nerite refuses "
+        "further requests of lost sequences until they start again, and gives the reason.",
     ),
     Difference(
-        "START for a correlation id whose last request has END and has not run",
-        "Triton gives the new sequence another slot, so that the model may get its requests before the END of the old "
-        "one, or together with it. In Nerite it begins when the old one has ended.",
+        "START for a correlation id whose previous END has not run yet",
+        "Triton gives the new sequence another slot, so that the model may get its requests before the END of the old"
+        " one, or together with it. In Nerite the new sequence begins when the old one has ended.",
     ),
 )

@@ -9,7 +9,7 @@ _OTHER_KIND = "sequence batching control 'CORRID' data-type is"
 
 DIFFERENCES = (
     Difference(
-        "An output that is named twice",
+        "An output that is requested twice",
         "Newer versions of Triton refuse it, as they do an input.",
         {
             "infer_json/output twice": ("200", "400 [request id: <id_unknown>] output 'SUM' already exists in request"),
@@ -40,7 +40,7 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Data in JSON that is nested a hundred deep",
+        "JSON data that is nested a hundred levels deep",
         "Newer versions of Triton refuse it.",
         dict.fromkeys(
             ("infer_json/data nested too deep", "infer_json/texts nested too deep", "generate/nested too deep"),
@@ -48,9 +48,9 @@ DIFFERENCES = (
         ),
     ),
     Difference(
-        "A correlation id of another type than the control input that tells it",
-        "Newer versions of Triton refuse a text for a number, where older ones hand the model whatever stands in "
-        "memory, and a number for a text. The version that takes the exam refuses what is right for a text, too.",
+        "A correlation id of another type than its control input",
+        "Newer versions of Triton refuse a string for a number, where older ones pass uninitialized memory to the "
+        "model, and a number for a string. The tested version also refuses the correct type for a string.",
         {
             **{
                 f"sequences/a text for a control that is a number#{number}": (
@@ -93,8 +93,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "How much an ensemble may have under way",
-        "Newer versions of Triton have `max_inflight_requests`, and so has the configuration of an ensemble.",
+        "Requests in flight in an ensemble",
+        "Newer versions of Triton have `max_inflight_requests` in the configuration of an ensemble, and so does "
+        "Nerite.",
         {
             "ensembles/configuration": (
                 '200 {"name": "chain", "platform": "ensemble"',
@@ -112,7 +113,7 @@ DIFFERENCES = (
     ),
     Difference(
         "Registering CUDA memory",
-        "As a newer Triton without GPU support answers.",
+        "Nerite answers like a newer Triton without GPU support.",
         {
             "shared_memory/CUDA#3": (
                 "400 'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t",
@@ -125,9 +126,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Memory that belongs to the Python backend, and permission to register any",
-        "A newer Triton refuses keys that its Python backend uses, and those that are none, and registers nothing "
-        "unless it is started with `--allow-client-shm=true`.",
+        "Memory of the Python backend, and permission to register client memory",
+        "A newer Triton refuses keys that its Python backend uses, and invalid ones, and registers nothing unless it "
+        "is started with `--allow-client-shm=true`.",
         {
             "shared_memory/a reserved key#2": (
                 "500 Unable to open shared memory region: 'triton_python_backend_shm_region_1'",
@@ -145,12 +146,12 @@ DIFFERENCES = (
     ),
     Difference(
         "Regions that are unregistered while a request uses them",
-        "In newer versions of Triton they stay, and are told by their status, until the request is answered.",
+        "In newer versions of Triton they stay, and are listed in the status, until the request is answered.",
     ),
     Difference(
-        "What is told of a name or a value that cannot be",
+        "Errors about invalid names and values",
         "Newer versions of Triton say what is wrong: that a model's name is empty or a path, and that 'ready' of an "
-        "index is no boolean. Nerite does as they do.",
+        "index request is not a boolean. So does Nerite.",
         {
             "repository_explicit/load by a path#1": (
                 "500 failed to load '..', failed to poll from model repository",
@@ -172,7 +173,7 @@ DIFFERENCES = (
     ),
     Difference(
         "Parameters of a Python model's response",
-        "Newer versions of Triton take bool, int and str; Nerite does as they do.",
+        "Newer versions of Triton accept bool, int and str, and so does Nerite.",
         {
             "python_models/parameters": (
                 "500 Failed to process the request(s) for model 'trouble_0', message: TypeError",
@@ -185,7 +186,7 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "A content type of SageMaker's or Vertex AI's without a number",
+        "A SageMaker or Vertex AI content type without a number",
         "Newer versions of Triton refuse it, instead of taking the body for the bytes of a tensor.",
         {
             f"{topic}/binary, size is {what}": (
@@ -197,9 +198,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "What a request to Vertex AI may be redirected to",
-        "Newer versions of Triton let the header lead to what only looks: it neither loads and unloads models nor "
-        "registers memory. Nerite also says so.",
+        "Redirects of Vertex AI requests",
+        "Newer versions of Triton let the header lead only to endpoints that read: not to those that load and unload "
+        "models or register memory. Nerite also says so in the error.",
         {
             f"vertex_ai/redirect: {what}": (theirs, "403 /v2/")
             for what, theirs in (
@@ -212,12 +213,12 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Keys for endpoints on the ports of SageMaker and Vertex AI",
-        "Newer versions of Triton ask there too for the keys of `--http-restricted-api`, and so does Nerite.",
+        "Keys on the ports of SageMaker and Vertex AI",
+        "Newer versions of Triton require the keys of `--http-restricted-api` there, too, and so does Nerite.",
     ),
     Difference(
-        "Where SageMaker's models may be",
-        "Newer versions of Triton load nothing from /dev, /proc and /sys, and tell paths without detours.",
+        "Paths of SageMaker models",
+        "Newer versions of Triton load nothing from /dev, /proc and /sys, and report normalized paths.",
         {
             **{
                 f"sagemaker_models/url in {where}": (

@@ -8,8 +8,8 @@ FAILED = "400 load failed for model '{}': version 1 is at UNAVAILABLE state: Inv
 NOT_READY = "Error when running inference: Failed for execute the inference request. Model"
 DIFFERENCES = (
     Difference(
-        "Calls of models: models that are not ready",
-        "Nerite goes on to say why.",
+        "BLS calls: models that are not ready",
+        "Nerite adds the reason.",
         {
             **{
                 f"calls/{way}{what}": (said(f"error: Model {name} - {NOT_READY}", model),) * 2
@@ -25,16 +25,16 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Calls of models: arguments of a wrong type",
-        "The list of what is expected shows defaults by their place in memory, or not at all.",
+        "BLS calls: arguments of a wrong type",
+        "The list of expected arguments shows defaults by their address in memory, or not at all.",
         {
             f"calls/{what}": (said("TypeError __init__(): incompatible constructor arguments."),) * 2
             for what in ("a negative timeout", "an id that is a number")
         },
     ),
     Difference(
-        "Instances that could not execute, or not where they should",
-        "Nerite goes on to say what to do about it.",
+        "Instances that could not execute, or not on the intended device",
+        "Nerite adds the remedy.",
         {
             f"instances/{exchange}": (
                 f"400 load failed for model '{model}': version 1 is at UNAVAILABLE state: {why}",
@@ -60,9 +60,9 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Samples for warming up that cannot be made",
-        "Nerite goes on to say which sample it is. (One that the model fails may end Triton's process; here it fails "
-        "the load.)",
+        "Warm-up samples that cannot be built",
+        "Nerite adds which sample it is. (A sample that the model fails may crash Triton; in Nerite it fails the "
+        "load.)",
         {
             f"warm_up/{model}#1": (
                 f"400 load failed for model '{model}': version 1 is at UNAVAILABLE state: {why}",
@@ -106,7 +106,7 @@ DIFFERENCES = (
     ),
     Difference(
         "An input for a model that has none",
-        "Triton goes on about the inputs that are missing.",
+        "Triton continues with the inputs that are missing.",
         {
             "repository_explicit/load with a bad configuration#10": (
                 "400 [request id: <id_unknown>] expected 0 inputs but got 1 inputs for model 'echo'. Got input(s) "
@@ -116,8 +116,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "A backend that there is not",
-        "Nerite says which there are, and how to have others.",
+        "An unknown backend",
+        "Nerite lists the available ones, and says how to install others.",
         {
             "repository_explicit/load with a bad configuration#7": (
                 "400 load failed for model 'echo': version 1 is at UNAVAILABLE state: Invalid argument: unable to find "
@@ -149,8 +149,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "A region of shared memory without bytes",
-        "Triton shows what the system says of an empty mapping.",
+        "A shared-memory region of zero bytes",
+        "Triton shows the system's error about an empty mapping.",
         {
             "shared_memory/no bytes#2": (
                 "400 failed to register shared memory region 'r': unable to process address spaceInvalid argument",
@@ -159,8 +159,8 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "A response to a request that is to run again",
-        "It is allowed where it has nothing but states, which Triton's Python models cannot leave.",
+        "A response to a request that is rescheduled",
+        "It is allowed if it has only states, which Triton's Python models cannot return.",
     ),
     Difference(
         "Tracebacks in the errors of Python models",
