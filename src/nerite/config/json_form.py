@@ -267,7 +267,7 @@ _PIECES: Final = {
 """Characters of a string up to its end or to an escape, by the quote of the string."""
 _ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 """Any other escaped character stands for itself."""
-_MOST_DIGITS: Final = 4_000
+_MAX_DIGITS: Final = 4_000
 """Python refuses to read whole numbers that are much longer."""
 
 
@@ -311,7 +311,7 @@ class _LenientParser:
         if (string := self._string()) is not None:
             return string
         number = _NUMBER.match(self._text, self._at)
-        if number is not None and len(number[0]) < _MOST_DIGITS:
+        if number is not None and len(number[0]) < _MAX_DIGITS:
             self._move(number.end())
             whole = number[1] is None and number[2] is None
             return int(number[0]) if whole else float(number[0])

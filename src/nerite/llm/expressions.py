@@ -102,10 +102,10 @@ def _rules(source: str) -> _Rules:
     return rules
 
 
-MOST: Final = 50_000
+MAX_PARTS: Final = 50_000
 """Maximum number of parts of an expanded expression. Each literal and character counts once per repetition."""
 _LONGEST_NUMBER: Final = 9
-"""Digits. A longer number exceeds ``MOST`` in any case."""
+"""Digits. A longer number exceeds ``MAX_PARTS`` in any case."""
 
 
 def expanded_size(tokens: Iterable[re.Match[str]]) -> int:
@@ -130,6 +130,6 @@ def expanded_size(tokens: Iterable[re.Match[str]]) -> int:
         elif kind not in ("space", "bar"):
             last = 1
             groups[-1] += 1
-        groups[-1] = min(groups[-1], MOST * MOST)
-        last = min(last, MOST * MOST)
+        groups[-1] = min(groups[-1], MAX_PARTS * MAX_PARTS)
+        last = min(last, MAX_PARTS * MAX_PARTS)
     return sum(groups)

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.text import quoted_text
-from nerite.llm.expressions import MOST, REGEX_TOKEN, expanded_size
+from nerite.llm.expressions import MAX_PARTS, REGEX_TOKEN, expanded_size
 
 _DEEPEST: Final = 64
 _SCHEMAS_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -216,12 +216,12 @@ def schema_size(schema: Any) -> int:
             parts += expanded_size(REGEX_TOKEN.finditer(value))
         elif isinstance(value, dict | list):
             parts += schema_size(value)
-    return min(parts + _times(schema, "minLength", "maxLength"), MOST * MOST)
+    return min(parts + _times(schema, "minLength", "maxLength"), MAX_PARTS * MAX_PARTS)
 
 
 def _times(schema: Mapping[str, Any], *counts: str) -> int:
     """Return the largest of the repetition bounds ``counts`` of a schema, at least 1."""
-    return min(max([1, *_integers(schema, *counts)]), MOST * MOST)
+    return min(max([1, *_integers(schema, *counts)]), MAX_PARTS * MAX_PARTS)
 
 
 def _integers(schema: Mapping[str, Any], *keywords: str) -> Iterable[int]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from nerite.config.mistake import nearest
 from nerite.core.byte_budget import GRAMMARS, Memo
 from nerite.core.errors import InvalidArgument, Unsupported
-from nerite.llm.expressions import EBNF_TOKEN, MOST, REGEX_TOKEN, endless_rule, expanded_size
+from nerite.llm.expressions import EBNF_TOKEN, MAX_PARTS, REGEX_TOKEN, endless_rule, expanded_size
 from nerite.llm.json_schema import check_schema, schema_size
 
 JSON_SCHEMA: Final = "json_schema"
@@ -152,8 +152,8 @@ def check_repetitions(name: str, grammar: Grammar) -> None:
     """
     is_schema = grammar.kind == JSON_SCHEMA
     parts = schema_size(json.loads(grammar.source)) if is_schema else expanded_size(grammar.tokens())
-    if parts > MOST:
+    if parts > MAX_PARTS:
         raise InvalidArgument(
-            f"structured output ({grammar.kind}): with its repetitions expanded it has more than {MOST} parts, which "
+            f"structured output ({grammar.kind}): with its repetitions expanded it has more than {MAX_PARTS} parts, which "
             f"{name} would take too long to compile: use fewer repetitions"
         )

@@ -283,7 +283,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *engines: str) -> None:
     """Let some libraries not be installed."""
 
     def missing(*arguments: object) -> Any:
-        raise native.NotInstalled
+        raise native.MissingLibrary
 
     for engine in engines:
         monkeypatch.setitem(ENGINES, engine, missing)

@@ -39,7 +39,7 @@ from nerite.llm.structured_output import REGEX, Grammar
 LONGEST_SECONDS: Final = 5.0
 """Time limit for compiling one grammar."""
 _START_SECONDS: Final = 60.0
-_MOST_CORES: Final = 8
+_MAX_CORES: Final = 8
 """Number of cores that the framework compiles on."""
 _MODEL: Final = "model.xml"
 _SIMPLE: Final = Grammar(REGEX, "a")
@@ -172,18 +172,18 @@ def main() -> None:
             grammar, ends = pipe.receive()
             # The parent may have died and cannot enforce the time limit then.
             used = resource.getrusage(resource.RUSAGE_SELF)
-            limit = int(used.ru_utime + used.ru_stime + LONGEST_SECONDS * _MOST_CORES + 1)
+            limit = int(used.ru_utime + used.ru_stime + LONGEST_SECONDS * _MAX_CORES + 1)
             resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
             pipe.send(compiler.wrong(grammar, ends))
 
 
 _log = logging.getLogger("nerite.llm")
-_MOST: Final = 4096
+_MAX_COUNT: Final = 4096
 """Maximum number of compiled grammars."""
-MOST_BYTES: Final = 512 << 20
+MAX_BYTES: Final = 512 << 20
 """Maximum memory of compiled grammars, the same as in vLLM."""
 _LARGE: Final = 4
-"""A grammar that takes more than this fraction (1/4) of ``MOST_BYTES`` is rejected."""
+"""A grammar that takes more than this fraction (1/4) of ``MAX_BYTES`` is rejected."""
 _LONGEST_REASON: Final = 1000
 
 _Key = bytes
@@ -271,7 +271,7 @@ class Grammars:
             GRAMMARS.put(self._bad, key, wrong, len(key) + getsizeof(wrong))
         else:
             self._good.add(key)
-            if self._compiled > MOST_BYTES or len(self._good) >= _MOST:
+            if self._compiled > MAX_BYTES or len(self._good) >= _MAX_COUNT:
                 self._room.clear()
         return wrong
 
@@ -283,7 +283,7 @@ class Grammars:
         if wrong := self._sandbox.wrong(grammar, ends):
             return wrong
         taken = self._sandbox.compiled_bytes - before
-        if taken > MOST_BYTES // _LARGE:
+        if taken > MAX_BYTES // _LARGE:
             self._sandbox.close()
             return f"compiled it takes {taken >> 20} MB: make it simpler"
         self._compiled += max(taken, 0)
