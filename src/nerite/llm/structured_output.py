@@ -154,6 +154,6 @@ def check_repetitions(name: str, grammar: Grammar) -> None:
     parts = schema_size(json.loads(grammar.source)) if is_schema else expanded_size(grammar.tokens())
     if parts > MAX_PARTS:
         raise InvalidArgument(
-            f"structured output ({grammar.kind}): with its repetitions expanded it has more than {MAX_PARTS} parts, which "
-            f"{name} would take too long to compile: use fewer repetitions"
+            f"structured output ({grammar.kind}): with its repetitions expanded it has more than {MAX_PARTS} parts, "
+            f"which {name} would take too long to compile: use fewer repetitions"
         )
