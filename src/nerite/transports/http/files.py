@@ -1,4 +1,4 @@
-"""Infer requests whose body is a file, a form or raw bytes instead of Triton's JSON: conversion to tensors, and answers."""
+"""Infer requests whose body is a file, a form or raw bytes instead of JSON: conversion to tensors, and answers."""
 
 from __future__ import annotations
 
