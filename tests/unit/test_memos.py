@@ -100,8 +100,8 @@ WITH_REQUESTS: Final = {
     "transports/http/handler.py:connections": "open connections",
     "llm/openai/exchange.py:_places": "of one request",
     "triton_python_backend_utils/request.py:_requested": "of one request",
-    "transports/http/generate.py:_parameters": "of one request",
-    "transports/http/generate.py:_specs": "of one request",
+    "transports/http/generate_form.py:_parameters": "of one request",
+    "transports/http/generate_form.py:_specs": "of one request",
     "transports/http/head.py:headers": "of one head",
 }
 """Of what they belong to, with which they end."""

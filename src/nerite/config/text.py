@@ -1,4 +1,4 @@
-"""Parser and printer of the text form of a configuration (config.pbtxt). The parser finds every mistake, not only the first.
+"""Parser and printer of the text form of a configuration (config.pbtxt). The parser finds all mistakes, not only one.
 
 The grammar is protobuf's text format. The texts of the mistakes are those of protobuf's own parser, so that a search
 for them finds existing answers. Unlike that parser this one continues after a mistake, and points at the wrong token

@@ -28,8 +28,9 @@ from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import TensorSpec, from_array, join_bytes
 from nerite.transports.access import SenderHeaders
-from nerite.transports.http import generate
-from nerite.transports.http.generate import GenerateForm, Generation
+from nerite.transports.http import generate_form
+from nerite.transports.http.generate import Generation
+from nerite.transports.http.generate_form import GenerateForm
 from nerite.transports.http.handler import HttpQuestion
 from nerite.transports.http.head import RequestHead
 
@@ -165,7 +166,7 @@ def response(parameters: dict[str, Any] | None = None, **arrays: Any) -> Inferen
 
 def test_a_response_is_flat_and_sorted() -> None:
     asked = InferenceRequest(RequestHeader("m", "", []), [], Caller(), 0, "me")
-    text = generate.write_generate(
+    text = generate_form.write_generate(
         asked, response({"why": "done"}, many=np.array([[1, 2]]), b=np.array([b"x"], object))
     )
     assert text == b'{"b":"x","id":"me","many":[1,2],"model_name":"m","model_version":"1","why":"done"}'
@@ -186,7 +187,9 @@ def test_base64(value: Any, elements: list[bytes]) -> None:
     header = made.header("m", "")
     assert made.data == [join_bytes(elements)]
     assert (header.parameters, header.base64_by_default) == ({"top_k": 1}, True)
-    text = generate.write_generate(InferenceRequest(header, [], Caller(), 0), response(OUT=np.array(elements, object)))
+    text = generate_form.write_generate(
+        InferenceRequest(header, [], Caller(), 0), response(OUT=np.array(elements, object))
+    )
     again = GenerateForm(BYTES, SenderHeaders({}))
     again.read(orjson.dumps({"IN": orjson.loads(text)["OUT"]}))
     assert again.data == made.data, "what one gets can be sent back"
@@ -208,7 +211,7 @@ def test_half_precision_where_it_is_allowed() -> None:
     made.read(b'{"IN": "a", "HALF": -1.5}')
     assert bytes(made.data[1]) == b"\xc0\xbf"
     asked = InferenceRequest(made.header("m", ""), made.data, Caller(), 0)
-    text = generate.write_generate(asked, response(OUT=np.array([1.5, 0.1], np.float16)), half=True)
+    text = generate_form.write_generate(asked, response(OUT=np.array([1.5, 0.1], np.float16)), half=True)
     assert text == b'{"OUT":[1.5,0.1],"model_name":"m","model_version":"1"}'
 
 

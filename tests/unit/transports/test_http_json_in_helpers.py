@@ -28,9 +28,9 @@ from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.transports.access import SenderHeaders
 from nerite.transports.clouds import SAGEMAKER
-from nerite.transports.http import content_coding, files, generate, infer_response, large_json
+from nerite.transports.http import content_coding, files, generate_form, infer_response, large_json
 from nerite.transports.http.files import FormPart
-from nerite.transports.http.generate import GenerateForm
+from nerite.transports.http.generate_form import GenerateForm
 from nerite.transports.http.handler import HTTP, HttpDialect
 from nerite.transports.http.infer_request import HttpInferReader
 
@@ -266,7 +266,7 @@ def test_a_reply_that_cannot_be_written_is_refused_in_the_same_words() -> None:
 def test_a_response_to_generate(base64: bool) -> None:
     request = InferenceRequest(RequestHeader("M", "", (), base64_by_default=base64), [], NOBODY, 0, "me")
     (text,) = called(large_json.write_generate, *large_json.generate_arguments(request, RESPONSE, True))
-    assert bytes(text) == generate.write_generate(request, RESPONSE, half=True)
+    assert bytes(text) == generate_form.write_generate(request, RESPONSE, half=True)
 
 
 def test_a_body_that_was_compressed() -> None:

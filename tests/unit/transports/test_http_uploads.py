@@ -19,7 +19,7 @@ from nerite.core import tensor as dtypes
 from nerite.core.request import InferenceRequest
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Array
-from nerite.transports.http import files
+from nerite.transports.http import files, uploads
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
 from nerite.transports.limits import TransportLimits
@@ -51,7 +51,7 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server: Any = FakeServer()
         self.decoders = ThreadPoolExecutor(2)
-        monkeypatch.setattr(files, "ThreadPoolExecutor", lambda *_: self.decoders)
+        monkeypatch.setattr(uploads, "ThreadPoolExecutor", lambda *_: self.decoders)
         router = Router(self.server, max_input_size=1000, locks={})
         service: Any = HttpService(self.server, router.target, TransportLimits(), max_input_size=1000)
         self.peer: Any = Peer(service)

@@ -28,9 +28,9 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import Buffer, TensorSpec, WrongElementCount
 from nerite.transports.access import SenderHeaders
-from nerite.transports.http import content_coding, files, generate, infer_response, request_bodies
+from nerite.transports.http import content_coding, files, generate_form, infer_response, request_bodies
 from nerite.transports.http.files import FormPart
-from nerite.transports.http.generate import GenerateForm
+from nerite.transports.http.generate_form import GenerateForm
 from nerite.transports.http.handler import HTTP, HttpDialect, HttpExchange
 from nerite.transports.http.json_text import parse_json
 from nerite.transports.http.request_bodies import Asked, Place
@@ -236,7 +236,7 @@ def infer_arguments(
 def write_generate(request: Json, response: Json, half: bool, *data: memoryview) -> bytes:
     """Write a generate response."""
     answer = InferenceResponse(headers.response_header_from_json(response), data)
-    return generate.write_generate(_request_of(request), answer, half)
+    return generate_form.write_generate(_request_of(request), answer, half)
 
 
 def generate_arguments(request: InferenceRequest, response: InferenceResponse, half: bool) -> list[Any]:

@@ -14,11 +14,11 @@ from nerite.core.request import InferenceRequest
 from nerite.llm.openai.api import PREFIX, OpenAi
 from nerite.transports import access
 from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, texts
-from nerite.transports.http import content_coding, files, infer_response, large_json, reply, routes
+from nerite.transports.http import content_coding, infer_response, large_json, reply, routes, uploads
 from nerite.transports.http.administration import HttpAdministration
 from nerite.transports.http.docs_page import Documentation
-from nerite.transports.http.files import Uploads
-from nerite.transports.http.generate import GenerateForm, Generation
+from nerite.transports.http.generate import Generation
+from nerite.transports.http.generate_form import GenerateForm
 from nerite.transports.http.handler import HTTP, HttpDialect, HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpInferReader, HttpTarget
@@ -26,6 +26,7 @@ from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.request_bodies import MAX_ENTRIES
 from nerite.transports.http.routes import Route
+from nerite.transports.http.uploads import Uploads
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -209,7 +210,7 @@ class Router:
 
 def _is_upload(head: RequestHead) -> bool:
     """Return whether the body is a file or a form. With the header of Triton's binary requests it never is."""
-    return "inference-header-content-length" not in head.headers and files.is_upload(
+    return "inference-header-content-length" not in head.headers and uploads.is_upload(
         head.headers.get("content-type", "")
     )
 
