@@ -436,7 +436,7 @@ def test_nothing_of_a_closed_model_stays(tmp_path: Path, engine: str, two: Fores
         gc.enable()
 
 
-def hosted() -> int:
+def resident() -> int:
     """Return the pages that this process has in memory, in KiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4
 
@@ -458,7 +458,7 @@ def test_a_hundred_loads_leave_nothing(tmp_path: Path, make: Callable[[], Forest
 
     for _ in range(25):
         load()
-    before = hosted()
+    before = resident()
     for _ in range(100):
         load()
-    assert hosted() - before < 1024
+    assert resident() - before < 1024
