@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from nerite.core.execution_observer import context_of
 from nerite.core.request import InferenceRequest as CoreRequest
-from nerite.core.trace_context import context_of
 from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import INT64, BindingEnum, Mismatch
 from triton_python_backend_utils.errors import incompatible

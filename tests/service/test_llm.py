@@ -21,7 +21,7 @@ import tritonclient.grpc as grpc_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from llm_models import CONTEXT, language_model
-from nerite.llm.demand import IMAGE_TOKENS
+from nerite.llm.request import IMAGE_TOKENS
 from seeing_models import MARK, TOKENS, seeing_model
 from serving import Serving, eventually, serving
 

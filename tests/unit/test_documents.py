@@ -31,6 +31,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_anchors_lead_to_headings(page: Path) -> None:
+    links = re.findall(r"\]\(((?:[^)#\s:]+\.md)?)#([^)\s]+)\)", page.read_text())
+    targets = [((page.parent / link) if link else page, anchor) for link, anchor in links]
+    assert [f"{target}#{anchor}" for target, anchor in targets if anchor not in anchors(target)] == []
+
+
 def test_the_glossary_names_classes_that_there_are() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text().partition("## Glossary")[2]
     named = set(re.findall(r"`([A-Z]\w+)`", text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.core.trace_context import TraceContext, parse
+from nerite.core.execution_observer import TraceContext, parse
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 TOLD = f"00-{TRACE:032x}-{SPAN:016x}"

@@ -26,8 +26,7 @@ from nerite.core.request import MIXED, Caller, CancelReason, InferenceRequest, R
 from nerite.core.response import InferenceResponse
 from nerite.dispatch.busy_poll import LoopTimer
 from nerite.instances.instance import ModelInstance
-from nerite.llm.demand import IMAGE_TOKENS, Demand, demand, limit
-from nerite.llm.request import MAX_SEQUENCES
+from nerite.llm.request import IMAGE_TOKENS, MAX_SEQUENCES, Demand, demand, limit
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
 

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from nerite.backends.interface import Instance
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError
-from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.execution_observer import ExecutionTimes, TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.core.trace_context import TraceContext
 from nerite.instances.instance import (
     Batch,
     BriefExecutionPolicy,

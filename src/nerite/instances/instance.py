@@ -14,11 +14,10 @@ from typing import Any, Final, Protocol, TypeAlias
 from nerite.backends.interface import Instance
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Internal, NeriteError
-from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.execution_observer import ExecutionTimes, TraceContext, context_of
 from nerite.core.failures import message_of, traceback_of
 from nerite.core.request import InferenceRequest, at_hand
 from nerite.core.response import InferenceResponse
-from nerite.core.trace_context import TraceContext, context_of
 from nerite.observability.custom_metrics import ReportedMetrics
 
 Batch: TypeAlias = list[InferenceRequest]

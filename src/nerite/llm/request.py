@@ -1,4 +1,4 @@
-"""Parses requests to language models: prompt, options, sampling parameters (under vLLM's names) and images.
+"""Parses requests to language models: prompt, sampling parameters (under vLLM's names), images; estimates their demand.
 
 Unknown sampling parameters are rejected with a suggestion. Parameters that vLLM knows but no engine here supports are
 rejected too, unless their value has no effect.
@@ -14,14 +14,14 @@ import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import InferenceRequest
-from nerite.core.tensor import Array, Buffer, decode_bytes
+from nerite.core.tensor import Array, Buffer, decode_bytes, join_bytes
 from nerite.core.text import MAX_NAME, MAX_VALUE
 from nerite.llm import structured_output
 from nerite.llm.structured_output import Grammar
@@ -428,3 +428,91 @@ def _call_text(given: Mapping[str, Buffer], name: str) -> str:
 
 def _flag(given: Mapping[str, Buffer], name: str, *, default: bool = False) -> bool:
     return bool(memoryview(given[name]).tobytes()[0]) if name in given else default
+
+
+# Estimates the demand of a request on an engine from its inputs alone, before its tokens are counted.
+
+_PROMPT: Final = "text_input"
+_SAMPLING: Final = "sampling_parameters"
+_IMAGE: Final = "image"
+_STANDARD: Final = SamplingParameters()
+_UNREADABLE: Final = {"max_tokens": _STANDARD.max_tokens}
+"""Stands for sampling parameters that the engine will reject."""
+IMAGE_TOKENS: Final = 576
+"""Assumed tokens per image until a measured number is known: a square of 24 patches."""
+_LENGTH: Final = 4
+"""Bytes before each element of a tensor of strings."""
+
+
+class Demand(NamedTuple):
+    """Demand of one request on an engine."""
+
+    prompt_bytes: int
+    most: int
+    """Maximum number of tokens to generate, all sequences together; 0 for as many as fit."""
+    sequences: int
+    priority: int = 0
+    """As engines define it: lower values run first."""
+    images: int = 0
+
+
+def demand(request: InferenceRequest, allowed: int = 0, max_sequences: int = MAX_SEQUENCES) -> Demand:
+    """Return the demand of ``request``. Invalid requests are left for the engine to reject.
+
+    A request without ``max_tokens`` counts with the default, or with all that are ``allowed`` if those are fewer; 0
+    means no limit. A request for more than ``max_sequences`` counts as one sequence: the engine rejects it, so it need
+    not wait for room.
+    """
+    places = _places(request)
+    prompt = len(request.data[places[_PROMPT]]) - _LENGTH if _PROMPT in places else 0
+    values = _sampling_values(request, places)
+    sequences = _count(values.get("n"), _STANDARD.n)
+    if sequences > max_sequences:
+        sequences = _STANDARD.n
+    most = sequences * _count(values.get("max_tokens", _STANDARD.max_tokens), 0)
+    if "max_tokens" not in values and 0 < allowed < most:
+        most = 0
+    priority = _count(values.get("priority"), 0) or request.header.priority
+    images = request.header.inputs[places[_IMAGE]].elements if _IMAGE in places else 0
+    return Demand(prompt, most, sequences, priority, images)
+
+
+def limit(request: InferenceRequest, most: int) -> None:
+    """Set ``max_tokens`` of a request that does not set it to ``most`` tokens per sequence."""
+    places = _places(request)
+    values = _sampling_values(request, places)
+    if values.get("max_tokens") is not None:
+        return
+    limited = {**values, "max_tokens": most}
+    if _SAMPLING in places:
+        data = list(request.data)
+        data[places[_SAMPLING]] = join_bytes([json.dumps(limited).encode()])
+        request.data = data
+    else:
+        request.header = request.header.changed(parameters=limited)
+
+
+def _places(request: InferenceRequest) -> dict[str, int]:
+    return {spec.name: place for place, spec in enumerate(request.header.inputs)}
+
+
+def _sampling_values(request: InferenceRequest, places: Mapping[str, int]) -> Mapping[str, Any]:
+    """Return the sampling parameters as received."""
+    if _SAMPLING not in places:
+        return request.header.parameters
+    text = bytes(request.data[places[_SAMPLING]])[_LENGTH:]
+    if len(text) > LONGEST:
+        return _UNREADABLE
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return _UNREADABLE
+    return values if isinstance(values, dict) else _UNREADABLE
+
+
+def _count(value: Any, default: int) -> int:
+    """Return a count as the engine reads it; ``default`` for values that it will reject."""
+    try:
+        return max(int(value), default)
+    except (TypeError, ValueError, OverflowError):
+        return default

@@ -15,11 +15,10 @@ from typing import Any, Final, TypeAlias
 from nerite.config.options import OpenTelemetryOptions, TraceOptions
 from nerite.core import tensor as dtypes
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.core.execution_observer import ExecutionObserver, ExecutionTimes, ForwardingSink
+from nerite.core.execution_observer import ExecutionObserver, ExecutionTimes, ForwardingSink, TraceContext
 from nerite.core.request import NOBODY, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec, to_array
-from nerite.core.trace_context import TraceContext
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 Update: TypeAlias = Mapping[str, Any]

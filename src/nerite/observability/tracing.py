@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nerite.config.options import TraceOptions
+from nerite.core.execution_observer import TraceContext
 from nerite.core.model_calls import CallRequest, ChildRequest
 from nerite.core.request import InferenceRequest
-from nerite.core.trace_context import TraceContext
 from nerite.observability.otlp_exporter import Exporter
 from nerite.observability.trace import OtelTrace, Sampler, Trace, TraceSettings
 from nerite.observability.trace_file import TraceFile, trace_json

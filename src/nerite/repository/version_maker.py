@@ -29,7 +29,7 @@ from nerite.config.mistake import FieldPath, Mistake, mistake_text
 from nerite.config.model_config import ModelConfig, ModelRepositoryAgents
 from nerite.config.options import RepositoryOptions
 from nerite.config.signature import signature_of
-from nerite.config.text_printer import to_text
+from nerite.config.text import to_text
 from nerite.core.errors import Internal, NeriteError, Unavailable, Unsupported
 from nerite.core.signature import Signature
 from nerite.models.launcher import Launcher

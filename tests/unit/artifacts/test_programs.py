@@ -13,7 +13,7 @@ import nerite.artifacts.programs
 from nerite.artifacts import directory_kinds
 from nerite.artifacts.artifact import Artifact, Candidate
 from nerite.artifacts.recognition import recognise
-from nerite.config.text_printer import to_text
+from nerite.config.text import to_text
 from nerite.testing import ModelUnderTest, load_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "very"]

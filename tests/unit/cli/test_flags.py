@@ -11,8 +11,7 @@ import pytest
 from nerite.cli.command import UsageError
 from nerite.cli.command_line import TRITON as TRITONSERVER
 from nerite.cli.command_line import parse_command_line, usage
-from nerite.cli.flags import BY_NAME, FLAGS, GROUPS, at
-from nerite.cli.reference import reference
+from nerite.cli.flags import BY_NAME, FLAGS, GROUPS, at, reference
 from nerite.config.options import ConnectionOptions, QueueOptions, ServerOptions
 
 ROOT = Path(__file__).parents[3]
@@ -275,11 +274,11 @@ def test_help_shows_defaults_and_what_has_no_effect() -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     page = ROOT / "docs" / "flags.md"
-    assert page.read_text(encoding="utf-8") == reference(), "run: python -m nerite.cli.reference > docs/flags.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run: python -m nerite.cli.flags > docs/flags.md"
 
 
 def test_the_reference_prints_itself() -> None:
-    done = subprocess.run([sys.executable, "-m", "nerite.cli.reference"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "nerite.cli.flags"], capture_output=True, text=True, check=True)
     assert done.stdout == reference()
     for flag in FLAGS:
         assert flag.name == "help" or f"| `--{flag.name}` |" in done.stdout

@@ -8,8 +8,7 @@ import difflib
 import pytest
 
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInstanceGroup, ModelParameter
-from nerite.config.text import parse_text
-from nerite.config.text_printer import edited
+from nerite.config.text import edited, parse_text
 
 WRITTEN = """\
 # A model.

@@ -14,8 +14,7 @@ from tritonclient.grpc import model_config_pb2
 from nerite.config.json_form import read_json, to_json
 from nerite.config.mistake import Mistake, mistake_text
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelParameter, ModelQueuePolicy
-from nerite.config.text import parse_text
-from nerite.config.text_printer import to_text
+from nerite.config.text import parse_text, to_text
 
 FILE = "models/m/config.pbtxt"
 

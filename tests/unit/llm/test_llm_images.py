@@ -15,10 +15,10 @@ from llm_listening import FEW, Heard, asked, eventually, ignored
 from llm_models import language_model, write_tokenizer
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.llm import request
-from nerite.llm.demand import IMAGE_TOKENS
 from nerite.llm.engine import FinishReason
 from nerite.llm.openvino_genai import OpenVinoGenAiEngine
 from nerite.llm.openvino_genai.options import PipelineOptions
+from nerite.llm.request import IMAGE_TOKENS
 from nerite.llm.structured_output import Grammar
 from seeing_models import MARK, TOKENS, seeing_model
 

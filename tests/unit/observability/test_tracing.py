@@ -14,11 +14,10 @@ from doubles import Caller, request
 from nerite.config.options import OpenTelemetryOptions, TraceOptions
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Unavailable
-from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.execution_observer import ExecutionTimes, TraceContext
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import DataType, TensorSpec, encode_bytes
-from nerite.core.trace_context import TraceContext
 from nerite.observability.otlp_exporter import Exporter
 from nerite.observability.trace import Trace, tensor_text
 from nerite.observability.tracing import Tracing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nerite.core.trace_context import TraceContext
+from nerite.core.execution_observer import TraceContext
 from nerite.workers.child.hosted_model import WorkerContexts
 from nerite.workers.ipc import messages
 

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core.errors import NeriteError
+from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.core.trace_context import TraceContext
 from nerite.llm.openai import shapes, text_model
 from nerite.llm.openai.fields import ApiError, body_of, reply_of
 from nerite.llm.openai.sampling import in_words_of_client

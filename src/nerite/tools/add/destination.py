@@ -19,7 +19,7 @@ from nerite.client import TensorDescription
 from nerite.config.loading import find_versions
 from nerite.config.mistake import nearest
 from nerite.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTensorReshape
-from nerite.config.text_printer import to_text
+from nerite.config.text import to_text
 from nerite.core import tensor as dtypes
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NotFound
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from nerite.config.loading import CONFIG_FILE, poll_model_directory
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInstanceGroup, ModelParameter
-from nerite.config.text_printer import edited, to_text
+from nerite.config.text import edited, to_text
 from nerite.core.errors import InvalidArgument
 
 Value: TypeAlias = int | str

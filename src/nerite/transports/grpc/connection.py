@@ -19,9 +19,9 @@ from nerite.transports.grpc.stream import StreamCall, StreamTarget
 from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation, TransportLimits
 
 if TYPE_CHECKING:
+    from nerite.core.execution_observer import TraceContext
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
-    from nerite.core.trace_context import TraceContext
 
 READ_SIZE = 256 * 1024
 _HIGH_WATER = 1024 * 1024

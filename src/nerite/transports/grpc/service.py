@@ -17,12 +17,12 @@ from google.protobuf.message import DecodeError, Message
 from nerite.config.options import CompressionLevel
 from nerite.core.byte_budget import GRPC_PLANS, Memo
 from nerite.core.errors import Internal, NeriteError, Restricted
+from nerite.core.execution_observer import TraceContext, parse
 from nerite.core.failures import report
 from nerite.core.headers import parameters_bytes
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
-from nerite.core.trace_context import TraceContext, parse
 from nerite.http2 import RequestHeaders
 from nerite.transports import access_log
 from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, texts

@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nerite.core.errors import NeriteError
+from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.core.text import text_error
-from nerite.core.trace_context import TraceContext
 from nerite.http2 import Http2Connection
 from nerite.scheduling.request_queue import ResponseOrder
 from nerite.transports import access_log

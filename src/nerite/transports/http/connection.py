@@ -38,9 +38,9 @@ from nerite.transports.http.reply import Reply
 from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation
 
 if TYPE_CHECKING:
+    from nerite.core.execution_observer import TraceContext
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
-    from nerite.core.trace_context import TraceContext
     from nerite.transports.http.handler import HttpWork
 
 _MAX_STASH = 64 * 1024

@@ -6,10 +6,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse
-from nerite.core.trace_context import TraceContext
 from nerite.transports import access_log
 from nerite.transports.http import generate_form, large_json, reply
 from nerite.transports.http.handler import HttpExchange

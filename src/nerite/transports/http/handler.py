@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, InferenceRequest, ReplySink, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
-from nerite.core.trace_context import TraceContext
 from nerite.transports.http import reply
 from nerite.transports.http.head import HeadCache, RequestHead, split_span
 from nerite.transports.http.reply import Reply

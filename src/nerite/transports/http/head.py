@@ -13,7 +13,7 @@ from typing import Any, Final
 import httptools
 
 from nerite.core.byte_budget import HTTP_HEADS, Memo
-from nerite.core.trace_context import TraceContext, parse
+from nerite.core.execution_observer import TraceContext, parse
 
 MAX_HEAD = 64 * 1024
 _HEAD_SIZE = 3 * 1024

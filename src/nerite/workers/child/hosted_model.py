@@ -11,10 +11,9 @@ from typing import Final
 
 from nerite.backends import registry
 from nerite.backends.interface import Instance, InstanceContext, Model, ModelContext
-from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.execution_observer import ExecutionTimes, TraceContext
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.core.trace_context import TraceContext
 from nerite.workers.child.io import Inbox, Message
 from nerite.workers.ipc import messages
 from nerite.workers.ipc.codec import Unpacker

@@ -16,12 +16,11 @@ from typing import Any, Final
 
 from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError, Unavailable
-from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.execution_observer import ExecutionTimes, context_of
 from nerite.core.failures import report, system_error
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
-from nerite.core.trace_context import context_of
 from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.workers.host.bls import BlsServer
 from nerite.workers.host.fork_server import ForkedProcess

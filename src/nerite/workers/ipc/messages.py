@@ -32,9 +32,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
 from nerite.core.errors import BY_CODE, Internal, NeriteError
-from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.execution_observer import ExecutionTimes, TraceContext
 from nerite.core.tensor import Buffer
-from nerite.core.trace_context import TraceContext
 
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
