@@ -29,10 +29,16 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_sessionstart() -> None:
+    """Collect tests without the garbage collector, which would go through all of them again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Take what collecting made out of the garbage collector's sight, which each of its runs would go through again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

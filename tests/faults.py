@@ -113,7 +113,7 @@ def tensor_memory(server: Serving) -> int:
     return sum(sizes.values())
 
 
-def hosted(server: Serving) -> int:
+def resident(server: Serving) -> int:
     """Return the bytes of memory that the server's process has, shared ones included."""
     return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

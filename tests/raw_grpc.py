@@ -113,7 +113,7 @@ def framed(message: bytes, *, compressed: bool = False) -> bytes:
     return bytes((compressed,)) + len(message).to_bytes(4) + message
 
 
-def hosted(server: Serving) -> int:
+def resident(server: Serving) -> int:
     """Bytes of memory that the server's process has."""
     return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
 
@@ -148,5 +148,5 @@ class Watch:
             connection.request("GET", "/v2/health/live")
             assert connection.getresponse().read() == b""
             self.seconds.append(time.monotonic() - began)
-            self.most_memory = max(self.most_memory, hosted(self._server))
+            self.most_memory = max(self.most_memory, resident(self._server))
         connection.close()

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from raw_grpc import RawGrpc, Watch, hosted
+from raw_grpc import RawGrpc, Watch, resident
 from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 
 IDLE = 5_000
@@ -46,7 +46,7 @@ def test_thousands_of_idle_connections(tmp_path: Path) -> None:
     python_model(tmp_path / "models", "identity", IDENTITY)
     with serving(tmp_path / "models", tmp_path / "log") as server, contextlib.ExitStack() as idle:
         server.infer("identity", [1.0])
-        before = hosted(server)
+        before = resident(server)
         with Watch(server) as watch:
             for number in range(IDLE):
                 service = ("HTTPService", "GRPCInferenceService")[number % 2]
@@ -56,7 +56,7 @@ def test_thousands_of_idle_connections(tmp_path: Path) -> None:
                 assert server.infer("identity", [1.0]) == [1.0]
         assert watch.longest < HELD_UP
         assert median(watch.seconds) < 0.1
-        assert (hosted(server) - before) / IDLE < 20_000
+        assert (resident(server) - before) / IDLE < 20_000
         assert value(server, 'nerite_connections_closed_total{reason="displaced"}') == 0
 
 
@@ -88,7 +88,7 @@ def test_calls_that_stand_still_are_ended(tmp_path: Path) -> None:
     python_model(tmp_path / "models", "identity", IDENTITY, pbtxt())
     with serving(tmp_path / "models", tmp_path / "log", "--grpc-upload-timeout=5") as server:
         server.infer("identity", [1.0])
-        before = hosted(server)
+        before = resident(server)
         clients = [RawGrpc(server) for _ in range(4)]
         with Watch(server) as watch:
             calls = [(client, client.begin()) for client in clients for _ in range(100)]
@@ -103,4 +103,4 @@ def test_calls_that_stand_still_are_ended(tmp_path: Path) -> None:
         assert watch.longest < HELD_UP
         assert value(server, 'nerite_arrivals_refused_total{reason="stalled"}') == 400
         eventually(lambda: value(server, "nerite_bytes_in_flight") == 0)
-        eventually(lambda: hosted(server) < before + 30 * MB)
+        eventually(lambda: resident(server) < before + 30 * MB)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import Bystanders, hosted
+from faults import Bystanders, resident
 from serving import IDENTITY, Serving, eventually, python_model, serving
 
 CONNECTIONS = 5_000
@@ -43,7 +43,7 @@ def test_idle_connections(tmp_path: Path) -> None:
     head = f"POST /v2/models/other/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with serving(tmp_path / "models", tmp_path / "log") as server, Bystanders(server):
         places = [(host, int(port)) for host, port in (each.split(":") for each in (server.http, server.grpc))]
-        memory, files = hosted(server), open_files(server)
+        memory, files = resident(server), open_files(server)
         with contextlib.ExitStack() as idle:
             for number in range(CONNECTIONS):
                 line = idle.enter_context(socket.create_connection(places[number % 2], timeout=60))
@@ -51,5 +51,5 @@ def test_idle_connections(tmp_path: Path) -> None:
                     line.sendall(head + body)
                     assert line.recv(4096).startswith(b"HTTP/1.1 200 OK")
             eventually(lambda: open_files(server) >= files + CONNECTIONS)
-            assert hosted(server) - memory < CONNECTIONS * FOR_EACH
+            assert resident(server) - memory < CONNECTIONS * FOR_EACH
         eventually(lambda: open_files(server) < files + 20)

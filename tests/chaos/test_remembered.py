@@ -40,7 +40,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:
         yield running
 
 
-def hosted(server: Serving) -> dict[str, int]:
+def resident(server: Serving) -> dict[str, int]:
     """Return the memory that the server and each of its workers have."""
     processes = {"the server": server.process.pid, **server.workers()}
     return {name: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for name, pid in processes.items()}
@@ -81,7 +81,7 @@ def stays_small(server: Serving, before: dict[str, int]) -> None:
     """Fail unless the memory comes back, in each process, and requests are answered as before."""
 
     def grown() -> dict[str, int]:
-        return {name: (size - before[name]) // MB for name, size in hosted(server).items()}
+        return {name: (size - before[name]) // MB for name, size in resident(server).items()}
 
     eventually(lambda: max(grown().values()) < GROWTH // MB, 10, f"grown by so many MB: {grown()}")
     assert server.infer("identity", [1.0]) == server.infer("pipeline", [1.0]) == [1.0]
@@ -93,7 +93,7 @@ def stays_small(server: Serving, before: dict[str, int]) -> None:
 
 @pytest.mark.timeout(120)
 def test_parameters_as_large_as_they_may_be(server: Serving) -> None:
-    before = hosted(server)
+    before = resident(server)
     with closing(connect(server)) as connection:
         for number in range(300):
             said = {"parameter": f"{number} " + "x" * 1_000_000, **sequence(number)}
@@ -103,7 +103,7 @@ def test_parameters_as_large_as_they_may_be(server: Serving) -> None:
 
 @pytest.mark.timeout(120)
 def test_several_parameters_as_large_as_they_may_be(server: Serving) -> None:
-    before = hosted(server)
+    before = resident(server)
     with closing(connect(server)) as connection:
         for number in range(90):
             said = {f"{number} {at}": "x" * 1_000_000 for at in range(4)} | sequence(number)
@@ -113,7 +113,7 @@ def test_several_parameters_as_large_as_they_may_be(server: Serving) -> None:
 
 @pytest.mark.timeout(120)
 def test_refusals_that_quote_what_was_sent(server: Serving) -> None:
-    before = hosted(server)
+    before = resident(server)
     with closing(connect(server)) as connection:
         for number in range(100):
             output = {"name": f"{number} " + "x" * 2_000_000}
@@ -123,7 +123,7 @@ def test_refusals_that_quote_what_was_sent(server: Serving) -> None:
 
 @pytest.mark.timeout(120)
 def test_requests_that_differ_a_little_under_many_heads(server: Serving) -> None:
-    before = hosted(server)
+    before = resident(server)
     for head in range(60):
         with closing(connect(server)) as connection:
             for number in range(100):
@@ -137,7 +137,7 @@ def test_requests_that_differ_a_little_under_many_heads(server: Serving) -> None
 
 @pytest.mark.timeout(120)
 def test_many_connections_with_large_requests(server: Serving) -> None:
-    before = hosted(server)
+    before = resident(server)
     connections = [connect(server) for _ in range(400)]
     for number, connection in enumerate(connections):
         body, headers = binary(f"{number} " + "x" * 200_000)

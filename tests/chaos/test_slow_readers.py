@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from faults import Bystanders, hosted
+from faults import Bystanders, resident
 from nerite.wire.grpc_service import ModelInferRequest
 from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 
@@ -32,10 +32,10 @@ HELD = 40 * ANSWER
 
 def settled(server: Serving) -> int:
     """Bytes of memory, once they do not grow any more."""
-    last, now = 0, hosted(server)
+    last, now = 0, resident(server)
     while now > last + 1_000_000:
         time.sleep(0.5)
-        last, now = now, hosted(server)
+        last, now = now, resident(server)
     return now
 
 
@@ -44,7 +44,7 @@ def test_over_http(tmp_path: Path) -> None:
     python_model(tmp_path / "models", "large", LARGE, pbtxt(batch=8))
     with serving(tmp_path / "models", tmp_path / "log") as server:
         server.infer("large", [1.0])
-        before = hosted(server)
+        before = resident(server)
         request = body_of("large")
         host, port = server.http.split(":")
         with socket.create_connection((host, int(port))) as client:
@@ -105,11 +105,11 @@ def test_over_grpc(tmp_path: Path) -> None:
                 tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
                 assert other.infer("large", [tensor]).as_numpy("OUTPUT0").nbytes == ANSWER
         # What the answers lay in is used again: without that the next ones would need as much once more.
-        held = hosted(server)
+        held = resident(server)
         with socket.create_connection((host, int(port))) as slow:
             slow.sendall(requests_of(h2.connection.H2Connection(), 30))
             eventually(lambda: server.metrics().get(done) == 61)
-            assert hosted(server) < held + 10 * ANSWER
+            assert resident(server) < held + 10 * ANSWER
 
 
 READERS = 10
@@ -123,7 +123,7 @@ def test_many_that_do_not_read(tmp_path: Path, protocol: str) -> None:
     python_model(tmp_path / "models", "huge", LARGE.replace("1000000", str(HUGE // 4)), pbtxt(batch=1, more=""))
     python_model(tmp_path / "models", "other", IDENTITY)
     with serving(tmp_path / "models", tmp_path / "log") as server, contextlib.ExitStack() as readers:
-        before = hosted(server)
+        before = resident(server)
         host, port = (server.http if protocol == "http" else server.grpc).split(":")
         done = 'nv_inference_request_success{model="huge",version="1"}'
         with Bystanders(server):
@@ -133,6 +133,6 @@ def test_many_that_do_not_read(tmp_path: Path, protocol: str) -> None:
                 line.sendall(body_of("huge") if protocol == "http" else over_grpc)
             eventually(lambda: server.metrics().get(done) == READERS)
             # What a segment of memory has beyond an answer is not touched.
-            assert hosted(server) - before < READERS * HUGE * 1.2
+            assert resident(server) - before < READERS * HUGE * 1.2
             readers.close()
-            eventually(lambda: hosted(server) - before < 2 * HUGE)
+            eventually(lambda: resident(server) - before < 2 * HUGE)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.admission.tenants import quota_families
+from nerite.admission import tenants
 from nerite.transports import access
 from pages import ROOT, Page, run
 from serving import IDENTITY, Serving, python_model, serving
@@ -42,6 +42,7 @@ def test_the_commands(server: Serving, tmp_path: Path) -> None:
 
 def test_every_name_is_on_the_page() -> None:
     text = (ROOT / "docs" / "admission.md").read_text()
-    names = [family.name.removeprefix("nerite_admission_") for family in quota_families([], [], {})]
+    tables = (tenants.USE, tenants.LOADS, tenants.TENANTS, tenants.RATES)
+    names = [metric.name.removeprefix("nerite_admission_") for table in tables for metric in table.metrics]
     for name in (*names, access.CLASS, *access.TIMEOUTS, *access.KEYS, *access.RETRIES):
         assert f"`{name}" in text, name

@@ -136,13 +136,18 @@ def test_the_page_is_whole_and_needs_nothing_else(server: Serving, tmp_path: Pat
     assert not re.search("<(link|img|iframe)|<script[^>]* src|url\\(|@import", page)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_in_a_browser(server: Serving, tmp_path: Path, dark: bool) -> None:
-    file = tmp_path / "figures.html"
+@pytest.fixture(scope="module")
+def page(server: Serving, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "figures.html"
     bench("identity", "--url", server.http, *BRIEF, "--rate", "20,30,31,32,300", "--html", str(file))
+    return file
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_in_a_browser(page: Path, tmp_path: Path, dark: bool) -> None:
     with browsing(tmp_path) as browser:
         browser.size(1180, 2000, dark=dark)
-        browser.open(file.as_uri())
+        browser.open(page.as_uri())
         browser.until("document.querySelectorAll('.plot canvas').length === 4")
         browser.picture(tmp_path / "page.png")
         names = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('th').length - 1)"
@@ -150,7 +155,7 @@ def test_the_page_in_a_browser(server: Serving, tmp_path: Path, dark: bool) -> N
         ground, text = (browser.evaluate(f"getComputedStyle(document.body).{name}") for name in COLOURS)
         assert (ground < text) == dark
         assert browser.complaints == []
-        assert browser.requests == [file.as_uri()]
+        assert browser.requests == [page.as_uri()]
 
 
 @pytest.mark.parametrize(

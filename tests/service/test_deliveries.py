@@ -125,7 +125,7 @@ def test_what_cannot_be_loaded(server: Serving, places: Path, parameters: dict[s
 
 
 def test_files_of_loads_that_fail_are_freed(server: Serving) -> None:
-    def hosted() -> int:
+    def resident() -> int:
         return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096 // 10**6
 
     parameters = {"config": json.dumps(CONFIG), "file:1/model.py": base64.b64encode(b"x = 1").decode()}
@@ -133,8 +133,8 @@ def test_files_of_loads_that_fail_are_freed(server: Serving) -> None:
     before = 0
     for number in range(20):
         assert load(server, "m", **parameters)[0] == 400
-        before = before or (hosted() if number == 4 else 0)
-    assert hosted() - before < 100
+        before = before or (resident() if number == 4 else 0)
+    assert resident() - before < 100
 
 
 @pytest.mark.parametrize(

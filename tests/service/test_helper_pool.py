@@ -214,7 +214,7 @@ def test_there_are_no_more_processes_than_are_needed_or_allowed() -> None:
 
 
 def test_one_process_is_left_for_calls_that_are_not_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(helper_pool, "_LONG", 1000)
+    monkeypatch.setattr(helper_pool, "LONG_CALL", 1000)
     go = tmp_path / "go"
     waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n" + "#" * 1000
 

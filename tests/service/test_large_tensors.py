@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield running
 
 
-def hosted(pid: int) -> int:
+def resident(pid: int) -> int:
     """Return the memory of a process in MiB, shared pages included."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096 // (1 << 20)
@@ -130,8 +130,8 @@ def test_a_request_is_freed_when_it_is_answered(server: Serving, model: str, lib
         for number in range(20):
             with contextlib.suppress(InferenceServerException):
                 client.infer(model, [tensor])
-            before = before or (hosted(server.process.pid) if number == 4 else 0)
-    assert hosted(server.process.pid) - before < 60
+            before = before or (resident(server.process.pid) if number == 4 else 0)
+    assert resident(server.process.pid) - before < 60
 
 
 def test_memory_does_not_grow(server: Serving) -> None:
@@ -145,8 +145,8 @@ def test_memory_does_not_grow(server: Serving) -> None:
 
     rounds(50)
     worker = server.workers()["apart_0_0"]
-    before = hosted(server.process.pid), hosted(worker)
+    before = resident(server.process.pid), resident(worker)
     rounds(400)
-    after = hosted(server.process.pid), hosted(worker)
+    after = resident(server.process.pid), resident(worker)
     assert after[0] - before[0] < 20
     assert after[1] - before[1] < 20

@@ -9,7 +9,7 @@ import pytest
 from nerite.backends import registry
 from nerite.config.defaults import FRAMEWORKS, Gpus, normalise_instances
 from nerite.config.model_config import ModelConfig
-from nerite.tools.add.command import _parser
+from nerite.tools.add.command import command_parser
 from pages import ROOT, Page, rows
 
 TABLE = rows("docs/frameworks.md", "`backend`")
@@ -39,4 +39,4 @@ def test_the_commands_are_as_nerite_add_takes_them() -> None:
     for line in block.strip().splitlines():
         program, verb, *arguments = line.split()
         assert (program, verb) == ("nerite", "add")
-        _parser().parse_args(arguments)
+        command_parser().parse_args(arguments)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from nerite.config import flag as kinds
 from nerite.config.flag import BOOLEAN, FLOAT, INTEGER, NERITE_GROUP, TEXT, Flag, ValueKind, nerite_flag
@@ -84,9 +84,8 @@ _LAST = (
 
 def _flags_of(options: Any, path: str = "", group: str = "") -> Iterator[Flag]:
     """Yield the flags that annotate the fields of ``options``, complete with kind, group, default and path."""
-    hints = get_type_hints(type(options), include_extras=True)
     for field in fields(options):
-        hint, value = hints[field.name], getattr(options, field.name)
+        hint, value = cast(Any, field.type), getattr(options, field.name)
         plain, note = get_args(hint) if get_origin(hint) is Annotated else (hint, group)
         if is_dataclass(value):
             yield from _flags_of(value, f"{path}{field.name}.", note)

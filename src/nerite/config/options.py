@@ -5,8 +5,6 @@ are derived from it (``nerite.cli.flags``). Flags that set no single field are l
 a group of options is the heading of its flags. Nothing here reads a command line, a file or the environment.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

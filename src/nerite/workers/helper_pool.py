@@ -42,7 +42,7 @@ NAME: Final = "helper"
 MAX_WAITING: Final = 256
 """Maximum number of calls that wait for a process; further calls are refused."""
 _MAX_PROCESSES: Final = 8
-_LONG: Final = 4 * 1024 * 1024
+LONG_CALL: Final = 4 * 1024 * 1024
 """Calls with more bytes of arguments count as long. One process is reserved for other calls."""
 _SEND_SIZE: Final = 256 * 1024
 """Bytes that are sent to a process in one turn of the loop."""
@@ -68,7 +68,7 @@ class HelperCall:
     def __init__(self, pool: HelperPool, message: list[Buffer], answered: Answered, what: str, seconds: float) -> None:
         self._pool = pool
         self.message = message
-        self.long = sum(map(len, message)) > _LONG
+        self.long = sum(map(len, message)) > LONG_CALL
         self.answered: Answered | None = answered
         self.what = what
         self.seconds = seconds

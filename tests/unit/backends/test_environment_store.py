@@ -36,7 +36,7 @@ sys.stdin.readline()
 def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "stopped", threading.Event())
     monkeypatch.setattr(store, "_used", {})
-    monkeypatch.setattr(store, "_LOCK_RETRY", 0.01)
+    monkeypatch.setattr(store, "LOCK_RETRY", 0.01)
 
 
 def make(directory: Path, lock: int) -> None:

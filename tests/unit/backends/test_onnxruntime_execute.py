@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from nerite.backends.arrays import batches
+from nerite.backends.arrays import batches, calls
 from nerite.backends.arrays.calls import OutputSelections
 from nerite.backends.configuration import TensorPort
 from nerite.backends.interface import ExecutionTimes, InstanceContext
 from nerite.core import tensor as dtypes
-from nerite.core.byte_budget import CALLS, RESPONSE_HEADERS
+from nerite.core.byte_budget import ByteBudget
 from nerite.core.errors import Internal
 from onnx_models import Opened, add_sub, constant, identity, model, node, scaled, tensor
 from opened import bare, decoded, header, request
@@ -37,8 +37,8 @@ def test_one_request(tmp_path: Path) -> None:
 def test_one_request_is_not_copied(tmp_path: Path) -> None:
     opened = Opened(tmp_path, scaled())
     seen = []
-    run = opened.instance._compute
-    opened.instance._compute = lambda selection, arrays: (seen.append(dict(arrays)), run(selection, arrays))[1]
+    run = opened.instance.compute
+    opened.instance.compute = lambda selection, arrays: (seen.append(dict(arrays)), run(selection, arrays))[1]
     data = rows(2).tobytes()
     opened.execute(bare(header([("IN", dtypes.FP32, (2, 4))]), [data]))
     assert np.shares_memory(seen[0]["IN"], np.frombuffer(data, np.uint8))
@@ -48,8 +48,8 @@ def test_one_request_is_not_copied(tmp_path: Path) -> None:
 def test_a_batch_runs_once_and_its_responses_are_views_of_one_array(tmp_path: Path, sizes: list[int]) -> None:
     opened = Opened(tmp_path, scaled(2.0, dims=["N", 4000]))
     runs = []
-    run = opened.instance._compute
-    opened.instance._compute = lambda selection, arrays: runs.append(run(selection, arrays)) or runs[-1]
+    run = opened.instance.compute
+    opened.instance.compute = lambda selection, arrays: runs.append(run(selection, arrays)) or runs[-1]
     parts = [np.full((size, 4000), number, np.float32) for number, size in enumerate(sizes)]
     responses = opened.execute(*[request(IN=part) for part in parts])
     for part, response in zip(parts, responses, strict=True):
@@ -163,8 +163,8 @@ def add_sub_model(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 def test_only_outputs_that_somebody_wants_are_computed(tmp_path: Path) -> None:
     opened = Opened(tmp_path, add_sub())
     asked = []
-    run = opened.instance._compute
-    opened.instance._compute = lambda selection, arrays: asked.append(list(selection.names)) or run(selection, arrays)
+    run = opened.instance.compute
+    opened.instance.compute = lambda selection, arrays: asked.append(list(selection.names)) or run(selection, arrays)
     both = {"A": rows(1), "B": rows(1)}
     opened.execute(request(["SUM"], **both), request(["SUM"], **both))
     opened.execute(request(["SUM"], **both), request(["DIFFERENCE"], **both))
@@ -183,24 +183,26 @@ def test_response_headers_are_the_same_object_for_the_same_shape(tmp_path: Path)
 def test_headers_that_never_repeat_are_kept_as_far_as_the_budgets_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for budget in (CALLS, RESPONSE_HEADERS):
-        monkeypatch.setattr(budget, "limit", 128 * 1024)
+    budgets = {name: ByteBudget(name, 128 * 1024) for name in ("CALLS", "RESPONSE_HEADERS")}
+    for name, budget in budgets.items():
+        monkeypatch.setattr(calls, name, budget)
     opened = Opened(tmp_path, scaled(dims=["N", "M"]))
     for size in range(1, 600):
         opened.execute(request(IN=np.zeros((1, size), np.float32)))
-        assert CALLS.used <= CALLS.limit and RESPONSE_HEADERS.used <= RESPONSE_HEADERS.limit
-    assert 0 < len(opened.model._face.calls._known) < 200
+        assert all(budget.used <= budget.limit for budget in budgets.values())
+    assert 400 < budgets["CALLS"].evictions < 599
 
 
 def test_subsets_of_outputs_are_kept_as_far_as_the_budget_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CALLS, "limit", 128 * 1024)
+    budget = ByteBudget("test", 128 * 1024)
+    monkeypatch.setattr(calls, "CALLS", budget)
     ports = [TensorPort(f"O{number}", dtypes.FP32, (1,), (1,), batching=False) for number in range(9)]
     selections = OutputSelections("model", "1", ports)
     for chosen in range(1, 512):
         wanted = frozenset(port.name for place, port in enumerate(ports) if chosen >> place & 1)
         assert selections.of(wanted).names == sorted(wanted)
-        assert CALLS.used <= CALLS.limit
-    assert 0 < len(selections._known) < 100
+        assert budget.used <= budget.limit
+    assert 411 < budget.evictions < 511
 
 
 NUMERIC = [
@@ -365,11 +367,11 @@ def test_timings_tell_the_phases_apart(tmp_path: Path) -> None:
 def test_instances_share_a_session_on_a_cpu_and_need_not(tmp_path: Path) -> None:
     opened = Opened(tmp_path / "shared", scaled())
     opened.model.instance(InstanceContext("m_1"))
-    assert len(opened.model._shared) == 1
+    assert len(opened.model.shared_copies) == 1
     config = {"parameters": {"share_session_between_instances": {"string_value": "false"}}}
     alone = Opened(tmp_path / "alone", scaled(), config)
     second = alone.model.instance(InstanceContext("m_1"))
-    assert len(alone.model._shared) == 0
+    assert len(alone.model.shared_copies) == 0
     [response] = second.execute([request(IN=rows(1))], ExecutionTimes())
     assert decoded(response)["OUT"].tolist() == [[0, 2, 4, 6]]
 

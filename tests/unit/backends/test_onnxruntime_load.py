@@ -30,7 +30,7 @@ IN, OUT = {"name": "IN", **FLOAT4}, {"name": "OUT", **FLOAT4}
 
 def session_of(opened: Any) -> Any:
     """Return the session that an instance of a model would run."""
-    return opened._copy(InstanceContext("m_0"))
+    return opened.copy_for(InstanceContext("m_0"))
 
 
 def complete(directory: Path, proto: onnx.ModelProto, config: dict[str, Any] | None = None, **settings: str) -> Any:

@@ -77,8 +77,8 @@ def row(*values: float) -> np.ndarray:
 def test_rows_of_different_length_in_one_run(tmp_path: Path) -> None:
     opened = Opened(tmp_path, DOUBLED, CONFIG)
     runs = []
-    run = opened.instance._compute
-    opened.instance._compute = lambda selection, arrays: (runs.append(arrays), run(selection, arrays))[1]
+    run = opened.instance.compute
+    opened.instance.compute = lambda selection, arrays: (runs.append(arrays), run(selection, arrays))[1]
     parts = [row(1, 2, 3), row(4), row(5, 6)]
     responses = opened.execute(*[request(IN=part) for part in parts])
     assert [decoded(response)["OUT"].tolist() for response in responses] == [[[2, 4, 6]], [[8]], [[10, 12]]]

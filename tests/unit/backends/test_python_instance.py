@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from nerite.backends.interface import ExecutionTimes, InstanceContext
-from nerite.core.byte_budget import RESPONSE_HEADERS
+from nerite.backends.python import instance as python_instance
+from nerite.core.byte_budget import ByteBudget
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -101,12 +102,13 @@ def test_equal_answers_share_their_header(tmp_path: Path) -> None:
 
 
 def test_ever_new_shapes_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RESPONSE_HEADERS, "limit", 128 * 1024)
+    budget = ByteBudget("test", 128 * 1024)
+    monkeypatch.setattr(python_instance, "RESPONSE_HEADERS", budget)
     instance = instance_of(model_on_disk(tmp_path, executing(*ECHO)))
     for size in range(0, 500, 1):
         execute(instance, request(np.zeros(size, np.uint8)))
-        assert RESPONSE_HEADERS.used <= RESPONSE_HEADERS.limit
-    assert 0 < len(instance._replies._headers) < 200
+        assert budget.used <= budget.limit
+    assert 300 < budget.evictions < 500
 
 
 def test_parameters_of_a_response(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_packages_of_a_list(
 ) -> None:
     """numpy, which the worker needs, comes with them."""
     if not uv:
-        monkeypatch.setattr(installer, "_uv", lambda: None)
+        monkeypatch.setattr(installer, "find_uv", lambda: None)
     caplog.set_level(logging.INFO)
     context = model_with(tmp_path, "requirements.txt", LIST.format(wheels=index, version="1.0"))
     assert greeting(context) == "hello 1.0"
@@ -123,14 +123,14 @@ def test_a_project(index: Path, tmp_path: Path) -> None:
 
 def test_a_locked_project(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_with(tmp_path, "pyproject.toml", PROJECT.format(wheels=index).replace(">=1", "<2"))
-    uv = installer._uv()
+    uv = installer.find_uv()
     assert uv is not None
     subprocess.run([uv, "lock", "--quiet", "--offline", "--project", tmp_path / "m"], check=True)
     lock = (tmp_path / "m" / "uv.lock").read_text()
     assert 'version = "1.0"' in lock
     context = model_with(tmp_path, "uv.lock", lock)
     assert greeting(context) == "hello 1.0"
-    monkeypatch.setattr(installer, "_uv", lambda: None)
+    monkeypatch.setattr(installer, "find_uv", lambda: None)
     (tmp_path / "m" / "uv.lock").write_text(lock + "\n")
     with pytest.raises(InvalidArgument, match=r"can only be read by uv. Install it for the server: pip install uv"):
         find_interpreter(context)
@@ -165,7 +165,7 @@ def test_a_server_that_stops_ends_what_is_being_made(tmp_path: Path, monkeypatch
     tool, begun = tmp_path / "uv", tmp_path / "begun"
     tool.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 50\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(installer, "_uv", lambda: str(tool))
+    monkeypatch.setattr(installer, "find_uv", lambda: str(tool))
     context = model_with(tmp_path, "requirements.txt", "greeting\n")
     refused: list[BaseException] = []
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Caller
+from nerite.cache import frontend
 from nerite.cache.frontend import CacheKeys
 from nerite.core import tensor as dtypes
-from nerite.core.byte_budget import CACHE_KEYS
+from nerite.core.byte_budget import ByteBudget
 from nerite.core.request import MIXED, InferenceRequest, RequestedOutput, RequestHeader
 from nerite.core.request import Caller as Tenant
 from nerite.core.tensor import TensorSpec, encode_bytes
@@ -141,15 +142,16 @@ def test_strings_do_not_run_into_each_other(a: list[bytes], b: list[bytes], c: l
 
 
 def test_headers_are_kept_as_far_as_the_budget_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CACHE_KEYS, "limit", 64 * 1024)
+    budget = ByteBudget("test", 64 * 1024)
+    monkeypatch.setattr(frontend, "CACHE_KEYS", budget)
     of = keys()
     for number in range(100):
         of.of(request(parameters={"x": number}))
-        assert CACHE_KEYS.used <= CACHE_KEYS.limit
-    assert 0 < len(of._known) < 100
-    known = set(of._known)
+        assert budget.used <= budget.limit
+    assert 0 < budget.evictions < 100
+    kept = budget.used, budget.evictions
     of.of(request(parameters={"x": "x" * 200_000}))
-    assert set(of._known) == known, "one that is very large is not kept"
+    assert (budget.used, budget.evictions) == kept, "one that is very large is not kept"
     without = keys("")
     without.of(request())
-    assert without._known == {}, "nor is one while it is not known where answers come from"
+    assert (budget.used, budget.evictions) == kept, "nor is one while it is not known where answers come from"

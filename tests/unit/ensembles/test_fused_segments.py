@@ -47,7 +47,7 @@ def test_equal_questions_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None
         (start,) = progress.starts
         assert start.header.inputs == (TensorSpec("IN", dtypes.INT32, (number,)),)
         assert follows.begin(FIRST, before) is progress
-    assert 0 < len(follows._progress) < 20
+    assert budget.evictions > 60
     assert 0 < budget.used <= budget.limit
 
 
@@ -72,4 +72,4 @@ def test_what_a_large_request_leads_to_is_not_remembered(monkeypatch: pytest.Mon
     progress = follows.begin(large, before)
     assert progress.starts[0].header.parameters == large.parameters
     progress.after(progress.starts[0].step, answer(1))
-    assert not follows._progress and budget.used == 0
+    assert budget.used == 0

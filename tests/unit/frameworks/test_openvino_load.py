@@ -309,9 +309,9 @@ def test_inputs_and_outputs_that_the_model_does_not_have(tmp_path: Path) -> None
 def test_instances_on_the_same_cores_share_what_was_compiled(tmp_path: Path) -> None:
     opened = Opened(tmp_path, scaled())
     opened.model.instance(InstanceContext("m_1"))
-    assert len(opened.model._shared) == 1
+    assert len(opened.model.shared_copies) == 1
     opened.model.instance(InstanceContext("m_2", cores=(0,)))
-    assert len(opened.model._shared) == 2
+    assert len(opened.model.shared_copies) == 2
 
 
 def test_a_closed_model_keeps_no_file_though_somebody_knows_it(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_what_was_compiled_is_kept_in_a_folder(tmp_path: Path) -> None:
             opened = Opened(tmp_path / "m", scaled(), config, settings)
             assert opened.answer(IN=np.ones((1, 4), np.float32))["OUT"].tolist() == [[2] * 4]
         assert len(list((tmp_path / place).glob("*.blob"))) == 1
-        (compiled,) = opened.model._shared.values()
+        (compiled,) = opened.model.shared_copies.values()
         assert compiled.get_property("LOADED_FROM_CACHE")
 
 

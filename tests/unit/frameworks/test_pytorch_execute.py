@@ -241,8 +241,8 @@ def test_an_input_is_a_view_and_so_is_an_output(tmp_path: Path) -> None:
     script(tmp_path, Scaled())
     opened = Opened(tmp_path, declared(["x"], ["y__0"], 4096))
     seen: list[Any] = []
-    forward = opened.instance._compute._all.call
-    opened.instance._compute._all = opened.instance._compute._all._replace(
+    forward = opened.instance.compute._all.call
+    opened.instance.compute._all = opened.instance.compute._all._replace(
         call=lambda values: seen.append(values[0]) or seen.append(forward(values)) or seen[-1]
     )
     rows = np.ones((4096, 4), np.float32)
@@ -298,7 +298,7 @@ def test_instances_share_what_does_not_change(tmp_path: Path, module: nn.Module,
     parameters = {"ENABLE_WEIGHT_SHARING": sharing} if sharing else {}
     opened = Opened(tmp_path, declared([entry("x", [-1, -1])], [entry("y__0", [-1])], **parameters))
     other = opened.model.instance(InstanceContext("m_1"))
-    assert (other._compute._program is opened.instance._compute._program) == same
+    assert (other.compute.program is opened.instance.compute.program) == same
 
 
 def test_the_number_of_threads_is_the_instance_s_own(tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ def test_kind_model_leaves_the_program_where_it_is(tmp_path: Path) -> None:
     script(tmp_path, Scaled())
     opened = Opened(tmp_path, {**declared(["x"], ["y__0"]), "instance_group": [{"kind": "KIND_MODEL", "count": 1}]})
     instance = opened.model.instance(InstanceContext("m_0", "MODEL"))
-    assert instance._compute._program.device == ""
+    assert instance.compute.program.device == ""
 
 
 def test_torch_compile(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_torch_compile(tmp_path: Path) -> None:
 def test_nothing_of_a_closed_model_stays(tmp_path: Path, others: set[str]) -> None:
     python(tmp_path, NET)
     opened = Opened(tmp_path, declared(["x"], ["y"], **SERVED))
-    gone = weakref.ref(opened.instance._compute)
+    gone = weakref.ref(opened.instance.compute)
     opened.close()
     gc.collect()
     assert gone() is None

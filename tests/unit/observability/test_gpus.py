@@ -129,7 +129,7 @@ def test_a_driver_that_cannot_be_asked(
     if not installed:
         monkeypatch.setitem(sys.modules, "pynvml", None)
     driver = tmp_path / "driver"
-    monkeypatch.setattr(gpus, "_DRIVER", driver)
+    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", driver)
     assert of_this_machine(open_library(), {}, 0.0) == []
     assert not caplog.text
     driver.touch()

@@ -37,7 +37,7 @@ def test_a_file_for_each_so_many(tmp_path: Path) -> None:
 
 
 def test_one_file_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_PENDING", 3)
+    monkeypatch.setattr(module, "MAX_PENDING", 3)
     file = TraceFile(str(tmp_path / "t"))
     (tmp_path / "t").write_text("of an earlier run")
     for number in range(7):
@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixt
 def test_a_full_disk_loses_traces_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    monkeypatch.setattr(module, "MAX_PENDING", 2)
     room = 100
 
     class Small(module.FileIO):

@@ -221,7 +221,7 @@ def test_gpus(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_driver_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "version").touch()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", tmp_path / "version")
     (found,) = doctor_machine.gpu_findings()
     assert (found.level, found.remedy) == (FindingLevel.WARNING, "pip install 'nerite[gpu]'")
 

@@ -117,7 +117,7 @@ def test_how_long_a_client_waits() -> None:
     assert target(INFER, grpc_timeout="soon").timeout is None
 
 
-def hosted() -> int:
+def resident() -> int:
     """Bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -125,10 +125,10 @@ def hosted() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux")
 @pytest.mark.parametrize("path", [INFER, "/inference.GRPCInferenceService/ServerMetadata"])
 def test_an_announced_message_costs_nothing_before_it_comes(path: str) -> None:
-    before = hosted()
+    before = resident()
     room = target(path).receive_buffer(memoryview(b""), 2**31 - 1)
     assert (len(room), room.readonly) == (2**31 - 1, False)
-    assert hosted() - before < 100_000_000
+    assert resident() - before < 100_000_000
 
 
 def test_an_answer_that_cannot_be_written_is_still_an_answer(caplog: pytest.LogCaptureFixture) -> None:

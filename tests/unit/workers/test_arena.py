@@ -147,7 +147,7 @@ def test_trim_gives_back_the_pages_of_what_was_not_used_since_the_last(arena: Ar
 @pytest.mark.skipif(not hasattr(module.mmap, "MADV_REMOVE"), reason="the system takes no pages of files back")
 def test_what_is_used_between_two_steps_of_a_trim_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEGMENT_SIZE", MB)
-    monkeypatch.setattr(module, "_TRIMMED_AT_ONCE", 64 * KB)
+    monkeypatch.setattr(module, "TRIMMED_AT_ONCE", 64 * KB)
     arena = Arena(budget=2 * MB)
     view = taken(arena, 256 * KB)
     view[:] = b"\xaa" * 256 * KB

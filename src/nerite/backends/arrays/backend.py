@@ -42,7 +42,8 @@ class ArrayModel(ABC, Generic[K]):
         self._lock = threading.Lock()
         self._spare: tuple[Hashable, Any] | None = None
         """The copy that the graph was read from; the first instance takes it if its key is the same."""
-        self._shared: dict[K, Any] = {}
+        self.shared_copies: dict[K, Any] = {}
+        """Copies that several instances may use."""
         self._face: ModelFace | None = None
 
     @abstractmethod
@@ -121,22 +122,23 @@ class ArrayModel(ABC, Generic[K]):
     def instance(self, context: InstanceContext) -> ArrayInstance:
         """Create an instance. Raises ``NeriteError``."""
         assert self._face is not None, "not open"
-        return self._face.instance(self.computation(self._copy(context), context))
+        return self._face.instance(self.computation(self.copy_for(context), context))
 
     def close(self) -> None:
         """Drop the copies; each is freed with the last instance, or response, that refers to it."""
         self._spare = None
-        self._shared.clear()
+        self.shared_copies.clear()
 
-    def _copy(self, instance: InstanceContext) -> Any:
+    def copy_for(self, instance: InstanceContext) -> Any:
+        """Return the copy that an instance computes with, which others may share. Raises ``NeriteError``."""
         key = self.key(instance)
         with self._lock:
             spare, self._spare = self._spare, None
-            copy = self._shared.get(key)
+            copy = self.shared_copies.get(key)
             if copy is None:
                 copy = spare[1] if spare is not None and spare[0] == key else self.load(key)
                 if self.shares(key, copy):
-                    self._shared[key] = copy
+                    self.shared_copies[key] = copy
             return copy
 
 

@@ -71,7 +71,7 @@ class ArrayInstance:
     checks_readiness = False
 
     def __init__(self, face: ModelFace, compute: Compute) -> None:
-        self._compute: Compute | None = compute
+        self.compute: Compute | None = compute
         self._calls = face.calls
         self._selections = face.selections
         self._ragged = face.ragged
@@ -102,7 +102,7 @@ class ArrayInstance:
 
     def close(self) -> None:
         """Release the computation and the buffers."""
-        compute, self._compute = self._compute, None
+        compute, self.compute = self.compute, None
         if isinstance(compute, Closing):
             compute.close()
         self._joiner = batches.Joiner()
@@ -129,10 +129,10 @@ class ArrayInstance:
     def _computed(
         self, selection: OutputSelection, inputs: Mapping[str, Array], timings: ExecutionTimes
     ) -> Sequence[Array]:
-        assert self._compute is not None, "closed"
+        assert self.compute is not None, "closed"
         timings.inputs_ready()
         try:
-            arrays = self._compute(selection, inputs)
+            arrays = self.compute(selection, inputs)
         except NeriteError:
             raise
         except Exception as error:  # the framework may raise anything

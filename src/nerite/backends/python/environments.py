@@ -46,7 +46,7 @@ _log = logging.getLogger("nerite.python")
 SETTING: Final = "environment-directory"
 """Key of the folder in ``ModelContext.settings``."""
 _ORIGIN: Final = "nerite-origin"
-_LOCK_RETRY: Final = 0.2
+LOCK_RETRY: Final = 0.2
 """Seconds between two attempts to take a lock that another process holds."""
 
 Make = Callable[[Path, int], None]
@@ -104,7 +104,7 @@ def kept_environments(place: Path, key: str, origin: Path, make: Make, what: str
             if not logged:
                 _log.info("waiting for %s that another process is making: %s", what, directory)
                 logged = True
-            if stopped.wait(_LOCK_RETRY):
+            if stopped.wait(LOCK_RETRY):
                 raise Unavailable(f"waiting for {what} in {directory} was cancelled: the server is stopping")
         os.utime(directory)
     except OSError as error:
@@ -269,7 +269,7 @@ class Installer:
         """``origin`` is the environment's list of packages, ``lock`` the descriptor that ``Make`` gets."""
         self.directory = directory
         self.python = directory / "bin" / "python"
-        self.uv = _uv()
+        self.uv = find_uv()
         self._origin = origin
         self._lock = lock
 
@@ -343,7 +343,8 @@ def run_installer(
         raise InvalidArgument(f"{product} cannot be made:\n{output}")
 
 
-def _uv() -> str | None:
+def find_uv() -> str | None:
+    """Return the program ``uv``: beside this Python, or on the path; None if there is none."""
     beside = Path(sys.executable).with_name("uv")
     return str(beside) if beside.exists() else shutil.which("uv")
 

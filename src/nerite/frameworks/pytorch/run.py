@@ -137,7 +137,7 @@ class ProgramRun:
 
     def __init__(self, model: str, program: Program, binding: Binding, plan: TorchPlan, threads: int) -> None:
         self._model = model
-        self._program = program
+        self.program = program
         self._binding = binding
         self._plan = plan
         self._threads = threads
@@ -170,7 +170,7 @@ class ProgramRun:
                 slots = [program_output(position, path, text=None) for position, path in enumerate(_leaves(result))]
                 named = artifact.output_names(self._model, self._binding.outputs, slots)
                 paths = self._paths = {name: slot.path for name, slot in named.items()}
-            copied = self._program.keeps_state
+            copied = self.program.keeps_state
             return [to_array(port, _at(result, paths[port.name]), values, copied=copied) for port in selection.ports]
 
     def _bound(self, names: frozenset[str]) -> _Bound:
@@ -178,7 +178,7 @@ class ProgramRun:
         if (bound := self._bounds.get(names)) is None:
             ordered = [name for name in self._binding.inputs if name in names]
             converters = tuple((name, self._converters[name]) for name in ordered)
-            call = self._program.bind([self._binding.inputs[name] for name in ordered])
+            call = self.program.bind([self._binding.inputs[name] for name in ordered])
             bound = _Bound(converters, call)
             CALLS.put(self._bounds, names, bound, _BOUND + _INPUT * len(converters))
         return bound

@@ -119,7 +119,7 @@ class ForestComputation:
     """Computes the outputs of one model with an engine. Results are in memory of their own."""
 
     def __init__(self, engine: ForestEngine, ports: ForestPorts, parameters: Parameters, features: int) -> None:
-        self._engine = engine
+        self.engine = engine
         self._ports = ports
         self._parameters = parameters
         self._features = features
@@ -130,12 +130,12 @@ class ForestComputation:
         try:
             return [self._output(port, rows) for port in selection.ports]
         except NativeError as error:
-            raise Internal(f"{self._engine.name} error: {error}") from error
+            raise Internal(f"{self.engine.name} error: {error}") from error
 
     def _rows(self, values: Array) -> Array:
         """Return the input as the engine accepts it, without a copy if possible."""
-        if values.dtype not in self._engine.takes:
-            values = values.astype(self._engine.takes[0])
+        if values.dtype not in self.engine.takes:
+            values = values.astype(self.engine.takes[0])
         elif not values.flags.aligned:
             values = values.copy()
         try:
@@ -151,10 +151,10 @@ class ForestComputation:
         if not len(rows):
             numbers = np.empty(0)
         elif port.name == SHAP:
-            assert isinstance(self._engine, Explainer)  # checked when the instance was created
-            numbers = self._engine.contributions(rows)
+            assert isinstance(self.engine, Explainer)  # checked when the instance was created
+            numbers = self.engine.contributions(rows)
         else:
-            numbers = self._prediction(self._engine.predict(rows))
+            numbers = self._prediction(self.engine.predict(rows))
         numbers = numbers.astype(port.datatype.numpy, copy=False)
         if port.batching:
             width = numbers.size // len(rows)
@@ -212,7 +212,7 @@ class TreesModel:
         self._ports = agreed(context.name, context.config, self._forest, self._parameters)
         self._face = ModelFace(context, [self._ports.taken], self._ports.given)
         self._lock = threading.Lock()
-        self._engines: dict[tuple[str, int], ForestEngine] = {}
+        self.engines: dict[tuple[str, int], ForestEngine] = {}
 
     def instance(self, context: InstanceContext) -> ArrayInstance:
         """Create an instance. Raises ``NeriteError`` if its engine is not installed, or cannot load the model."""
@@ -222,13 +222,13 @@ class TreesModel:
 
     def close(self) -> None:
         """Release the engines; each ends with the last instance that uses it."""
-        self._engines.clear()
+        self.engines.clear()
         self._unused = None
 
     def _engine(self, context: InstanceContext) -> ForestEngine:
         threads = self._parameters.threads or core_share(context)
         key = ("GPU", context.device) if context.kind == "GPU" else ("CPU", threads)
-        engine = self._engines.get(key)
+        engine = self.engines.get(key)
         if engine is None:
             self._forest.artifact.check_same(self._name)
             if context.kind == "GPU":
@@ -236,7 +236,7 @@ class TreesModel:
             else:
                 engine = open_engine(self._name, self._forest, self._parameters.engine, threads, self._read)
             self._check_explains(engine)
-            self._engines[key] = engine
+            self.engines[key] = engine
             # If another library computes, the trees need not be in memory twice.
             self._unused = None
         return engine

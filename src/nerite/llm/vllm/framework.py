@@ -195,14 +195,14 @@ def begin(arguments: VllmArguments) -> None:
     """Prepare this process and import vLLM. Raises ``Unsupported`` if vLLM cannot be imported."""
     for name, value in {**VARIABLES, **arguments.variables}.items():
         os.environ.setdefault(name, value)
-    _end_children_with_us()
+    end_children_with_us()
     try:
         import vllm  # noqa: F401
     except ImportError as error:
         raise NotInstalled(f"unable to import vllm ({error}): nerite engines install vllm") from error
 
 
-def _end_children_with_us() -> None:
+def end_children_with_us() -> None:
     """Make the processes that vLLM starts end with this one, however it ends: they do not do so themselves."""
     if os.getpgrp() != os.getpid():  # a session leader already leads its process group
         os.setpgid(0, 0)

@@ -165,7 +165,7 @@ Examples:
 
 def run(arguments: Sequence[str]) -> int:
     """Add a model; return the exit status."""
-    return status_of(_PROGRAM, lambda: _add(_parser().parse_args(arguments)))
+    return status_of(_PROGRAM, lambda: _add(command_parser().parse_args(arguments)))
 
 
 def _add(options: argparse.Namespace) -> int:
@@ -191,7 +191,8 @@ def _add(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line of ``nerite add``."""
     parser = new_parser(_PROGRAM, "Add a trained model to a model repository.", _EPILOG)
     parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="file or directory that training has saved")
     where = parser.add_argument_group("destination")

@@ -36,7 +36,8 @@ TRIM_EVERY = 5.0
 """Seconds between calls of ``Arena.trim``: memory that is unused for twice as long is released."""
 TRIM_STEP = 0.02
 """Seconds between two steps of ``Arena.trim``."""
-_TRIMMED_AT_ONCE = 8 * 1024 * 1024
+TRIMMED_AT_ONCE = 8 * 1024 * 1024
+"""Bytes that one call to the operating system releases."""
 
 
 def address_of(view: memoryview) -> int:
@@ -161,8 +162,8 @@ class Arena:
             while pieces.empty < pieces.rested:
                 which = pieces.empty
                 segment, offset = pieces.places[which]
-                for at in range(offset, offset + size, _TRIMMED_AT_ONCE):
-                    self.segments[segment].memory.madvise(mmap.MADV_REMOVE, at, min(size, _TRIMMED_AT_ONCE))
+                for at in range(offset, offset + size, TRIMMED_AT_ONCE):
+                    self.segments[segment].memory.madvise(mmap.MADV_REMOVE, at, min(size, TRIMMED_AT_ONCE))
                     yield
                     if which >= pieces.rested:  # it is in use
                         break
