@@ -84,7 +84,7 @@ def test_without_an_exporter_and_a_network(tmp_path: Path) -> None:
     flags = ("--exit-on-error=false", f"--environment-directory={tmp_path / 'kept'}")
     with serving.serving(tmp_path / "models", tmp_path / "log", *flags, environment=nowhere) as server:
         assert "openvino-export.txt' cannot be made:" in reason(server)
-        assert "say: nerite engines install openvino-export." in reason(server)
+        assert "nerite engines install openvino-export" in reason(server)
 
 
 def reason(server: serving.Serving) -> str:

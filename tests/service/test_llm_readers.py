@@ -99,14 +99,14 @@ def test_an_embedding_request_of_tritons_vllm_backend(server: Serving) -> None:
     ("said", "text"),
     [
         ({}, "set exactly one of the inputs 'text_input' and 'embedding_request'"),
-        ({"text_input": "a", "embedding_request": "{}"}, "and not both"),
+        ({"text_input": "a", "embedding_request": "{}"}, "set exactly one of the inputs 'text_input' and 'embedding_request'"),
         ({"text_input": ""}, "the text is empty"),
         ({"text_input": "seventeen letters"}, "the text has 17 tokens, but the model takes 16"),
         ({"embedding_request": "{"}, "'embedding_request' is not valid JSON"),
         ({"embedding_request": "{}"}, "'embedding_request' must be an object"),
         ({"embedding_request": '{"input": [1, 2]}'}, "tokens are not supported"),
         ({"embedding_request": '{"input": "a", "inputs": 1}'}, "'embedding_request' has 'inputs'"),
-        ({"embedding_request": '{"input": "a", "pooling_params": {"dimensions": 9}}'}, "and the model has 8"),
+        ({"embedding_request": '{"input": "a", "pooling_params": {"dimensions": 9}}'}, "but the model has 8"),
     ],
 )
 def test_what_is_refused(server: Serving, said: dict[str, Any], text: str) -> None:
@@ -155,7 +155,7 @@ def test_what_is_refused_of_rerankings(server: Serving, said: dict[str, Any], pa
 
 def test_texts_too_long_to_rate(server: Serving) -> None:
     status, answer = rerank(server, query="a", documents=["b", "c" * 600])
-    assert (status, "tokens, and the model takes 512: make it shorter" in answer["error"]["message"]) == (400, True)
+    assert (status, "tokens, but the model takes 512: make it shorter" in answer["error"]["message"]) == (400, True)
 
 
 def test_models_are_listed_and_asked_for_what_they_do(client: openai.OpenAI) -> None:

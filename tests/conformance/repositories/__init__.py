@@ -20,9 +20,15 @@ _TENSOR = re.compile(r"(\S+) (\S+)((?: -?\d+)+) ?(.*)")
 
 
 def repository(name: str) -> Mapping[str, Files]:
-    """Return the models of a repository by name."""
+    """Return the models of a repository by name; of one that a test has made, ``name`` is its path."""
+    if Path(name).is_absolute():
+        return {model.name: _files(model) for model in Path(name).iterdir()}
     models: Mapping[str, Files] = importlib.import_module(f"conformance.repositories.{name}").MODELS
     return models
+
+
+def _files(model: Path) -> Files:
+    return {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
 
 
 def write(files: Files, directory: Path) -> None:

@@ -326,8 +326,9 @@ class Worker:
             return registry.backend_of(context).complete(context)
         if kind == messages.LOAD:
             self._inbox.poll_policy = BusyPollPolicy(value["stay_awake"])
-            reporter = EngineReporter(hosted.seat, self.outbox)
-            hosted.open(read_context(value), InstanceContext(**value["instance"], reporter=reporter))
+            given = {**value["instance"], "cores": tuple(value["instance"]["cores"])}  # JSON has no tuples
+            instance = InstanceContext(**given, reporter=EngineReporter(hosted.seat, self.outbox))
+            hosted.open(read_context(value), instance)
             self.calls.allowed.add(hosted.seat)
             self._metrics.watch()
             return {"checks_readiness": bool(getattr(hosted.instance, "checks_readiness", True))}
