@@ -64,7 +64,7 @@ _GIVEN_UP: Final = Panel(
     "Given up",
     "reqps",
     [(rate("nerite_requests_given_up_total", "model, reason"), "{{model}} {{reason}}")],
-    "Requests that nobody waited for any more.",
+    "Requests whose callers stopped waiting.",
 )
 _WAITING: Final = Panel("Waiting", "short", [(gauge("nv_inference_pending_request_count"), "{{model}}")])
 _MEMORY: Final = Panel("Memory of models", "bytes", [(gauge("nerite_model_memory_bytes"), "{{model}}")])

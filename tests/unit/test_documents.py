@@ -24,6 +24,18 @@ def test_every_room_is_in_the_architecture() -> None:
     assert [room for room in sorted(rooms) if f"src/nerite/{room}/" not in text and room != "testing"] == []
 
 
+def test_the_architecture_fits_on_one_page() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## Glossary")[0]
+    assert len(page.splitlines()) <= 70
+
+
+def test_the_tour_is_ten_files_that_can_be_read_at_once() -> None:
+    text = (ROOT / "docs" / "tour.md").read_text()
+    files = [ROOT / path for path in re.findall(r"^\d+\. `([\w/.]+)`", text, re.MULTILINE)]
+    assert len(files) == 10
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 1500
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text())

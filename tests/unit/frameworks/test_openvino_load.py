@@ -178,7 +178,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 BROKEN: dict[str, tuple[str, str]] = {
     "no weights": ("", "The weights lie in a file of their own: copy '{folder}/model.bin', too"),
     "half of the weights": ("", "'{folder}/model.bin' is cut off, or of another model: copy both files once more"),
-    "half of the model": ("", "Is '{folder}/model.xml' complete? Copy it once more, or export it anew"),
+    "half of the model": ("", "Is '{folder}/model.xml' complete? Copy or export it again"),
     "nothing": ("", "'{folder}/model.xml' is empty: copy it once more"),
     "something else": ("", "'{folder}/model.xml' is no OpenVINO IR: export the model with openvino.save_model"),
     "an unknown operator": ("FancyOp", "Install a newer OpenVINO, or name a library that has it: CPU_EXTENSION_PATH"),

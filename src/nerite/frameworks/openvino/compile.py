@@ -197,7 +197,7 @@ _REMEDIES: Final = (
     ("ONNX operations", "Serve it with another backend, or name a library that has them: CPU_EXTENSION_PATH"),
     ("No conversion rule", "Serve it with another backend, or name a library that has them: CPU_EXTENSION_PATH"),
     ("doesn't contain the operation", "Install a newer OpenVINO, or name a library that has it: CPU_EXTENSION_PATH"),
-    ("", "Is '{path}' complete? Copy it once more, or export it anew"),
+    ("", "Is '{path}' complete? Copy or export it again"),
 )
 """Remedies, by a part of OpenVINO's message."""
 
