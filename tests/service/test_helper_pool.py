@@ -202,13 +202,13 @@ def test_a_call_that_is_cancelled_is_not_answered_and_does_not_run_on() -> None:
 
 def test_there_are_no_more_processes_than_are_needed_or_allowed() -> None:
     async def scenario(caller: Caller) -> None:
-        assert not caller.pool._helpers
+        assert not caller.pool.helpers
         for _ in range(3):
             await caller.ask("os:getpid")
-        assert len(caller.pool._helpers) == 1
+        assert len(caller.pool.helpers) == 1
         calls = [caller.begin("time:sleep", 0.2) for _ in range(6)]
         await asyncio.gather(*calls)
-        assert len(caller.pool._helpers) == 2
+        assert len(caller.pool.helpers) == 2
 
     run(scenario, most=2)
 

@@ -35,15 +35,15 @@ BY_THE_PROGRAM: Final = {
 }  # fmt: skip
 """What is in them is written in the program: modules that are imported, names of events, places."""
 BY_THE_OPERATOR: Final = {
-    "backends/arrays/batches.py:_large", "backends/arrays/backend.py:_shared", "frameworks/litert.py:_shapes",
+    "backends/arrays/batches.py:_large", "backends/arrays/backend.py:shared_copies", "frameworks/litert.py:_shapes",
     "llm/tensorrt_llm.py:_arguments", "llm/vllm/engine.py:_adapters",
     "backends/onnxruntime/backend.py:_make_global_pool",
     "frameworks/openvino/graph.py:core", "backends/python/environments.py:_digest",
     "backends/python/environments.py:_check", "frameworks/pytorch/exported.py:_folders",
-    "backends/registry.py:_packaged",
+    "backends/registry.py:packaged_backends",
     "backends/registry.py:_written_in_python", "backends/registry.py:backend",
     "frameworks/tensorrt/execution.py:_contexts", "frameworks/tensorrt/execution.py:_allocators",
-    "frameworks/tensorrt/execution.py:_host", "frameworks/trees/backend.py:_engines",
+    "frameworks/tensorrt/execution.py:_host", "frameworks/trees/backend.py:engines",
     "frameworks/trees/engines.py:_single", "frameworks/trees/native.py:_opened",
     "config/scanner.py:doubtful", "config/scanner.py:listed",
     "instances/placement.py:_settings",
@@ -58,7 +58,7 @@ BY_THE_OPERATOR: Final = {
     "repository/ensembles.py:_verdicts", "repository/manager.py:_cycles",
     "repository/manager.py:_tasks", "repository/remote/repository.py:_busy",
     "repository/polling.py:_missing", "repository/polling.py:_restless", "scheduling/rate_limiter.py:_amounts",
-    "scheduling/rate_limiter.py:_limits", "scheduling/rate_limiter.py:_rivals", "scheduling/rate_limiter.py:_taken",
+    "scheduling/rate_limiter.py:_limits", "scheduling/rate_limiter.py:_rivals", "scheduling/rate_limiter.py:taken",
     "admission/accounts.py:_accounts", "admission/fair_queue.py:_levels",
     "admission/fair_queue.py:flows", "admission/estimates.py:_tenants",
     "admission/accounts.py:_uses", "server_process.py:_key_files", "llm/openai/large_bodies.py:_template",

@@ -55,7 +55,7 @@ def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
     if not any((path / name).is_file() for name in _TOKENIZERS):
         remedy = f"Save it into the directory: AutoTokenizer.from_pretrained(...).save_pretrained('{path}')"
         raise Unusable(path, "the tokenizer is missing", remedy)
-    if _runs_on_an_engine(path, architecture, described):
+    if runs_on_an_engine(path, architecture, described):
         return Artifact(
             f"Hugging Face model ({architecture})",
             path,
@@ -108,7 +108,7 @@ def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[
     raise Unusable(path, what, _EXPORT.format(path=path))
 
 
-def _runs_on_an_engine(path: Path, architecture: str, described: Mapping[str, Any]) -> bool:
+def runs_on_an_engine(path: Path, architecture: str, described: Mapping[str, Any]) -> bool:
     """Return whether an installed engine can generate text with the model."""
     return (
         architecture.endswith(("ForCausalLM", "LMHeadModel"))

@@ -230,14 +230,14 @@ def _written_in_python(name: str, file: Path) -> Backend:
     return PythonBackend(name, file)
 
 
-_packaged: dict[str, Backend] = {}
+packaged_backends: dict[str, Backend] = {}
 
 
 def _of_a_package(name: str) -> Backend | None:
     """Return the backend that a package offers. Misses are not cached, as the package may be installed later."""
-    if name not in _packaged and (found := package_backend(name)) is not None:
-        _packaged[name] = found
-    return _packaged.get(name)
+    if name not in packaged_backends and (found := package_backend(name)) is not None:
+        packaged_backends[name] = found
+    return packaged_backends.get(name)
 
 
 def _not_found(context: ModelContext, name: str, runtime: str, place: str) -> str:

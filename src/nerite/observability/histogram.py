@@ -93,18 +93,18 @@ class Quantiles:
     exact and values have an error of at most 0.4 %, which is within any error that ``summary_quantiles`` allows.
     """
 
-    __slots__ = ("_slices",)
+    __slots__ = ("slices",)
 
     def __init__(self) -> None:
-        self._slices: dict[int, Counter[int]] = {}
+        self.slices: dict[int, Counter[int]] = {}
         """Counts of each time slice, by its number."""
 
     def note(self, value: int, now: int, count: int = 1) -> None:
         """Count a value that occurred ``count`` times."""
         place = now // SLICE_NS
-        counts = self._slices.get(place)
+        counts = self.slices.get(place)
         if counts is None:
-            counts = self._slices[place] = Counter()
+            counts = self.slices[place] = Counter()
             self._forget(now)
         lost = max(value.bit_length() - _BITS, 0)
         counts[(value >> lost << lost) + (1 << lost >> 1)] += count
@@ -113,7 +113,7 @@ class Quantiles:
         """Return the value of each quantile."""
         self._forget(now)
         counts: Counter[int] = Counter()
-        for each in self._slices.values():
+        for each in self.slices.values():
             counts.update(each)
         ranks = [(max(math.ceil(quantile * counts.total()), 1), quantile) for quantile in wanted]
         found = dict.fromkeys(wanted, math.nan)
@@ -127,8 +127,8 @@ class Quantiles:
 
     def _forget(self, now: int) -> None:
         oldest = now // SLICE_NS - _SLICES + 1
-        for place in [place for place in self._slices if place < oldest]:
-            del self._slices[place]
+        for place in [place for place in self.slices if place < oldest]:
+            del self.slices[place]
 
 
 _BOUNDS_NS: Final = tuple(step * 10**power // 10 for power in range(4, 11) for step in (10, 25, 50))

@@ -71,23 +71,23 @@ class RepeatLimiter:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, _RepeatedLine] = {}
+        self.lines: dict[Hashable, _RepeatedLine] = {}
 
     def admits(self, record: LogRecord, now: int) -> bool:
         """Return whether to write a record now; if not, it becomes part of a summary."""
         # The key has no reference to the message, which may be long.
         text = record.message
         key = (record.level, record.file, record.line, len(text), hash(text), record.extras.get("instance"))
-        line = self._lines.get(key)
+        line = self.lines.get(key)
         if line is not None and line.until <= now and not line.held:
-            del self._lines[key]
+            del self.lines[key]
             line = None
         if line is None:
-            if len(self._lines) >= _MAX_LINES:
+            if len(self.lines) >= _MAX_LINES:
                 self._forget(now)
-                if len(self._lines) >= _MAX_LINES:
+                if len(self.lines) >= _MAX_LINES:
                     return True
-            line = self._lines[key] = _RepeatedLine(now)
+            line = self.lines[key] = _RepeatedLine(now)
         if line.written < BURST:
             line.written += 1
             return True
@@ -100,12 +100,12 @@ class RepeatLimiter:
 
     def next_time(self) -> int | None:
         """Return the time at which the next summary is due; None if no line is held back."""
-        return min((line.until for line in self._lines.values() if line.held), default=None)
+        return min((line.until for line in self.lines.values() if line.held), default=None)
 
     def due(self, now: int) -> list[LogRecord]:
         """Return the summaries that are due, and start a new period for their lines."""
         summaries = []
-        for line in self._lines.values():
+        for line in self.lines.values():
             if line.held and line.until <= now:
                 summaries.append(_summary(line, now))
                 line.began, line.until = now, now + SUMMARY_INTERVAL
@@ -115,7 +115,7 @@ class RepeatLimiter:
         return summaries
 
     def _forget(self, now: int) -> None:
-        self._lines = {key: line for key, line in self._lines.items() if line.held or now < line.until}
+        self.lines = {key: line for key, line in self.lines.items() if line.held or now < line.until}
 
 
 def _summary(line: _RepeatedLine, now: int) -> LogRecord:

@@ -138,7 +138,7 @@ def trace_json(trace: Trace) -> bytes:
     """Return the records of a trace."""
     number = trace.number
     if trace.tensors is None:
-        times = _usual(trace)
+        times = usual_times(trace)
         if times is not None:
             return _from_template(trace, times)
         stamps = [f'{{"id":{number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}' for ns, name in trace_events(trace)]
@@ -167,7 +167,7 @@ def _first(trace: Trace) -> dict[str, Any]:
     return first
 
 
-def _usual(trace: Trace) -> tuple[int, ...] | None:
+def usual_times(trace: Trace) -> tuple[int, ...] | None:
     """Return the times of a request that was executed once and answered once; None for any other request."""
     if len(trace.executions) != 1 or len(trace.sends) != 2 or trace.parent:
         return None

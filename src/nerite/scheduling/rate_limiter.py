@@ -80,13 +80,13 @@ class RateLimiter:
         self._limits: dict[str, dict[int, int]] = {}
         for name, amount, device in limits:
             self._limits.setdefault(name, {}).setdefault(device, amount)
-        self._seats: dict[RateLimitedInstance, None] = {}
+        self.seats: dict[RateLimitedInstance, None] = {}
         """Registered instances in order of registration."""
-        self._taken: dict[ResourcePool, int] = {}
+        self.taken: dict[ResourcePool, int] = {}
         self._amounts: dict[ResourcePool, int] = {}
         self._rivals: dict[ResourcePool, tuple[ResourcePool, ...]] = {}
         """Pools with the same name that are global if the key is not, and vice versa."""
-        self._queue: list[tuple[tuple[int, int], RateLimitedInstance]] = []
+        self.queue: list[tuple[tuple[int, int], RateLimitedInstance]] = []
         self._arrivals = itertools.count()
 
     def enter(
@@ -95,13 +95,13 @@ class RateLimiter:
         """Register instances of a model. Raises ``InvalidArgument`` if one of them could never execute."""
         self._check(model, claims)
         seats = [RateLimitedInstance(model, claim, granted) for claim in claims]
-        self._seats.update(dict.fromkeys(seats))
+        self.seats.update(dict.fromkeys(seats))
         self._measure()
         return seats
 
     def leave(self, seat: RateLimitedInstance) -> None:
         """Unregister an instance in any state, and release its resources."""
-        self._seats.pop(seat, None)
+        self.seats.pop(seat, None)
         self.release(seat)
         self._measure()
 
@@ -123,9 +123,9 @@ class RateLimiter:
         if seat.holding:
             seat.holding = False
             for pool, count in seat.claim.needs:
-                self._taken[pool] -= count
+                self.taken[pool] -= count
         elif seat.waiting is not None:
-            self._queue.remove((seat.waiting, seat))
+            self.queue.remove((seat.waiting, seat))
             seat.waiting = None
         else:
             return
@@ -137,36 +137,36 @@ class RateLimiter:
 
     def _enqueue(self, seat: RateLimitedInstance) -> None:
         seat.waiting = (seat.score, next(self._arrivals))
-        bisect.insort(self._queue, (seat.waiting, seat), key=lambda entry: entry[0])
+        bisect.insort(self.queue, (seat.waiting, seat), key=lambda entry: entry[0])
 
     def _admit(self) -> list[RateLimitedInstance]:
         """Grant resources in queue order to all instances that overtake none that waits for the same resource."""
         awaited: set[ResourcePool] = set()
         admitted, staying = [], []
-        for entry in self._queue:
+        for entry in self.queue:
             _, seat = entry
             needs = seat.claim.needs
             if all(pool not in awaited and self._free(pool) >= count for pool, count in needs):
                 for pool, count in needs:
-                    self._taken[pool] = self._taken.get(pool, 0) + count
+                    self.taken[pool] = self.taken.get(pool, 0) + count
                 seat.waiting, seat.holding = None, True
                 admitted.append(seat)
             else:
                 for pool, _ in needs:
                     awaited.update((pool, *self._rivals.get(pool, ())))
                 staying.append(entry)
-        self._queue = staying
+        self.queue = staying
         return admitted
 
     def _free(self, pool: ResourcePool) -> int:
-        if self._rivals and any(map(self._taken.get, self._rivals.get(pool, ()))):
+        if self._rivals and any(map(self.taken.get, self._rivals.get(pool, ()))):
             return 0
-        return self._amounts.get(pool, 0) - self._taken.get(pool, 0)
+        return self._amounts.get(pool, 0) - self.taken.get(pool, 0)
 
     def _measure(self) -> None:
         """Recompute the amounts of all resources, and grant to instances that larger amounts unblock."""
         most: dict[ResourcePool, int] = {}
-        for seat in self._seats:
+        for seat in self.seats:
             for pool, count in seat.claim.needs:
                 most[pool] = max(count, most.get(pool, 0))
         self._amounts = {pool: count if (limit := self._limit(pool)) is None else limit for pool, count in most.items()}
@@ -189,7 +189,7 @@ class RateLimiter:
 
     def _check(self, model: str, claims: Iterable[ResourceClaim]) -> None:
         # Only a model's latest configuration counts: its earlier instances are about to be removed.
-        declared = {(seat.model, pool.name): pool.everywhere for seat in self._seats for pool, _ in seat.claim.needs}
+        declared = {(seat.model, pool.name): pool.everywhere for seat in self.seats for pool, _ in seat.claim.needs}
         there = {name: everywhere for (who, name), everywhere in declared.items() if who != model}
         for pool, count in (need for claim in claims for need in claim.needs):
             if there.setdefault(pool.name, pool.everywhere) != pool.everywhere:

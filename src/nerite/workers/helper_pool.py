@@ -115,7 +115,7 @@ class HelperPool:
         """Answers that are foreign segments, by their number."""
         self._most = most or min(max((os.cpu_count() or 1) // 2, 2), _MAX_PROCESSES)
         self._waiting: deque[HelperCall] = deque()
-        self._helpers: set[_Helper] = set()
+        self.helpers: set[_Helper] = set()
         self._idle: list[_Helper] = []
         self._starting = 0
         self._starter: ThreadPoolExecutor | None = None
@@ -151,7 +151,7 @@ class HelperPool:
         self._hosted.clear()
         self._waiting.clear()
         self._idle.clear()
-        for each in tuple(self._helpers):
+        for each in tuple(self.helpers):
             each.close()
         if self._starter is not None:
             self._starter.shutdown(wait=False, cancel_futures=True)
@@ -162,12 +162,12 @@ class HelperPool:
             self._waiting.remove(call)
             self._idle.pop().begin(call)
         wanted = call is not None and self._starting < len(self._waiting)
-        if wanted and len(self._helpers) + self._starting < self._most:
+        if wanted and len(self.helpers) + self._starting < self._most:
             self._start()
 
     def _next(self) -> HelperCall | None:
         """Return the next call to begin: any, or one that is not long if the processes for long calls are busy."""
-        if sum(each.is_long for each in self._helpers) < max(self._most - 1, 1):
+        if sum(each.is_long for each in self.helpers) < max(self._most - 1, 1):
             return self._waiting[0] if self._waiting else None
         return next((call for call in self._waiting if not call.long), None)
 
@@ -186,11 +186,11 @@ class HelperPool:
         if error is None:
             started = _Helper(made.result(), self._loop, self)
             if self._most:
-                self._helpers.add(started)
+                self.helpers.add(started)
                 self.free(started)
             else:
                 started.close()
-        elif not self._helpers:  # no process is left that could execute the waiting calls
+        elif not self.helpers:  # no process is left that could execute the waiting calls
             refusal = error if isinstance(error, NeriteError) else report("helper", error, "starting a process")
             waiting, self._waiting = self._waiting, deque()
             for call in waiting:
@@ -220,7 +220,7 @@ class HelperPool:
 
     def gone(self, gone: _Helper) -> None:
         """Remove a process that takes no more calls. Idempotent."""
-        self._helpers.discard(gone)
+        self.helpers.discard(gone)
         if gone in self._idle:
             self._idle.remove(gone)
         self._assign()

@@ -101,7 +101,7 @@ def test_embedding(saved: Path, tmp_path: Path) -> None:
 
 def test_generation(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where no engine is installed.
-    monkeypatch.setattr(directory_kinds, "_runs_on_an_engine", lambda *_: False)
+    monkeypatch.setattr(directory_kinds, "runs_on_an_engine", lambda *_: False)
     with loaded(recognise(Candidate(saved / "generate")), tmp_path) as model:
         (short,) = model.infer({"text": np.array([b"a very"], object)}, parameters={"max_new_tokens": 2})["generated"]
         # By default more than this model can.

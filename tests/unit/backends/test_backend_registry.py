@@ -60,7 +60,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(registry, "_packaged", {})
+    monkeypatch.setattr(registry, "packaged_backends", {})
     monkeypatch.delitem(sys.modules, "lookup_module", raising=False)
     return folder
 

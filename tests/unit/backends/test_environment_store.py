@@ -35,7 +35,7 @@ sys.stdin.readline()
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "stopped", threading.Event())
-    monkeypatch.setattr(store, "_used", {})
+    monkeypatch.setattr(store, "used_environments", {})
     monkeypatch.setattr(store, "LOCK_RETRY", 0.01)
 
 
@@ -49,9 +49,9 @@ def never(directory: Path, lock: int) -> None:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let go of the locks, as the end of the process would."""
-    for descriptor in store._used.values():
+    for descriptor in store.used_environments.values():
         os.close(descriptor)
-    monkeypatch.setattr(store, "_used", {})
+    monkeypatch.setattr(store, "used_environments", {})
 
 
 def test_made_once(tmp_path: Path) -> None:

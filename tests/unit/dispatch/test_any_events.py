@@ -230,6 +230,6 @@ def test_any_events(
     assert loop.next_timer is None
     assert model.statistics.success.count + model.statistics.fail.count == len(model.asked) - model.mistakes
     if limiter is not None:
-        assert not any(limiter._taken.values())
-        assert not limiter._queue
-        assert len(limiter._seats) == len(model.instances)
+        assert not any(limiter.taken.values())
+        assert not limiter.queue
+        assert len(limiter.seats) == len(model.instances)

@@ -352,7 +352,7 @@ def test_the_end_of_its_process_fails_what_runs_and_nothing_after_it(directory: 
     try:
         expected = asked(engine).over().tokens()
         running = asked(engine, LONG, id="a").begun()
-        engine._process.kill()
+        engine.process.kill()
         # Whether they come before or after it is seen: nothing has begun with them.
         waiting = [asked(engine, id=id) for id in ("b", "c")]
         with pytest.raises(Internal, match="while it ran this request: its process was ended by signal 9"):

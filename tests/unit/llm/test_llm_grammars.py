@@ -203,7 +203,7 @@ def test_what_is_compiled_has_a_bound(tmp_path: Path, monkeypatch: pytest.Monkey
         PipelineOptions("m", language_model(tmp_path / "1"), cache_blocks=512, context_length=4000)
     )
     engine.start(ignored, ignored)
-    processes = {engine._process}
+    processes = {engine.process}
     most = 0
     few = replace(FREE, max_tokens=4)
     for number in range(10):
@@ -214,12 +214,12 @@ def test_what_is_compiled_has_a_bound(tmp_path: Path, monkeypatch: pytest.Monkey
         for each, of in zip(forms, heard, strict=True):
             assert of.over().reason is FinishReason.LENGTH or re.fullmatch(each.source, of.text())
         assert neighbour.over().reason is FinishReason.LENGTH
-        most = max(most, engine._grammars._compiled)
-        processes.add(engine._process)
+        most = max(most, engine.grammars.compiled_bytes)
+        processes.add(engine.process)
     assert most <= BOUND + BOUND // 4
     assert len(processes) == 2
     # Also if there is no room after one that nobody wants any more.
-    engine._grammars._compiled = BOUND + 1
+    engine.grammars.compiled_bytes = BOUND + 1
     asked(engine, few, id="dropped", grammar=form(regex=many + "d"))
     engine.abort("dropped")
     for number in range(2):
@@ -245,8 +245,8 @@ def test_a_compiler_that_was_killed_is_no_fault_of_the_next_grammar(tmp_path: Pa
     try:
         for _ in range(2):
             assert compiler.wrong(form(choice=["a", "b"]), {END}) == ""
-            assert compiler._process is not None
-            compiler._process.kill()
-            compiler._process.wait()
+            assert compiler.process is not None
+            compiler.process.kill()
+            compiler.process.wait()
     finally:
         compiler.close()

@@ -46,4 +46,4 @@ def test_what_is_kept_does_not_grow_with_the_requests() -> None:
     of = Quantiles()
     for value in range(0, 10_000_000, 97):
         of.note(value, 0)
-    assert sum(len(each) for each in of._slices.values()) < 256 * 24
+    assert sum(len(each) for each in of.slices.values()) < 256 * 24

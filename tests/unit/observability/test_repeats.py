@@ -76,7 +76,7 @@ def test_no_more_are_watched_than_there_is_room_for() -> None:
         assert repeats.admits(line(f"{number}"), 0)
     assert all(repeats.admits(line("4999"), 0) for _ in range(100))
     assert repeats.admits(line("new"), SECOND)
-    assert len(repeats._lines) == 1, "those of before are forgotten"
+    assert len(repeats.lines) == 1, "those of before are forgotten"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * SECOND), st.sampled_from("ab"))))

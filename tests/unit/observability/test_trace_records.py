@@ -43,7 +43,7 @@ def traced(sink: Caller, number: int, name: str) -> Trace:
 def test_any_of_them(sink: type[Caller], name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [traced(sink(), each, name) for each in (number, number + 1)]
     quick = [trace_json(trace) for trace in traces]
-    monkeypatch.setattr(trace_file, "_usual", lambda _: None)
+    monkeypatch.setattr(trace_file, "usual_times", lambda _: None)
     assert quick == [trace_json(trace) for trace in traces]
 
 

@@ -79,7 +79,7 @@ def test_another_version_has_what_the_model_shares(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_replacing(tmp_path: Path, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not at_once:
-        monkeypatch.setattr(exchange, "_exchanged_atomically", lambda one, other: False)
+        monkeypatch.setattr(exchange, "exchanged_atomically", lambda one, other: False)
     place(tmp_path / "models", artifact(tmp_path / "source", "one"))
     (tmp_path / "models" / "net" / "labels.txt").write_text("a")
     place(tmp_path / "models", artifact(tmp_path / "source", "two"), 1, force=True)

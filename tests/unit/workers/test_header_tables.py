@@ -19,7 +19,7 @@ from nerite.core.request import RequestHeader
 from nerite.core.response import ResponseHeader
 from nerite.core.tensor import TensorSpec
 from nerite.workers.ipc import codec
-from nerite.workers.ipc.codec import Packer, Unpacker
+from nerite.workers.ipc.codec import HeaderEntry, Packer, Unpacker
 from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases
 
 DATA = bytes(16)
@@ -31,7 +31,7 @@ def header(number: int, length: int = 0) -> RequestHeader:
 
 
 POOL = [header(number, length) for number, length in enumerate((0, 0, 0, 1000, 1000, 3000, 8000, 100_000))]
-SMALL = ENTRY + codec._Entry(POOL[0]).footprint
+SMALL = ENTRY + HeaderEntry(POOL[0]).footprint
 
 
 class Pair:
@@ -61,11 +61,11 @@ class Pair:
 
     @property
     def sent(self) -> dict[int, Any]:
-        return {entry.key: header_to_json(entry.header) for entry in self.packer._entries.values()}
+        return {entry.key: header_to_json(entry.header) for entry in self.packer.entries.values()}
 
     @property
     def kept(self) -> dict[int, Any]:
-        return {key: header_to_json(entry.header) for key, entry in self.unpacker._entries.items()}
+        return {key: header_to_json(entry.header) for key, entry in self.unpacker.entries.items()}
 
 
 class Crossing(RuleBasedStateMachine):
@@ -99,16 +99,17 @@ class Crossing(RuleBasedStateMachine):
     @invariant()
     def each_key_is_in_one_place(self) -> None:
         for pair in self.pairs:
-            table = pair.packer._table
-            assert sorted([entry.key for entry in table.entries.values()] + table._free) == list(range(table._keys))
+            table = pair.packer.table
+            keys = [entry.key for entry in table.entries.values()]
+            assert sorted(keys + table.free_keys) == list(range(table.key_count))
 
     @invariant()
     def both_sides_keep_to_the_budget(self) -> None:
         assert self.budget.used <= self.budget.limit
         for pair in self.pairs:
-            size = sum(ENTRY + entry.footprint for entry in pair.unpacker._entries.values())
+            size = sum(ENTRY + entry.footprint for entry in pair.unpacker.entries.values())
             assert size <= self.budget.limit
-            assert pair.packer._table._keys <= 1 + self.budget.limit // SMALL
+            assert pair.packer.table.key_count <= 1 + self.budget.limit // SMALL
 
 
 TestCrossing = Crossing.TestCase
@@ -149,7 +150,8 @@ def sizes_of(make: Callable[[int], Any], unpacker: Unpacker[Any]) -> tuple[int, 
         for number in numbers:
             header, parts = make(number), list[Any]()
             packer.begin()
-            packer.record(header, "", [bytes(spec.byte_size) for spec in codec._specs(header)], parts)
+            specs = header.inputs if isinstance(header, RequestHeader) else header.outputs
+            packer.record(header, "", [bytes(spec.byte_size) for spec in specs], parts)
             bodies.append(b"".join(parts))
         packer.begin()
 
@@ -191,6 +193,6 @@ def test_what_a_header_takes_in_either_process_is_not_more_than_it_counts(tensor
         (response, codec.response_unpacker(BufferLeases(), BufferBorrower())),
     ]
     for make, unpacker in makers:
-        counted = ENTRY + codec._Entry(make(100)).footprint
+        counted = ENTRY + HeaderEntry(make(100)).footprint
         for size in sizes_of(make, unpacker):
             assert counted / 8 <= size <= counted

@@ -250,11 +250,11 @@ def test_a_message_that_is_withdrawn_leaves_nothing() -> None:
     with pytest.raises(UnicodeEncodeError):
         packer.record(header, "\udcff", [bytes(16)], parts)
     packer.withdraw()
-    assert not buffer_leases._out
+    assert not buffer_leases.leased
     assert models(unpacker, packed(packer, header)) == ["a"]
     packer.begin()
     packer.record(large, "", [bytes(codec.INLINE_LIMIT)], parts)
-    assert [*buffer_leases._out] == [1]
+    assert [*buffer_leases.leased] == [1]
 
 
 def test_a_header_that_cannot_be_encoded_is_not_remembered() -> None:
@@ -286,7 +286,7 @@ def test_a_tensor_has_the_size_that_its_header_says(size: int, name: str, known:
     packer, unpacker = requests(), codec.request_unpacker(BufferLeases(), BufferBorrower())
     if known:
         assert models(unpacker, packed(packer, small("a"))) == ["a"]
-    header = next(iter(packer._entries), small("a"))
+    header = next(iter(packer.entries), small("a"))
     packer.begin()
     with pytest.raises(
         errors.Internal, match=rf"^tensor 'IN' has {size} bytes, but FP32 \[4\] takes 16: its array was "

@@ -84,7 +84,7 @@ class End:
         self.arena.close()
 
     def nothing_lives(self) -> bool:
-        return not (self.arena._live or self.buffer_leases._out or self.borrower._live)
+        return not (self.arena.live or self.buffer_leases.leased or self.borrower.live)
 
 
 SIZES = (0, 1, 7, 8, 9, 100, 5000, INLINE_LIMIT - 1, INLINE_LIMIT, INLINE_LIMIT + 1, 70_000, 200 * KB)
@@ -345,7 +345,7 @@ def test_a_tensor_in_the_arena_is_not_copied() -> None:
     assert body is not None
     header = RequestHeader("m", "", [TensorSpec("IN", dtypes.UINT8, (INLINE_LIMIT,))])
     server.packer.record(header, "", [body[64:]], [])
-    (lent, offset) = server.buffer_leases._out[1]
+    (lent, offset) = server.buffer_leases.leased[1]
     assert (server.arena.place(address_of(lent)), offset) == ((0, 64), 64)
     server.close()
 
@@ -369,10 +369,10 @@ def test_what_the_worker_hands_back_does_not_enter_its_arena() -> None:
     for released in worker.borrower.take_released():
         server.buffer_leases.returned(released)
     del view
-    assert not server.buffer_leases._out
-    assert server.arena._live  # the output keeps it
+    assert not server.buffer_leases.leased
+    assert server.arena.live  # the output keeps it
     del output
-    assert not server.arena._live
+    assert not server.arena.live
     server.close()
 
 

@@ -78,7 +78,7 @@ def environments_folder(setting: str = "") -> Path:
 
 stopped = threading.Event()
 """Set when the server stops: nothing more is made in this process, and waits end."""
-_used: dict[Path, int] = {}
+used_environments: dict[Path, int] = {}
 """Environments that this process uses, with the descriptors of their locks."""
 
 
@@ -171,15 +171,17 @@ def _is_used(directory: Path) -> bool:
     """Take a shared lock on an environment if it is complete; return whether this process uses it."""
     if not _origin(directory):
         # If this process has used it, it was removed by hand. Releasing the lock lets it be made again.
-        if (descriptor := _used.pop(directory, None)) is not None:
+        if (descriptor := used_environments.pop(directory, None)) is not None:
             os.close(descriptor)
         return False
-    if directory in _used:
+    if directory in used_environments:
         return True
     descriptor = _try_lock(directory, fcntl.LOCK_SH)
-    if descriptor is not None and not (_origin(directory) and _used.setdefault(directory, descriptor) == descriptor):
+    if descriptor is not None and not (
+        _origin(directory) and used_environments.setdefault(directory, descriptor) == descriptor
+    ):
         os.close(descriptor)
-    return directory in _used
+    return directory in used_environments
 
 
 def _try_lock(directory: Path, how: int) -> int | None:

@@ -114,9 +114,9 @@ class OpenVinoGenAiEngine:
 
     def __init__(self, options: PipelineOptions) -> None:
         self._options = options
-        self._process: PipelineProcess
+        self.process: PipelineProcess
         self._tokenizer: Any = None
-        self._grammars: Grammars
+        self.grammars: Grammars
         self._texts: StepTexts
         self._able: Capabilities
         self._ends: frozenset[int] = frozenset()
@@ -124,7 +124,7 @@ class OpenVinoGenAiEngine:
         self._blocks = 0
         """Blocks of the KV cache."""
         self._lock = threading.Lock()
-        """Guards the following attributes, and ``_process``."""
+        """Guards the following attributes, and ``process``."""
         self._running: dict[str, RunningRequest] = {}
         """Requests that were sent to the process."""
         self._untried: dict[str, RunningRequest] = {}
@@ -153,17 +153,17 @@ class OpenVinoGenAiEngine:
         """Load the model, and generate a token with it. Raises ``NeriteError``."""
         self._stepped, self._given_up = stepped, given_up
         adapter = self._options.adapter
-        self._process = PipelineProcess(self._options)
+        self.process = PipelineProcess(self._options)
         try:
             if adapter is not None:
                 check_lora(adapter, framework.layers(self._options.model))
             self._tokenizer = framework.tokenizer(self._options.directory)
-            self._loaded(self._process.loaded())
+            self._loaded(self.process.loaded())
         except Exception as error:  # any error of the framework explains why the model cannot be loaded
-            self._process.end()
+            self.process.end()
             raise translated(error, "loading model") from error
         self._texts = StepTexts(read_vocabulary(self._options.directory) or self._tokenizer, self._options.guesses)
-        self._grammars = Grammars(self._options, self._compile)
+        self.grammars = Grammars(self._options, self._compile)
         length, capacity = self._options.context_length, self._blocks * _BLOCK
         self._able = Capabilities(
             NAME,
@@ -190,7 +190,7 @@ class OpenVinoGenAiEngine:
         numbers = [next(self._sequences) for _ in range(request.sampling.n)]
         length, order = order_of(request, numbers, self._tokenizer, self._options, self._able, self._ends)
         running = RunningRequest(request, listener, length, order, self._image_tokens)
-        known = request.grammar is None or self._grammars.known(request.grammar, self._ends_of(request))
+        known = request.grammar is None or self.grammars.known(request.grammar, self._ends_of(request))
         with self._lock:
             if not self.is_healthy():
                 raise Unavailable("the engine is not running")
@@ -208,16 +208,16 @@ class OpenVinoGenAiEngine:
         """Have the grammar of a request compiled."""
         request = running.request
         assert request.grammar is not None
-        self._grammars.find_out(request.grammar, self._ends_of(request), lambda wrong: self._tried(running, wrong))
+        self.grammars.find_out(request.grammar, self._ends_of(request), lambda wrong: self._tried(running, wrong))
 
     def _send(self, running: RunningRequest) -> None:
         """Send a request to the process, or hold it until a process has room for grammars. The lock must be held."""
-        if self._grammars.full:
+        if self.grammars.full:
             self._held[running.id] = running
             return
         self._running[running.id] = running
         self._open |= running.open
-        self._process.send(running.order)
+        self.process.send(running.order)
 
     def _tried(self, running: RunningRequest, wrong: NeriteError | None) -> None:
         """Continue with a request whose grammar was compiled, unless it was aborted."""
@@ -228,7 +228,7 @@ class OpenVinoGenAiEngine:
                 else:
                     self._wrong.append((running, wrong))
             # Causes a ``PipelineStep``, so that the engine's thread handles the change, also if the grammars are full.
-            self._process.send(DropOrder(()))
+            self.process.send(DropOrder(()))
 
     def _compile(self, grammar: Grammar, ends: Collection[int], vocabulary: int) -> str:
         """Compile a grammar in the process; return its error. For one thread at a time."""
@@ -236,7 +236,7 @@ class OpenVinoGenAiEngine:
             if not self.is_healthy():
                 raise Unavailable("the engine is not running")
             self._compiling = True
-            self._process.send(CompileOrder(grammar, frozenset(ends), vocabulary))
+            self.process.send(CompileOrder(grammar, frozenset(ends), vocabulary))
         compiled = self._compiled.get()
         if compiled is None:
             raise Internal("the engine failed during the compilation")
@@ -252,7 +252,7 @@ class OpenVinoGenAiEngine:
         with self._lock:
             running = self._running.get(id)
             self._aborts.append(id)
-            self._process.send(DropOrder(running.order.numbers if running is not None else ()))
+            self.process.send(DropOrder(running.order.numbers if running is not None else ()))
 
     def stats(self) -> EngineStats:
         """Return the current state."""
@@ -292,17 +292,17 @@ class OpenVinoGenAiEngine:
         """Abort all requests and release the model."""
         with self._lock:
             self._stopping = True
-            self._process.kill()
+            self.process.kill()
         if self._thread.ident is not None:
             self._thread.join()
-            self._grammars.close()
+            self.grammars.close()
         self._tokenizer = None
 
     # The engine's thread
 
     def _run(self) -> None:
         while not self._stopping:
-            message = self._process.next()
+            message = self.process.next()
             failure = None if message is not None else ""
             if isinstance(message, Compiled):
                 self._has_compiled(message)
@@ -310,7 +310,7 @@ class OpenVinoGenAiEngine:
                 failure = self._try_handle(message)
             if failure is not None:
                 self._restart(failure)
-            elif self._grammars.full and not self._running:
+            elif self.grammars.full and not self._running:
                 self._forget_grammars()
         self._finish()
 
@@ -341,7 +341,7 @@ class OpenVinoGenAiEngine:
         self._end_aborted(aborts)
         self._deliver(step.pieces)
         self._usage = step.scheduled, step.blocks
-        self._process.allow_step()
+        self.process.allow_step()
         self._stepped(self.stats())
 
     def _take_changes(self) -> tuple[Sequence[tuple[RunningRequest, NeriteError]], Sequence[str]]:
@@ -363,7 +363,7 @@ class OpenVinoGenAiEngine:
         for number in running.order.numbers:
             self._open.pop(number, None)
         if drop:
-            self._process.send(DropOrder(running.order.numbers))
+            self.process.send(DropOrder(running.order.numbers))
 
     def _end_aborted(self, aborts: Iterable[str]) -> None:
         """End the aborted requests."""
@@ -377,7 +377,7 @@ class OpenVinoGenAiEngine:
         """Deliver the new output of requests that are still running."""
         new, cut = self._texts.of(pieces, self._open)
         if cut:
-            self._process.send(DropOrder(cut))
+            self.process.send(DropOrder(cut))
         for running, deltas in new.items():
             if not running.open:
                 self._running.pop(running.id, None)
@@ -385,7 +385,7 @@ class OpenVinoGenAiEngine:
 
     def _restart(self, reason: str) -> None:
         """Fail the started requests and replace the process, unless the engine is stopping."""
-        how = self._process.end()
+        how = self.process.end()
         if self._stopping:
             return
         reason = reason or f"its process {how}"
@@ -401,7 +401,7 @@ class OpenVinoGenAiEngine:
     def _forget_grammars(self) -> None:
         """Replace the process to free the memory of compiled grammars."""
         _log.info("'%s': compiled grammars reached their memory limit; restarting the pipeline", self._options.name)
-        self._process.end()
+        self.process.end()
         self._replace_process()
 
     def _replace_process(self) -> None:
@@ -413,8 +413,8 @@ class OpenVinoGenAiEngine:
             self._has_compiled(None)  # under the lock, so that further grammars are compiled by the new process
             if self._stopping:
                 return
-            self._process = PipelineProcess(self._options)
-            self._grammars.forget()
+            self.process = PipelineProcess(self._options)
+            self.grammars.forget()
             left = [*self._running.values(), *self._held.values()]
             self._running.clear()
             self._held.clear()
@@ -426,7 +426,7 @@ class OpenVinoGenAiEngine:
         for running in again:
             self._compile_first(running)
         try:
-            self._loaded(self._process.loaded())
+            self._loaded(self.process.loaded())
         except NeriteError as error:  # the engine is unhealthy from now on
             with self._lock:
                 stopped, self._stopping = self._stopping, True
@@ -451,7 +451,7 @@ class OpenVinoGenAiEngine:
 
     def _finish(self) -> None:
         """Abort all requests at the end of the thread."""
-        self._process.end()
+        self.process.end()
         self._has_compiled(None)
         self._usage = (0, 0)
         for running in self._take_all():

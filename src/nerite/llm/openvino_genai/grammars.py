@@ -99,7 +99,7 @@ class CompilerProcess:
     def __init__(self, vocabulary: int, directory: Path) -> None:
         """``directory`` holds the tokenizer. The process is started lazily."""
         self._arguments = [str(vocabulary), str(directory)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._pipe: FramedPipe
         self._baseline = 0
         """Memory of the process before it compiled anything."""
@@ -107,13 +107,13 @@ class CompilerProcess:
     @property
     def compiled_bytes(self) -> int:
         """Memory of the compiled grammars in the process; 0 if the system does not report memory."""
-        return 0 if self._process is None else max(memory.memory_of(self._process.pid) - self._baseline, 0)
+        return 0 if self.process is None else max(memory.memory_of(self.process.pid) - self._baseline, 0)
 
     def wrong(self, grammar: Grammar, ends: Collection[int]) -> str:
         """Return why a grammar cannot be compiled in time; empty if it can."""
-        if self._process is not None and self._process.poll() is not None:
+        if self.process is not None and self.process.poll() is not None:
             self.close()  # it ended for another reason than this grammar
-        if self._process is None:
+        if self.process is None:
             self._start()
         try:
             self._pipe.send((grammar, ends))
@@ -127,7 +127,7 @@ class CompilerProcess:
 
     def close(self) -> None:
         """End the process. Another is started when it is needed."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is not None:
             process.kill()
             process.wait()
@@ -137,7 +137,7 @@ class CompilerProcess:
         """Start the process. Raises ``OSError`` if it does not come up."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno()), *self._arguments],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 pass_fds=(theirs.fileno(),),
@@ -148,7 +148,7 @@ class CompilerProcess:
         except OSError:
             self.close()
             raise
-        self._baseline = memory.memory_of(self._process.pid)
+        self._baseline = memory.memory_of(self.process.pid)
 
     def _receive(self, seconds: float) -> str:
         """Return the next message. Raises ``TimeoutError``, or another ``OSError`` if the process has ended."""
@@ -203,7 +203,7 @@ class Grammars:
         self._vocabulary = 0
         """Size of the model's vocabulary; 0 until it was read."""
         self._thread = ThreadPoolExecutor(1, "grammars")
-        self._compiled = 0
+        self.compiled_bytes = 0
         """Memory of the compiled grammars in bytes."""
         self._room = threading.Event()
         """Set while more grammars may be compiled."""
@@ -220,7 +220,7 @@ class Grammars:
         self._good.clear()
         if not self.full:
             return
-        self._compiled = 0
+        self.compiled_bytes = 0
         if self._sandbox is not None:
             self._sandbox.close()
         self._room.set()
@@ -271,7 +271,7 @@ class Grammars:
             GRAMMARS.put(self._bad, key, wrong, len(key) + getsizeof(wrong))
         else:
             self._good.add(key)
-            if self._compiled > MAX_BYTES or len(self._good) >= _MAX_COUNT:
+            if self.compiled_bytes > MAX_BYTES or len(self._good) >= _MAX_COUNT:
                 self._room.clear()
         return wrong
 
@@ -286,7 +286,7 @@ class Grammars:
         if taken > MAX_BYTES // _LARGE:
             self._sandbox.close()
             return f"compiled it takes {taken >> 20} MB: make it simpler"
-        self._compiled += max(taken, 0)
+        self.compiled_bytes += max(taken, 0)
         return self._compile(grammar, ends, self._vocabulary)
 
 

@@ -162,7 +162,7 @@ _RENAME_EXCHANGE = 2
 
 def exchange(one: Path, other: Path) -> None:
     """Exchange two directories on one disk: atomically with renameat2 on Linux, else by three renames."""
-    if not _exchanged_atomically(one, other):
+    if not exchanged_atomically(one, other):
         with tempfile.TemporaryDirectory(prefix=".exchange-", dir=one.parent) as between:
             aside = Path(between) / "aside"
             os.rename(other, aside)
@@ -174,7 +174,8 @@ def exchange(one: Path, other: Path) -> None:
             os.rename(aside, one)
 
 
-def _exchanged_atomically(one: Path, other: Path) -> bool:
+def exchanged_atomically(one: Path, other: Path) -> bool:
+    """Exchange two directories with renameat2; return False if the system or the file system does not have it."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -60,7 +60,7 @@ _AGAIN_RECORD: Final = _RECORD.pack(_AGAIN, 0)
 Header = TypeVar("Header", RequestHeader, ResponseHeader)
 
 
-class _Entry(Generic[Header]):
+class HeaderEntry(Generic[Header]):
     """A header, with the layout of its tensors in plain records."""
 
     __slots__ = ("extent", "header", "key", "layout", "plain", "record", "sizes")
@@ -90,28 +90,28 @@ class _Entry(Generic[Header]):
         return _REMEMBERED + _TENSOR * len(self.sizes) + of(header)
 
 
-class _Table(Generic[Header]):
+class HeaderTable(Generic[Header]):
     """Header cache of a packer. An entry gets a key when the budget inserts it, and may be evicted at any time."""
 
-    __slots__ = ("__weakref__", "_free", "_keys", "_known_free", "entries")
+    __slots__ = ("__weakref__", "_known_free", "entries", "free_keys", "key_count")
     __weakref__: Any
 
     def __init__(self) -> None:
-        self.entries: dict[Header, _Entry[Header]] = {}
-        self._free: list[int] = []
+        self.entries: dict[Header, HeaderEntry[Header]] = {}
+        self.free_keys: list[int] = []
         """Unused keys."""
         self._known_free = 0
-        """Number of keys at the front of ``_free`` that the receiver knows to be unused."""
-        self._keys = 0
+        """Number of keys at the front of ``free_keys`` that the receiver knows to be unused."""
+        self.key_count = 0
         """Number of keys that were assigned so far."""
 
-    def __setitem__(self, header: Header, entry: _Entry[Header]) -> None:
-        if self._free:
-            entry.key = self._free.pop()
-            self._known_free = min(self._known_free, len(self._free))
+    def __setitem__(self, header: Header, entry: HeaderEntry[Header]) -> None:
+        if self.free_keys:
+            entry.key = self.free_keys.pop()
+            self._known_free = min(self._known_free, len(self.free_keys))
         else:
-            entry.key = self._keys
-            self._keys += 1
+            entry.key = self.key_count
+            self.key_count += 1
         entry.record = _RECORD.pack(entry.key, 0)
         self.entries[header] = entry
 
@@ -119,15 +119,15 @@ class _Table(Generic[Header]):
         """Evict an entry, if it exists, and free its key."""
         entry = self.entries.pop(header, None)
         if entry is not None:
-            self._free.append(entry.key)
+            self.free_keys.append(entry.key)
 
     def forgotten(self) -> list[int]:
         """Return the keys that the receiver has to drop and was not told of."""
-        forgotten = self._free[self._known_free :]
-        self._known_free = len(self._free)
+        forgotten = self.free_keys[self._known_free :]
+        self._known_free = len(self.free_keys)
         return forgotten
 
-    def withdraw(self, entries: Sequence[_Entry[Header]]) -> None:
+    def withdraw(self, entries: Sequence[HeaderEntry[Header]]) -> None:
         """Evict entries of a message that was not sent; the keys that it listed as dropped are listed again."""
         for entry in entries:
             if self.entries.get(entry.header) is entry:
@@ -144,10 +144,10 @@ class Packer(Generic[Header]):
         "_budget",
         "_buffer_leases",
         "_elsewhere",
-        "_entries",
         "_marked",
         "_new",
-        "_table",
+        "entries",
+        "table",
     )
 
     def __init__(
@@ -168,9 +168,9 @@ class Packer(Generic[Header]):
         self._buffer_leases = buffer_leases
         self._borrower = borrower
         self._budget = budget
-        self._table: _Table[Header] = _Table()
-        self._entries: dict[Header, _Entry[Header]] = self._table.entries
-        self._new: list[_Entry[Header]] = []
+        self.table: HeaderTable[Header] = HeaderTable()
+        self.entries: dict[Header, HeaderEntry[Header]] = self.table.entries
+        self._new: list[HeaderEntry[Header]] = []
         """Entries that the current message introduces."""
         self._marked = 0
 
@@ -183,7 +183,7 @@ class Packer(Generic[Header]):
     def withdraw(self) -> None:
         """Undo everything packed since ``begin``, which is not sent."""
         self._buffer_leases.revoke(self._marked)
-        self._table.withdraw(self._new)
+        self.table.withdraw(self._new)
         self._new.clear()
 
     def record(self, header: Header, name: str, data: Sequence[Buffer], parts: list[Buffer]) -> None:
@@ -191,7 +191,7 @@ class Packer(Generic[Header]):
 
         Raises if it cannot be packed: then the message has to be withdrawn.
         """
-        entry = self._entries.get(header)
+        entry = self.entries.get(header)
         if entry is not None and entry.plain and not name:
             parts.append(entry.record)
             sizes = entry.sizes
@@ -224,12 +224,12 @@ class Packer(Generic[Header]):
                 inline += (buffer, PADDING[size & 7])
         parts += (raw, PADDING[len(raw) & 7], *inline)
 
-    def _introduce(self, header: Header, name: int, parts: list[Buffer]) -> _Entry[Header]:
+    def _introduce(self, header: Header, name: int, parts: list[Buffer]) -> HeaderEntry[Header]:
         """Append the beginning of a record that contains its header; cache the header unless it is large."""
-        entry, table = _Entry(header), self._table
+        entry, table = HeaderEntry(header), self.table
         self._budget.put(table, header, entry, entry.footprint)
         key = KEEP_NONE
-        if self._entries.get(header) is entry:  # else it is too large, or was evicted at once
+        if self.entries.get(header) is entry:  # else it is too large, or was evicted at once
             key = entry.key
             self._new.append(entry)
         text = json.dumps([headers.header_to_json(header), table.forgotten()]).encode()
@@ -263,7 +263,7 @@ class Packer(Generic[Header]):
 class Unpacker(Generic[Header]):
     """The receiving half of the codec."""
 
-    __slots__ = ("_borrower", "_buffer_leases", "_entries", "_read")
+    __slots__ = ("_borrower", "_buffer_leases", "_read", "entries")
 
     def __init__(
         self, buffer_leases: BufferLeases, borrower: BufferBorrower, read: Callable[[dict[str, Any]], Header]
@@ -272,7 +272,7 @@ class Unpacker(Generic[Header]):
         self._buffer_leases = buffer_leases
         self._borrower = borrower
         self._read: Callable[[dict[str, Any]], Header] = read
-        self._entries: dict[int, _Entry[Header]] = {}
+        self.entries: dict[int, HeaderEntry[Header]] = {}
 
     def record(
         self, body: memoryview, at: int
@@ -283,7 +283,7 @@ class Unpacker(Generic[Header]):
         """
         key, name_size = _RECORD.unpack_from(body, at)
         if key < _NEW:
-            entry = self._entries[key]
+            entry = self.entries[key]
             if not name_size:
                 return entry.header, "", [body[at + a : at + b] for a, b in entry.layout], at + entry.extent
             at += _RECORD.size
@@ -309,16 +309,16 @@ class Unpacker(Generic[Header]):
                 data.append(self._borrower.view(segment - 1, offset, size, token))
         return entry.header, name, data, at
 
-    def _introduced(self, body: memoryview, at: int) -> tuple[_Entry[Header], int]:
+    def _introduced(self, body: memoryview, at: int) -> tuple[HeaderEntry[Header], int]:
         """Return the header of a NEW record, cached if it has a key, and where its placements begin."""
         key, size = _RECORD.unpack_from(body, at)
         at += _RECORD.size
         described, forgotten = json.loads(bytes(body[at : at + size]))
         for each in forgotten:
-            self._entries.pop(each, None)
-        entry = _Entry(self._read(described))
+            self.entries.pop(each, None)
+        entry = HeaderEntry(self._read(described))
         if key != KEEP_NONE:
-            self._entries[key] = entry
+            self.entries[key] = entry
         return entry, at + ((size + 7) & ~7)
 
     def _error(self, body: memoryview, at: int) -> tuple[NeriteError, str, list[Buffer], int]:
@@ -332,7 +332,7 @@ def _specs(header: RequestHeader | ResponseHeader) -> Sequence[TensorSpec]:
     return header.inputs if isinstance(header, RequestHeader) else header.outputs
 
 
-def _misfit(entry: _Entry[Any], data: Sequence[Buffer]) -> NeriteError:
+def _misfit(entry: HeaderEntry[Any], data: Sequence[Buffer]) -> NeriteError:
     """Return the error for tensors whose sizes differ from those in their header."""
     for spec, buffer in zip(_specs(entry.header), data, strict=True):
         if len(buffer) != spec.byte_size >= 0:

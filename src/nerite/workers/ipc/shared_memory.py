@@ -99,7 +99,7 @@ class Arena:
         self._next = 0
         self._pieces: dict[int, _Pieces] = {}
         """By size."""
-        self._live: dict[int, weakref.ref[Any]] = {}
+        self.live: dict[int, weakref.ref[Any]] = {}
 
     def allocate(self, size: int) -> memoryview | None:
         """Return ``size`` writable bytes, freed with the last view on them; None if there is no memory left."""
@@ -116,10 +116,10 @@ class Arena:
         free = pieces.places
 
         def back(_: object) -> None:
-            del self._live[key]
+            del self.live[key]
             free.append(place)
 
-        self._live[key] = weakref.ref(array, back)
+        self.live[key] = weakref.ref(array, back)
         return array.data
 
     def _cut(self, size: int) -> tuple[int, int] | None:
@@ -194,33 +194,33 @@ class Arena:
 class BufferLeases:
     """The views that one borrower has, kept until it returns their tokens."""
 
-    __slots__ = ("_out", "mark")
+    __slots__ = ("leased", "mark")
 
     def __init__(self) -> None:
-        self._out: dict[int, tuple[memoryview, int]] = {}
+        self.leased: dict[int, tuple[memoryview, int]] = {}
         self.mark = 0
         """Token of the last view that was lent."""
 
     def revoke(self, mark: int) -> None:
         """Revoke the leases since ``mark``, which the borrower was not told of."""
         while self.mark != mark:
-            self._out.pop(self.mark, None)
+            self.leased.pop(self.mark, None)
             self.mark = (self.mark - 1) & 0xFFFFFFFF
 
     def lend(self, view: memoryview, offset: int) -> int:
         """Keep ``view``, which begins at ``offset`` of its segment; return its token."""
         self.mark = token = (self.mark + 1) & 0xFFFFFFFF
-        self._out[token] = (view, offset)
+        self.leased[token] = (view, offset)
         return token
 
     def part(self, token: int, offset: int, size: int) -> memoryview:
         """Return a part of a lent view, which the borrower returns as its own output."""
-        view, start = self._out[token]
+        view, start = self.leased[token]
         return view[offset - start : offset - start + size]
 
     def returned(self, token: int) -> None:
         """Drop a view that the borrower has released."""
-        self._out.pop(token, None)
+        self.leased.pop(token, None)
 
 
 class BufferBorrower:
@@ -230,7 +230,7 @@ class BufferBorrower:
         self.released: list[int] = []
         """Tokens to return: see ``take_released``."""
         self._segments: dict[int, Segment] = {}
-        self._live: dict[int, tuple[weakref.ref[Any], int, int, int, int]] = {}
+        self.live: dict[int, tuple[weakref.ref[Any], int, int, int, int]] = {}
 
     def add(self, number: int, descriptor: int, size: int, *, writable: bool = True) -> Segment:
         """Map a segment, and return it. ``descriptor`` is not needed afterwards. Raises ``OSError``."""
@@ -246,11 +246,11 @@ class BufferBorrower:
         array = self._segments[segment].array(offset, size)
 
         def gone(_: object) -> None:
-            del self._live[token]
+            del self.live[token]
             self.released.append(token)
 
         address = self._segments[segment].base + offset
-        self._live[token] = (weakref.ref(array, gone), address, size, segment, offset)
+        self.live[token] = (weakref.ref(array, gone), address, size, segment, offset)
         return array.data
 
     def take_released(self) -> list[int]:
@@ -264,7 +264,7 @@ class BufferBorrower:
     def find(self, address: int, size: int) -> tuple[int, int, int] | None:
         """Return segment, offset and token of borrowed memory that contains these bytes; None if there is none."""
         # On a copy: another thread may release a view meanwhile.
-        for token, (_, start, whole, segment, offset) in self._live.copy().items():
+        for token, (_, start, whole, segment, offset) in self.live.copy().items():
             if start <= address and address + size <= start + whole:
                 return segment, offset + address - start, token
         return None
