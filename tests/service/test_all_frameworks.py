@@ -261,7 +261,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a cut ONNX model": ("onnx", half, AGAIN),
     "a cut TorchScript": ("torchscript", half, AGAIN),
     "a cut exported program": ("exported", half, AGAIN),
-    "no weights": ("openvino", lambda path: path.with_suffix(".bin").unlink(), "Copy openvino.bin into the same directory"),
+    "no weights": ("openvino", lambda path: path.with_suffix(".bin").unlink(), "Copy openvino.bin into the same dir"),
     "a cut SavedModel": ("saved", lambda path: half(path / "saved_model.pb"), AGAIN),
     "a cut forest of XGBoost": ("boosted", half, AGAIN),
     "a cut forest of LightGBM": ("lightgbm", half, AGAIN),
