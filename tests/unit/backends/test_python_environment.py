@@ -151,6 +151,13 @@ def test_half_an_archive(tmp_path: Path) -> None:
     assert environments.list_environments(environments.environments_folder()) == []
 
 
+def test_a_python_that_cannot_refuse_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "env")
+    archive = packed(tmp_path / "env", tmp_path / "env.tar.gz")
+    monkeypatch.delattr(tarfile, "data_filter")
+    assert "archives need Python 3.11.4 or newer" in refusal(tmp_path, archive)
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     assert refusal(tmp_path, tmp_path / "gone") == (
         f"Failed to get the canonical path for {tmp_path}/gone. It is the EXECUTION_ENV_PATH of model 'm', and there "

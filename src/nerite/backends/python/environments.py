@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -229,6 +230,11 @@ def _digest(archive: Path, size: int, modified_ns: int) -> str:
 
 
 def _extract(archive: Path, target: Path) -> None:
+    if not hasattr(tarfile, "data_filter"):
+        raise InvalidArgument(
+            f"EXECUTION_ENV_PATH '{archive}' cannot be unpacked: archives need Python 3.11.4 or newer, which refuses "
+            f"paths outside of the directory; this is {platform.python_version()}. Give a requirements.txt."
+        )
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(target, filter="data")
