@@ -7,12 +7,12 @@ import http.client
 import socket
 import threading
 import time
-from pathlib import Path
 
 import h2.config
 import h2.connection
 import h2.events
 
+from faults import resident
 from serving import PATIENCE, Serving
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -111,11 +111,6 @@ class RawGrpc:
 def framed(message: bytes, *, compressed: bool = False) -> bytes:
     """Return a message with its length."""
     return bytes((compressed,)) + len(message).to_bytes(4) + message
-
-
-def resident(server: Serving) -> int:
-    """Bytes of memory that the server's process has."""
-    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
 
 
 class Watch:

@@ -11,7 +11,8 @@ from statistics import median
 
 import pytest
 
-from raw_grpc import RawGrpc, Watch, resident
+from faults import resident
+from raw_grpc import RawGrpc, Watch
 from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 
 IDLE = 5_000

@@ -17,11 +17,12 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from faults import resident
 from grpc_streams import Stream
 from nerite.core.tensor import join_bytes
 from nerite.wire.fields import nested_field as field
 from nerite.wire.grpc_service import ModelInferRequest, ModelInferResponse
-from raw_grpc import INFER, STREAM, RawGrpc, Watch, framed, resident
+from raw_grpc import INFER, STREAM, RawGrpc, Watch, framed
 from serving import IDENTITY, Serving, binary_request, eventually, pbtxt, python_model, serving
 
 MB = 2**20
