@@ -6,12 +6,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import hiredis
 
 import tools
+from ports import free_ports
 from serving import eventually
 
 
@@ -21,9 +22,7 @@ class Redis:
     def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
         tools.require("redis-server")
         self._ports = ("--port", "0", "--tls-port") if tls else ("--port",)
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None

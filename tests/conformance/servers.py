@@ -10,13 +10,13 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from conformance import triton_installation
 from conformance.exchange import Http, Scene
 from conformance.repositories import repository, write
+from ports import free_ports
 
 BACKENDS = Path(__file__).with_name("backends")
 START_SECONDS = 240.0
@@ -110,12 +110,3 @@ def start(name: str, scene: Scene, folder: Path, head: list[str], environment: d
             [*head, *options], env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
         )
     return Server(name, models, second, http, grpc, metrics, cloud, backends, log, process)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on. All are held until the last is found, so that they differ."""
-    with ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]

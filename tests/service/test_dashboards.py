@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ports import free_ports
 from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 from tools import require
 
@@ -148,9 +148,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 @pytest.fixture
 def prometheus(server: Serving, tmp_path: Path) -> Iterator[Prometheus]:
     require("promtool", "prometheus")
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    (port,) = free_ports(1)
     target = f"127.0.0.1:{server.ports['Metrics']}"
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},

@@ -59,7 +59,7 @@ def test_converted_once_and_served(tmp_path: Path, flag: str) -> None:
             answers.add(json.loads(body)["text_output"])
         assert len(answers) == 1
         assert server.text.count("converting '") == 1
-        assert server.text.count("made a conversion of") == 1
+        assert server.text.count("made a conversion from") == 1
         assert "the engine is openvino_genai: there is no GPU" in server.text
         config = server.json("GET", "/v2/models/chat/config")
         assert (config["backend"], config["platform"]) == ("llm", "huggingface")
