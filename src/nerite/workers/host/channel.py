@@ -7,32 +7,24 @@ The channel of a worker with models in it belongs to the loop (``attach``), and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.execution_observer import ExecutionTimes, context_of
-from nerite.core.failures import report, system_error
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.workers.host.bls import BlsServer
 from nerite.workers.host.fork_server import ForkedProcess
-from nerite.workers.ipc import codec, messages, shared_memory
-from nerite.workers.ipc.shared_memory import TRIM_EVERY, Arena, BufferBorrower, BufferLeases, ForeignSegments, Segment
+from nerite.workers.ipc import codec, messages
+from nerite.workers.ipc.channel import Channel
+from nerite.workers.ipc.shared_memory import TRIM_EVERY, Arena, ForeignSegments
 
 Log = Callable[[str, str, str, str, int, str], None]
 """Called with worker name, level, text, file and line of the log call, and the ids of the requests that it is about."""
-
-_WRITABLE: Final = 1 << 30
-"""Added to the number of a foreign segment that the worker maps for writing."""
-
 
 Ask = Callable[[dict[str, Any], Callable[[bytes], None]], None]
 """Called with an ASK message of a model, and a function that sends the reply."""
@@ -40,37 +32,26 @@ Ask = Callable[[dict[str, Any], Callable[[bytes], None]], None]
 OnResult = Callable[[int, list[InferenceResponse | None], ExecutionTimes, memoryview], None]
 
 
-class WorkerChannel:
+class WorkerChannel(Channel):
     """Packs the messages to one worker, and unpacks those from it."""
 
     def __init__(
         self, process: ForkedProcess, arena: Arena, foreign_segments: ForeignSegments, log: Log, ask: Ask
     ) -> None:
         """``ask`` handles ASK messages, on whichever thread uses the channel."""
+        super().__init__(f"worker '{process.name}'", process.channel, process.descriptors, arena, foreign_segments)
         self._process = process
-        self._socket = process.channel
         self._log = log
         self._ask = ask
-        self._frames = messages.Frames()
-        self._arena = arena
-        self._buffer_leases = BufferLeases()
-        self._borrower = BufferBorrower()
         self._responses: codec.Packer[ResponseHeader] = codec.Packer(
             arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment
         )
-        self._foreign_segments = foreign_segments
-        self._known_foreign_segments: set[int] = set()
-        """Numbers of the foreign segments that the worker maps."""
-        self._own_foreign_segments: list[int] = []
-        """Numbers of the worker's segments, which other workers may map."""
         self._trim_timer: asyncio.TimerHandle | None = None
         self._results = codec.response_unpacker(self._buffer_leases, self._borrower)
         self._calls = codec.request_unpacker(self._buffer_leases, self._borrower)
         self._answers: dict[int, Callable[[Any, NeriteError | None], None]] = {}
         """Handlers of replies, by the number of the request."""
         self._last_number = 0
-        self._unsent: deque[memoryview] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._on_result: OnResult | None = None
         self._on_part: Callable[[int, int, InferenceResponse, bool, ExecutionTimes], None] | None = None
         self._on_report: Callable[[int, memoryview], None] = _ignored
@@ -91,7 +72,7 @@ class WorkerChannel:
                 if size == 0:
                     raise ConnectionError
                 for frame in self._frames.received(size):
-                    self._handle(*frame)
+                    self._take(*frame)
         except ConnectionError:
             raise Unavailable(f"the worker process of '{self._process.name}' ended while loading") from None
         answer, error = answers.pop()
@@ -119,18 +100,11 @@ class WorkerChannel:
         models' calls to other models.
         """
         self._bls_server = bls_server
-        self._loop = loop
         self._on_result = on_result
         self._on_part = on_part
         self._on_report = on_report
         self._on_end = on_end
-        shared_memory.keep_spares()
-        self._socket.setblocking(False)
-        loop.add_reader(self._socket, self._readable)
-        for segment in self._arena.segments:
-            self._announce(segment)
-        self._arena.on_segment.append(self._announce)
-        self._foreign_segments.on_gone.append(self._forget)
+        self._begin(loop)
 
     def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
         """Send a request; ``answered`` takes the reply. Only after ``attach``."""
@@ -190,56 +164,19 @@ class WorkerChannel:
 
     def close(self) -> None:
         """Close the connection. The worker, if it is still alive, exits."""
-        if self._loop is not None:
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
         if self._trim_timer is not None:
             self._trim_timer.cancel()
         self._on_end = None
-        self._socket.close()
-        self._process.descriptors.close()
-        self._unsent.clear()
-        if self._announce in self._arena.on_segment:
-            self._arena.on_segment.remove(self._announce)
-            self._foreign_segments.on_gone.remove(self._forget)
-        for number in self._own_foreign_segments:
-            self._foreign_segments.remove(number)
-        self._own_foreign_segments.clear()
-        self._buffer_leases = BufferLeases()
+        super().close()
 
-    def _readable(self) -> None:
-        try:
-            size = self._socket.recv_into(self._frames.space())
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            size = 0
-        if size == 0:
-            self._end()
-            return
-        try:
-            for kind, count, body in self._frames.received(size):
-                self._handle(kind, count, body)
-        except OSError as error:
-            self._give_up(f"the server could not take a message from it: {system_error(error)}")
-        except Exception as error:
-            report("channel", error, f"of worker '{self._process.name}'")
-            self._give_up("the server could not go on talking to it, see the log")
-
-    def _give_up(self, reason: str) -> None:
-        """Kill the worker because a message could not be handled: its requests fail, and it restarts.
-
-        Later messages cannot be interpreted, as they may refer to the one that was lost.
-        """
-        self._process.kill(reason)
-        self._end()
-
-    def _end(self) -> None:
-        assert self._loop is not None
-        self._loop.remove_reader(self._socket)
+    def _lost(self) -> None:
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end()
+
+    def _kill(self, reason: str) -> None:
+        """Kill the worker: its requests fail, and it restarts."""
+        self._process.kill(reason)
 
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
         if kind == messages.RESULT:
@@ -262,11 +199,6 @@ class WorkerChannel:
             self._bls_server.taken(messages.read_batch(body)[0], count)
         elif kind == messages.ASK:
             self._ask(messages.read_json(body), self._send)
-        elif kind == messages.RETURN:
-            for token in messages.read_tokens(body, count):
-                self._buffer_leases.returned(token)
-        elif kind == messages.SEGMENT:
-            self._map(**messages.read_json(body))
         elif kind == messages.LOG:
             self._log(self._process.name, *messages.read_json(body))
         elif kind == messages.DONE:
@@ -275,15 +207,7 @@ class WorkerChannel:
             self._answers.pop(count)(None, messages.read_error(body))
 
     def _map(self, **segment: Any) -> None:
-        """Map memory of the worker, whose descriptor follows, and offer it to other workers."""
-        descriptor = shared_memory.received_descriptors(self._process.descriptors)
-        try:
-            mapped = self._borrower.add(descriptor=descriptor, **segment)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._own_foreign_segments.append(self._foreign_segments.add(descriptor, mapped.size, mapped.base))
-        shared_memory.keep_spares()
+        super()._map(**segment)
         if self._loop is not None and self._trim_timer is None:
             self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
 
@@ -323,72 +247,12 @@ class WorkerChannel:
         assert isinstance(header, RequestHeader) and self._bls_server is not None
         self._bls_server.call(call, batch, index, decoupled, header, name, data)
 
-    def _send(self, message: bytes) -> None:
-        if not self._unsent:
-            try:
-                sent = self._socket.send(message)
-            except (BlockingIOError, InterruptedError):
-                sent = 0
-            except OSError:
-                return  # the worker is gone; ``_readable`` reports the end of the channel
-            if sent == len(message):
-                return
-            assert self._loop is not None
-            self._loop.add_writer(self._socket, self._writable)
-            self._unsent.append(memoryview(message)[sent:])
-        else:
-            self._unsent.append(memoryview(message))
-
-    def _writable(self) -> None:
-        unsent = self._unsent
-        with contextlib.suppress(BlockingIOError, InterruptedError, OSError):
-            while unsent:
-                sent = self._socket.send(unsent[0])
-                if sent < len(unsent[0]):
-                    unsent[0] = unsent[0][sent:]
-                    return
-                unsent.popleft()
-        if not unsent:
-            assert self._loop is not None
-            self._loop.remove_writer(self._socket)
-
     def _trim(self) -> None:
         """Make the worker release unused memory, now and every few seconds."""
         assert self._loop is not None
         if not self._unsent:
             self._send(messages.frame(messages.TRIM))
         self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
-
-    def _announce(self, segment: Segment) -> None:
-        self._send_segment(segment.descriptor, self._arena.segments.index(segment), segment.size)
-
-    def _send_segment(self, descriptor: int, number: int, size: int, *, writable: bool = True) -> None:
-        """Make the worker map memory. A worker that accepts no more descriptors is stuck, and is killed."""
-        try:
-            socket.send_fds(self._process.descriptors, [b"."], [descriptor], socket.MSG_DONTWAIT)
-        except OSError as error:
-            if not isinstance(error, ConnectionError):
-                self._process.kill(f"it took no more descriptors of shared memory ({error.strerror})")
-            return  # ``_readable`` reports the end of the channel
-        self._send(messages.segment_frame(number, size, writable=writable))
-
-    def _in_foreign_segment(self, view: memoryview, address: int) -> tuple[int, int] | None:
-        """Return the place of bytes in a foreign segment, which the worker then maps: for writing if allowed."""
-        found = self._foreign_segments.find(address, len(view))
-        if found is None:
-            return None
-        foreign_segment, place = found
-        number = foreign_segment.number if view.readonly else foreign_segment.number | _WRITABLE
-        if number not in self._known_foreign_segments:
-            self._known_foreign_segments.add(number)
-            self._send_segment(foreign_segment.descriptor, number, foreign_segment.size, writable=not view.readonly)
-        return number, place
-
-    def _forget(self, number: int) -> None:
-        for each in (number, number | _WRITABLE):
-            if each in self._known_foreign_segments:
-                self._known_foreign_segments.remove(each)
-                self._send(messages.json_frame(messages.FORGET, each))
 
 
 def _contexts_frame(batch: int, requests: Sequence[InferenceRequest]) -> bytes:
