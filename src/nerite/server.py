@@ -6,9 +6,9 @@ access files are coroutines. Not thread-safe: everything must be called on the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from nerite import __version__
 from nerite.admission.tenants import TenantAdmission
@@ -18,21 +18,9 @@ from nerite.config.options import ServerOptions
 from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unsupported
-from nerite.core.failures import report
-from nerite.core.model_calls import ChildRequest
-from nerite.core.request import (
-    InferenceRequest,
-    ReplySink,
-    RequestHeader,
-    RequestRoute,
-    SharedMemoryInput,
-    SharedMemoryRequest,
-)
-from nerite.core.response import InferenceResponse
-from nerite.core.signature import Signature
-from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.core.text import MAX_VALUE
 from nerite.dispatch.interface import ServerEntry
+from nerite.inference_entry import InferenceEntry
 from nerite.instances.instance import all_ready
 from nerite.models.running_version import RunningVersion
 from nerite.observability.custom_metrics import Reading
@@ -47,9 +35,7 @@ from nerite.repository.descriptions import Descriptions
 from nerite.repository.manager import ModelManager
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
 from nerite.workers.helper_pool import HelperPool
-from nerite.workers.ipc.shared_memory import MIN_SIZE
 
-_NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transaction policy"
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -67,7 +53,7 @@ EXTENSIONS = (
 )
 
 
-class InferenceServer:
+class InferenceServer(InferenceEntry[RunningVersion]):
     """Serves the models of its repositories to all transports."""
 
     def __init__(
@@ -79,37 +65,26 @@ class InferenceServer:
         helpers: HelperPool | None = None,
     ) -> None:
         """``manager_of`` creates the model manager, given this server and a callback for loaded and unloaded models."""
+        super().__init__(SharedMemoryRegions(allowed=options.device.allow_client_shared_memory), helpers)
         self._options = options
-        self._epoch = object()
         self._cache = cache
         self._tenant_admission = tenant_admission
-        self.regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
-        """Shared memory regions of clients."""
         self.tracing = Tracing(options.trace, self._trace_running)
         """Traces of requests."""
-        self._helpers = helpers
         self._manager = manager_of(self, self._models_changed)
         self._descriptions = Descriptions(self._manager)
         self._starting = True
         self._draining = False
         """A graceful shutdown has begun; requests are still accepted."""
-        self._stopping = False
-        """New requests are rejected."""
 
     @property
     def manager(self) -> ModelManager:
         """The model manager."""
         return self._manager
 
-    @property
-    def helpers(self) -> HelperPool:
-        """Pool of helper processes for calls that would block the event loop."""
-        assert self._helpers is not None
-        return self._helpers
-
     def _models_changed(self) -> None:
         """Invalidate the routes of all headers, because a version was loaded or unloaded."""
-        self._epoch = object()
+        self.renew_routes()
         self._trace_running()
         if self._cache is not None:
             self._renew_origins(lasting=self._cache.shared)
@@ -131,111 +106,13 @@ class InferenceServer:
             for running in record.running.values():
                 running.trace(tracing)
 
-    # Inference
-
-    def infer(self, request: InferenceRequest, decoupled: str = _NOT_OVER_HTTP) -> None:
-        """Answer a request through ``request.respond``; guarantees exactly one final response.
-
-        ``decoupled`` is the error text for a model that may send several responses.
-        """
-        route = request.header.route
-        if route is None or route.epoch is not self._epoch:
-            try:
-                route = self._resolve(request, decoupled)
-            except NeriteError as error:
-                request.respond(InferenceResponse.failed(error))
-                return
-        try:
-            route.version.submit(request)
-        except Exception as error:
-            where = f"of a request to model '{request.header.model_name}'"
-            request.respond(InferenceResponse.failed(report("admission", error, where, request.id)))
-
-    def request(
-        self,
-        header: RequestHeader,
-        data: Sequence[Buffer | SharedMemoryInput],
-        sink: ReplySink,
-        arrived_ns: int,
-        request_id: str,
-    ) -> InferenceRequest:
-        """Create a request; ``data`` has a location instead of bytes for each input in shared memory.
-
-        Raises Triton's errors for invalid locations.
-        """
-        if not header.shared:
-            return InferenceRequest(header, cast(Sequence[Buffer], data), sink, arrived_ns, request_id)
-
-        def room(size: int) -> memoryview | None:
-            if size < MIN_SIZE:
-                return None
-            return self.receive_buffer(header.model_name, header.model_version, size, 0)
-
-        regions = self.regions
-        inputs = [regions.read(each, room) if isinstance(each, SharedMemoryInput) else each for each in data]
-        request = SharedMemoryRequest(header, inputs, sink, arrived_ns, request_id)
-        places = {output.name: output.place for output in header.outputs if output.place}
-        request.places = {name: regions.output(place) for name, place in places.items()}
-        regions.use(request, [each for each in (*data, *places.values()) if isinstance(each, SharedMemoryInput)])
-        return request
-
-    def version_of(self, request: InferenceRequest) -> RunningVersion:
-        """Return the version for a request whose sink takes any number of responses. Raises ``NeriteError``."""
-        route = request.header.route
-        if route is None or route.epoch is not self._epoch:
-            route = self._resolve(request)
-        return cast(RunningVersion, route.version)
-
-    def _resolve(self, request: InferenceRequest, decoupled: str = "") -> RequestRoute:
-        header = request.header
-        if self._stopping and not isinstance(request, ChildRequest):
-            raise refusals.stopping()
-        version = self.find(header.model_name, header.model_version, decoupled, header.namespace)
-        version.signature.bind(header, request.id)
-        route = header.route = RequestRoute(self._epoch, version)
-        return route
-
-    def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP, namespace: str = "") -> RunningVersion:
-        """Return the running version that a request goes to; an empty ``namespace`` searches all repositories.
-
-        Raises Triton's errors. ``decoupled`` is the error text for a model that may send several responses; empty if
-        those are accepted.
-        """
-        running = self._manager.find(model, version, namespace)
-        if decoupled and running.decoupled:
-            raise Unsupported(decoupled)
-        return running
-
-    def signature(self, model: str, version: str) -> Signature:
-        """Return the signature of the version that a request would go to. Raises Triton's errors."""
-        return self._manager.find(model, version).signature
-
-    def signature_of(self, request: InferenceRequest) -> Signature:
-        """Return the signature of the version that a request went to."""
-        return self.went_to(request).signature
-
-    def went_to(self, request: InferenceRequest) -> RunningVersion:
-        """Return the version that a request was submitted to."""
-        assert request.header.route is not None
-        return cast(RunningVersion, request.header.route.version)
+    def _running(self, model: str, version: str, namespace: str) -> RunningVersion:
+        return self._manager.find(model, version, namespace)
 
     def version_directory(self, running: RunningVersion) -> Path | None:
         """Return the directory of a version's files, or None if it no longer has one."""
         loaded = self._manager.meant(running.name).loaded
         return None if loaded is None else loaded.polled.directory / running.label
-
-    def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
-        """Return memory for a large request that the model's instances can read without a copy, or None.
-
-        ``data_at`` is the offset of the tensors in the request; they will be aligned.
-        """
-        try:
-            running = self._manager.find(model, version)
-        except NeriteError:
-            return None  # the complete request is rejected later, with the reason
-        padding = -data_at % ALIGNMENT
-        buffer = running.receive_buffer(size + padding)
-        return None if buffer is None else buffer[padding:]
 
     # Health
 

@@ -20,6 +20,7 @@ ROOMS: Final = (
     "server_process",
     "transports llm.openai",
     "server",
+    "inference_entry",
     "regions",
     "testing",
     "repository",

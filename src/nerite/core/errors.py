@@ -8,6 +8,7 @@ goes to the log.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Self
 
 from nerite.core.text import bounded
@@ -30,6 +31,8 @@ class NeriteError(Exception):
 
     begun: bool = False
     """The request was already executing, so this is the result of its execution and not a rejection."""
+    refused: bool = False
+    """The request was rejected when it was submitted, in another process than the one that answers its client."""
 
     def __init__(self, message: str, retry_after: int = 0) -> None:
         """Cut ``message``, and each long name in it, to a bounded length: it may quote a client."""
@@ -201,3 +204,13 @@ BY_CODE: dict[str, type[NeriteError]] = {
     )
 }
 """Error classes by the code that a model or a worker reports."""
+
+
+def _all_kinds(kind: type[NeriteError]) -> Iterator[type[NeriteError]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _all_kinds(each)
+
+
+BY_NAME: dict[str, type[NeriteError]] = {kind.__name__: kind for kind in _all_kinds(NeriteError)}
+"""Every error class of this module by its name."""

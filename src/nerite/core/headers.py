@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nerite.core import tensor as dtypes
-from nerite.core.request import Caller, RequestedOutput, RequestHeader
+from nerite.core.request import Caller, IdempotencyKey, RequestedOutput, RequestHeader
 from nerite.core.response import Parameter, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -53,6 +53,44 @@ def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
     )
     header.batch_size = value["batch_size"]
     return header
+
+
+def whole_header_to_json(header: RequestHeader) -> dict[str, Any]:
+    """Return the JSON form of a request header with what ``header_to_json`` omits: form of the answer, caller, key."""
+    return {
+        **header_to_json(header),
+        "outputs": [[each.name, each.binary, each.base64, each.classification] for each in header.outputs],
+        "by_default": [header.binary_by_default, header.base64_by_default, header.empty_final],
+        "caller": header.caller,
+        "idempotency_key": header.idempotency_key,
+    }
+
+
+def whole_header_from_json(value: dict[str, Any]) -> RequestHeader:
+    """Return the request header that ``whole_header_to_json`` was given."""
+    sequence_id, start, end = value["sequence"]
+    binary, base64, empty_final = value["by_default"]
+    caller, key = value["caller"], value["idempotency_key"]
+    return RequestHeader(
+        value["model"],
+        value["version"],
+        _specs(value),
+        [
+            RequestedOutput(name, binary=as_bytes, base64=as_base64, classification=classes)
+            for name, as_bytes, as_base64, classes in value["outputs"]
+        ],
+        parameters=value["parameters"],
+        priority=value["priority"],
+        timeout_us=value["timeout_us"],
+        sequence_id=sequence_id,
+        sequence_start=start,
+        sequence_end=end,
+        binary_by_default=binary,
+        base64_by_default=base64,
+        empty_final=empty_final,
+        caller=None if caller is None else Caller(*caller),
+        idempotency_key=None if key is None else IdempotencyKey(*key),
+    )
 
 
 def response_header_from_json(value: dict[str, Any]) -> ResponseHeader:

@@ -226,7 +226,7 @@ def open_files(restricted: Iterable[RestrictedKey]) -> dict[str, KeyFile]:
     return {path: KeyFile(path, check_key_files(path)) for path in sorted(paths)}
 
 
-def locks_of(restricted: Mapping[str, RestrictedKey], files: Mapping[str, KeyFile]) -> dict[str, Lock]:
+def locks_of(restricted: Mapping[str, RestrictedKey], files: Mapping[str, AccessKeys]) -> dict[str, Lock]:
     """Return the lock of each restricted category; ``files`` contains all files that ``restricted`` names."""
     return {
         category: Lock(key.header, files[key.file] if key.file else AccessKeys((os.fsencode(key.value),)))

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import resource
+import ssl
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nerite.config.options import ServerOptions
-from nerite.observability import machine
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.gpus import GpuMetrics
 from nerite.observability.log import log
 from nerite.server import InferenceServer
-from nerite.transports import access, tcp
+from nerite.transports import tcp
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.clouds import SagemakerModels, SagemakerRouter, SagemakerService, VertexRouter, default_model
 from nerite.transports.http.console import Console
 from nerite.transports.http.handler import HttpHandler
-from nerite.transports.http.head import RequestHead
-from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
-from nerite.transports.http.origins import BrowserGuard, Cors, CorsRouter, GuardedRouter
+from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
-from nerite.transports.limits import CHECKS, TransportLimits, bytes_for, connections_for
+from nerite.transports.limits import CHECKS
+from nerite.transports.listeners import ListenerFactory, TargetOf, limits_of
 from nerite.transports.tcp import tls_context
 
-TargetOf: TypeAlias = Callable[[RequestHead], HttpTarget]
+if TYPE_CHECKING:
+    from nerite.transports.grpc.methods import Handler
+
 _MAX_METRICS_BODY: Final = 64 * 1024
 _LINGER_SECONDS: Final = 0.15
 """Seconds that idle connections stay open after clients were notified of the shutdown, or after new connections
@@ -65,6 +64,25 @@ class TransportListener(Protocol):
         """Number of open connections."""
 
 
+class OpenablePort(TransportListener, Protocol):
+    """A port that can be opened."""
+
+    async def open(
+        self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+    ) -> int:
+        """Listen, and return the port number. Raises ``Unavailable`` on failure."""
+
+
+class ConnectionFronts(Protocol):
+    """Processes that serve the connections of ports, and relay to this one what they cannot answer."""
+
+    def http(self, handler: HttpHandler) -> OpenablePort:
+        """Return the HTTP port, whose other requests ``handler`` answers."""
+
+    def grpc(self, administration: Callable[[str], Handler]) -> OpenablePort:
+        """Return the gRPC port; ``administration`` returns the handler of each method but those of inference."""
+
+
 class ServerPorts:
     """All ports of a server. Only for the event loop's thread."""
 
@@ -75,18 +93,20 @@ class ServerPorts:
         key_files: Mapping[str, KeyFile],
         callers: Callers | None,
         gpus: GpuMetrics | None,
+        fronts: ConnectionFronts | None = None,
     ) -> None:
-        """``callers`` identifies callers if a policy is in force; ``key_files`` are those named by restrictions."""
+        """``callers`` identifies callers if a policy is in force; ``key_files`` are those named by restrictions.
+
+        With ``fronts``, other processes serve the connections of the HTTP and gRPC ports.
+        """
         self.opened: dict[str, int] = {}
         """Number of each open port by its name."""
         self._server = server
         self._options = options
-        self._key_files = key_files
-        self._locks = access.locks_of(options.http.restricted, key_files)
-        """Locks of all ports that speak HTTP."""
-        self._callers = callers
         self._gpus = gpus
-        self._bounds = _bounds(options)
+        self._fronts = fronts
+        self._bounds = limits_of(options)
+        self._factory = ListenerFactory(options, self._bounds, key_files, callers)
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
         self._check_timer: asyncio.TimerHandle | None = None
@@ -110,7 +130,7 @@ class ServerPorts:
         guard = BrowserGuard.of(options.http, metrics.address)
         page = None
         if metrics.enabled:
-            page = MetricsService(self._server, metrics, self._locks, self._gpus, guard, self)
+            page = MetricsService(self._server, metrics, self._factory.locks, self._gpus, guard, self)
         if options.grpc.enabled:
             await self._open_grpc()
         if options.http.enabled:
@@ -187,26 +207,17 @@ class ServerPorts:
 
     async def _open_grpc(self) -> None:
         # Imported here, because a server without gRPC need not load its code.
-        from nerite.transports.grpc.delays import Delays
-        from nerite.transports.grpc.listener import GrpcListener
-        from nerite.transports.grpc.service import GrpcService
+        from nerite.transports.grpc.methods import GrpcAdministration
 
         options = self._options.grpc
-        service = GrpcService(
-            self._server,
-            self._bounds,
-            max_message=options.max_message_size,
-            locks=access.locks_of(options.restricted, self._key_files),
-            forward_pattern=options.header_forward_pattern,
-            compression=options.response_compression,
-            callers=self._callers,
-            delays=Delays(os.environ),
-        )
-        listener = GrpcListener(
-            service, options.keepalive, self._bounds, options.upload_seconds, access_log=self._options.log.access
-        )
-        self._listeners["grpc"] = listener
+        administration = GrpcAdministration(self._server).handler
         tls = tls_context(options.tls, ["h2"])
+        listener: OpenablePort
+        if self._fronts is not None:
+            listener = self._fronts.grpc(administration)
+        else:
+            listener = self._factory.grpc(self._server, administration)
+        self._listeners["grpc"] = listener
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("gRPC", "GRPCInferenceService", options.address, port)
 
@@ -214,14 +225,15 @@ class ServerPorts:
         options = self._options.http
         target_of: TargetOf = self._router(options.header_forward_pattern).target
         if options.console:
-            target_of = Console(self._server, metrics, self._locks, target_of).target
-        if options.cors_origins:
-            key_headers = [lock.header for lock in self._locks.values()]
-            target_of = CorsRouter(Cors(options.cors_origins, key_headers), target_of).target
-        target_of = self._guarded(target_of, options.address)
+            target_of = Console(self._server, metrics, self._factory.locks, target_of).target
+        target_of = self._factory.guarded(self._factory.cross_origin(target_of), options.address)
         service = HttpService(self._server, target_of, self._bounds, max_input_size=options.max_input_size)
-        listener = self._listener("HTTP", service, options.max_input_size)
         tls = tls_context(options.tls, ["http/1.1"])
+        listener: OpenablePort
+        if self._fronts is not None:
+            listener = self._listeners["http"] = self._fronts.http(service)
+        else:
+            listener = self._listener("HTTP", service, options.max_input_size)
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("HTTP", "HTTPService", options.address, port)
 
@@ -229,7 +241,7 @@ class ServerPorts:
         options, max_input_size = self._options.sagemaker, self._options.http.max_input_size
         models = SagemakerModels(self._server)
         router = SagemakerRouter(self._router(), options, models)
-        target_of = self._guarded(router.target, options.address)
+        target_of = self._factory.guarded(router.target, options.address)
         service = SagemakerService(self._server, target_of, models, self._bounds, max_input_size=max_input_size)
         port = await self._listener("Sagemaker", service, max_input_size).open(options.address, options.port)
         self._note("SageMaker", "Sagemaker HTTPService", options.address, port)
@@ -238,52 +250,22 @@ class ServerPorts:
         options, max_input_size = self._options.vertex, self._options.http.max_input_size
         model = await default_model(self._server, options.default_model)
         router = VertexRouter(self._router(), options, model, metrics)
-        target_of = self._guarded(router.target, options.address)
+        target_of = self._factory.guarded(router.target, options.address)
         service = HttpService(self._server, target_of, self._bounds, max_input_size=max_input_size)
         port = await self._listener("Vertex AI", service, max_input_size).open(options.address, options.port)
         self._note("Vertex AI", "Vertex AI HTTPService", options.address, port)
 
-    def _guarded(self, target_of: TargetOf, address: str) -> TargetOf:
-        """Wrap the routing of a port so that requests from pages of other sites are refused."""
-        return GuardedRouter(BrowserGuard.of(self._options.http, address), target_of).target
-
     def _router(self, forward_pattern: re.Pattern[str] | None = None) -> Router:
-        http = self._options.http
-        return Router(
-            self._server,
-            max_input_size=http.max_input_size,
-            locks=self._locks,
-            forward_pattern=forward_pattern,
-            half_precision=http.json_half_precision,
-            callers=self._callers,
-        )
+        return Router(self._server, **self._factory.routing(forward_pattern))
 
     def _listener(self, name: str, handler: HttpHandler, max_body: int) -> HttpListener:
-        # Scrapes come every few seconds and are not worth logging.
-        access_log = self._options.log.access and name != "Metrics"
-        http = self._options.http
-        forwards = name == "HTTP" and http.header_forward_pattern is not None
-        listener = HttpListener(
-            name, handler, max_body, self._bounds, http.upload_seconds, access_log=access_log, whole_heads=forwards
-        )
-        self._listeners[name.lower().replace(" ", "_")] = listener
+        listener = self._listeners[name.lower().replace(" ", "_")] = self._factory.http(name, handler, max_body)
         return listener
 
     def _note(self, name: str, called: str, address: str, port: int) -> None:
         """Record and log an open port; ``called`` is Triton's name for it."""
         self.opened[name] = port
         log.info(f"Started {called} at {address}:{port}")
-
-
-def _bounds(options: ServerOptions) -> TransportLimits:
-    """Return the limits set by flags, or otherwise derived from the machine."""
-    connections = options.connections
-    most, most_bytes = connections.max_connections, connections.max_bytes_in_flight
-    if most < 0:
-        most = connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    if most_bytes < 0:
-        most_bytes = bytes_for(machine.usable_memory())
-    return TransportLimits(max_bytes=most_bytes, max_connections=most, idle_seconds=connections.idle_seconds)
 
 
 METRICS: Final = MetricTable[ServerPorts]((

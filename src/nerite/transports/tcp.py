@@ -96,7 +96,7 @@ _BACKLOG: Final = 4096
 _HANDSHAKE_TIMEOUT: Final = 10.0
 """Timeout of a TLS handshake in seconds."""
 _ACCEPT_BATCH: Final = 64
-"""Maximum number of TLS connections accepted in one turn of the loop."""
+"""Maximum number of connections accepted in Python in one turn of the loop."""
 _ACCEPT_PAUSE: Final = 0.1
 """Pause after the system ran out of file descriptors or memory for a connection, in seconds."""
 _LINGER: Final = 1.0
@@ -162,10 +162,19 @@ async def listen(
     def accepted() -> asyncio.BaseProtocol:
         return connection() if _admitted(bounds) else _RefusedConnection(refusal, bounds.connections.limit)
 
+    if tls is not None:
+        # It accepts connections itself, so that slow handshakes count as connections from the start.
+        secured = _AcceptedConnections(connection, bounds, tls)
+
+        def secure(client: socket.socket) -> None:
+            if _admitted(bounds):
+                secured.start(client)
+            else:
+                client.close()
+
+        accepting = await AcceptingPort.open(service, address, port, secure, reuse_port=reuse_port)
+        return accepting, accepting.number
     try:
-        if tls is not None:
-            secured = await _TlsPort.open(connection, address, port, bounds, tls, reuse_port=reuse_port)
-            return secured, secured.number
         server = await loop.create_server(accepted, address, port, reuse_port=reuse_port, backlog=_BACKLOG)
     except OSError as error:
         raise _unavailable(service, address, port, error) from error
@@ -197,14 +206,17 @@ def _unavailable(service: str, address: str, port: int, error: OSError) -> Unava
 
 def _admitted(bounds: TransportLimits) -> bool:
     """Return whether one more connection is allowed; an idle one is closed to make room if necessary."""
-    table = bounds.connections
-    if table.full:
-        idle = table.make_room(time.monotonic())
-        if idle is None:
-            bounds.closed["refused"] += 1
-            return False
-        bounds.closed["displaced"] += 1
-        idle.retire()
+    return not bounds.connections.full or _made_room(bounds)
+
+
+def _made_room(bounds: TransportLimits) -> bool:
+    """Close an idle connection; count a refused one and return False if there is none."""
+    idle = bounds.connections.make_room(time.monotonic())
+    if idle is None:
+        bounds.closed["refused"] += 1
+        return False
+    bounds.closed["displaced"] += 1
+    idle.retire()
     return True
 
 
@@ -243,45 +255,91 @@ class _Handshake:
         """Do nothing: a handshake is never idle."""
 
 
-class _TlsPort:
-    """Port with TLS. It accepts connections itself, so that slow handshakes count as connections from the start."""
+class _AcceptedConnections:
+    """Hands accepted sockets to their protocol. A TLS handshake counts as a connection from its start."""
 
-    def __init__(
-        self, sockets: list[socket.socket], connection: _Connect, bounds: TransportLimits, tls: ssl.SSLContext
-    ) -> None:
-        self.number: int = sockets[0].getsockname()[1]
+    def __init__(self, connection: _Connect, bounds: TransportLimits, tls: ssl.SSLContext | None) -> None:
         self._loop = asyncio.get_running_loop()
-        self.sockets = sockets
         self._connection = connection
         self._bounds = bounds
         self._tls = tls
         self._handshakes: set[asyncio.Task[None]] = set()
+
+    def start(self, accepted: socket.socket, connection: _Connect | None = None) -> None:
+        """Begin a connection; ``connection`` makes its protocol, if it is not the usual one."""
+        accepted.setblocking(False)
+        task = self._loop.create_task(self._handshake(accepted, connection or self._connection))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _handshake(self, accepted: socket.socket, connection: _Connect) -> None:
+        """Perform the TLS handshake, if any, and pass the connection to its protocol."""
+        table = self._bounds.connections
+        handshake = _Handshake()
+        table.add(handshake, time.monotonic())
+        timeout = None if self._tls is None else _HANDSHAKE_TIMEOUT
+        try:
+            await self._loop.connect_accepted_socket(connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout)
+        except OSError:  # the client disconnected, does not speak TLS, or has no valid certificate
+            pass
+        finally:
+            table.remove(handshake)
+
+
+class AdoptedPort:
+    """Port whose connections another process accepts and hands over."""
+
+    sockets: Sequence[socket.socket] = ()
+
+    def __init__(
+        self, connection: _Connect, bounds: TransportLimits, refusal: bytes, tls: ssl.SSLContext | None
+    ) -> None:
+        """``refusal`` is sent to clients over the connection limit, unless TLS is used."""
+        self._bounds = bounds
+        self._refusal = refusal
+        self._tls = tls
+        self._accepted = _AcceptedConnections(connection, bounds, tls)
+
+    def adopt(self, accepted: socket.socket, limit: int = 0) -> None:
+        """Take over a connection. If the limit of connections is reached, ``limit`` is that limit."""
+        if not limit or _made_room(self._bounds):
+            self._accepted.start(accepted)
+        elif self._tls is None:
+            self._accepted.start(accepted, lambda: _RefusedConnection(self._refusal, limit))
+        else:
+            accepted.close()
+
+    def close(self) -> None:
+        """Do nothing: the other process stops accepting."""
+
+
+class AcceptingPort:
+    """Port that accepts connections in Python and passes on their sockets."""
+
+    def __init__(self, sockets: list[socket.socket], take: Callable[[socket.socket], None]) -> None:
+        self.number: int = sockets[0].getsockname()[1]
+        self._loop = asyncio.get_running_loop()
+        self.sockets = sockets
+        self._take = take
         self._pause_timer: asyncio.TimerHandle | None = None
         self._resume_accepting()
 
     @classmethod
     async def open(
-        cls,
-        connection: _Connect,
-        address: str,
-        port: int,
-        bounds: TransportLimits,
-        tls: ssl.SSLContext,
-        *,
-        reuse_port: bool,
-    ) -> _TlsPort:
-        """Listen. Raises ``OSError`` on failure."""
+        cls, service: str, address: str, port: int, take: Callable[[socket.socket], None], *, reuse_port: bool
+    ) -> AcceptingPort:
+        """Listen, and call ``take`` with each accepted socket. Raises ``Unavailable`` with the service's name."""
         sockets: list[socket.socket] = []
         try:
             for family, place in await _bind_addresses(address, port):
                 sockets.append(socket.create_server(place, family=family, backlog=_BACKLOG, reuse_port=reuse_port))
                 sockets[-1].setblocking(False)
                 _notice_dead_peers(sockets[-1])
-        except OSError:
+        except OSError as error:
             for listening in sockets:
                 listening.close()
-            raise
-        return cls(sockets, connection, bounds, tls)
+            raise _unavailable(service, address, port, error) from error
+        return cls(sockets, take)
 
     def close(self) -> None:
         """Stop accepting connections."""
@@ -307,27 +365,7 @@ class _TlsPort:
                     self._loop.remove_reader(each)
                 self._pause_timer = self._loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
                 return
-            if not _admitted(self._bounds):
-                accepted.close()
-                continue
-            accepted.setblocking(False)
-            task = self._loop.create_task(self._handshake(accepted))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
-
-    async def _handshake(self, accepted: socket.socket) -> None:
-        """Perform the TLS handshake, and pass the connection to its protocol."""
-        table = self._bounds.connections
-        handshake = _Handshake()
-        table.add(handshake, time.monotonic())
-        try:
-            await self._loop.connect_accepted_socket(
-                self._connection, accepted, ssl=self._tls, ssl_handshake_timeout=_HANDSHAKE_TIMEOUT
-            )
-        except OSError:  # the client disconnected, does not speak TLS, or has no valid certificate
-            pass
-        finally:
-            table.remove(handshake)
+            self._take(accepted)
 
 
 def admit_no_more(sockets: Iterable[socket.socket]) -> None:

@@ -16,6 +16,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.http2 import RequestHeaders
 from nerite.transports.access import AccessKeys, Lock
+from nerite.transports.grpc.methods import GrpcAdministration
 from nerite.transports.grpc.service import GrpcService
 from nerite.transports.limits import TransportLimits
 from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
@@ -54,6 +55,7 @@ def target(path: str, method: str = "POST", content_type: str = "application/grp
     server: Any = FakeServer()
     service = GrpcService(
         server,
+        GrpcAdministration(server).handler,
         TransportLimits(),
         max_message=2**28,
         locks={"health": Lock("triton-grpc-protocol-key", AccessKeys([b"secret"]))},
@@ -178,7 +180,14 @@ def test_a_refusal_on_a_stream_does_not_repeat_an_id_that_is_too_long() -> None:
 @pytest.mark.parametrize("value", [b"gr\xfcn", b"gr\xc3\xbcn"])
 def test_metadata_that_is_passed_on_is_utf8(value: bytes) -> None:
     server: Any = FakeServer()
-    service = GrpcService(server, TransportLimits(), max_message=2**28, locks={}, forward_pattern=re.compile("x-.*"))
+    service = GrpcService(
+        server,
+        GrpcAdministration(server).handler,
+        TransportLimits(),
+        max_message=2**28,
+        locks={},
+        forward_pattern=re.compile("x-.*"),
+    )
     fields = ((b"content-type", b"application/grpc"), (b"x-colour", value))
     found: Any = service.target(RequestHeaders({b":method": b"POST", b":path": INFER.encode()}, fields, -1))
     if value == "grün".encode():

@@ -151,6 +151,7 @@ class GrpcListener:
         self._check_interval = min(every, upload_seconds / CHECKS) if upload_seconds else every
         self._port: tcp.TcpPort | None = None
         self._check_timer: asyncio.TimerHandle | None = None
+        self._refusal = refusal_preface(limits, _CONNECTION_LIMIT_TEXT)
 
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
@@ -163,12 +164,21 @@ class GrpcListener:
             address,
             port,
             bounds=self._shared.bounds,
-            refusal=refusal_preface(self._shared.limits, _CONNECTION_LIMIT_TEXT),
+            refusal=self._refusal,
             reuse_port=reuse_port,
             tls=tls,
         )
         self._check()
         return number
+
+    def adopt(self, tls: ssl.SSLContext | None) -> tcp.AdoptedPort:
+        """Serve connections that another process accepts; return the port that takes them."""
+        loop = asyncio.get_running_loop()
+        self._port = port = tcp.AdoptedPort(
+            lambda: self._connection(self._shared, loop), self._shared.bounds, self._refusal, tls
+        )
+        self._check()
+        return port
 
     def _check(self) -> None:
         """Periodically check all connections for keepalive, age, and messages that arrive too slowly."""

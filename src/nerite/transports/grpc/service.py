@@ -32,13 +32,13 @@ from nerite.transports.grpc.connection import CallTarget, GrpcCall
 from nerite.transports.grpc.delays import Delays
 from nerite.transports.grpc.infer_request import InferReader, Read, broken
 from nerite.transports.grpc.messages import MAX_QUESTION, WINDOWS, MessageReader, OpenedMessage
-from nerite.transports.grpc.methods import METHODS, GrpcAdministration, Handler, check_texts
+from nerite.transports.grpc.methods import METHODS, Handler, check_texts
 from nerite.transports.grpc.stream import StreamInference, StreamTarget
 from nerite.transports.limits import ByteReservation, TransportLimits
 from nerite.wire.schema import methods
 
 if TYPE_CHECKING:
-    from nerite.server import InferenceServer
+    from nerite.inference_entry import TransportEntry
 
 _now = time.monotonic_ns
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -69,7 +69,8 @@ class GrpcService:
 
     def __init__(
         self,
-        server: InferenceServer,
+        server: TransportEntry,
+        administration: Callable[[str], Handler],
         bounds: TransportLimits,
         *,
         max_message: int,
@@ -79,7 +80,10 @@ class GrpcService:
         callers: Callers | None = None,
         delays: Delays | None = None,
     ) -> None:
-        """Without ``callers``, requests carry no caller."""
+        """``administration`` returns the handler of a method, by its path, for all methods but those of inference.
+
+        Without ``callers``, requests carry no caller.
+        """
         self._server = server
         self._bounds = bounds
         self._max_message = max_message
@@ -89,7 +93,7 @@ class GrpcService:
         self._callers = callers
         self._delays = delays or Delays({})
         self._readers: Memo[tuple[object, ...], InferReader] = Memo()
-        self._administration = GrpcAdministration(server)
+        self._administration = administration
         self._methods = methods()
 
     def target(self, headers: RequestHeaders) -> CallTarget:
@@ -133,7 +137,7 @@ class GrpcService:
             return self._delays.target(inference)
         method = self._methods[path]
         messages = MessageReader(encoding, self._max_message if path == _LOAD else MAX_QUESTION, self._bounds)
-        handler = self._delays.handler(self._administration.handler(path))
+        handler = self._delays.handler(self._administration(path))
         return _Administrative(method.request, handler, messages)
 
     def _reader(self, path: str, sender: SenderHeaders) -> InferReader:
@@ -231,7 +235,12 @@ class _Inference:
     )
 
     def __init__(
-        self, server: InferenceServer, reader: InferReader, messages: MessageReader, reply_encoding: str, level: int
+        self,
+        server: TransportEntry,
+        reader: InferReader,
+        messages: MessageReader,
+        reply_encoding: str,
+        level: int,
     ) -> None:
         self.refusal: bytes | None = None
         self.timeout: float | None = None

@@ -31,7 +31,7 @@ from nerite.wire import fields
 from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferResponse
 
 if TYPE_CHECKING:
-    from nerite.server import InferenceServer
+    from nerite.inference_entry import TransportEntry
 
 _PREFIX_SIZE = 5
 _STREAM_BYTES = 2048
@@ -465,7 +465,7 @@ class StreamInference:
 
     def __init__(
         self,
-        server: InferenceServer,
+        server: TransportEntry,
         messages: StreamMessages,
         errors_end_it: bool,
         outer_span: TraceContext | None,

@@ -16,7 +16,7 @@ from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.json_text import LARGE
 
 if TYPE_CHECKING:
-    from nerite.server import InferenceServer
+    from nerite.inference_entry import TransportEntry
 
 _EVENTS: Final = "text/event-stream; charset=utf-8"
 _NOT_ONE: Final = (
@@ -36,7 +36,7 @@ class Generation:
 
     __slots__ = ("_begun", "_connection", "_count", "_events", "_first", "_half", "_server", "_waiting")
 
-    def __init__(self, connection: HttpExchange, server: InferenceServer, *, events: bool, half: bool = False) -> None:
+    def __init__(self, connection: HttpExchange, server: TransportEntry, *, events: bool, half: bool = False) -> None:
         """``half``: FP16 and BF16 are allowed."""
         self._connection = connection
         self._server = server

@@ -147,6 +147,7 @@ class HttpListener:
         self._upload_seconds = upload_seconds
         self._port: tcp.TcpPort | None = None
         self._progress_timer: asyncio.TimerHandle | None = None
+        self._refusal = reply.farewell(503, _TOO_MANY_CONNECTIONS, retry_after=1).encode()
 
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
@@ -158,13 +159,24 @@ class HttpListener:
             address,
             port,
             bounds=self._shared.bounds,
-            refusal=reply.farewell(503, _TOO_MANY_CONNECTIONS, retry_after=1).encode(),
+            refusal=self._refusal,
             reuse_port=reuse_port,
             tls=tls,
         )
+        self._start_checks()
+        return number
+
+    def adopt(self, tls: ssl.SSLContext | None) -> tcp.AdoptedPort:
+        """Serve connections that another process accepts; return the port that takes them."""
+        self._port = port = tcp.AdoptedPort(
+            lambda: self._connection(self._shared), self._shared.bounds, self._refusal, tls
+        )
+        self._start_checks()
+        return port
+
+    def _start_checks(self) -> None:
         if self._upload_seconds:
             self._check_progress()
-        return number
 
     def _check_progress(self) -> None:
         """Periodically close connections whose request makes no progress."""

@@ -26,7 +26,7 @@ from nerite.transports.http.request_bodies import HttpInferPlan
 from nerite.transports.limits import ByteReservation, TransportLimits
 
 if TYPE_CHECKING:
-    from nerite.server import InferenceServer
+    from nerite.inference_entry import TransportEntry
 
 _now = time.monotonic_ns
 _LARGE = 64 * 1024
@@ -39,7 +39,7 @@ class HttpService:
 
     def __init__(
         self,
-        server: InferenceServer,
+        server: TransportEntry,
         target_of: Callable[[RequestHead], HttpTarget],
         bounds: TransportLimits,
         *,

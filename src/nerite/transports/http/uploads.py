@@ -25,7 +25,7 @@ from nerite.transports.http.infer_request import HttpInferReader
 from nerite.transports.http.json_text import LARGE
 
 if TYPE_CHECKING:
-    from nerite.server import InferenceServer
+    from nerite.inference_entry import TransportEntry
 
 _Tensors: TypeAlias = Sequence[tuple[TensorSpec, Buffer]]
 
@@ -39,7 +39,7 @@ def is_upload(content_type: str) -> bool:
 class Uploads:
     """Turns files and forms into inferences."""
 
-    def __init__(self, server: InferenceServer, max_size: int, half: bool) -> None:
+    def __init__(self, server: TransportEntry, max_size: int, half: bool) -> None:
         """``max_size`` limits the bytes of a tensor made from a file. ``half``: FP16 and BF16 are allowed in JSON."""
         self._server = server
         self._max_size = max_size

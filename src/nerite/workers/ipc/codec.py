@@ -143,6 +143,7 @@ class Packer(Generic[Header]):
         "_borrower",
         "_budget",
         "_buffer_leases",
+        "_describe",
         "_elsewhere",
         "_marked",
         "_new",
@@ -157,13 +158,15 @@ class Packer(Generic[Header]):
         borrower: BufferBorrower,
         budget: ByteBudget,
         elsewhere: Callable[[memoryview, int], tuple[int, int] | None] = lambda _view, _address: None,
+        describe: Callable[[Header], dict[str, Any]] = headers.header_to_json,
     ) -> None:
-        """``budget`` bounds the cached headers.
+        """``budget`` bounds the cached headers. ``describe`` returns the JSON form of a header.
 
         ``elsewhere`` returns segment and offset of a view, given its address, in other memory that the receiver maps.
         The receiver may write there, too, unless the view is read-only.
         """
         self._elsewhere = elsewhere
+        self._describe: Callable[[Header], dict[str, Any]] = describe
         self._arena = arena
         self._buffer_leases = buffer_leases
         self._borrower = borrower
@@ -209,20 +212,25 @@ class Packer(Generic[Header]):
             entry = self._introduce(header, 1 + len(raw), parts)
         else:
             parts.append(_RECORD.pack(entry.key, 1 + len(raw)))
-        inline: list[Buffer] = []
         sizes = entry.sizes
         at = 0
         for buffer in data:
-            size = len(buffer)
-            if size != sizes[at] and sizes[at] >= 0:
+            if len(buffer) != sizes[at] and sizes[at] >= 0:
                 raise _misfit(entry, data)
             at += 1  # noqa: SIM113
+        self.buffers(raw, data, parts)
+
+    def buffers(self, name: bytes, data: Sequence[Buffer], parts: list[Buffer]) -> None:
+        """Append a table of placements, ``name``, and the buffers that are not placed in shared memory."""
+        inline: list[Buffer] = []
+        for buffer in data:
+            size = len(buffer)
             if size >= INLINE_LIMIT and (place := self._lend(memoryview(buffer))) is not None:
                 parts.append(place)
             else:
                 parts.append(_PLACE.pack(size, 0, _INLINE, 0))
                 inline += (buffer, PADDING[size & 7])
-        parts += (raw, PADDING[len(raw) & 7], *inline)
+        parts += (name, PADDING[len(name) & 7], *inline)
 
     def _introduce(self, header: Header, name: int, parts: list[Buffer]) -> HeaderEntry[Header]:
         """Append the beginning of a record that contains its header; cache the header unless it is large."""
@@ -232,7 +240,7 @@ class Packer(Generic[Header]):
         if self.entries.get(header) is entry:  # else it is too large, or was evicted at once
             key = entry.key
             self._new.append(entry)
-        text = json.dumps([headers.header_to_json(header), table.forgotten()]).encode()
+        text = json.dumps([self._describe(header), table.forgotten()]).encode()
         size = len(text)
         parts += (_RECORD.pack(_NEW, name), _RECORD.pack(key, size), text, PADDING[size & 7])
         return entry
@@ -293,10 +301,14 @@ class Unpacker(Generic[Header]):
             return self._error(body, at)
         else:
             return (Reschedule if key == _AGAIN else None), "", [], at + _RECORD.size
-        places = [_PLACE.unpack_from(body, at + index * _PLACE.size) for index in range(len(entry.layout))]
+        name, data, at = self.buffers(body, at, name_size - 1, len(entry.layout))
+        return entry.header, name.decode(), data, at
+
+    def buffers(self, body: memoryview, at: int, name_size: int, count: int) -> tuple[bytes, list[Buffer], int]:
+        """Return the name and the ``count`` buffers that ``Packer.buffers`` appended, and where they end."""
+        places = [_PLACE.unpack_from(body, at + index * _PLACE.size) for index in range(count)]
         at += len(places) * _PLACE.size
-        name_size -= 1
-        name = bytes(body[at : at + name_size]).decode()
+        name = bytes(body[at : at + name_size])
         at += (name_size + 7) & ~7
         data: list[Buffer] = []
         for size, offset, segment, token in places:
@@ -307,7 +319,7 @@ class Unpacker(Generic[Header]):
                 data.append(self._buffer_leases.part(token, offset, size))
             else:
                 data.append(self._borrower.view(segment - 1, offset, size, token))
-        return entry.header, name, data, at
+        return name, data, at
 
     def _introduced(self, body: memoryview, at: int) -> tuple[HeaderEntry[Header], int]:
         """Return the header of a NEW record, cached if it has a key, and where its placements begin."""

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
-from nerite.core.errors import BY_CODE, Internal, NeriteError
+from nerite.core.errors import BY_CODE, BY_NAME, Internal, NeriteError
 from nerite.core.execution_observer import ExecutionTimes, TraceContext
 from nerite.core.tensor import Buffer
 
@@ -90,6 +90,7 @@ NO_BATCH: Final = 0
 """Batch number of a call that is not made for a particular batch."""
 ALL: Final = 0xFFFF
 """Request index of a call that is made for a whole batch."""
+_ERROR_DETAILS: Final = ("retry_after", "begun", "refused")
 PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
@@ -166,14 +167,22 @@ class Frames:
         self._filled = rest
 
 
-def error_json(error: NeriteError) -> dict[str, str]:
+def error_json(error: NeriteError) -> dict[str, Any]:
     """Return the body of a FAILED message as JSON."""
-    return {"code": error.code, "message": error.message}
+    described: dict[str, Any] = {"code": error.code, "message": error.message}
+    if BY_CODE.get(error.code) is not type(error):
+        described["kind"] = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BY_NAME)
+    described.update((name, getattr(error, name)) for name in _ERROR_DETAILS if getattr(error, name))
+    return described
 
 
-def error_of(value: dict[str, str]) -> NeriteError:
+def error_of(value: dict[str, Any]) -> NeriteError:
     """Return the error that ``error_json`` encoded."""
-    return BY_CODE.get(value["code"], Internal)(value["message"])
+    kind = BY_NAME.get(value.get("kind", "")) or BY_CODE.get(value["code"], Internal)
+    error = kind(value["message"], value.get("retry_after", 0))
+    error.begun = value.get("begun", False)
+    error.refused = value.get("refused", False)
+    return error
 
 
 def read_error(body: memoryview) -> NeriteError:

@@ -1,0 +1,184 @@
+"""Entry of inference requests: resolves the version that a request goes to, validates its header, and submits it.
+
+Shared by the server and by front processes, which hand requests on to it. Routes and the outcome of validation are
+memoized on the header, so a header that repeats costs a comparison. Not thread-safe: for the loop's thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeAlias, TypeVar, cast
+
+from nerite.core.errors import NeriteError, Unsupported
+from nerite.core.failures import report
+from nerite.core.model_calls import ChildRequest
+from nerite.core.request import (
+    InferenceRequest,
+    ReplySink,
+    RequestHeader,
+    RequestRoute,
+    ServedVersion,
+    SharedMemoryInput,
+    SharedMemoryRequest,
+)
+from nerite.core.response import InferenceResponse
+from nerite.core.signature import Signature
+from nerite.core.tensor import ALIGNMENT, Buffer
+from nerite.regions import SharedMemoryRegions
+from nerite.repository import refusals
+from nerite.workers.helper_pool import HelperPool
+from nerite.workers.ipc.shared_memory import MIN_SIZE
+
+_NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transaction policy"
+
+
+class ServableVersion(ServedVersion, Protocol):
+    """A model version as transports see it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may get several responses."""
+
+    @property
+    def signature(self) -> Signature:
+        """Inputs and outputs."""
+
+    def receive_buffer(self, size: int) -> memoryview | None:
+        """Return writable shared memory that instances can read without a copy; None if there is none."""
+
+
+Version = TypeVar("Version", bound=ServableVersion, covariant=True)
+
+
+class InferenceEntry(Generic[Version]):
+    """Accepts requests for the models that ``_running`` finds."""
+
+    def __init__(self, regions: SharedMemoryRegions, helpers: HelperPool | None) -> None:
+        """Without ``helpers`` large JSON cannot be read."""
+        self.regions = regions
+        """Shared memory regions of clients."""
+        self._epoch = object()
+        self._stopping = False
+        """New requests are rejected."""
+        self._helpers = helpers
+
+    @property
+    def helpers(self) -> HelperPool:
+        """Pool of helper processes for calls that would block the event loop."""
+        assert self._helpers is not None
+        return self._helpers
+
+    def _running(self, model: str, version: str, namespace: str) -> Version:
+        """Return the version that a request goes to. Raises Triton's errors."""
+        raise NotImplementedError
+
+    def renew_routes(self) -> None:
+        """Invalidate the routes of all headers, because a version was loaded or unloaded."""
+        self._epoch = object()
+
+    def infer(self, request: InferenceRequest, decoupled: str = _NOT_OVER_HTTP) -> None:
+        """Answer a request through ``request.respond``; guarantees exactly one final response.
+
+        ``decoupled`` is the error text for a model that may send several responses.
+        """
+        route = request.header.route
+        if route is None or route.epoch is not self._epoch:
+            try:
+                route = self._resolve(request, decoupled)
+            except NeriteError as error:
+                request.respond(InferenceResponse.failed(error))
+                return
+        try:
+            route.version.submit(request)
+        except Exception as error:
+            where = f"of a request to model '{request.header.model_name}'"
+            request.respond(InferenceResponse.failed(report("admission", error, where, request.id)))
+
+    def request(
+        self,
+        header: RequestHeader,
+        data: Sequence[Buffer | SharedMemoryInput],
+        sink: ReplySink,
+        arrived_ns: int,
+        request_id: str,
+    ) -> InferenceRequest:
+        """Create a request; ``data`` has a location instead of bytes for each input in shared memory.
+
+        Raises Triton's errors for invalid locations.
+        """
+        if not header.shared:
+            return InferenceRequest(header, cast(Sequence[Buffer], data), sink, arrived_ns, request_id)
+
+        def room(size: int) -> memoryview | None:
+            if size < MIN_SIZE:
+                return None
+            return self.receive_buffer(header.model_name, header.model_version, size, 0)
+
+        regions = self.regions
+        inputs = [regions.read(each, room) if isinstance(each, SharedMemoryInput) else each for each in data]
+        request = SharedMemoryRequest(header, inputs, sink, arrived_ns, request_id)
+        places = {output.name: output.place for output in header.outputs if output.place}
+        request.places = {name: regions.output(place) for name, place in places.items()}
+        regions.use(request, [each for each in (*data, *places.values()) if isinstance(each, SharedMemoryInput)])
+        return request
+
+    def version_of(self, request: InferenceRequest) -> Version:
+        """Return the version for a request whose sink takes any number of responses. Raises ``NeriteError``."""
+        route = request.header.route
+        if route is None or route.epoch is not self._epoch:
+            route = self._resolve(request)
+        return cast(Version, route.version)
+
+    def _resolve(self, request: InferenceRequest, decoupled: str = "") -> RequestRoute:
+        header = request.header
+        if self._stopping and not isinstance(request, ChildRequest):
+            raise refusals.stopping()
+        version = self.find(header.model_name, header.model_version, decoupled, header.namespace)
+        version.signature.bind(header, request.id)
+        route = header.route = RequestRoute(self._epoch, version)
+        return route
+
+    def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP, namespace: str = "") -> Version:
+        """Return the running version that a request goes to; an empty ``namespace`` searches all repositories.
+
+        Raises Triton's errors. ``decoupled`` is the error text for a model that may send several responses; empty if
+        those are accepted.
+        """
+        running = self._running(model, version, namespace)
+        if decoupled and running.decoupled:
+            raise Unsupported(decoupled)
+        return running
+
+    def signature(self, model: str, version: str) -> Signature:
+        """Return the signature of the version that a request would go to. Raises Triton's errors."""
+        return self._running(model, version, "").signature
+
+    def signature_of(self, request: InferenceRequest) -> Signature:
+        """Return the signature of the version that a request went to."""
+        return self.went_to(request).signature
+
+    def went_to(self, request: InferenceRequest) -> Version:
+        """Return the version that a request was submitted to."""
+        assert request.header.route is not None
+        return cast(Version, request.header.route.version)
+
+    def receive_buffer(self, model: str, version: str, size: int, data_at: int) -> memoryview | None:
+        """Return memory for a large request that the model's instances can read without a copy, or None.
+
+        ``data_at`` is the offset of the tensors in the request; they will be aligned.
+        """
+        try:
+            running = self._running(model, version, "")
+        except NeriteError:
+            return None  # the complete request is rejected later, with the reason
+        padding = -data_at % ALIGNMENT
+        buffer = running.receive_buffer(size + padding)
+        return None if buffer is None else buffer[padding:]
+
+
+TransportEntry: TypeAlias = InferenceEntry[ServableVersion]
+"""The entry that transports use."""
