@@ -77,9 +77,10 @@ class Router(InferenceRouter):
         """Return the target of a route, without checking the method."""
         endpoint = route.endpoint
         if endpoint.name in INFERENCES:
-            if endpoint.name != "infer":
+            target = self.of_route(route, head, dialect)
+            if endpoint.name != "infer" and target.refusal is None:
                 self._add_load_report(head, route.arguments["model"])
-            return self.of_route(route, head, dialect)
+            return target
         refusal = self.locked(endpoint.category, head)
         try:
             for name, value in route.arguments.items():
