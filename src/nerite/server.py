@@ -73,6 +73,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         """Traces of requests."""
         self._manager = manager_of(self, self._models_changed)
         self._descriptions = Descriptions(self._manager)
+        self.on_models_changed: Callable[[], None] = lambda: None
+        """Called when a version was loaded or unloaded."""
         self._starting = True
         self._draining = False
         """A graceful shutdown has begun; requests are still accepted."""
@@ -88,6 +90,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._trace_running()
         if self._cache is not None:
             self._renew_origins(lasting=self._cache.shared)
+        self.on_models_changed()
 
     def _renew_origins(self, *, lasting: bool) -> None:
         """Recompute the origins in cache keys: those of an ensemble depend on the versions of its steps."""

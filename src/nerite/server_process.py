@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -24,6 +24,7 @@ from nerite.backends.python import environments
 from nerite.cache.interface import ResponseCache
 from nerite.cache.local import open_cache
 from nerite.config import open_ports as exposure
+from nerite.config.flag import AUTO
 from nerite.config.open_ports import is_loopback
 from nerite.config.options import RepositoryOptions, ServerOptions
 from nerite.config.watched_file import watch_files
@@ -58,6 +59,9 @@ from nerite.workers.host.fork_server import ForkServer
 from nerite.workers.host.instance import SlowBatchMonitor
 from nerite.workers.host.server_context import ServerContext
 from nerite.workers.ipc.shared_memory import ForeignSegments
+
+if TYPE_CHECKING:
+    from nerite.fronts.pool import FrontPool
 
 
 def welcome_lines(
@@ -112,6 +116,8 @@ _GC_THRESHOLD = 10_000
 _RESTART_DELAY = 1.0
 """Seconds before a background task that failed restarts."""
 
+_PROCESSORS_PER_FRONT = 3
+_MAX_AUTOMATIC_FRONTS = 8
 _CODE_TEXTS = {"INVALID_ARG": "Invalid argument", "INTERNAL": "Internal", "UNSUPPORTED": "Unsupported"}
 """Triton's printed forms of error codes."""
 
@@ -121,6 +127,11 @@ def run(options: ServerOptions) -> int:
     _raise_open_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(ServerProcess(options).serve())
+
+
+def automatic_fronts(processors: int) -> int:
+    """Return the number of front processes for a machine; 1 for none, which is best with few processors."""
+    return max(1, min(processors // _PROCESSORS_PER_FRONT, _MAX_AUTOMATIC_FRONTS))
 
 
 def _raise_open_file_limit() -> None:
@@ -141,6 +152,7 @@ class ServerProcess:
         self._policy: WatchedPolicy | None = None
         self._tenant_admission: TenantAdmission
         self._ports: ServerPorts
+        self._fronts: FrontPool | None = None
         self._stop_requested = asyncio.Event()
 
     async def serve(self) -> int:
@@ -196,7 +208,8 @@ class ServerProcess:
 
         server = InferenceServer(self._options, manager, cache, tenant_admission, helpers)
         callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
-        self._ports = ServerPorts(server, self._options, self._key_files, callers, gpu_metrics)
+        fronts = self._fronts = self._front_pool(server, fork_server, foreign_segments)
+        self._ports = ServerPorts(server, self._options, self._key_files, callers, gpu_metrics, fronts)
         watchdog: LoopWatchdog | None = None
         try:
             start = loop.create_task(self._start(server))
@@ -219,6 +232,8 @@ class ServerProcess:
             if watchdog is not None:
                 watchdog.stop()
             self._ports.abort()
+            if fronts is not None:
+                fronts.close()
             for repository in self._repositories:
                 repository.close()
             await _cancel_other_tasks()
@@ -248,6 +263,24 @@ class ServerProcess:
         except NeriteError as error:
             raise error.prefixed(f"error: creating server: {_CODE_TEXTS.get(error.code, error.code)} - ") from None
 
+    def _front_pool(
+        self, server: InferenceServer, fork_server: ForkServer, foreign_segments: ForeignSegments
+    ) -> FrontPool | None:
+        """Return the front processes; None if this process serves the connections itself."""
+        count = self._options.front_processes
+        if count == AUTO:
+            count = automatic_fronts(os.cpu_count() or 1)
+        if count == 1:
+            return None
+        # Imported here, because a server without fronts need not load their code.
+        from nerite.fronts.pool import FrontPool
+
+        tenants = self._tenant_admission
+        policy = None if self._policy is None else lambda: tenants.policy
+        return FrontPool(
+            count, self._options, server, fork_server, foreign_segments, self._loader, self._key_files, policy
+        )
+
     def _request_stop(self) -> None:
         """Begin a graceful shutdown; on the second signal, exit immediately."""
         if self._stop_requested.is_set():
@@ -260,6 +293,8 @@ class ServerProcess:
             await self._ports.check()
             if not await self._load_initial_models(server):
                 return False
+            if self._fronts is not None:
+                await self._fronts.start()
             await self._ports.open()
         except NeriteError as error:
             log.error(error.message)

@@ -18,6 +18,7 @@ ROOMS: Final = (
     "tools",
     "cli",
     "server_process",
+    "fronts",
     "transports llm.openai",
     "server",
     "inference_entry",

@@ -215,6 +215,17 @@ SECONDS = ValueKind("float", lambda text: decimal(text, 0))
 PATHS = ValueKind("path", lambda text: (text,))
 NAMES = ValueKind("name", lambda text: (text,))
 
+MAX_FRONTS = 64
+AUTO = 0
+"""Stands for ``auto``."""
+
+
+@value_kind("integer|auto")
+def front_processes(text: str) -> int:
+    """Read a number of front processes; ``auto`` is ``AUTO``."""
+    return AUTO if text == "auto" else integer(text, (1, MAX_FRONTS))
+
+
 # Compound values: ``backend,setting=value``, ``categories:header=value``, ``device:bytes`` and the like.
 #
 # Each reader returns a container, so that the values of a repeated flag can be joined: tuples are appended, mappings

@@ -448,6 +448,11 @@ class ServerOptions:
         "mostly arrives that soon; 0 is never. Waking up takes longer than a small model, but polling uses a core.",
         default="400; 0 on one core, or under a limit of processor time")] = -1
     """-1: the machine decides."""
+    front_processes: Annotated[int, nerite_flag(
+        "front-processes", "Processes that own the connections of the HTTP and gRPC ports: they parse requests and "
+        "encode responses, and one more process schedules them. 1 is a single process for both; 'auto' chooses by the "
+        "number of processors (docs/front-processes.md).", flag.front_processes, default="1")] = 1
+    """``flag.AUTO``: the machine decides."""
     stall_seconds: Annotated[float, nerite_flag(
         "stall-seconds", "Log the stacks of all threads when the event loop makes no progress for this many seconds, "
         "or a worker executes one batch for 60 times as long; 0 is never.", SECONDS)] = 1.0

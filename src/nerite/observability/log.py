@@ -148,6 +148,8 @@ class Log:
         self.file = ""
         """Path of the log file; empty if records go to the standard streams."""
         self.format: LogFormat = "default"
+        self.forward: Callable[[LogRecord], None] | None = None
+        """Takes the records of a process whose log another process writes. Called on any thread."""
         self._streams = (out, err)
         self._file: LogSink | None = None
         self._formatter: LogFormatter = _formatter("default")
@@ -253,6 +255,9 @@ class Log:
 
     def _write(self, record: LogRecord) -> None:
         record = bounded(record)
+        if self.forward is not None:
+            self.forward(record)
+            return
         if record.level in _TO_STDERR:
             with self._repeats_lock:
                 if not self._repeats.admits(record, time.monotonic_ns()):

@@ -161,6 +161,15 @@ class AccessKeys:
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def values(self) -> tuple[bytes, ...]:
+        """The keys."""
+        return self._values
+
+    def replace(self, values: Iterable[bytes]) -> None:
+        """Replace the keys: another process has read their file again."""
+        self._values = tuple(values)
+
     def include(self, given: bytes) -> bool:
         """Return whether ``given`` is one of the keys. Constant-time, so that timing reveals no partial match."""
         return sum(compare_digest(value, given) for value in self._values) > 0

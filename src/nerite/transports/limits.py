@@ -126,12 +126,14 @@ Closing: TypeAlias = Literal["refused", "displaced", "idle", "stalled"]
 class BytesInFlight:
     """Bytes of requests that arrive, wait or run. Thread-safe."""
 
-    __slots__ = ("_lock", "limit", "refused", "used")
+    __slots__ = ("_lock", "elsewhere", "limit", "refused", "used")
 
     def __init__(self, limit: int) -> None:
         """0 means unlimited."""
         self.limit = limit
         self.used = 0
+        self.elsewhere = 0
+        """Bytes in other processes of the server."""
         self.refused = 0
         """Number of requests refused because the limit was reached."""
         self._lock = threading.Lock()
@@ -250,7 +252,7 @@ METRICS: Final = MetricTable[TransportLimits]((
            "Connections that were closed or refused because of a limit",
            lambda limits: {str(why): count for why, count in limits.closed.items()}, "reason"),
     Metric("nerite_bytes_in_flight", "gauge",
-           "Bytes of requests that arrive, wait or run", lambda limits: limits.bytes.used),
+           "Bytes of requests that arrive, wait or run", lambda limits: limits.bytes.used + limits.bytes.elsewhere),
     Metric("nerite_bytes_in_flight_limit", "gauge",
            "Maximum bytes of requests in flight, 0 for unlimited", lambda limits: limits.bytes.limit),
     Metric("nerite_arrivals_refused_total", "counter",

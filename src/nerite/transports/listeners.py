@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import resource
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from nerite.config.options import ServerOptions
 from nerite.inference_entry import TransportEntry
@@ -18,12 +20,14 @@ from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard, Cors, CorsRouter, GuardedRouter
-from nerite.transports.limits import TransportLimits, bytes_for, connections_for
+from nerite.transports.limits import CHECKS, TransportLimits, bytes_for, connections_for
 
 if TYPE_CHECKING:
     from nerite.transports.grpc.listener import GrpcListener
     from nerite.transports.grpc.methods import Handler
 
+_MAX_IDLE_INTERVAL: Final = 15.0
+"""Maximum interval between checks for idle connections, in seconds."""
 TargetOf: TypeAlias = Callable[[RequestHead], HttpTarget]
 
 
@@ -95,6 +99,28 @@ class ListenerFactory:
         return GrpcListener(
             service, options.keepalive, self.bounds, options.upload_seconds, access_log=self._options.log.access
         )
+
+
+class IdleCheck:
+    """Periodically closes connections whose idle time has expired."""
+
+    def __init__(self, bounds: TransportLimits, seconds: float) -> None:
+        """``seconds`` is that time; 0 for no limit."""
+        self._bounds = bounds
+        self._every = min(seconds / CHECKS, _MAX_IDLE_INTERVAL) if seconds else _MAX_IDLE_INTERVAL
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Check now, and periodically from now on."""
+        for connection in self._bounds.connections.idle(time.monotonic()):
+            self._bounds.closed["idle"] += 1
+            connection.retire()
+        self._timer = asyncio.get_running_loop().call_later(self._every, self.start)
+
+    def stop(self) -> None:
+        """Check no more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def limits_of(options: ServerOptions) -> TransportLimits:

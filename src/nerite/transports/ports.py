@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -24,8 +23,8 @@ from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
-from nerite.transports.limits import CHECKS
-from nerite.transports.listeners import ListenerFactory, TargetOf, limits_of
+from nerite.transports.limits import TransportLimits
+from nerite.transports.listeners import IdleCheck, ListenerFactory, TargetOf, limits_of
 from nerite.transports.tcp import tls_context
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ _LINGER_SECONDS: Final = 0.15
 stopped."""
 _LOOP_TURN: Final = 0.01
 """Seconds for the loop to read pending input: a timer that is due fires before that."""
-_MAX_IDLE_INTERVAL: Final = 15.0
-"""Maximum interval between checks for idle connections, in seconds."""
 
 
 class TransportListener(Protocol):
@@ -76,11 +73,20 @@ class OpenablePort(TransportListener, Protocol):
 class ConnectionFronts(Protocol):
     """Processes that serve the connections of ports, and relay to this one what they cannot answer."""
 
+    bounds: TransportLimits
+    """Limits of all processes together."""
+
     def http(self, handler: HttpHandler) -> OpenablePort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
 
     def grpc(self, administration: Callable[[str], Handler]) -> OpenablePort:
         """Return the gRPC port; ``administration`` returns the handler of each method but those of inference."""
+
+    async def refresh(self) -> None:
+        """Bring what the processes have counted into this one."""
+
+    def write_metrics(self, page: Page) -> None:
+        """Write the metrics of the processes."""
 
 
 class ServerPorts:
@@ -106,10 +112,12 @@ class ServerPorts:
         self._gpus = gpus
         self._fronts = fronts
         self._bounds = limits_of(options)
+        if fronts is not None:
+            fronts.bounds = self._bounds
         self._factory = ListenerFactory(options, self._bounds, key_files, callers)
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
-        self._check_timer: asyncio.TimerHandle | None = None
+        self._idle_check = IdleCheck(self._bounds, options.connections.idle_seconds)
 
     async def check(self) -> None:
         """Raise ``NeriteError`` for an unavailable port early: the steps before ``open`` may take long."""
@@ -142,7 +150,7 @@ class ServerPorts:
         if page is not None:
             port = await self._listener("Metrics", page, _MAX_METRICS_BODY).open(metrics.address, metrics.port)
             self._note("metrics", "Metrics Service", metrics.address, port)
-        self._check()
+        self._idle_check.start()
 
     @property
     def connections_by_port(self) -> dict[str, int]:
@@ -153,15 +161,13 @@ class ServerPorts:
         """Write the metrics of connections and transport limits."""
         page.write(METRICS, [METRICS.row(self)])
         self._bounds.write_metrics(page)
+        if self._fronts is not None:
+            self._fronts.write_metrics(page)
 
-    def _check(self) -> None:
-        """Periodically close connections whose idle time has expired."""
-        for connection in self._bounds.connections.idle(time.monotonic()):
-            self._bounds.closed["idle"] += 1
-            connection.retire()
-        seconds = self._options.connections.idle_seconds
-        every = min(seconds / CHECKS, _MAX_IDLE_INTERVAL) if seconds else _MAX_IDLE_INTERVAL
-        self._check_timer = asyncio.get_running_loop().call_later(every, self._check)
+    async def refresh(self) -> None:
+        """Bring what other processes have counted into this one."""
+        if self._fronts is not None:
+            await self._fronts.refresh()
 
     def forget(self) -> None:
         """Re-evaluate all headers, also on open connections, because access rules have changed."""
@@ -194,8 +200,7 @@ class ServerPorts:
 
     def abort(self) -> None:
         """Close all remaining connections immediately."""
-        if self._check_timer is not None:
-            self._check_timer.cancel()
+        self._idle_check.stop()
         for listener in self._listeners.values():
             listener.abort()
         self._bounds.aside.close()

@@ -258,8 +258,16 @@ class _Handshake:
 class _AcceptedConnections:
     """Hands accepted sockets to their protocol. A TLS handshake counts as a connection from its start."""
 
-    def __init__(self, connection: _Connect, bounds: TransportLimits, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        connection: _Connect,
+        bounds: TransportLimits,
+        tls: ssl.SSLContext | None,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``failed`` is called when a connection ends before its protocol has begun."""
         self._loop = asyncio.get_running_loop()
+        self._failed = failed
         self._connection = connection
         self._bounds = bounds
         self._tls = tls
@@ -292,13 +300,22 @@ class AdoptedPort:
     sockets: Sequence[socket.socket] = ()
 
     def __init__(
-        self, connection: _Connect, bounds: TransportLimits, refusal: bytes, tls: ssl.SSLContext | None
+        self,
+        connection: _Connect,
+        bounds: TransportLimits,
+        refusal: bytes,
+        tls: ssl.SSLContext | None,
+        closed: Callable[[], None],
     ) -> None:
-        """``refusal`` is sent to clients over the connection limit, unless TLS is used."""
+        """``refusal`` is sent to clients over the connection limit, unless TLS is used.
+
+        ``closed`` is called when a connection ends that is refused, or whose protocol has not begun.
+        """
+        self._closed = closed
         self._bounds = bounds
         self._refusal = refusal
         self._tls = tls
-        self._accepted = _AcceptedConnections(connection, bounds, tls)
+        self._accepted = _AcceptedConnections(connection, bounds, tls, closed)
 
     def adopt(self, accepted: socket.socket, limit: int = 0) -> None:
         """Take over a connection. If the limit of connections is reached, ``limit`` is that limit."""
@@ -306,8 +323,10 @@ class AdoptedPort:
             self._accepted.start(accepted)
         elif self._tls is None:
             self._accepted.start(accepted, lambda: _RefusedConnection(self._refusal, limit))
+            self._closed()
         else:
             accepted.close()
+            self._closed()
 
     def close(self) -> None:
         """Do nothing: the other process stops accepting."""

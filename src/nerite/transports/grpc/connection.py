@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from nerite.core.byte_budget import GRPC_METADATA
@@ -82,7 +82,7 @@ class CallService(Protocol):
 class GrpcShared:
     """State shared by all connections of a listener."""
 
-    __slots__ = ("bounds", "connections", "limits", "rules", "scratch", "service")
+    __slots__ = ("bounds", "closed", "connections", "limits", "rules", "scratch", "service")
 
     def __init__(self, service: CallService, limits: Limits, rules: KeepaliveRules, bounds: TransportLimits) -> None:
         self.service = service
@@ -90,6 +90,8 @@ class GrpcShared:
         self.rules = rules
         self.bounds = bounds
         self.connections: set[GrpcConnection] = set()
+        self.closed: Callable[[], None] = lambda: None
+        """Called when a connection has ended."""
         # All connections share one read buffer: it is filled and consumed within one callback of the loop.
         self.scratch = memoryview(bytearray(READ_SIZE))
 
@@ -338,6 +340,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all calls: their client is gone."""
         self._shared.connections.discard(self)
+        self._shared.closed()
         self.bounds.connections.remove(self)
         self.http2.lost()
         for call in tuple(self.calls.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nerite.config.options import KeepaliveOptions
 from nerite.core.errors import NeriteError
@@ -171,11 +171,15 @@ class GrpcListener:
         self._check()
         return number
 
-    def adopt(self, tls: ssl.SSLContext | None) -> tcp.AdoptedPort:
-        """Serve connections that another process accepts; return the port that takes them."""
+    def adopt(self, tls: ssl.SSLContext | None, closed: Callable[[], None]) -> tcp.AdoptedPort:
+        """Serve connections that another process accepts; return the port that takes them.
+
+        ``closed`` is called when one of them has ended.
+        """
+        self._shared.closed = closed
         loop = asyncio.get_running_loop()
         self._port = port = tcp.AdoptedPort(
-            lambda: self._connection(self._shared, loop), self._shared.bounds, self._refusal, tls
+            lambda: self._connection(self._shared, loop), self._shared.bounds, self._refusal, tls, closed
         )
         self._check()
         return port

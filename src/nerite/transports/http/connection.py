@@ -131,6 +131,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything and cancel the current request: its client is gone."""
         self._shared.connections.discard(self)
+        self._shared.closed()
         self._shared.bounds.connections.remove(self)
         self._closing = True
         self._drop_body()

@@ -143,7 +143,8 @@ class HttpShared:
     """State that all connections of one HTTP listener share."""
 
     __slots__ = (
-        "_whole_heads", "bounds", "connections", "draining", "handler", "heads", "max_body", "scratch", "scratch_view",
+        "_whole_heads", "bounds", "closed", "connections", "draining", "handler", "heads", "max_body", "scratch",
+        "scratch_view",
     )  # fmt: skip
 
     def __init__(
@@ -156,6 +157,8 @@ class HttpShared:
         self.max_body = max_body
         self.heads = HeadCache()
         self.connections: set[OpenConnection] = set()
+        self.closed: Callable[[], None] = lambda: None
+        """Called when a connection has ended."""
         self.draining = False
         """Connections close after their next reply."""
         # One read buffer for all connections: it is filled and consumed within one loop callback, so they never

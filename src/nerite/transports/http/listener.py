@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from nerite.core.byte_budget import ACCESS_LOG, Memo
@@ -166,10 +166,14 @@ class HttpListener:
         self._start_checks()
         return number
 
-    def adopt(self, tls: ssl.SSLContext | None) -> tcp.AdoptedPort:
-        """Serve connections that another process accepts; return the port that takes them."""
+    def adopt(self, tls: ssl.SSLContext | None, closed: Callable[[], None]) -> tcp.AdoptedPort:
+        """Serve connections that another process accepts; return the port that takes them.
+
+        ``closed`` is called when one of them has ended.
+        """
+        self._shared.closed = closed
         self._port = port = tcp.AdoptedPort(
-            lambda: self._connection(self._shared), self._shared.bounds, self._refusal, tls
+            lambda: self._connection(self._shared), self._shared.bounds, self._refusal, tls, closed
         )
         self._start_checks()
         return port

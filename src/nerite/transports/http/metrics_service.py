@@ -36,6 +36,9 @@ _OPENMETRICS_TYPE: Final = f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
 class MetricsSource(Protocol):
     """Part of the server that has metrics."""
 
+    async def refresh(self) -> None:
+        """Bring what other processes have counted into this one."""
+
     def write_metrics(self, page: Page) -> None:
         """Write the metrics."""
 
@@ -110,6 +113,7 @@ class MetricsService:
     async def _pieces(self, *, openmetrics: bool) -> list[bytes]:
         """Make the page, yielding to the loop in between, but never between two lines of one model version."""
         page = Page(openmetrics=openmetrics)
+        await self._ports.refresh()
         for table in self._version_tables:
             page.write(table, [])
         turns = LoopTurns()

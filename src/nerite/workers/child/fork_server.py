@@ -15,12 +15,14 @@ import contextlib
 import ctypes
 import errno
 import gc
+import importlib
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import triton_python_backend_utils  # noqa: F401  imported for the workers' sake
@@ -36,7 +38,16 @@ _ENOUGH = 64 * 1024
 _DESCRIPTORS = 4
 """Number of descriptors that come with an order."""
 _PROGRAMS = {"worker": worker.main, "helper": helper_process.main}
-"""Programs that a fork may run."""
+"""Programs that are imported before the fork. Others are named as ``module:function``."""
+
+
+def _program(name: str) -> Callable[[int, int], None]:
+    """Return the program that a fork is to run."""
+    if name in _PROGRAMS:
+        return _PROGRAMS[name]
+    module, _, function = name.partition(":")
+    found: Callable[[int, int], None] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def _prctl(option: int, value: int | bytes) -> None:
@@ -156,7 +167,7 @@ class ForkServerLoop:
                     order["interpreter"],
                     [order["interpreter"], "-u", "-m", "nerite.workers.child.worker", str(channel), str(files)],
                 )
-            _PROGRAMS[order["program"]](channel, files)
+            _program(order["program"])(channel, files)
         except BaseException as error:
             print(f"the worker could not start: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)

@@ -116,6 +116,8 @@ class Channel:
                 self._buffer_leases.returned(token)
         elif kind == messages.SEGMENT:
             self._map(**messages.read_json(body))
+        elif kind == messages.FORGET:
+            self._borrower.forget(messages.read_json(body))
         else:
             self._handle(kind, count, body)
 

@@ -198,6 +198,13 @@ def batch_message(
     ``count`` is the number of records; for PART and LAST, the index of the request. CALL and ANSWER have the number of
     the call in place of the batch.
     """
+    return b"".join(batch_parts(kind, batch, count, tokens, timings, records))
+
+
+def batch_parts(
+    kind: int, batch: int, count: int, tokens: Sequence[int], timings: ExecutionTimes | None, records: list[Buffer]
+) -> tuple[Buffer, ...]:
+    """Return the parts of a ``batch_message``."""
     head = _BATCH.pack(batch, len(tokens))
     if tokens:
         padded = (*tokens, 0) if len(tokens) & 1 else tokens
@@ -205,7 +212,7 @@ def batch_message(
     if timings is not None:
         head += packed_times(timings)
     size = FRAME.size + len(head) + sum(map(len, records))
-    return b"".join((FRAME.pack(size, kind, count), head, *records))
+    return (FRAME.pack(size, kind, count), head, *records)
 
 
 def request_frame(kind: int, batch: int, index: int) -> bytes:

@@ -1,0 +1,306 @@
+"""The core's end of the channel to one front: submits the inferences of its clients, and sends the responses back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from google.protobuf.message import Message
+
+from nerite.core.byte_budget import WORKER_HEADERS
+from nerite.core.errors import NeriteError
+from nerite.core.execution_observer import TraceContext
+from nerite.core.headers import whole_header_from_json
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse, ResponseHeader
+from nerite.core.tensor import Buffer
+from nerite.fronts import messages as kinds
+from nerite.fronts.corked_channel import CorkedChannel
+from nerite.fronts.messages import PROTOCOLS, REASONS, AnswerKind, RelayedPiece
+from nerite.fronts.relayed_exchange import RelayedExchange
+from nerite.fronts.shared_state import FrontStart, SharedState
+from nerite.transports.grpc.methods import METHODS, Answer
+from nerite.transports.http.handler import HttpHandler
+from nerite.transports.http.head import HeadCache
+from nerite.workers.host.fork_server import ForkedProcess
+from nerite.workers.ipc import codec, messages
+from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
+
+if TYPE_CHECKING:
+    from nerite.server import InferenceServer
+
+
+class FrontOwner(Protocol):
+    """The pool, as a connection sees it."""
+
+    @property
+    def http_handler(self) -> HttpHandler:
+        """Answers relayed HTTP requests."""
+
+    def administer(self, path: str, content: bytes, answer: Answer) -> None:
+        """Answer a relayed gRPC message."""
+
+    def publish(self) -> None:
+        """Send what has changed to all fronts."""
+
+    def after_acknowledgement(self, send: Callable[[], None]) -> None:
+        """Send a reply once all fronts know what has changed until now."""
+
+    def acknowledged(self) -> None:
+        """Take note that a front has taken over a change."""
+
+    def ready(self, front: FrontConnection) -> None:
+        """Take note that a front can serve."""
+
+    def log(self, record: list[Any]) -> None:
+        """Log a record of a front."""
+
+    def counted(self, front: FrontConnection, figures: Mapping[str, Any]) -> None:
+        """Add what a front has counted since its last report."""
+
+    def lost(self, front: FrontConnection) -> None:
+        """Replace a front whose channel has ended."""
+
+
+class FrontCall:
+    """One inference of a front: the sink of its request."""
+
+    __slots__ = ("_connection", "began_ns", "number", "outer_span", "protocol", "request", "submitting")
+
+    def __init__(
+        self, connection: FrontConnection, number: int, protocol: str, began_ns: int, outer_span: TraceContext | None
+    ) -> None:
+        self._connection = connection
+        self.number = number
+        self.protocol = protocol
+        self.began_ns = began_ns
+        self.outer_span = outer_span
+        self.request: InferenceRequest | None = None
+        """None after the last response."""
+        self.submitting = True
+        """An error that is reported meanwhile is a rejection."""
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Send a response to the front."""
+        kind = AnswerKind.PART
+        if final:
+            kind = AnswerKind.REFUSED if self.submitting and response.error is not None else AnswerKind.LAST
+            # The reference cycle would keep the tensors alive.
+            request.data = ()
+            self.request = None
+        self._connection.answer(self.number, response, kind)
+
+
+class FrontConnection(CorkedChannel):
+    """Channel to one front. Only for the loop's thread."""
+
+    def __init__(
+        self,
+        process: ForkedProcess,
+        foreign_segments: ForeignSegments,
+        server: InferenceServer,
+        owner: FrontOwner,
+    ) -> None:
+        arena = Arena()
+        super().__init__(process.name, process.channel, process.descriptors, arena, foreign_segments)
+        foreign_segments.host(arena)
+        self.process = process
+        self._server = server
+        self._owner = owner
+        self._headers = codec.Unpacker[RequestHeader](self._buffer_leases, self._borrower, whole_header_from_json)
+        self._responses: codec.Packer[ResponseHeader] = codec.Packer(
+            arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment
+        )
+        self.calls: dict[int, FrontCall] = {}
+        """Inferences that are not answered, by number."""
+        self.exchanges: dict[int, RelayedExchange] = {}
+        """Relayed HTTP requests that are not answered, by number."""
+        self._span: TraceContext | None = None
+        self.acknowledged = 0
+        """Number of the last STATE message that the front has taken over."""
+        self.ready = False
+        self.calls_begun = 0
+        """Number of inferences so far."""
+        self.connections = [0] * len(kinds.PORTS)
+        """Number of open connections of each port."""
+        self.figures: dict[str, Any] = {}
+        """What the front has counted, as of its last report."""
+        self.on_figures: Callable[[], None] = lambda: None
+        self.stuck_since: float | None = None
+        """Since when the front has not taken over a change; None if it has."""
+        self._heads = HeadCache()
+
+    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart) -> None:
+        """Begin, with what the front needs to know."""
+        self._begin(loop)
+        self._send(messages.frame(kinds.START, pickle.dumps(start)))
+
+    def send_change(self, number: int, change: SharedState) -> None:
+        """Send a change of the state that all fronts share."""
+        self._send(messages.frame(kinds.STATE, pickle.dumps((number, change))))
+
+    def hand_over(self, descriptor: int, port: int, limit: int) -> bool:
+        """Hand over an accepted connection; return False if that failed."""
+        if not self._send_descriptor(descriptor):
+            return False
+        self.connections[port] += 1
+        self._send(kinds.connection_frame(port, limit))
+        return True
+
+    def drain(self, step: kinds.DrainStep) -> None:
+        """Have the front take a step of a graceful shutdown."""
+        self._send(messages.frame(kinds.DRAIN, b"", step))
+
+    def ask_figures(self) -> None:
+        """Ask for ``figures``."""
+        self._send(messages.frame(kinds.ASK_FIGURES))
+
+    def retire(self, share: float) -> None:
+        """Have clients reconnect that send about this share of the front's requests."""
+        self._send(messages.json_frame(kinds.RETIRE, share))
+
+    def answer(self, number: int, response: InferenceResponse, kind: AnswerKind) -> None:
+        """Send a response to a call; drop it if the front no longer waits."""
+        if kind is AnswerKind.PART:
+            if number not in self.calls:
+                return
+        elif self.calls.pop(number, None) is None:
+            return
+        self._post(kinds.ANSWER, number, kind, codec.sendable_response(self._responses, response))
+
+    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer]) -> None:
+        """Send a piece of a relayed reply."""
+        parts: list[Buffer] = [kinds.buffers_head(b"", data)]
+        self._responses.begin()
+        self._responses.buffers(b"", data, parts)
+        self._post(kinds.RELAYED, number, piece, parts)
+
+    # Messages of the front.
+
+    def _handle(self, kind: int, count: int, body: memoryview) -> None:
+        if kind == kinds.CALL:
+            self._call(count, body)
+        elif kind == kinds.CANCEL:
+            self._cancel(messages.batch_number(body), REASONS[count])
+        elif kind in (kinds.PAUSE, kinds.RESUME):
+            self._pause(messages.batch_number(body), kind == kinds.PAUSE)
+        elif kind == kinds.SPAN:
+            self._span = kinds.read_span(body)
+        elif kind == kinds.RELAY_HTTP:
+            self._relay_http(bool(count), body)
+        elif kind == kinds.RELAY_GRPC:
+            self._relay_grpc(body)
+        elif kind == kinds.CLOSED:
+            self.connections[count] -= 1
+        elif kind == kinds.ACKNOWLEDGE:
+            self.acknowledged = messages.read_json(body)
+            self._owner.acknowledged()
+        elif kind == kinds.LOG:
+            self._owner.log(messages.read_json(body))
+        elif kind == kinds.FIGURES:
+            figures = messages.read_json(body)
+            self._owner.counted(self, figures)
+            self.figures = figures
+            self.on_figures()
+        elif kind == kinds.READY:
+            self.ready = True
+            self._owner.ready(self)
+
+    def _call(self, protocol: int, body: memoryview) -> None:
+        number, tokens, at = messages.read_batch(body)
+        arrived_ns, began_ns, at = kinds.read_call_head(body, at)
+        header, name, data, _ = self._headers.record(body, at)
+        if tokens:
+            for token in tokens:
+                self._buffer_leases.returned(token)
+        assert isinstance(header, RequestHeader)
+        span, self._span = self._span, None
+        call = self.calls[number] = FrontCall(self, number, PROTOCOLS[protocol], began_ns, span)
+        request = call.request = InferenceRequest(header, data, call, arrived_ns, name)
+        self.calls_begun += 1
+        self._server.infer(request, "")
+        call.submitting = False
+
+    def _cancel(self, number: int, why: CancelReason) -> None:
+        call = self.calls.get(number)
+        if call is not None and call.request is not None:
+            call.request.cancel(why)
+        exchange = self.exchanges.pop(number, None)
+        if exchange is not None:
+            exchange.cancel(why)
+
+    def _pause(self, number: int, paused: bool) -> None:
+        call = self.calls.get(number)
+        if call is not None and call.request is not None:
+            call.request.pause(paused)
+        exchange = self.exchanges.get(number)
+        if exchange is not None:
+            exchange.pause(paused)
+
+    def _buffers(self, body: memoryview) -> tuple[int, bytes, list[Buffer]]:
+        """Return number, name and buffers of a RELAY message."""
+        number, tokens, at = messages.read_batch(body)
+        name_size, count, at = kinds.read_buffers_head(body, at)
+        name, data, _ = self._headers.buffers(body, at, name_size, count)
+        for token in tokens:
+            self._buffer_leases.returned(token)
+        return number, name, data
+
+    def _relay_http(self, secure: bool, body: memoryview) -> None:
+        number, _, (head, content) = self._buffers(body)
+        span, self._span = self._span, None
+        handler = self._owner.http_handler
+        exchange = self.exchanges[number] = RelayedExchange(
+            self, number, self._heads.get(bytes(head)), handler, secure, span
+        )
+        exchange.run(memoryview(content))
+
+    def forget_heads(self) -> None:
+        """Route heads anew, because access rules have changed."""
+        self._heads.clear()
+
+    def ended(self, number: int) -> None:
+        """Remove a relayed request that was answered."""
+        self.exchanges.pop(number, None)
+
+    def after_acknowledgement(self, send: Callable[[], None]) -> None:
+        """Send a reply once all fronts know what has changed until now."""
+        self._owner.after_acknowledgement(send)
+
+    def publish(self) -> None:
+        """Send what has changed to all fronts."""
+        self._owner.publish()
+
+    def _relay_grpc(self, body: memoryview) -> None:
+        number, name, (content,) = self._buffers(body)
+        path = name.decode()
+        changes = METHODS[path] in kinds.CHANGING
+
+        def answer(result: Message | NeriteError) -> None:
+            if isinstance(result, NeriteError):
+                piece, data = RelayedPiece.ERROR, json.dumps(messages.error_json(result)).encode()
+            else:
+                piece, data = RelayedPiece.MESSAGE, result.SerializeToString()
+            if changes:
+                self.publish()
+            self.after_acknowledgement(lambda: self.relayed(number, piece, [data]))
+
+        self._owner.administer(path, bytes(content), answer)
+
+    # The end.
+
+    def _lost(self) -> None:
+        calls, self.calls = self.calls, {}
+        exchanges, self.exchanges = self.exchanges, {}
+        for call in calls.values():
+            if call.request is not None:
+                call.request.cancel(CancelReason.DISCONNECTED)
+        for exchange in exchanges.values():
+            exchange.cancel(CancelReason.DISCONNECTED)
+        self._owner.lost(self)
+
+    def _kill(self, reason: str) -> None:
+        self.process.kill(reason)

@@ -1,0 +1,220 @@
+"""The program of a front process: serves the connections that the core hands over, without models or frameworks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import socket
+import threading
+from typing import Any, cast
+
+import uvloop
+
+from nerite.admission.policy import AdmissionPolicy
+from nerite.core.failures import internal_errors, report
+from nerite.fronts import messages as kinds
+from nerite.fronts.catalogue import Description, FrontVersion, follow
+from nerite.fronts.core_connection import CoreConnection
+from nerite.fronts.relay import FrontRouting, GrpcRelay
+from nerite.fronts.shared_state import FrontStart, SharedState
+from nerite.inference_entry import InferenceEntry
+from nerite.observability.log import install_logging, log
+from nerite.observability.log_records import LogRecord
+from nerite.regions import SharedMemoryRegions
+from nerite.repository.catalogue import Catalogue
+from nerite.transports.access import AccessKeys, Callers
+from nerite.transports.http.inference_router import InferenceRouter
+from nerite.transports.http.service import HttpService
+from nerite.transports.limits import TransportLimits
+from nerite.transports.listeners import IdleCheck, ListenerFactory
+from nerite.transports.ports import TransportListener
+from nerite.transports.tcp import AdoptedPort, tls_context
+from nerite.workers.helper_pool import HelperPool
+from nerite.workers.host.fork_server import ForkServer
+from nerite.workers.ipc.shared_memory import ForeignSegments
+
+_GC_THRESHOLD = 10_000
+
+
+class FrontEntry(InferenceEntry[FrontVersion]):
+    """Entry of a front's requests: validates them, and hands them to the core."""
+
+    def __init__(self, core: CoreConnection, start: FrontStart, helpers: HelperPool) -> None:
+        options = start.options
+        super().__init__(SharedMemoryRegions(allowed=options.device.allow_client_shared_memory), helpers)
+        self._core = core
+        self._catalogue = Catalogue(namespacing=options.repository.namespacing)
+
+    def _running(self, model: str, version: str, namespace: str) -> FrontVersion:
+        return cast(FrontVersion, self._catalogue.find(model, version, namespace))
+
+    def follow(self, models: list[Description]) -> None:
+        """Take over changes of models."""
+        follow(self._catalogue, models, self._core)
+        self.renew_routes()
+
+    def follow_regions(self, regions: list[tuple[str, str, int, int]]) -> None:
+        """Take over the regions that are registered."""
+        wanted = {region[0]: region for region in regions}
+        known = {each.name: (each.name, each.key, each.offset, each.byte_size) for each in self.regions.listed("")}
+        for name in known.keys() - {name for name, region in wanted.items() if known.get(name) == region}:
+            self.regions.unregister(name)
+        for name, region in wanted.items():
+            if known.get(name) != region:
+                self.regions.register(*region)
+
+
+class FrontProcess:
+    """Creates and connects the parts of a front; handles what the core sends."""
+
+    def __init__(self, channel: int, descriptors: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._thread = threading.get_ident()
+        self._foreign_segments = ForeignSegments()
+        self._core = CoreConnection(
+            socket.socket(fileno=channel), socket.socket(fileno=descriptors), self._foreign_segments, self
+        )
+        self._listeners: dict[int, TransportListener] = {}
+        self._adopted: dict[int, AdoptedPort] = {}
+        self._keys: dict[str, AccessKeys] = {}
+        self._policy: AdmissionPolicy | None = None
+        self._entry: FrontEntry
+        self._bounds: TransportLimits
+
+    async def serve(self) -> None:
+        """Serve until the core is gone."""
+        log.forward = self._forward
+        self._core.begin(self._loop)
+        await self._ended.wait()
+
+    def start(self, state: bytes) -> None:
+        """Begin to serve."""
+        start: FrontStart = pickle.loads(state)  # the core made it
+        options = start.options
+        fork_server = ForkServer(self._loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
+        helpers = HelperPool(fork_server, self._loop, self._foreign_segments, start.helpers)
+        self._entry = FrontEntry(self._core, start, helpers)
+        self._bounds = TransportLimits(max_bytes=start.max_bytes, idle_seconds=options.connections.idle_seconds)
+        self._keys = {path: AccessKeys(keys) for path, keys in (start.state.keys or {}).items()}
+        self._policy = start.state.policy
+        callers = None if self._policy is None else Callers(self._current_policy)
+        factory = ListenerFactory(options, self._bounds, self._keys, callers)
+        if "grpc" in start.ports:
+            grpc = factory.grpc(self._entry, GrpcRelay(self._core).handler)
+            self._serve("grpc", grpc, grpc.adopt(tls_context(options.grpc.tls, ["h2"]), self._closed("grpc")))
+        if "http" in start.ports:
+            routing = FrontRouting(
+                InferenceRouter(self._entry, **factory.routing(options.http.header_forward_pattern)), self._core
+            )
+            routing.inferences = factory.guarded(factory.cross_origin(routing.inferences), options.http.address)
+            service = HttpService(self._entry, routing.target, self._bounds, max_input_size=options.http.max_input_size)
+            http = factory.http("HTTP", service, options.http.max_input_size)
+            self._serve("http", http, http.adopt(tls_context(options.http.tls, ["http/1.1"]), self._closed("http")))
+        IdleCheck(self._bounds, options.connections.idle_seconds).start()
+        self._take_over(start.state)
+        self._core.acknowledge(start.number)
+        self._core.ready()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD)
+
+    def _current_policy(self) -> AdmissionPolicy:
+        assert self._policy is not None
+        return self._policy
+
+    def _serve(self, name: str, listener: TransportListener, port: AdoptedPort) -> None:
+        number = kinds.PORTS.index(name)
+        self._listeners[number] = listener
+        self._adopted[number] = port
+
+    def _closed(self, name: str) -> Any:
+        number = kinds.PORTS.index(name)
+        return lambda: self._core.closed(number)
+
+    def change(self, state: bytes) -> None:
+        """Take over a change of the state that all fronts share."""
+        number, change = pickle.loads(state)  # the core made it
+        self._take_over(change)
+        self._core.acknowledge(number)
+
+    def _take_over(self, change: SharedState) -> None:
+        if change.models:
+            self._entry.follow(change.models)
+        if change.regions is not None:
+            self._entry.follow_regions(change.regions)
+        if change.log is not None:
+            log.change(change.log)
+        if change.policy is not None:
+            self._policy = change.policy
+        if change.keys is not None:
+            for path, keys in change.keys.items():
+                self._keys[path].replace(keys)
+        if change.policy is not None or change.keys is not None:
+            for listener in self._listeners.values():
+                listener.forget()
+
+    def adopt(self, connection: socket.socket, port: int, limit: int) -> None:
+        """Serve an accepted connection."""
+        self._adopted[port].adopt(connection, limit)
+
+    def drain(self, step: kinds.DrainStep) -> None:
+        """Take a step of a graceful shutdown."""
+        for listener in self._listeners.values():
+            if step is kinds.DrainStep.NOTIFY:
+                listener.drain()
+            elif step is kinds.DrainStep.STOP_ACCEPTING:
+                listener.stop_accepting()
+            else:
+                listener.forget()
+
+    def figures(self) -> dict[str, Any]:
+        """Return what this front has counted."""
+        bounds = self._bounds
+        return {
+            "bytes": bounds.bytes.used,
+            "bytes_refused": bounds.bytes.refused,
+            "refused": dict(bounds.refused),
+            "closed": dict(bounds.closed),
+            "internal_errors": {where: count for where, count in internal_errors.counts.items() if count},
+        }
+
+    def retire(self, share: float) -> None:
+        """Have clients reconnect that send about this share of the requests."""
+
+    def lost(self) -> None:
+        """End: the core is gone."""
+        self._ended.set()
+
+    def _forward(self, record: LogRecord) -> None:
+        """Have the core log a record. Thread-safe."""
+        value = [record.level.name, record.message, record.file, record.line, record.pid, record.time_ns]
+        extras = {name: _plain(each) for name, each in record.extras.items()}
+        if threading.get_ident() == self._thread:
+            self._core.log([*value, extras])
+        else:
+            self._loop.call_soon_threadsafe(self._core.log, [*value, extras])
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    message = context.get("message", "")
+    report("loop", context.get("exception") or RuntimeError(message), f"({message})")
+
+
+async def _run(channel: int, descriptors: int) -> None:
+    asyncio.get_running_loop().set_exception_handler(_report_unhandled)
+    await FrontProcess(channel, descriptors).serve()
+
+
+def main(channel: int, descriptors: int) -> None:
+    """Run a front on its two sockets."""
+    install_logging(log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(channel, descriptors))
+    os._exit(0)

@@ -1,0 +1,120 @@
+"""A front's handlers of everything that is not an inference: the core answers, and the front passes the reply on."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from google.protobuf.message import Message
+
+from nerite.core.request import CancelReason, RequestHeader
+from nerite.core.tensor import Buffer
+from nerite.fronts.core_connection import CoreConnection
+from nerite.fronts.messages import RelayedPiece
+from nerite.transports.grpc.methods import Answer, Handler
+from nerite.transports.http import routes
+from nerite.transports.http.handler import HttpExchange
+from nerite.transports.http.head import RequestHead, header_bytes_of
+from nerite.transports.http.infer_request import HttpTarget
+from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
+from nerite.transports.listeners import TargetOf
+from nerite.wire.schema import methods
+from nerite.workers.ipc import messages
+
+_LOAD_REPORT: Final = "endpoint-load-metrics-format"
+"""Header of clients that want the load of a model's engines, which only the core knows."""
+_NO_MODEL: Final = RequestHeader("", "", ())
+
+
+class RelayedWork:
+    """A relayed HTTP request as the work of its connection."""
+
+    id = ""
+    header = _NO_MODEL
+
+    def __init__(self, core: CoreConnection, connection: HttpExchange) -> None:
+        self._core = core
+        self._connection = connection
+        self.number = 0
+
+    def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
+        """Cancel the request: its reply is no longer wanted."""
+        self._core.cancel_relay(self.number, why)
+
+    def pause(self, paused: bool) -> None:
+        """Pause the reply, or resume it."""
+        self._core.pause_relay(self.number, paused)
+
+    def take(self, piece: RelayedPiece, data: list[Buffer]) -> None:
+        """Pass on a piece of the reply."""
+        connection = self._connection
+        if connection.request is not self:
+            return
+        if piece is RelayedPiece.SEND:
+            connection.send(data)
+        elif piece is RelayedPiece.OPEN:
+            connection.open(bytes(data[0]), bytes(data[1]))
+        elif piece is RelayedPiece.CHUNK:
+            connection.send_pieces(data)
+        else:
+            connection.close_reply()
+
+
+class FrontRouting:
+    """Routes inferences to this process, and everything else to the core."""
+
+    def __init__(self, router: InferenceRouter, core: CoreConnection) -> None:
+        self._router = router
+        self._core = core
+        self._elsewhere = HttpTarget(call=self._relay)
+        self.inferences: TargetOf = self._inference
+        """Routes inferences; to be wrapped like the routing of any port."""
+
+    def target(self, head: RequestHead) -> HttpTarget:
+        """Return the target of a head."""
+        route = routes.find_route(head.path) if head.method == "POST" else None
+        if route is None or route.endpoint.name not in INFERENCES or _LOAD_REPORT in head.headers:
+            return self._elsewhere
+        return self.inferences(head)
+
+    def _inference(self, head: RequestHead) -> HttpTarget:
+        route = routes.find_route(head.path)
+        assert route is not None
+        return self._router.of_route(route, head)
+
+    def _relay(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        work = RelayedWork(self._core, connection)
+        connection.request = work
+        work.number = self._core.relay_http(
+            _head_bytes(head), body, connection.secure, connection.outer_span, work.take
+        )
+
+
+def _head_bytes(head: RequestHead) -> bytes:
+    """Return a head as it may have been received."""
+    lines = [f"{head.method} {head.path} HTTP/{head.version}", *(f"{name}: {value}" for name, value in head.fields)]
+    return b"".join(header_bytes_of(line) + b"\r\n" for line in (*lines, ""))
+
+
+class GrpcRelay:
+    """Handlers of the gRPC methods that are not inferences."""
+
+    def __init__(self, core: CoreConnection) -> None:
+        self._core = core
+        self._methods = methods()
+
+    def handler(self, path: str) -> Handler:
+        """Return the handler of the method at ``path``."""
+        reply_type = self._methods[path].response
+
+        def relay(request: Message, answer: Answer) -> None:
+            def take(piece: RelayedPiece, data: list[Buffer]) -> None:
+                (content,) = data
+                if piece is RelayedPiece.ERROR:
+                    answer(messages.error_of(json.loads(bytes(content))))
+                else:
+                    answer(reply_type.FromString(bytes(content)))
+
+            self._core.relay_grpc(path, request.SerializeToString(), take)
+
+        return relay

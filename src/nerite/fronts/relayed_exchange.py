@@ -1,0 +1,140 @@
+"""An HTTP exchange whose client is connected to a front: the core answers it as if the connection were its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from nerite.core.execution_observer import TraceContext
+from nerite.core.failures import report
+from nerite.core.request import CancelReason
+from nerite.core.tensor import Buffer
+from nerite.fronts.messages import CHANGING, RelayedPiece
+from nerite.transports.http import reply, routes
+from nerite.transports.http.handler import HttpHandler
+from nerite.transports.http.head import RequestHead
+from nerite.transports.limits import ByteReservation
+
+if TYPE_CHECKING:
+    from nerite.core.request import InferenceRequest
+    from nerite.core.response import InferenceResponse
+    from nerite.transports.http.handler import HttpWork
+
+
+class ReplyRelay(Protocol):
+    """Sends the pieces of replies to the front."""
+
+    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer]) -> None:
+        """Send a piece of a relayed reply."""
+
+    def after_acknowledgement(self, send: Callable[[], None]) -> None:
+        """Send a reply once all fronts know what has changed until now."""
+
+    def publish(self) -> None:
+        """Send what has changed to all fronts."""
+
+    def ended(self, number: int) -> None:
+        """Remove a relayed request that was answered."""
+
+
+class RelayedExchange:
+    """One relayed HTTP request and its reply; implements ``HttpExchange``."""
+
+    protocol = "HTTP"
+    began_ns = 0
+
+    def __init__(
+        self,
+        relay: ReplyRelay,
+        number: int,
+        head: RequestHead,
+        handler: HttpHandler,
+        secure: bool,
+        outer_span: TraceContext | None,
+    ) -> None:
+        self._relay = relay
+        self._number = number
+        self.head = head
+        self._handler = handler
+        self.secure = secure
+        self.outer_span = outer_span
+        self.request: HttpWork | None = None
+        self.writable = True
+        self.gone = False
+        self._reservations: list[ByteReservation] = []
+
+    def run(self, body: memoryview) -> None:
+        """Have the handler answer."""
+        try:
+            refusal = self._handler.begin(self.head)
+            if refusal is not None:
+                self.send([refusal.encode()])
+            else:
+                self._handler.handle(self, self.head, body)
+        except Exception as error:
+            self.send([reply.error_reply(report("http", error, "in a relayed request")).encode()])
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Have the handler send the response of an inference; drop it if the client is gone."""
+        if self.request is request:
+            self._handler.answer(self, request, response)
+
+    def hold(self, share: ByteReservation) -> None:
+        """Take over the bytes that were reserved for the exchange."""
+        self._reservations.append(share)
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Send the complete reply."""
+        if self.gone:
+            return
+        self._end()
+        parts = [self._addressed(bytes(parts[0])), *parts[1:]]
+        route = routes.find_route(self.head.path) if self.head.method == "POST" else None
+        if route is not None and route.endpoint.category in CHANGING:
+            self._relay.publish()
+        self._relay.after_acknowledgement(lambda: self._relay.relayed(self._number, RelayedPiece.SEND, parts))
+
+    def open(self, first: bytes, data: bytes = b"") -> None:
+        """Begin a reply with a head and a first chunk."""
+        if not self.gone:
+            self._relay.relayed(self._number, RelayedPiece.OPEN, [self._addressed(first), data])
+
+    def send_chunk(self, data: bytes) -> None:
+        """Send one chunk of the reply."""
+        self.send_pieces([data])
+
+    def send_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """Send one large chunk of the reply."""
+        if not self.gone:
+            self._relay.relayed(self._number, RelayedPiece.CHUNK, pieces)
+
+    def close_reply(self) -> None:
+        """End the reply that ``open`` began."""
+        if not self.gone:
+            self._end()
+            self._relay.relayed(self._number, RelayedPiece.CLOSE, [])
+
+    def cancel(self, why: CancelReason) -> None:
+        """Cancel the work: the client no longer waits."""
+        self.gone = True
+        request = self.request
+        self._end()
+        if request is not None:
+            request.cancel(why)
+
+    def pause(self, paused: bool) -> None:
+        """Pause the responses of the work, or resume them."""
+        self.writable = not paused
+        if self.request is not None:
+            self.request.pause(paused)
+
+    def _addressed(self, first: bytes) -> bytes:
+        return reply.addressed(first, self.head, last=False)
+
+    def _end(self) -> None:
+        self.request = None
+        self.gone = True
+        for share in self._reservations:
+            share.give_back()
+        self._reservations.clear()
+        self._relay.ended(self._number)

@@ -1,0 +1,45 @@
+"""What the core tells its fronts: how to begin, and every change that concerns them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from nerite.admission.policy import AdmissionPolicy
+from nerite.config.options import ServerOptions
+from nerite.fronts.catalogue import Description
+
+PROGRAM: Final = "nerite.fronts.process:main"
+"""The program of a front, as the fork server names it."""
+
+
+@dataclass
+class SharedState:
+    """What all fronts must know. A change has values for the fields that it replaces; None stands for no change."""
+
+    models: list[Description] = field(default_factory=list)
+    """Models that were added or have changed."""
+    regions: list[tuple[str, str, int, int]] | None = None
+    """Shared memory regions of clients: name, key, offset, size."""
+    keys: dict[str, tuple[bytes, ...]] | None = None
+    """Keys in the files of restrictions, by path."""
+    policy: AdmissionPolicy | None = None
+    log: Mapping[str, bool | int | str] | None = None
+    """Settings of the log."""
+
+
+@dataclass
+class FrontStart:
+    """What a front needs to begin."""
+
+    options: ServerOptions
+    helpers: int
+    """Maximum number of helper processes."""
+    max_bytes: int
+    """Limit of the bytes of requests in flight; 0 for none."""
+    ports: tuple[str, ...]
+    """Names of the ports that are open."""
+    number: int
+    """Number of the last change in ``state``."""
+    state: SharedState
