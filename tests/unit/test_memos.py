@@ -20,7 +20,7 @@ MAKERS: Final = frozenset({"dict", "set", "OrderedDict", "defaultdict", "Counter
 REMOVING: Final = frozenset({"discard", "pop", "popitem", "remove"})
 
 BY_THE_PROGRAM: Final = {
-    "frameworks/litert.py:_interpreter_class", "llm/loop_engine.py:_totals",
+    "frameworks/litert.py:_interpreter_class", "llm/engine.py:_totals",
     "backends/onnxruntime/session.py:onnxruntime", "frameworks/openvino/graph.py:openvino",
     "frameworks/pytorch/program.py:load_torch", "frameworks/tensorflow/session.py:tensorflow",
     "frameworks/tensorflow/files.py:saved_model", "frameworks/tensorrt/execution.py:_allocator_class",
