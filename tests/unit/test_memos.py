@@ -26,7 +26,7 @@ BY_THE_PROGRAM: Final = {
     "frameworks/tensorflow/files.py:saved_model", "frameworks/tensorrt/execution.py:_allocator_class",
     "frameworks/tensorrt/execution.py:runtime", "frameworks/tensorrt/engine.py:_runtime",
     "frameworks/tensorrt/engine.py:tensorrt",
-    "core/failures.py:counts", "observability/otlp_spans.py:_key",
+    "core/failures.py:counts", "observability/otlp.py:_key",
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",

@@ -21,6 +21,13 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec, to_array
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
+RECEIVED: Final = {
+    "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END"),
+    "GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"),
+}
+SENT: Final = {"HTTP": ("HTTP_SEND_START", "HTTP_SEND_END"), "GRPC": ("GRPC_SEND_START", "GRPC_SEND_END")}
+COMPUTED: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+"""Names of timestamps: of the request by protocol, of the responses by protocol, and of an execution."""
 Update: TypeAlias = Mapping[str, Any]
 """Fields of ``TraceValues`` by name; None resets a setting to that of the layer below."""
 

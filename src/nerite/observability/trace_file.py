@@ -12,7 +12,7 @@ import orjson
 
 from nerite.core.failures import system_error
 from nerite.observability.log import log
-from nerite.observability.trace import Trace
+from nerite.observability.trace import COMPUTED, RECEIVED, SENT, Trace
 
 MAX_PENDING = 100
 """Maximum number of traces kept in memory if no frequency is set."""
@@ -101,12 +101,6 @@ def _write(file: FileIO, data: bytes, at: int) -> None:
 # Records of a trace in Triton's format: JSON objects separated by commas, in order of time. The records of most traces
 # differ only in numbers, which are put into a template: 1.9 us instead of 4.7, on the loop's thread.
 
-RECEIVED: Final = {
-    "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END"),
-    "GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"),
-}
-SENT: Final = {"HTTP": ("HTTP_SEND_START", "HTTP_SEND_END"), "GRPC": ("GRPC_SEND_START", "GRPC_SEND_END")}
-COMPUTED: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _NUMBER: Final = b"\0"
 """Placeholder of the number of a trace: a byte that does not occur in JSON."""
 _REQUEST_ID: Final = b"\1"

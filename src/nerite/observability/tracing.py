@@ -12,7 +12,7 @@ from nerite.config.options import TraceOptions
 from nerite.core.execution_observer import TraceContext
 from nerite.core.model_calls import CallRequest, ChildRequest
 from nerite.core.request import InferenceRequest
-from nerite.observability.otlp_exporter import Exporter
+from nerite.observability.otlp import Exporter
 from nerite.observability.trace import OtelTrace, Sampler, Trace, TraceSettings
 from nerite.observability.trace_file import TraceFile, trace_json
 

@@ -9,8 +9,8 @@ import pytest
 from collector import Collector, collecting
 from doubles import request
 from nerite.config.options import OpenTelemetryOptions
-from nerite.observability import otlp_exporter as module
-from nerite.observability.otlp_exporter import Exporter, retry_delay
+from nerite.observability import otlp as module
+from nerite.observability.otlp import Exporter, retry_delay
 from nerite.observability.trace import OtelTrace, Sampler, TraceValues
 from serving import eventually
 
