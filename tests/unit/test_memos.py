@@ -53,7 +53,7 @@ BY_THE_OPERATOR: Final = {
     "observability/exposition.py:_bucket_template", "observability/exposition.py:_split",
     "observability/exposition.py:_label",
     "observability/load_times.py:_intervals",
-    "observability/trace_file.py:_template", "observability/trace.py:_models",
+    "observability/tracing.py:_template", "observability/trace.py:_models",
     "observability/trace.py:_set", "repository/catalogue.py:_named", "repository/version_maker.py:_known",
     "repository/ensembles.py:_verdicts", "repository/manager.py:_cycles",
     "repository/manager.py:_tasks", "repository/remote/repository.py:_busy",
