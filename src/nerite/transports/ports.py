@@ -19,7 +19,6 @@ from nerite.server import InferenceServer
 from nerite.transports import access, tcp
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.clouds import SagemakerModels, SagemakerRouter, SagemakerService, VertexRouter, default_model
-from nerite.transports.http.console import Console
 from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
@@ -28,6 +27,7 @@ from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.origins import BrowserGuard, Cors, CorsRouter, GuardedRouter
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
+from nerite.transports.http.web_pages import Console
 from nerite.transports.limits import CHECKS, TransportLimits, bytes_for, connections_for
 from nerite.transports.tcp import tls_context
 

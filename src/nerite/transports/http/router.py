@@ -16,7 +16,6 @@ from nerite.transports import access
 from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, texts
 from nerite.transports.http import content_coding, infer_response, large_json, reply, routes, uploads
 from nerite.transports.http.administration import HttpAdministration
-from nerite.transports.http.docs_page import Documentation
 from nerite.transports.http.generate import Generation
 from nerite.transports.http.generate_form import GenerateForm
 from nerite.transports.http.handler import HTTP, HttpDialect, HttpExchange
@@ -27,6 +26,7 @@ from nerite.transports.http.reply import Reply
 from nerite.transports.http.request_bodies import MAX_ENTRIES
 from nerite.transports.http.routes import Route
 from nerite.transports.http.uploads import Uploads
+from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
