@@ -144,9 +144,9 @@ class FakeLoop:
 
     def rule(self, patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
         """Have its time be that of alarms, and of these modules."""
-        patch.setattr(busy_poll, "_now_ns", self.now)
+        patch.setattr(busy_poll, "monotonic_ns", self.now)
         for module in modules:
-            patch.setattr(module, "_now", self.now)
+            patch.setattr(module, "monotonic_ns", self.now)
 
     def time(self) -> float:
         return self.now_ns / 1e9
