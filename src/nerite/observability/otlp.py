@@ -305,7 +305,7 @@ _SLICE: Final = 16
 """Traces encoded between rests, in about 0.25 ms for which the loop may wait. Fewer would wake it more often."""
 _REST: Final = 31
 """Ratio of rest to work: the thread uses at most a thirty-second part of a processor."""
-_LOG_INTERVAL: Final = 60.0
+LOG_INTERVAL: Final = 60.0
 """Seconds between two log lines about dropped spans."""
 _RESOURCE: Final = {
     "telemetry.sdk.language": "python",
@@ -339,7 +339,7 @@ class Exporter:
         self._lost = 0
         self._logged = 0
         """Number of dropped spans that were logged."""
-        self._logged_at = -_LOG_INTERVAL
+        self._logged_at = -LOG_INTERVAL
         self._reason = ""
         """Last error of the collector that was not logged."""
         self._rested_at = 0.0
@@ -395,7 +395,7 @@ class Exporter:
             self._wake.clear()
             while self._queue:
                 self._export()
-                self._log_dropped(_LOG_INTERVAL)
+                self._log_dropped(LOG_INTERVAL)
                 if self._entered - self._left < self._batch:
                     break
         while self._queue and self._export():
@@ -447,7 +447,7 @@ class Exporter:
                 delay = retry_delay(failures, error.retry_after) if error.retryable else None
                 if delay is None or self._stopping.is_set():
                     return False
-                self._log_dropped(_LOG_INTERVAL)
+                self._log_dropped(LOG_INTERVAL)
                 self._stopping.wait(delay)
             else:
                 return True

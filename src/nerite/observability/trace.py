@@ -6,10 +6,10 @@ at once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
 from nerite.config.options import OpenTelemetryOptions, TraceOptions
@@ -198,9 +198,6 @@ def _elements(spec: TensorSpec, data: Buffer) -> Sequence[str]:
     return [str(element) for element in array.flat]
 
 
-_now = time.monotonic_ns
-
-
 class Trace(ForwardingSink):
     """Sink of a traced request that records timestamps and passes responses on."""
 
@@ -259,7 +256,7 @@ class Trace(ForwardingSink):
         self.received_ns = request.arrived_ns
         self.first_ns: int = getattr(sink, "began_ns", 0) or request.arrived_ns
         """Arrival time of the first bytes of the request. Most requests arrive in one piece."""
-        self.began_ns = _now()
+        self.began_ns = monotonic_ns()
         self.executions: list[tuple[int, ExecutionTimes | None]] = []
         """For each execution, the time at which the request was queued, and the timestamps."""
         self.last_part: ExecutionTimes | None = None
@@ -283,17 +280,17 @@ class Trace(ForwardingSink):
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Record a response, and pass it on."""
-        now = _now()
+        now = monotonic_ns()
         if not self.answered_ns:
             self.answered_ns = now
         if response.error is not None:
             self.error = response.error
         elif self.tensors is not None and response.header is not None:
             self._note_tensors("TENSOR_BACKEND_OUTPUT", response.header.outputs, response.data)
-            now = _now()
+            now = monotonic_ns()
         self._sink.respond(request, response, final)
         if self.protocol and (response.header is not None or response.error is not None):
-            self.sends += (now, _now())
+            self.sends += (now, monotonic_ns())
         if final:
             self.final_ns = now
             told = getattr(self._sink, "span_attributes", None)
@@ -345,14 +342,14 @@ class Trace(ForwardingSink):
         self._note_execution(request, timings)
         self._ran = True
         self._runs = self._between = False
-        self.ended_ns = _now()
+        self.ended_ns = monotonic_ns()
         if self.final_ns:
             self._complete(self)
 
     def _note_tensors(self, activity: str, specs: Iterable[TensorSpec], data: Iterable[Buffer]) -> None:
         if self.tensors is not None:
             for spec, buffer in zip(specs, data, strict=False):
-                self.tensors.append((_now(), activity, tensor_text(spec, buffer)))
+                self.tensors.append((monotonic_ns(), activity, tensor_text(spec, buffer)))
 
 
 _SPANS: Final = 2
