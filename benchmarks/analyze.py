@@ -24,7 +24,7 @@ import onnx
 from page import command_line, machine, publish
 
 from nerite.tools.analyze.finding import Goal
-from nerite.tools.analyze.space import Subject, Subjects, Value
+from nerite.tools.analyze.search import Subject, Subjects, Value
 from nerite.tools.analyze.trial import Load, completed, measured
 from nerite.tools.bench.measurement import Rule
 from nerite.tools.bench.requests import TensorLoad

@@ -31,11 +31,11 @@ class Browser:
         self._to, self._back = to, back
         self._rest = b""
         self._number = 0
-        self._session = ""
+        self.session = ""
 
     def begin(self) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
@@ -43,8 +43,8 @@ class Browser:
         """Call a method of the protocol; return its result."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        if self.session:
+            message["sessionId"] = self.session
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
             heard = self._hear()
@@ -154,7 +154,7 @@ def browsing(folder: Path) -> Iterator[Browser]:
     try:
         browser.begin()
         yield browser
-        browser._session = ""
+        browser.session = ""
         browser.call("Browser.close")
         process.wait(PATIENCE)
     finally:

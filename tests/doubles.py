@@ -32,12 +32,12 @@ class Caller:
 
     def __init__(self, answered: Callable[[InferenceRequest], None] | None = None) -> None:
         self.answers: list[tuple[InferenceRequest, InferenceResponse, bool]] = []
-        self._answered = answered
+        self.answered = answered
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         self.answers.append((request, response, final))
-        if self._answered is not None:
-            self._answered(request)
+        if self.answered is not None:
+            self.answered(request)
 
     def of(self, request: InferenceRequest) -> list[InferenceResponse]:
         return [response for asked, response, _ in self.answers if asked is request]
@@ -144,9 +144,9 @@ class FakeLoop:
 
     def rule(self, patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
         """Have its time be that of alarms, and of these modules."""
-        patch.setattr(busy_poll, "_now_ns", self.now)
+        patch.setattr(busy_poll, "monotonic_ns", self.now)
         for module in modules:
-            patch.setattr(module, "_now", self.now)
+            patch.setattr(module, "monotonic_ns", self.now)
 
     def time(self) -> float:
         return self.now_ns / 1e9

@@ -33,6 +33,12 @@ def helpers_of(server: int) -> list[int]:
     return [pid for pid in processes_of(server) if name_of(pid) == "helper"]
 
 
+def ticks_of(pid: int) -> int:
+    """Return the ticks of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
 def name_of(pid: int) -> str:
     """Return what a process calls itself, empty if it is gone."""
     try:

@@ -34,7 +34,7 @@ from nerite.core.tensor import Buffer
 _DIRECTORY: Final = Path("/dev/shm")
 _RESERVED: Final = "triton_python_backend_shm_region_"
 _DISABLED: Final = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-_MAX_COPIED: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+MAX_COPIED: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 """Limit on the bytes of inputs that are copied outside a model's arena, at any one time."""
 
 Room = Callable[[int], memoryview | None]
@@ -222,10 +222,10 @@ class _Copies:
 
     def room(self, size: int) -> memoryview:
         """Return ``size`` writable bytes. Raises ``Unavailable`` if too much memory is in use."""
-        if self._used + size > _MAX_COPIED:
+        if self._used + size > MAX_COPIED:
             raise Unavailable(
                 f"{size} bytes of shared memory cannot be read now: inputs of unanswered requests occupy "
-                f"{self._used} of {_MAX_COPIED} bytes"
+                f"{self._used} of {MAX_COPIED} bytes"
             )
         array = np.empty(size, np.uint8)
         key = id(array)

@@ -27,7 +27,7 @@ _UNSIGNED = 1
 _BFLOAT = 4
 
 
-class _Tensor(ctypes.Structure):
+class DlTensor(ctypes.Structure):
     """``DLTensor``, the beginning of the structure that a capsule points to."""
 
     _fields_ = (
@@ -57,7 +57,7 @@ class _OnHost:
         return CPU, 0
 
 
-def _inside(capsule: object) -> _Tensor:
+def dl_tensor(capsule: object) -> DlTensor:
     """Return the structure that ``capsule`` points to, valid as long as the capsule lives."""
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype = ctypes.c_void_p
@@ -66,7 +66,7 @@ def _inside(capsule: object) -> _Tensor:
         address = get_pointer(capsule, b"dltensor")
     except ValueError:
         raise TritonModelException("The DLPack capsule was used before. A capsule can be used only once.") from None
-    return ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
+    return ctypes.cast(address, ctypes.POINTER(DlTensor)).contents
 
 
 def _is_capsule(source: object) -> bool:
@@ -91,10 +91,10 @@ def take(source: object) -> tuple[DataType, NDArray[Any]]:
             "Provided tensor is not supported. Tensor must be a DLPack capsule         or have `__dlpack__` and "
             "`__dlpack_device__` attributes"
         )
-    tensor = _inside(capsule)
+    tensor = dl_tensor(capsule)
     if tensor.device_type == _CUDA and "torch" in sys.modules:
         capsule = sys.modules["torch"].utils.dlpack.from_dlpack(capsule).cpu().__dlpack__()
-        tensor = _inside(capsule)
+        tensor = dl_tensor(capsule)
     _check_device(tensor.device_type)
     datatype = _datatype(tensor)
     if datatype is dtypes.BF16:
@@ -118,7 +118,7 @@ def give(datatype: DataType, array: NDArray[Any]) -> object:
         array = array.copy()  # a capsule cannot mark its memory as read-only
     capsule = array.__dlpack__()
     if datatype is dtypes.BF16:
-        _inside(capsule).code = _BFLOAT
+        dl_tensor(capsule).code = _BFLOAT
     return capsule
 
 
@@ -136,7 +136,7 @@ _KINDS = {0: "INT", 1: "UINT", 2: "FP", _BFLOAT: "BF"}
 _BOOL = 6
 
 
-def _datatype(tensor: _Tensor) -> DataType:
+def _datatype(tensor: DlTensor) -> DataType:
     name = "BOOL" if tensor.code == _BOOL else f"{_KINDS.get(tensor.code)}{tensor.bits}"
     datatype = dtypes.BY_NAME.get(name)
     if datatype is None or tensor.lanes != 1:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.tools.analyze.space import SETTINGS
+from nerite.tools.analyze.search import SETTINGS
 from pages import ROOT, Page, rows, run
 
 PAGE = Page("docs/analyze.md")

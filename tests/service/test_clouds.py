@@ -194,13 +194,19 @@ def test_a_model_that_failed_leaves_nothing(several: Serving, tmp_path: Path) ->
 
 
 def test_an_unloading_waits_for_what_runs(several: Serving, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    slow = IDENTITY.replace("    return", f"    open({str(begun)!r}, 'w').close()\n    time.sleep(0.5)\n    return", 1)
-    assert load(several, "slow", archive(tmp_path / "1", slow)) == 200
-    with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(sagemaker, several, "POST", "/models/slow/invoke", ROW)
-        eventually(begun.exists)
-        assert sagemaker(several, "DELETE", "/models/slow")[0] == 200
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    held = f"    open({str(begun)!r}, 'w').close()\n    while not os.path.exists({str(go)!r}): time.sleep(0.001)\n"
+    assert load(several, "held", archive(tmp_path / "1", IDENTITY.replace("    return", f"{held}    return", 1))) == 200
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            asked = threads.submit(sagemaker, several, "POST", "/models/held/invoke", ROW)
+            eventually(begun.exists)
+            gone = threads.submit(sagemaker, several, "DELETE", "/models/held")
+            eventually(lambda: loaded(several) == [])
+            assert not gone.done()
+        finally:
+            go.touch()
+        assert gone.result()[0] == 200
         assert several.workers() == {}
         assert data_of(asked.result()) == [1.5, 2.5]
 

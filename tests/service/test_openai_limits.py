@@ -8,6 +8,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from answering import answering
 from llm_models import language_model
 from nerite.core import memory
+from process_family import helpers_of, ticks_of
 from seeing_models import seeing_model
 from serving import Serving, eventually, python_model, serving
 
@@ -185,13 +187,22 @@ def test_a_template_that_never_ends_is_ended(server: Serving) -> None:
 
 
 def test_a_client_that_goes_ends_the_rendering(server: Serving) -> None:
+    def ticks() -> dict[int, int]:
+        """Return the processor time that each helper process has used. One may end meanwhile."""
+        used = {}
+        for pid in helpers_of(server.process.pid):
+            with suppress(OSError):
+                used[pid] = ticks_of(pid)
+        return used
+
     body = json.dumps({"model": "slow", "messages": HELLO * 2048})
+    before = ticks()
     gone = []
     for _ in range(8):  # more than there are helper processes
         connection = http.client.HTTPConnection(server.http, timeout=30)
         connection.request("POST", "/v1/chat/completions", body)
         gone.append(connection)
-    threading.Event().wait(0.2)
+    eventually(lambda: sum(used - before.get(pid, 0) > 5 for pid, used in ticks().items()) > 1, what="none renders")
     for connection in gone:
         connection.close()
     status, answer = chat(server, "slow", HELLO * 20)

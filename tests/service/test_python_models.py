@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from process_family import ticks_of
 from serving import IDENTITY, IN_PROCESS, eventually, pbtxt, python_model, serving
 
 TALKER = """
@@ -180,12 +181,6 @@ def execute(self, requests):
         assert {server.infer("three", [0.0])[0] for _ in range(12)} == pids
 
 
-def spent(pid: int) -> int:
-    """Ticks of processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
 def test_who_has_nothing_to_do_sleeps(tmp_path: Path) -> None:
     """However busy it was a moment ago."""
     python_model(tmp_path / "models", "echo", IDENTITY, pbtxt(batch=8))
@@ -193,6 +188,6 @@ def test_who_has_nothing_to_do_sleeps(tmp_path: Path) -> None:
         for _ in range(50):
             server.infer("echo", [1.0])
         processes = [server.process.pid, server.workers()["echo_0_0"]]
-        before = [spent(pid) for pid in processes]
+        before = [ticks_of(pid) for pid in processes]
         time.sleep(1.0)  # the thing to be measured is what happens while nobody asks
-        assert all(spent(pid) - ticks < 20 for pid, ticks in zip(processes, before, strict=True))
+        assert all(ticks_of(pid) - ticks < 20 for pid, ticks in zip(processes, before, strict=True))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from triton_python_backend_utils import model
+from triton_python_backend_utils import TritonModelException, get_model_dir
 
 _OF_LIBRARIES = ("AOTI_", "ENABLE_RUNTIME_UPTIME", "HDF5_", "KMP_", "TF2_", "TF_CPP_", "TORCH", "TPU_")
 """How variables begin that are set for good when a library is imported."""
@@ -36,12 +36,20 @@ def state() -> dict[str, Any]:
     return {
         "sys.path": list(sys.path),
         "directory": os.getcwd(),
-        "open models": list(model._open),
+        "open models": _open_models(),
         "log": (ours.level, ours.propagate, list(ours.handlers)),
         "handlers of all logs": [each for each in logging.getLogger().handlers if not _of_pytest(each)],
         "signals": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
         **{f"${name}": value for name, value in os.environ.items() if not name.startswith(("PYTEST_", *_OF_LIBRARIES))},
     }
+
+
+def _open_models() -> str:
+    """Return what tells whether models are open in this process: none, which one, or several."""
+    try:
+        return get_model_dir()
+    except TritonModelException as error:
+        return str(error)
 
 
 def _of_pytest(handler: logging.Handler) -> bool:

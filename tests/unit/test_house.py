@@ -1,4 +1,4 @@
-"""The rules of the tree: a package imports only packages below it, no file is in a cycle, files are worth opening."""
+"""The rules of the tree: imports go down and not round, files are worth opening, tests use public names."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 SOURCE: Final = Path(__file__).resolve().parents[2] / "src"
+TESTS: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("nerite", "triton_python_backend_utils", "c_python_backend_utils")
 ROOMS: Final = (
     "tools",
@@ -197,6 +198,62 @@ def test_a_caught_error_is_kept_without_its_frames(module: str) -> None:
                     values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
                     wrong += [node.lineno for value in values if ast.unparse(value) == handler.name]
     assert wrong == []
+
+
+PUBLIC: Final = frozenset({"_asdict", "_exit", "_getframe", "_replace"})
+"""Documented methods of named tuples, and functions of ``os`` and ``sys``, whose names begin with an underscore."""
+OWNERS: Final = frozenset({"self", "cls", "super()", "torch._C"})
+"""What has attributes that a test may use although they are private: its own classes, and the core of PyTorch."""
+TAKING_NAMES: Final = frozenset({"getattr", "setattr", "delattr", "hasattr", "patch", "object"})
+"""Functions that take the name of an attribute, or its path, as text."""
+
+
+def private_names(tree: ast.AST) -> list[str]:
+    """Return each use of a name that is private to another file or class, with its line."""
+
+    def is_private(name: str) -> bool:
+        return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            wrong = is_private(node.attr) and not OWNERS & {ast.unparse(node), ast.unparse(node.value)}
+        elif isinstance(node, ast.ImportFrom):
+            wrong = any(is_private(alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in TAKING_NAMES:
+            texts = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+            wrong = any(is_private(str(text).rpartition(".")[2]) for text in texts)
+        else:
+            continue
+        if wrong:
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("self._x + cls._y + super()._z + row._replace(a=1) + torch._C.f", False),
+        ("a.__name__, getattr(a, '__name__'), setattr(a, 'b', '_c')", False),
+        ("a._x", True),
+        ("self.a._x", True),
+        ("torch._D", True),
+        ("from a import _x", True),
+        ("patch.setattr(a, '_x', 1)", True),
+        ("patch.setattr('a._x', 1)", True),
+    ],
+)
+def test_what_is_a_private_name(text: str, wrong: bool) -> None:
+    assert bool(private_names(ast.parse(text))) == wrong
+
+
+def test_tests_use_public_names() -> None:
+    """A test of what nobody else sees breaks when it is done in another way, though nothing else does."""
+    found = {}
+    for path in sorted(TESTS.rglob("*.py")):
+        if "node_modules" not in path.parts and (wrong := private_names(ast.parse(path.read_text()))):
+            found[str(path.relative_to(TESTS))] = wrong
+    assert found == {}
 
 
 def test_a_worker_needs_numpy_and_nothing_else() -> None:

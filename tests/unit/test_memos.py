@@ -20,13 +20,13 @@ MAKERS: Final = frozenset({"dict", "set", "OrderedDict", "defaultdict", "Counter
 REMOVING: Final = frozenset({"discard", "pop", "popitem", "remove"})
 
 BY_THE_PROGRAM: Final = {
-    "frameworks/litert.py:_interpreter_class", "llm/loop_engine.py:_totals",
+    "frameworks/litert.py:_interpreter_class", "llm/engine.py:_totals",
     "backends/onnxruntime/session.py:onnxruntime", "frameworks/openvino/graph.py:openvino",
     "frameworks/pytorch/program.py:load_torch", "frameworks/tensorflow/session.py:tensorflow",
     "frameworks/tensorflow/files.py:saved_model", "frameworks/tensorrt/execution.py:_allocator_class",
     "frameworks/tensorrt/execution.py:runtime", "frameworks/tensorrt/engine.py:_runtime",
     "frameworks/tensorrt/engine.py:tensorrt",
-    "core/failures.py:counts", "observability/otlp_spans.py:_key",
+    "core/failures.py:counts", "observability/otlp.py:_key",
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
@@ -53,7 +53,7 @@ BY_THE_OPERATOR: Final = {
     "observability/exposition.py:_bucket_template", "observability/exposition.py:_split",
     "observability/exposition.py:_label",
     "observability/load_times.py:_intervals",
-    "observability/trace_file.py:_template", "observability/trace.py:_models",
+    "observability/tracing.py:_template", "observability/trace.py:_models",
     "observability/trace.py:_set", "repository/catalogue.py:_named", "repository/version_maker.py:_known",
     "repository/ensembles.py:_verdicts", "repository/manager.py:_cycles",
     "repository/manager.py:_tasks", "repository/remote/repository.py:_busy",

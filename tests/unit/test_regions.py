@@ -161,7 +161,7 @@ def test_a_file_that_was_made_longer_or_removed(regions: SharedMemoryRegions, fi
 def test_inputs_without_room_have_bounds(
     regions: SharedMemoryRegions, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nerite.regions._MAX_COPIED", 1000)
+    monkeypatch.setattr("nerite.regions.MAX_COPIED", 1000)
     regions.register("r", KEY, 0, 10240)
     held = [read(regions, 0, 400), read(regions, 0, 600)]
     with pytest.raises(Unavailable, match=r"1 bytes of shared memory cannot be read now: .* occupy 1000 of 1000 bytes"):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import time
 from collections.abc import Callable, Hashable, Iterator
+from time import monotonic_ns
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from nerite.admission import refusals
@@ -169,7 +169,6 @@ class KeyedResponses(Generic[A]):
             self.give_up(next(iter(self._complete.values())))
 
 
-_now = time.monotonic_ns
 _AT_ONCE: Final = 32
 """Maximum number of recorded responses sent to a follower in one loop turn, so that other requests are not delayed."""
 _OVERHEAD: Final = 512
@@ -213,7 +212,7 @@ class IdempotencyRegistry:
         follower = answer.followed_by(request)
         deadline = deadline_of(request)
         if deadline is not None:
-            left = max(0, deadline - _now()) / 1e9
+            left = max(0, deadline - monotonic_ns()) / 1e9
             follower.timer = self._loop.call_later(left, self._too_late, answer, follower, deadline)
         if answer.carrier is not None or answer.complete:
             self._loop.call_soon(answer.go_on, follower)
@@ -262,14 +261,14 @@ class IdempotencyRegistry:
 
     def ended(self, answer: SharedResponse, *, failed: bool) -> None:
         """Record that an answer is complete."""
-        self._answers.ended(answer, _now(), failed=failed)
+        self._answers.ended(answer, monotonic_ns(), failed=failed)
         answer.carrier = None
         self._timer.set(self._answers.next_time())
 
     def left(self, answer: SharedResponse) -> None:
         """Record that a follower has gone."""
         carrier = answer.carrier
-        if self._answers.left(answer, _now()):
+        if self._answers.left(answer, monotonic_ns()):
             if carrier is not None:
                 carrier.cancel()
         else:
@@ -281,11 +280,13 @@ class IdempotencyRegistry:
 
     def _too_late(self, answer: SharedResponse, follower: ResponseFollower, deadline: int) -> None:
         arrived = follower.request.arrived_ns
-        answer.leave(follower.request, refusals.late_refusal(deadline - arrived, float(_now() - arrived)).as_error())
+        answer.leave(
+            follower.request, refusals.late_refusal(deadline - arrived, float(monotonic_ns() - arrived)).as_error()
+        )
 
     def _wake(self) -> None:
         """Cancel the answers whose grace period ended before a client came back."""
-        for answer in self._answers.due(_now()):
+        for answer in self._answers.due(monotonic_ns()):
             if answer.carrier is not None:
                 answer.carrier.cancel()
         self._timer.set(self._answers.next_time())

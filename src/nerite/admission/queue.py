@@ -7,8 +7,8 @@ request is wrapped so that the controller sees its responses. ``EngineAdmissionQ
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Iterable
+from time import monotonic_ns
 from typing import Final
 
 from nerite.admission import refusals
@@ -30,7 +30,6 @@ from nerite.llm.request import IMAGE_TOKENS, MAX_SEQUENCES, Demand, demand, limi
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
 
-_now = time.monotonic_ns
 _ANONYMOUS = Caller(EVERYBODY)
 
 
@@ -70,7 +69,7 @@ class AdmissionQueue(FrontStage):
             self._following.submit(request)
             return
         try:
-            decision = self.controller.offer(ticket, _now())
+            decision = self.controller.offer(ticket, monotonic_ns())
             if isinstance(decision, Admit):
                 self._admit(ticket, request)
             elif isinstance(decision, Refuse):
@@ -96,7 +95,7 @@ class AdmissionQueue(FrontStage):
 
     def _end(self, ticket: AdmissionTicket) -> None:
         """Make the controller forget a ticket whose request is over."""
-        now = _now()
+        now = monotonic_ns()
         try:
             if not self.controller.withdraw(ticket, now):
                 self.controller.finished(ticket, TicketEnding.FAILED, now)
@@ -104,7 +103,7 @@ class AdmissionQueue(FrontStage):
             report("admission", error, f"of model '{self.controller.model}'")
 
     def _refuse_held(self, error: NeriteError) -> None:
-        for request in [self._remove(each.ticket) for each in self.controller.drain(_now())]:
+        for request in [self._remove(each.ticket) for each in self.controller.drain(monotonic_ns())]:
             self._statistics.failed(RequestOutcome.OTHER, request.arrived_ns)
             request.respond(InferenceResponse.failed(error))
 
@@ -124,7 +123,7 @@ class AdmissionQueue(FrontStage):
         self, ticket: AdmissionTicket, request: InferenceRequest, response: InferenceResponse, final: bool
     ) -> None:
         """Record a response to an admitted request that has been sent."""
-        now = _now()
+        now = monotonic_ns()
         try:
             if response.error is None:
                 self.controller.started(ticket, now)
@@ -138,7 +137,7 @@ class AdmissionQueue(FrontStage):
     def _admit_due(self) -> None:
         self._check_scheduled = False
         try:
-            due = self.controller.due(_now())
+            due = self.controller.due(monotonic_ns())
         except Exception as error:
             for ticket, request in [*self._requests.items()]:
                 self._failed(ticket, request, error)
@@ -170,7 +169,7 @@ class AdmissionQueue(FrontStage):
     def _admit(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
         sink = request.sink = AdmittedSink(self, ticket, request.sink)
         if ticket.deadline is not None:
-            left = max(0, ticket.deadline - _now()) / 1e9
+            left = max(0, ticket.deadline - monotonic_ns()) / 1e9
             sink.timer = self._loop.call_later(left, self._too_late, request, sink)
         self._following.submit(request)
 
@@ -178,7 +177,7 @@ class AdmissionQueue(FrontStage):
         self.on_late(request)
         ticket = sink.ticket
         offered, end = ticket.offered_at, ticket.deadline or 0
-        self.stop(request, sink, refusals.late_refusal(end - offered, float(_now() - offered)).as_error())
+        self.stop(request, sink, refusals.late_refusal(end - offered, float(monotonic_ns() - offered)).as_error())
 
     def _remove(self, ticket: AdmissionTicket) -> InferenceRequest:
         request = self._requests.pop(ticket)
@@ -197,7 +196,7 @@ class AdmissionQueue(FrontStage):
 
     def _cancelled(self, request: InferenceRequest) -> None:
         ticket = self._tickets[request]
-        self.controller.withdraw(ticket, _now())
+        self.controller.withdraw(ticket, monotonic_ns())
         self._remove(ticket)
         self._statistics.failed(RequestOutcome.CANCELED, request.arrived_ns)
         request.respond(InferenceResponse.failed(Cancelled("")))
@@ -292,7 +291,9 @@ class EngineAdmissionQueue(AdmissionQueue):
     def submit(self, request: InferenceRequest) -> None:
         """Admit, queue or reject a request."""
         shedder = self._load_shedder
-        if shedder is not None and not (shedder.grant(self.controller.waiting, self._begun, _now()) or request.caused):
+        if shedder is not None and not (
+            shedder.grant(self.controller.waiting, self._begun, monotonic_ns()) or request.caused
+        ):
             self._refuse(request, with_request_id(shedder.refusal(), request.id))
         else:
             super().submit(request)
@@ -307,7 +308,7 @@ class EngineAdmissionQueue(AdmissionQueue):
         total, free = sum(each.total_blocks for each in reports), sum(each.free_blocks for each in reports)
         most = [each.max_sequences for each in reports]
         self.controller.limit_running(sum(most) if all(most) else 0)
-        now = _now()
+        now = monotonic_ns()
         for progress in report.progress:
             sink = progress.request.sink
             if isinstance(sink, AdmittedSink) and isinstance(sink.ticket, PromptTicket):
@@ -317,7 +318,7 @@ class EngineAdmissionQueue(AdmissionQueue):
 
     def set_ready(self, ready: bool) -> None:
         """Admit no requests while no engine is up."""
-        self.controller.set_ready(ready, _now())
+        self.controller.set_ready(ready, monotonic_ns())
         self.check_soon()
 
     def _progressed(self, sink: AdmittedSink, ticket: PromptTicket, progress: RequestProgress, now: int) -> None:

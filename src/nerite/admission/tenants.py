@@ -6,9 +6,9 @@ Also exports the usage of tenants as JSON and as metrics.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from time import monotonic_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
@@ -190,9 +190,6 @@ def _uses(usages: Usages) -> Iterator[tuple[UsageKey, str, str, TokenUse]]:
             yield key, tenant, level, use
 
 
-_now = time.monotonic_ns
-
-
 _UNLIMITED: Final = AdmissionPolicy(llms={ANY_MODEL: ModelLimits(queue_length=0)})
 """Stands in for a missing policy: no limits here, because queues have their own bounds."""
 
@@ -250,11 +247,11 @@ class TenantAdmission:
 
     def _controller(self, model: str, *, tokens: bool) -> AdmissionController:
         usage = self._usages.setdefault(UsageKey(model, tokens), UsageTable())
-        return AdmissionController(model, self._accounts, _now(), tokens=tokens, usage=usage)
+        return AdmissionController(model, self._accounts, monotonic_ns(), tokens=tokens, usage=usage)
 
     def follow(self, policy: AdmissionPolicy) -> None:
         """Apply a new policy. Admitted requests stay admitted, and used quota stays used."""
-        self._accounts.follow(policy, _now())
+        self._accounts.follow(policy, monotonic_ns())
         self._idempotency.follow(policy.keeping)
         for admission_queue in self._admission_queues:
             admission_queue.controller.follow()
@@ -281,7 +278,7 @@ class TenantAdmission:
         page.write(RATES, [RATES.row(rate, each.tenant, rate.limit) for each in standings for rate in each.rates])
 
     def _standings(self) -> list[QuotaStanding]:
-        now = _now()
+        now = monotonic_ns()
         names = [*self.policy.tenants, EVERYBODY] if self.in_force else []
         return [self._accounts.of(name, now).standing(now) for name in names]
 

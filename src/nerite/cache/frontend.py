@@ -10,8 +10,8 @@ from the first one's does not wait for it.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Collection, Iterable
+from time import monotonic_ns
 from typing import Final
 
 from nerite.cache.interface import ResponseCache
@@ -90,9 +90,6 @@ class CacheKeys:
         if self.origin:
             CACHE_KEYS.put(self._known, header, known, _HASH + headers.request_header_bytes(header))
         return known
-
-
-_now = time.monotonic_ns
 
 
 class ResponseCacheFrontend(FrontStage):
@@ -199,11 +196,11 @@ class ResponseCacheFrontend(FrontStage):
             for each in others:
                 self._compute_uncached(each)
         else:
-            began = _now()
+            began = monotonic_ns()
             self._cache.insert(lookup.key, response)
-            self._statistics.cache_miss.add(_now() - began, 0)
+            self._statistics.cache_miss.add(monotonic_ns() - began, 0)
             for each in others:
-                self._answer(each, response, _now())
+                self._answer(each, response, monotonic_ns())
         self._check_drained()
 
     def _compute_first(self, requests: list[InferenceRequest], key: bytes) -> None:
@@ -217,7 +214,7 @@ class ResponseCacheFrontend(FrontStage):
     def _compute(self, lookup: CacheLookup) -> None:
         first = lookup.requests[0]
         lookup.looking = False
-        self._statistics.missed(_now() - lookup.asked_ns)
+        self._statistics.missed(monotonic_ns() - lookup.asked_ns)
         first.sink = LookupListener(lookup, first.sink)
         first.on_cancel = None
         self._following.submit(first)
@@ -228,7 +225,7 @@ class ResponseCacheFrontend(FrontStage):
         self._following.submit(request)
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse, found_ns: int) -> None:
-        self._statistics.found(request, max(found_ns, request.queued_ns), _now())
+        self._statistics.found(request, max(found_ns, request.queued_ns), monotonic_ns())
         if isinstance(request.sink, ExecutionObserver):
             request.sink.ran(request, None)
         request.respond(response)
@@ -263,7 +260,7 @@ class CacheLookup:
         self.requests = [request]
         """Requests that wait for the answer. After a miss, the first is computed for all of them."""
         self.urgency = _urgency(request)
-        self.asked_ns = _now()
+        self.asked_ns = monotonic_ns()
         self.looking = True
         """The cache has not replied yet."""
 

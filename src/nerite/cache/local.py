@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from time import monotonic_ns
 from typing import Final
 
 from nerite.cache import interface
@@ -15,8 +15,6 @@ from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.statistics import Duration
-
-_now = time.monotonic_ns
 
 
 class LocalCache:
@@ -42,20 +40,20 @@ class LocalCache:
 
     def lookup(self, key: bytes, found: Found) -> None:
         """Look up a response; ``found`` is called before this returns."""
-        began = _now()
+        began = monotonic_ns()
         response = self._entries.get(key)
         if response is None:
-            self.misses.add(_now() - began)
+            self.misses.add(monotonic_ns() - began)
         else:
             self._entries.move_to_end(key)
-            self.hits.add(_now() - began)
+            self.hits.add(monotonic_ns() - began)
         found(response)
 
     def insert(self, key: bytes, response: InferenceResponse) -> None:
         """Store a response that fits into the cache, evicting the least recently used ones to make room."""
         header = response.header
         assert header is not None
-        began = _now()
+        began = monotonic_ns()
         if key in self._entries:
             self._evict(key)
         takes = interface.response_bytes(response)
@@ -72,7 +70,7 @@ class LocalCache:
         self.used += takes
         # Copy: the response's tensors are views of memory that is going to be reused or that a model may change.
         self._entries[key] = InferenceResponse(header, tuple(map(bytes, response.data)))
-        self.insertions.add(_now() - began)
+        self.insertions.add(monotonic_ns() - began)
 
     def _reference_header(self, header: ResponseHeader) -> None:
         """Increment the reference count of a header."""

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError
-from nerite.core.text_table import render, terminal_width
+from nerite.core.text import render_table, terminal_width
 
 
 class UsageError(Exception):
@@ -126,7 +126,7 @@ def show_json(document: object, *, one_line: bool = False) -> None:
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table that fits the width of the terminal."""
-    show(render(headings, rows, terminal_width()))
+    show(render_table(headings, rows, terminal_width()))
 
 
 def somebody_is_there() -> bool:

@@ -1,4 +1,4 @@
-"""Parses the command line of the server into ``ServerOptions``, and prints its help.
+"""The command line of the server (``nerite serve``, ``tritonserver``): parsed, explained by its help, and run.
 
 A flag takes precedence over the environment, the environment over the options file, the file over the default. Why
 this is not argparse: docs/decisions/0015-command-line.md.
@@ -6,8 +6,10 @@ this is not argparse: docs/decisions/0015-command-line.md.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nerite.cli.command import UsageError, did_you_mean
+from nerite.cli.command import UsageError, did_you_mean, show
 from nerite.cli.flags import BY_NAME, FLAGS, GROUPS, HELP, OPTIONS_FILE, at
 from nerite.cli.option_assembly import assemble
 from nerite.config.flag import BadValue, Flag
 from nerite.config.mistake import nearest
 from nerite.config.options import ServerOptions
+from nerite.observability.log import install_logging, log
 
 
 @dataclass(frozen=True)
@@ -259,3 +262,51 @@ def _indented(flag: Flag, width: int) -> list[str]:
         text += f" (No effect: {flag.no_effect}.)"
     margin = " " * 8
     return textwrap.wrap(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+
+
+def run(arguments: Sequence[str], entry: EntryPoint = NERITE) -> int:
+    """Serve until shut down; return the exit status. It is 1 for an invalid command line, as in Triton."""
+    try:
+        command = parse_command_line(arguments, os.environ, entry)
+        log.configure(command.options.log)
+    except HelpRequested:
+        if entry.brief:
+            show(usage(entry.synopsis))
+            return 0
+        print(usage(entry.synopsis), file=sys.stderr)
+        return 1
+    except UsageError as error:
+        print(complaint(error, entry), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: cannot write the log file '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 1
+    _log_warnings(command)
+    install_logging(log)
+    # Imported here so that --help and invalid flags are answered without loading the server.
+    from nerite.server_process import run as run_server
+
+    return run_server(command.options)
+
+
+def complaint(error: UsageError, entry: EntryPoint) -> str:
+    """Return the text to print for an invalid command line, in the order in which Triton prints it."""
+    text = "\n".join(filter(None, (error.text, error.remedy)))
+    if not error.usage:
+        return text
+    if entry.brief:
+        return f"{text}\n\nUsage: {entry.synopsis}\nAll flags: {entry.program} --help"
+    help_text = usage(entry.synopsis)
+    return f"{error.text}\n{help_text}\n\n{error.remedy}" if error.early else f"{help_text}\n\n{text}\n"
+
+
+def _log_warnings(command: CommandLine) -> None:
+    for warning in command.warnings:
+        # Printed as Triton prints them, unless every line of the log must be a JSON object.
+        if log.format == "json":
+            log.warning(warning.removeprefix("Warning: "))
+        else:
+            print(warning, file=sys.stderr)
+    if command.ineffective:
+        names = ", ".join(f"--{flag.name} ({flag.no_effect})" for flag in command.ineffective)
+        log.warning(f"flags that have no effect in this version: {names}")

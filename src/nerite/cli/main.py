@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import nerite
 
 COMMANDS = {
-    "serve": ("cli.serve:run", "serve model repositories over HTTP and gRPC"),
+    "serve": ("cli.command_line:run", "serve model repositories over HTTP and gRPC"),
     "add": ("tools.add.command:run", "add a trained model to a repository: recognise, try, tune and install it"),
     "rm": ("tools.models:run_rm", "remove a model, or a version of it, from a repository"),
     "ls": ("tools.models:run_ls", "list the models in a repository"),
@@ -67,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tritonserver() -> int:
     """Run the ``serve`` command with Triton's conventions; return the exit status."""
-    from nerite.cli.command_line import TRITON
-    from nerite.cli.serve import run
+    from nerite.cli.command_line import TRITON, run
 
     return run(sys.argv[1:], TRITON)
 

@@ -1,4 +1,4 @@
-"""Limits for text from clients and models, and bounded quoting of such text in messages.
+"""Limits for text from clients and models, bounded quoting of such text in messages, and tables of text.
 
 Every name, id, key and parameter of a client goes through ``client_text.checked`` where its protocol is parsed. After
 that, text is valid Unicode of bounded length: it can be encoded, logged, used as a label and sent to a worker without
@@ -7,7 +7,9 @@ another check. ``quoted_text`` quotes client text in a message; ``bounded`` is a
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from typing import Final
 
 MAX_NAME: Final = 1024
@@ -69,3 +71,54 @@ def _cut(found: re.Match[str]) -> str:
     run = found[0]
     quote = "'" if run[0] == "'" == run[-1] else ""
     return quoted_text(run[:-1] if quote else run) + quote
+
+
+# Tables for the log and the terminal: ``+---+`` lines, one row of headings, cells of one or more lines.
+
+UNLIMITED_WIDTH: Final = 500
+"""Width in columns if the output is no terminal."""
+
+
+def render_table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int = UNLIMITED_WIDTH) -> str:
+    """Draw a table no wider than ``width``, unless that leaves less than one character per column.
+
+    A column that needs less than an equal share leaves the rest to wider ones. Longer lines are wrapped.
+    """
+    cells = [[cell.split("\n") for cell in row] for row in (headings, *rows)]
+    natural = [max(len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
+    widths = share(natural, width - 3 * len(headings) - 1)
+    divider = "+" + "".join("-" * (size + 2) + "+" for size in widths)
+    head, *body = ["\n".join(_lines(row, widths)) for row in cells]
+    return "\n".join([divider, head, divider, *body, divider])
+
+
+def share(natural: Sequence[int], available: int) -> list[int]:
+    """Divide ``available`` columns of text among cells, whose widths without a limit are ``natural``."""
+    widths = [0] * len(natural)
+    left = max(available, len(natural))
+    by_need = sorted(range(len(natural)), key=lambda index: natural[index])
+    for position, index in enumerate(by_need):
+        widths[index] = max(1, min(natural[index], left // (len(by_need) - position)))
+        left -= widths[index]
+    return widths
+
+
+def terminal_width() -> int:
+    """Return the width of the terminal behind stdout, or ``UNLIMITED_WIDTH`` if it is no terminal."""
+    try:
+        return os.get_terminal_size(1).columns or UNLIMITED_WIDTH
+    except OSError:
+        return UNLIMITED_WIDTH
+
+
+def _lines(row: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    wrapped = [
+        [line[at : at + size] for line in cell for at in range(0, len(line) or 1, size)]
+        for cell, size in zip(row, widths, strict=True)
+    ]
+    height = max(map(len, wrapped))
+    return [
+        "|"
+        + "".join(f" {cell[at] if at < len(cell) else '':{size}} |" for cell, size in zip(wrapped, widths, strict=True))
+        for at in range(height)
+    ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import ExecutionObserver, ExecutionTimes
@@ -13,8 +13,6 @@ from nerite.core.response import InferenceResponse
 from nerite.instances.instance import Batch
 from nerite.observability.statistics import RequestOutcome, ResponseProgress, VersionStatistics
 from nerite.scheduling.request_queue import ResponseOrder
-
-_now = time.monotonic_ns
 
 
 class ResponseDispatcher:
@@ -79,7 +77,7 @@ class ResponseDispatcher:
             for request, response in zip(batch, responses, strict=True):
                 if response is not None:
                     self._respond(request, response)
-        now = timings.ended_ns if timings is not None and timings.followed else _now()
+        now = timings.ended_ns if timings is not None and timings.followed else monotonic_ns()
         try:
             self._statistics.executed(answered, timings, now, apart)
         except Exception as error:
@@ -98,7 +96,7 @@ class ResponseDispatcher:
             request.on_pause = self._on_pause
             request.respond(response, False)
             return
-        self._statistics.ended(request, response, progress, timings, _now())
+        self._statistics.ended(request, response, progress, timings, monotonic_ns())
         if request in self.open:
             self.open.remove(request)
             self.entered -= 1

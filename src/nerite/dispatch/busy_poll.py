@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
+from time import monotonic, monotonic_ns
 
 from nerite.backends import machine
 
@@ -58,9 +58,6 @@ def limit_of(microseconds: int) -> float:
     return microseconds / 1e6
 
 
-_now = time.monotonic
-
-
 class BusyPoll:
     """Keeps the event loop polling for a moment after an event, when more is likely to follow at once. One per loop."""
 
@@ -80,7 +77,7 @@ class BusyPoll:
 
     def stir(self, working: bool) -> None:
         """Record an event; ``working``: the next expected event is a model's result."""
-        now = _now()
+        now = monotonic()
         poll_policy = self._poll_policy
         poll_policy.stir(now)
         poll_policy.rest(now, working)
@@ -90,7 +87,7 @@ class BusyPoll:
 
     def _poll(self) -> None:
         """Make the loop poll for events again instead of sleeping."""
-        if self._poll_policy.awake(_now()):
+        if self._poll_policy.awake(monotonic()):
             if self._work:
                 self._work = False
             else:
@@ -98,9 +95,6 @@ class BusyPoll:
             self._loop.call_soon(self._poll)
         else:
             self._awake = False
-
-
-_now_ns = time.monotonic_ns
 
 
 class LoopTimer:
@@ -123,14 +117,14 @@ class LoopTimer:
             self._timer = None
         if at is not None:
             self._at = at
-            self._wait(at - _now_ns())
+            self._wait(at - monotonic_ns())
 
     def _wait(self, ns: int) -> None:
         # The loop has a resolution of milliseconds. Rounding down and rechecking until it is due makes the timer exact.
         self._timer = self._loop.call_later(max(0, ns) // 1_000_000 / 1000, self._fire)
 
     def _fire(self) -> None:
-        left = self._at - _now_ns()
+        left = self._at - monotonic_ns()
         if left > 0:
             self._wait(left)
         else:

@@ -8,8 +8,8 @@ of the last one are sent, so that it computes while the server writes.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
 from typing import Final
 
 from nerite.core.errors import Cancelled, Internal, InvalidArgument, NeriteError, Unavailable
@@ -27,7 +27,6 @@ from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.decider import BatchReason
 from nerite.scheduling.load_shedding import LoadShedder
 
-_now = time.monotonic_ns
 _OVERDUE_NS: Final = 500_000_000
 """A delay beyond this is a fault, not scheduling jitter."""
 
@@ -128,7 +127,7 @@ class Dispatcher:
 
     def submit(self, request: InferenceRequest) -> None:
         """Queue a request; its responses come through ``request.respond``."""
-        now = _now()
+        now = monotonic_ns()
         picker = self._picker
         self._granted -= 1
         if self._granted < 0 and not self._admit(request, now):
@@ -287,7 +286,7 @@ class Dispatcher:
         self._yielding = False
         try:
             while not self._yielding:
-                now = _now()
+                now = monotonic_ns()
                 if self._timed:
                     self._expire(now)
                 chosen = self._picker.choose(now)
@@ -397,7 +396,7 @@ class Dispatcher:
         """
         failure = report("dispatcher", error, f"of model '{self._name}'")
         before, self._picker = self._picker, self._picker.renewed()
-        self._picker_since_ns = _now()
+        self._picker_since_ns = monotonic_ns()
         for instance in self._instances:
             if self._leases.holds(instance):
                 self._unregistered.add(instance)
@@ -450,7 +449,7 @@ class Dispatcher:
 
     def _stalls(self) -> bool:
         """Return whether requests that could have run have waited since the last audit; if so, start them."""
-        picker, now = self._picker, _now()
+        picker, now = self._picker, monotonic_ns()
         wake_at = picker.wake_at()
         if not picker.size or not picker.idle or (wake_at is not None and wake_at > now - _OVERDUE_NS):
             self._stalled = (-1, 0)

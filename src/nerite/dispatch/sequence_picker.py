@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Collection, Mapping, Sequence
+from time import monotonic_ns
 
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import NeriteError
@@ -20,7 +20,6 @@ from nerite.scheduling.decider import BatchReason
 from nerite.scheduling.sequence import SequenceRequest, SequenceRules
 from nerite.scheduling.sequence_batcher import SequenceBatcher
 
-_now = time.monotonic_ns
 _log = logging.getLogger("nerite.execution")
 
 
@@ -141,7 +140,7 @@ class SequencePicker:
                 continue
             real.append(request)
             settled.append(kept)
-        self._batcher.ended(instance, real, _now(), again)
+        self._batcher.ended(instance, real, monotonic_ns(), again)
         return [*real], settled, [*nulls, *again]
 
     def _settled(self, request: SequenceRequest, response: InferenceResponse) -> InferenceResponse | None:

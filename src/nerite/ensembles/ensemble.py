@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
 from typing import TypeAlias
 
 from nerite.core.byte_budget import ENSEMBLES, Memo
@@ -36,8 +36,6 @@ from nerite.scheduling.ensemble import (
 )
 from nerite.scheduling.load_shedding import LoadShedder
 
-_now = time.monotonic_ns
-
 
 class StepWave:
     """Tensors that belong together: all of a request, or those derived from one response of a decoupled step."""
@@ -61,7 +59,7 @@ class StepRequest(ChildRequest):
         for which in start.shared:
             inputs[which] = memoryview(inputs[which]).toreadonly()
         # Skip the constructor of the parent class for speed: this runs for each step of each request.
-        InferenceRequest.__init__(self, start.header, inputs, run, _now(), run.request.id)
+        InferenceRequest.__init__(self, start.header, inputs, run, monotonic_ns(), run.request.id)
         self.parent = run.request
         self.run = run
         self.start = start
@@ -314,7 +312,7 @@ class Ensemble:
 
         Load shedding applies only here, not to the steps: a request that has started is not rejected halfway.
         """
-        if not request.caused and not self._load_shedder.grant(len(self._runs), self._done, _now()):
+        if not request.caused and not self._load_shedder.grant(len(self._runs), self._done, monotonic_ns()):
             self._statistics.failed(RequestOutcome.REJECTED, request.arrived_ns)
             request.respond(InferenceResponse.failed(with_request_id(self._load_shedder.refusal(), request.id)))
             return
@@ -373,7 +371,7 @@ class Ensemble:
     def admits(self, run: EnsembleRun, wave: StepWave, start: StepStart, cause: StepRequest | None) -> bool:
         """Return whether a step may start now; if not, queue it and pause ``cause`` until it starts."""
         number = start.step.number
-        if self._inflight_limits[number].enter((run, wave, start), _now()):
+        if self._inflight_limits[number].enter((run, wave, start), monotonic_ns()):
             return True
         run.waiting += 1
         if cause is not None and cause not in self._paused[number]:
@@ -395,7 +393,7 @@ class Ensemble:
     def ran(self, run: EnsembleRun, queue: int, before: int, during: int, after: int) -> None:
         """Count an answered request; the times are sums over its steps."""
         request = run.request
-        self._statistics.composed(request, queue, before, during, after, _now())
+        self._statistics.composed(request, queue, before, during, after, monotonic_ns())
         if self._notify_observers and isinstance(request.sink, ExecutionObserver):
             timings = ExecutionTimes()
             timings.started_ns = request.queued_ns + queue
@@ -451,7 +449,7 @@ class Ensemble:
     def _start_overdue(self) -> None:
         """Start the steps that waited too long for their in-flight limit."""
         for number, limit in enumerate(self._inflight_limits):
-            for waiting in limit.overdue(_now()):
+            for waiting in limit.overdue(monotonic_ns()):
                 _log.warning(
                     "ensemble '%s': a request waited 300 s for step %d (model '%s'), which has reached "
                     "max_inflight_requests, and is started anyway",

@@ -11,8 +11,7 @@ from nerite.backends import configuration
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.llm import selection
-from nerite.llm.engine import Capabilities, FinishReason, GenerationRequest, RequestListener, TokenDelta
-from nerite.llm.loop_engine import LoopEngine
+from nerite.llm.engine import Capabilities, FinishReason, GenerationRequest, LoopEngine, RequestListener, TokenDelta
 
 _REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": FinishReason.STOP,

@@ -13,16 +13,15 @@ import logging
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
+from time import monotonic_ns
 from typing import Final
 
 from nerite.core.memory import memory_file
 from nerite.scheduling.stall_detectors import LoopStallDetector, News, What
 
 _log = logging.getLogger("nerite.execution")
-_now = time.monotonic_ns
 _MAX_BYTES: Final = 64 * 1024
 """Maximum number of bytes read from the stacks that ``faulthandler`` dumped."""
 
@@ -35,7 +34,7 @@ class LoopWatchdog:
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self._seconds = seconds
-        self._detector = LoopStallDetector(int(seconds * 1e9), _now())
+        self._detector = LoopStallDetector(int(seconds * 1e9), monotonic_ns())
         self._stopped = threading.Event()
         self._heartbeat_pending = False
         """A heartbeat is scheduled on the loop and has not run yet."""
@@ -58,7 +57,7 @@ class LoopWatchdog:
                 self._heartbeat_pending = True
                 self._loop.call_soon_threadsafe(self._heartbeat)
             self._stopped.wait(period)
-            news = self._detector.check(_now())
+            news = self._detector.check(monotonic_ns())
             if news is not None:
                 self._log_news(news)
             os.ftruncate(self._stacks, 0)
@@ -66,7 +65,7 @@ class LoopWatchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _heartbeat(self) -> None:
-        self._detector.answered(_now())
+        self._detector.answered(monotonic_ns())
         self._heartbeat_pending = False
 
     def _log_news(self, news: News) -> None:

@@ -23,7 +23,7 @@ from typing import Final, get_args
 from nerite.config.options import LogFormat, LogOptions
 from nerite.core.failures import ExceptionText
 from nerite.core.request import at_hand, current_request_ids
-from nerite.core.text_table import terminal_width
+from nerite.core.text import terminal_width
 from nerite.observability.log_records import (
     JsonFormatter,
     LogFormatter,

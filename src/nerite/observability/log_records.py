@@ -17,8 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from nerite.core.failures import system_error
-from nerite.core.text import MAX_NAME, MAX_RECORD, cut, quoted_text
-from nerite.core.text_table import UNLIMITED, render
+from nerite.core.text import MAX_NAME, MAX_RECORD, UNLIMITED_WIDTH, cut, quoted_text, render_table
 
 _WRITE_TIMEOUT = 1.0
 """Seconds to wait until a non-blocking terminal or pipe takes more."""
@@ -149,7 +148,7 @@ class LogFormatter(Protocol):
 class TextFormatter:
     """Triton's two formats. Of the extras, ``instance`` and ``request_id`` are shown in front of the message."""
 
-    def __init__(self, *, iso8601: bool = False, escape: bool = True, width: int = UNLIMITED) -> None:
+    def __init__(self, *, iso8601: bool = False, escape: bool = True, width: int = UNLIMITED_WIDTH) -> None:
         self._iso8601 = iso8601
         self._escape = escape
         self._width = width
@@ -167,7 +166,7 @@ class TextFormatter:
         text = self._quote(message) if message or record.table is None else ""
         if record.table is not None:
             rows = [[self._plain(cell) for cell in row] for row in record.table.rows]
-            text += "\n" + render(record.table.headings, rows, self._width) + "\n"
+            text += "\n" + render_table(record.table.headings, rows, self._width) + "\n"
         return f"{self._time(record)} {record.pid} {record.file}:{record.line}] {text}"
 
     def _quote(self, message: str) -> str:

@@ -6,10 +6,10 @@ at once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
 from nerite.config.options import OpenTelemetryOptions, TraceOptions
@@ -21,6 +21,13 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec, to_array
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
+RECEIVED: Final = {
+    "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END"),
+    "GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"),
+}
+SENT: Final = {"HTTP": ("HTTP_SEND_START", "HTTP_SEND_END"), "GRPC": ("GRPC_SEND_START", "GRPC_SEND_END")}
+COMPUTED: Final = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+"""Names of timestamps: of the request by protocol, of the responses by protocol, and of an execution."""
 Update: TypeAlias = Mapping[str, Any]
 """Fields of ``TraceValues`` by name; None resets a setting to that of the layer below."""
 
@@ -191,9 +198,6 @@ def _elements(spec: TensorSpec, data: Buffer) -> Sequence[str]:
     return [str(element) for element in array.flat]
 
 
-_now = time.monotonic_ns
-
-
 class Trace(ForwardingSink):
     """Sink of a traced request that records timestamps and passes responses on."""
 
@@ -252,7 +256,7 @@ class Trace(ForwardingSink):
         self.received_ns = request.arrived_ns
         self.first_ns: int = getattr(sink, "began_ns", 0) or request.arrived_ns
         """Arrival time of the first bytes of the request. Most requests arrive in one piece."""
-        self.began_ns = _now()
+        self.began_ns = monotonic_ns()
         self.executions: list[tuple[int, ExecutionTimes | None]] = []
         """For each execution, the time at which the request was queued, and the timestamps."""
         self.last_part: ExecutionTimes | None = None
@@ -276,17 +280,17 @@ class Trace(ForwardingSink):
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Record a response, and pass it on."""
-        now = _now()
+        now = monotonic_ns()
         if not self.answered_ns:
             self.answered_ns = now
         if response.error is not None:
             self.error = response.error
         elif self.tensors is not None and response.header is not None:
             self._note_tensors("TENSOR_BACKEND_OUTPUT", response.header.outputs, response.data)
-            now = _now()
+            now = monotonic_ns()
         self._sink.respond(request, response, final)
         if self.protocol and (response.header is not None or response.error is not None):
-            self.sends += (now, _now())
+            self.sends += (now, monotonic_ns())
         if final:
             self.final_ns = now
             told = getattr(self._sink, "span_attributes", None)
@@ -338,14 +342,14 @@ class Trace(ForwardingSink):
         self._note_execution(request, timings)
         self._ran = True
         self._runs = self._between = False
-        self.ended_ns = _now()
+        self.ended_ns = monotonic_ns()
         if self.final_ns:
             self._complete(self)
 
     def _note_tensors(self, activity: str, specs: Iterable[TensorSpec], data: Iterable[Buffer]) -> None:
         if self.tensors is not None:
             for spec, buffer in zip(specs, data, strict=False):
-                self.tensors.append((_now(), activity, tensor_text(spec, buffer)))
+                self.tensors.append((monotonic_ns(), activity, tensor_text(spec, buffer)))
 
 
 _SPANS: Final = 2

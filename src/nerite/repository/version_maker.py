@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from nerite.artifacts import damage
+from nerite.artifacts.recognition import damage_explained, refuse_pointers, with_damage_noted
 from nerite.backends import registry
 from nerite.backends.interface import ModelContext
 from nerite.backends.machine import can_use_gpus
@@ -252,11 +252,11 @@ class VersionMaker:
             return await self._launcher.launch(finished.config, context, signature)
         except NeriteError as error:
             folder, filename = context.version_directory, finished.config.default_model_filename
-            raise await loop.run_in_executor(self._loader, damage.explained, error, folder, filename) from None
+            raise await loop.run_in_executor(self._loader, with_damage_noted, error, folder, filename) from None
 
     def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
         def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
-            with damage.damage_explained(polled.directory / str(version), config.default_model_filename):
+            with damage_explained(polled.directory / str(version), config.default_model_filename):
                 return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
 
         place = self._settings_of(polled.config.backend).get(SETTING, "")
@@ -268,7 +268,7 @@ class VersionMaker:
             gpus=self._placement.gpus(polled.config.backend),
         )
         if not finished.mistakes:
-            damage.refuse_pointers(polled.directory / str(version), finished.config.default_model_filename)
+            refuse_pointers(polled.directory / str(version), finished.config.default_model_filename)
             self._placement.check_room(finished.config)
         return finished
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nerite.artifacts.damage import damage_explained, pointer_in, pointer_text
+from nerite.artifacts.recognition import damage_explained, pointer_in, pointer_text
 from nerite.backends import registry
 from nerite.backends.interface import ModelContext
 from nerite.cli.command import new_parser, show_json, status_of

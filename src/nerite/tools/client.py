@@ -20,7 +20,7 @@ from nerite.cli.command import (
     status_of,
 )
 from nerite.client import Client, ClientError, ModelStatistics
-from nerite.core.text_table import render, terminal_width
+from nerite.core.text import render_table, terminal_width
 from nerite.tools.client_infer import EXAMPLES, add_infer, content, run_infer
 from nerite.tools.connection import add_connection, connected
 
@@ -255,7 +255,7 @@ def between(before: Sequence[ModelStatistics], after: Sequence[ModelStatistics])
 
 def frame(happened: Sequence[ModelStatistics], seconds: float, width: int) -> str:
     """Return the statistics of an interval of ``seconds`` as a table."""
-    return render(
+    return render_table(
         _WATCH_HEADINGS, [(version.name, version.version, *_cells(version, seconds)) for version in happened], width
     )
 

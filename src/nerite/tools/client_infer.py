@@ -19,7 +19,7 @@ from nerite.client import Client, ClientError, ModelDescription, TensorDescripti
 from nerite.client.tensors import random_value, smallest
 from nerite.core import tensor as dtypes
 from nerite.core.tensor import Array, from_numpy
-from nerite.core.text_table import render, terminal_width
+from nerite.core.text import render_table, terminal_width
 
 _MAX_ELEMENTS_SHOWN = 32
 """Larger arrays are abbreviated to their beginning and end."""
@@ -30,7 +30,7 @@ def as_table(model: ModelDescription, outputs: Mapping[str, Array], width: int) 
     rows = [
         (name, _datatype(model, name, array), str(list(array.shape)), _shown(array)) for name, array in outputs.items()
     ]
-    return render(("Output", "Datatype", "Shape", "Values"), rows, width)
+    return render_table(("Output", "Datatype", "Shape", "Values"), rows, width)
 
 
 def as_json(model: ModelDescription, outputs: Mapping[str, Array]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from nerite.cli.command import UsageError, new_parser, show, show_json, status_o
 from nerite.cli.command_line import NERITE, TRITON, EntryPoint, HelpRequested, parse_command_line
 from nerite.config import open_ports as exposure
 from nerite.config.options import ServerOptions
-from nerite.core.text_table import terminal_width
+from nerite.core.text import terminal_width
 from nerite.tools import check, doctor_machine
 from nerite.tools.doctor_machine import MB, DoctorFinding, FindingLevel, note, ok, problem, size, warning
 from nerite.transports.tcp import owner_of, port_in_use_text

@@ -16,13 +16,13 @@ from nerite.server import InferenceServer
 from nerite.transports import tcp
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.clouds import SagemakerModels, SagemakerRouter, SagemakerService, VertexRouter, default_model
-from nerite.transports.http.console import Console
 from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
+from nerite.transports.http.web_pages import Console
 from nerite.transports.limits import TransportLimits
 from nerite.transports.listeners import IdleCheck, ListenerFactory, TargetOf, limits_of
 from nerite.transports.tcp import tls_context

@@ -169,7 +169,10 @@ def test_the_example_of_the_page_is_right_and_complete() -> None:
     assert policy.header
     assert len(policy.classes) == 3
     assert policy.tenant_of("a-key-of-acme").name == "acme"
-    from nerite.admission.policy import _CLASS, _LLM, _NAMED_TENANT, _OTHER
-
-    keys = {*_CLASS, *_NAMED_TENANT, *_LLM, *_OTHER}
+    tables = [f"{kind}.x" for kind in ("classes", "tenants", "llms", "models")]
+    with pytest.raises(InvalidArgument) as caught:
+        parse_policy("\n".join(f"[{table}]\nzz = 1" for table in tables))
+    known = re.findall(r"There are: (.*)\.$", caught.value.message, re.MULTILINE)
+    assert len(known) == len(tables)
+    keys = {key for line in known for key in line.split(", ")}
     assert [key for key in sorted(keys) if f"\n{key} = " not in text and f"# {key} = " not in text] == []

@@ -309,7 +309,7 @@ def test_is_ready(body: str, ready: bool, tmp_path: Path) -> None:
 def test_is_ready_that_hangs_is_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("nerite.backends.python.instance._READY_LIMIT", 0.01)
+    monkeypatch.setattr("nerite.backends.python.instance.READY_LIMIT", 0.01)
     source = model("    async def is_ready(self):\n        import asyncio; await asyncio.Event().wait()\n")
     instance = instance_of(model_on_disk(tmp_path, source))
     assert not instance.is_ready()

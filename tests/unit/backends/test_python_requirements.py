@@ -17,6 +17,7 @@ from nerite.backends.python import environments as installer
 from nerite.backends.python.environments import find_interpreter
 from nerite.core.errors import InvalidArgument, Unavailable
 from python_model_files import model_on_disk
+from serving import eventually
 
 LIST = "--no-index\n--find-links {wheels}\ngreeting=={version}\n"
 PROJECT = """
@@ -177,8 +178,7 @@ def test_a_server_that_stops_ends_what_is_being_made(tmp_path: Path, monkeypatch
 
     thread = threading.Thread(target=load)
     thread.start()
-    while not begun.exists():
-        thread.join(0.01)
+    eventually(begun.exists)
     installer.stop_installer()
     thread.join(20)
     assert "exit status -15" in str(refused[0])

@@ -13,7 +13,6 @@ from nerite.backends.python import PythonBackend
 from nerite.core.errors import Internal
 from python_model_files import execute, model_on_disk
 from triton_python_backend_utils import TritonModelException, get_model_dir
-from triton_python_backend_utils import model as model_directory
 
 SOURCE = """
 import numpy as np
@@ -37,8 +36,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(autouse=True)
-def _process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(model_directory, "_open", [])  # other tests may have left models open
+def _process_is_left_as_it_was() -> Iterator[None]:
     path, modules = list(sys.path), set(sys.modules)
     yield
     assert sys.path == path

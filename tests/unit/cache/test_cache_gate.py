@@ -23,8 +23,7 @@ from nerite.core.tensor import TensorSpec
 from nerite.observability.exposition import Page
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.observability.trace import Trace
-from nerite.observability.trace_file import trace_events
-from nerite.observability.tracing import Tracing
+from nerite.observability.tracing import Tracing, trace_events
 
 HEADER = ResponseHeader("model", "1", [TensorSpec("OUT", dtypes.UINT8, (4,))])
 PLAIN = header()

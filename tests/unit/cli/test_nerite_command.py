@@ -10,8 +10,7 @@ import pytest
 import nerite
 from nerite.cli import main
 from nerite.cli.command import UsageError
-from nerite.cli.command_line import NERITE, TRITON
-from nerite.cli.serve import complaint
+from nerite.cli.command_line import NERITE, TRITON, complaint
 
 
 def test_alone_it_gives_an_overview(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,4 +121,4 @@ def test_the_overview_does_not_load_the_server() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "nerite.cli.main" in loaded
-    assert not {"numpy", "nerite.config", "nerite.server_process", "nerite.cli.serve"} & set(loaded)
+    assert not {"numpy", "nerite.config", "nerite.server_process", "nerite.cli.command_line"} & set(loaded)

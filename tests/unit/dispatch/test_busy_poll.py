@@ -20,7 +20,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
         loop.now_ns += 1
         return loop.time()
 
-    monkeypatch.setattr(busy_poll, "_now", time)
+    monkeypatch.setattr(busy_poll, "monotonic", time)
     monkeypatch.setattr(busy_poll.os, "sched_yield", lambda: loop.pass_time(50_000))
     return loop
 

@@ -10,8 +10,7 @@ from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.response import EMPTY
 from nerite.observability.statistics import RequestOutcome
 from nerite.observability.trace import Trace
-from nerite.observability.trace_file import trace_events
-from nerite.observability.tracing import Tracing
+from nerite.observability.tracing import Tracing, trace_events
 
 
 def test_responses_that_come_one_by_one(bench: Bench) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nerite.backends.arrays import batches
+from nerite.backends.arrays.calls import OutputSelection
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
-from nerite.core.tensor import encode_bytes
+from nerite.core.tensor import Array, encode_bytes
 from nerite.frameworks.tensorflow import TensorFlowBackend
 from opened import Opened, bare, context, decoded, header, placed, request
 from tensorflow_models import TYPES, VOCABULARY
@@ -129,12 +130,18 @@ def test_what_is_handed_through_does_not_change_with_the_next_batch(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The buffers for large batches are used again and again; memory that lies like this TensorFlow takes as it is.
-    monkeypatch.setattr(batches, "LARGE", 1 << 10)
     monkeypatch.setattr("nerite.frameworks.tensorflow.session.LARGE", 1 << 10)
     opened = models.opened("old", {"max_batch_size": 4096}, TF_GRAPH_TAG="special,tagged")
-
     memory = np.empty((1 << 14) + 64, np.uint8)
-    opened.instance._joiner._large["x"] = memory[-memory.ctypes.data % 64 :][: 1 << 14]
+    buffer = memory[-memory.ctypes.data % 64 :][: 1 << 14].view(np.float32).reshape(2048, 2)
+    compute = opened.instance.compute
+    assert compute is not None
+
+    def computed(selection: OutputSelection, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        buffer[:] = inputs["x"]
+        return compute(selection, {"x": buffer})
+
+    opened.instance.compute = computed
 
     def batch(value: float) -> list[Any]:
         return [request(["same"], x=np.full((1024, 2), value, np.float32)) for _ in range(2)]

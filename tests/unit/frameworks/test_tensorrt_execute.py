@@ -17,7 +17,6 @@ import pytest
 from nerite.backends.interface import ExecutionTimes, InstanceContext, ModelContext
 from nerite.core.errors import Internal, InvalidArgument, Unavailable, Unsupported
 from nerite.frameworks.tensorrt import TensorRtBackend, engine, execution
-from nerite.frameworks.tensorrt import execution as contexts
 from opened import context, decoded, request
 
 STAND_IN = Path(__file__).resolve().parents[2] / "stand_ins" / "tensorrt"
@@ -49,7 +48,7 @@ ZEROS = {
 @pytest.fixture(autouse=True)
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def forget() -> None:
-        for function in (execution.runtime, engine.tensorrt, engine._runtime, contexts._allocator_class):
+        for function in (execution.runtime, engine.tensorrt):
             function.cache_clear()
 
     monkeypatch.syspath_prepend(str(STAND_IN))

@@ -6,13 +6,14 @@ one reset; and when all windows are opened in the end, everything that was under
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import h2.config
 import h2.connection
 import h2.events
 import h2.settings
-from http2_peer import HEAD, TRAILERS, Recorder, keep_all
+from http2_peer import DATA, HEAD, TRAILERS, Recorder, keep_all, parse
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -95,6 +96,8 @@ class Conversation(RuleBasedStateMachine):
         self.exchanges: dict[int, Exchange] = {}
         self.upward = bytearray()
         self.downward = bytearray()
+        self.written: Counter[int] = Counter()
+        """Bytes of each stream in the DATA frames that the server's owner has written."""
         self.unacknowledged_settings = 1
         """h2 takes an acknowledgement as meant for whatever it said last, so the client waits for each."""
 
@@ -261,8 +264,17 @@ class Conversation(RuleBasedStateMachine):
         self.connection.receive(memoryview(chunk), 0.0)
         chunk[:] = b"\xee" * len(chunk)
 
+    def unsent(self) -> Counter[int]:
+        """Return the bytes of each stream in the DATA frames that wait for the owner to write them."""
+        sizes: Counter[int] = Counter()
+        for frame in parse(self.connection.outbound):
+            if frame.kind == DATA:
+                sizes[frame.stream_id] += len(frame.payload)
+        return sizes
+
     @rule(size=WIRE)
     def bytes_come_down(self, size):
+        self.written += self.unsent()
         for buffer in self.connection.outbound:
             self.downward += buffer
         self.connection.outbound.clear()
@@ -302,10 +314,15 @@ class Conversation(RuleBasedStateMachine):
     def the_books_are_in_order(self):
         if not hasattr(self, "connection"):
             return
-        streams = self.connection._streams
-        assert self.connection.queued == sum(stream.output.size for stream in streams.values() if stream.output)
-        assert self.connection._send_window >= 0
-        assert set(self.connection._waiting) <= set(streams)
+        written = self.written + self.unsent()
+        waiting = {
+            stream_id: exchange.replied - written[stream_id]
+            for stream_id, exchange in self.exchanges.items()
+            if not (exchange.closed or exchange.refused)
+        }
+        assert min(waiting.values(), default=0) >= 0
+        assert self.connection.queued == sum(waiting.values())
+        assert all(self.connection.buffered(stream_id) == size for stream_id, size in waiting.items())
 
     def teardown(self):
         if not hasattr(self, "connection"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import hpack
 import pytest
 from http2_peer import (
@@ -19,7 +21,6 @@ from http2_peer import (
 )
 
 from nerite.http2 import Http2ErrorCode, Limits, RequestHeaders, encode_headers
-from nerite.http2 import headers as http2_headers
 from nerite.http2.headers import HeaderReader, MalformedHeaders
 
 PSEUDO = REQUEST[:3]
@@ -185,12 +186,24 @@ def test_what_is_kept_is_bounded():
         reader.request(literal((*PSEUDO, (b"x", b"%d" % number))))
     assert len(sizes) == 5_000, "the owner decides"
     assert reader.kept == {}
-    assert len(http2_headers._checked) <= 4_096
     reader.request(literal((*PSEUDO, (b"x", b"v" * 900))))
     assert sizes[-1] - sizes[-2] > 2 * 900
-    assert max(len(name) + len(value) for name, value in http2_headers._checked) <= 128
     reader.request(literal((*PSEUDO, (b"x", b"v" * 2_000))))
     assert len(sizes) == 5_001, "long blocks do not come again"
+
+
+@pytest.mark.parametrize(("count", "length", "most"), [(20_000, 120, 4_096 * 400), (4_000, 900, 100_000)])
+def test_what_all_connections_remember_of_fields_is_bounded(count: int, length: int, most: int) -> None:
+    reader = HeaderReader(Limits(), lambda *_: None)
+    reader.request(literal(PSEUDO))
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            reader.request(literal((*PSEUDO, (b"x", b"%0*d" % (length, number)))))
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken <= most < count * length
 
 
 def test_requests_on_one_connection_share_their_headers():

@@ -113,7 +113,7 @@ def test_the_news_may_come_while_a_response_is_sent() -> None:
         for paused in (True, False):
             bench.answer.paused(asked, paused)
 
-    bench.caller._answered = enough
+    bench.caller.answered = enough
     bench.comes("a")
     bench.comes("b", FinishReason.STOP)
     assert bench.texts == [[b"a"], [b"b"]]

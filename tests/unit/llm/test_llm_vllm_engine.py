@@ -138,13 +138,14 @@ def test_a_prompt_is_cut(started: Started) -> None:
 
 
 def test_the_salt_of_a_prompt(started: Started) -> None:
-    engine = started(most_images=2)
+    prompts: list[Any] = []
+    engine = started(most_images=2, prompts=prompts)
     file = io.BytesIO()
     PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
     for images in ([], [file.getvalue()]):
         for salt in ("", "acme"):
             asked(engine, images=images, cache_salt=salt).over()
-    salts = [prompt.get("cache_salt") for prompt in engine._engine.prompts[1:]]  # the first warms up
+    salts = [prompt.get("cache_salt") for prompt in prompts[1:]]  # the first warms up
     assert salts == [None, "acme", None, "acme"]
 
 
@@ -167,7 +168,8 @@ class Reporter:
     ],
 )
 def test_tenants_have_salts_of_their_own(started: Started, parameter: str | None, expected: list[str | None]) -> None:
-    engine = started()
+    prompts: list[Any] = []
+    engine = started(prompts=prompts)
     config: dict[str, Any] = {"output": [{"name": "text_output"}]}
     if parameter is not None:
         config["parameters"] = {"TENANTS_SHARE_CACHE": {"string_value": parameter}}
@@ -179,8 +181,8 @@ def test_tenants_have_salts_of_their_own(started: Started, parameter: str | None
         )
         request = InferenceRequest(header, [join_bytes([b"once"])], NOBODY, 0)
         assert instance.execute([request], timings=ExecutionTimes()) == [None]
-    eventually(lambda: len(engine._engine.prompts) == 6)
-    assert [prompt.get("cache_salt") for prompt in engine._engine.prompts[1:]] == expected
+    eventually(lambda: len(prompts) == 6)
+    assert [prompt.get("cache_salt") for prompt in prompts[1:]] == expected
 
 
 def test_images_count(started: Started) -> None:

@@ -9,8 +9,8 @@ import pytest
 from collector import Collector, collecting
 from doubles import request
 from nerite.config.options import OpenTelemetryOptions
-from nerite.observability import otlp_exporter as module
-from nerite.observability.otlp_exporter import Exporter, retry_delay
+from nerite.observability import otlp as module
+from nerite.observability.otlp import Exporter, retry_delay
 from nerite.observability.trace import OtelTrace, Sampler, TraceValues
 from serving import eventually
 
@@ -152,7 +152,7 @@ def test_drops_are_told_with_their_number_and_not_each_time(
         exporter.close()
         lines = [line for line in capfd.readouterr().err.splitlines() if "dropped" in line]
     assert len(lines) == 1 and "4 spans were dropped" in lines[0]
-    assert module._LOG_INTERVAL > 1
+    assert module.LOG_INTERVAL > 1
 
 
 def test_pauses_grow_and_come_to_an_end() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nerite.observability import trace_file as module
-from nerite.observability.trace_file import TraceFile
+from nerite.observability import tracing as module
+from nerite.observability.tracing import TraceFile
 
 
 def trace(number: int) -> bytes:

@@ -10,9 +10,9 @@ import pytest
 from doubles import Caller, request
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.observability import trace_file
+from nerite.observability import tracing
 from nerite.observability.trace import Sampler, Trace, TraceValues
-from nerite.observability.trace_file import trace_json
+from nerite.observability.tracing import trace_json
 
 SAMPLER = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
 OK = InferenceResponse(ResponseHeader("model", "1", ()))
@@ -43,13 +43,13 @@ def traced(sink: Caller, number: int, name: str) -> Trace:
 def test_any_of_them(sink: type[Caller], name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [traced(sink(), each, name) for each in (number, number + 1)]
     quick = [trace_json(trace) for trace in traces]
-    monkeypatch.setattr(trace_file, "usual_times", lambda _: None)
+    monkeypatch.setattr(tracing, "usual_times", lambda _: None)
     assert quick == [trace_json(trace) for trace in traces]
 
 
 def test_usual_traces_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced(HttpCaller(), 1, "")
-    monkeypatch.delattr(trace_file, "trace_events")
+    monkeypatch.delattr(tracing, "trace_events")
     assert trace_json(trace)
 
 

@@ -18,7 +18,7 @@ from nerite.core.execution_observer import ExecutionTimes, TraceContext
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import DataType, TensorSpec, encode_bytes
-from nerite.observability.otlp_exporter import Exporter
+from nerite.observability.otlp import Exporter
 from nerite.observability.trace import Trace, tensor_text
 from nerite.observability.tracing import Tracing
 

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 import triton_python_backend_utils as pb_utils
 from nerite.core import tensor as dtypes
 from nerite.core.tensor import TensorSpec, to_array
-from triton_python_backend_utils.tensor import ReceivedTensor, _inside, wire_form
+from triton_python_backend_utils.tensor import ReceivedTensor, dl_tensor, wire_form
 
 NUMERIC = [kind for kind in dtypes.ALL if kind not in (dtypes.BYTES, dtypes.BF16)]
 
@@ -30,7 +30,7 @@ def received(datatype: dtypes.DataType, shape: tuple[int, ...], data: bytes | by
 def test_numbers_go_out_as_they_are_and_come_back(array: np.ndarray[Any, Any]) -> None:
     tensor = pb_utils.Tensor("T", array)
     assert (tensor.name(), tensor.shape()) == ("T", [*array.shape])
-    datatype = tensor._datatype
+    (datatype,) = (each for each in NUMERIC if each.number == tensor.triton_dtype())
     assert datatype.numpy == array.dtype
     data = bytes(wire_form(tensor))
     assert data == array.tobytes()
@@ -42,7 +42,7 @@ def test_strings_go_out_in_wire_form_and_come_back(strings: list[bytes]) -> None
     array = np.empty(len(strings), object)
     array[:] = strings
     tensor = pb_utils.Tensor("T", array)
-    assert tensor._datatype is dtypes.BYTES
+    assert tensor.triton_dtype() == dtypes.BYTES.number
     assert received(dtypes.BYTES, array.shape, bytes(wire_form(tensor))).as_numpy().tolist() == strings
 
 
@@ -138,10 +138,10 @@ def test_bf16_has_no_array() -> None:
 def test_bf16_travels_by_dlpack_and_shares_memory() -> None:
     buffer = bytearray(b"\x80\x3f\x00\x40")
     tensor = received(dtypes.BF16, (2,), buffer)
-    seen = _inside(tensor.to_dlpack())
+    seen = dl_tensor(tensor.to_dlpack())
     assert (seen.code, seen.bits, seen.ndim, seen.shape[0]) == (4, 16, 1, 2)
     again = pb_utils.Tensor.from_dlpack("OUT", tensor)
-    assert (again.name(), again._datatype, again.shape()) == ("OUT", dtypes.BF16, [2])
+    assert (again.name(), again.triton_dtype(), again.shape()) == ("OUT", dtypes.BF16.number, [2])
     data = wire_form(again)
     assert bytes(data) == b"\x80\x3f\x00\x40"
     buffer[0:2] = b"\0\0"
@@ -227,7 +227,7 @@ class OnDevice:
 
     def __dlpack__(self, *, stream: object = None) -> object:
         capsule = np.arange(3).__dlpack__()
-        _inside(capsule).device_type = self.device
+        dl_tensor(capsule).device_type = self.device
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -278,7 +278,7 @@ def test_pinned_memory_is_host_memory() -> None:
 
 def test_size_of_the_struct() -> None:
     """It is read from memory that others have written; dlpack.h says how."""
-    assert ctypes.sizeof(type(_inside(np.zeros(1).__dlpack__()))) == 48
+    assert ctypes.sizeof(type(dl_tensor(np.zeros(1).__dlpack__()))) == 48
 
 
 def test_array_of_a_tensor_equals_what_the_core_makes_of_it() -> None:

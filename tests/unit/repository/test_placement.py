@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from nerite.backends import machine
 from nerite.config.defaults import Gpus
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.core.errors import Unavailable
@@ -34,15 +35,23 @@ def model(kind: ModelInstanceGroup.Kind, *gpus: int) -> ModelConfig:
     return ModelConfig(name="m", instance_group=(ModelInstanceGroup(kind=kind, gpus=gpus),))
 
 
-def test_gpus_for_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_for_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = placement({})
     assert there.gpus("python") == Gpus((0, 2), 7.5, preferred=True)
     # As these are installed for the tests.
     for backend in ("onnxruntime", "pytorch", "tensorflow"):
         assert there.gpus(backend) == Gpus((0, 2), 7.5, preferred=False)
-    monkeypatch.setitem(machine._GPU_MARKERS, "onnxruntime", machine._GpuMarker("onnxruntime", "__init__.py"))
+    library = tmp_path / "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+    library.parent.mkdir(parents=True)
+    (tmp_path / "onnxruntime/__init__.py").touch()
+    library.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
     assert there.gpus("onnxruntime").preferred
-    monkeypatch.setitem(machine._GPU_MARKERS, "onnxruntime", machine._GpuMarker("not_installed", "__init__.py"))
+    library.unlink()
+    assert not there.gpus("onnxruntime").preferred
+    # Not installed.
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
     assert not there.gpus("onnxruntime").preferred
 
 

@@ -362,9 +362,10 @@ def test_a_way_is_freed_without_the_collector() -> None:
     caller = RequestHeader("e", "", [TensorSpec("in0", dtypes.INT32, (1,))], parameters={"a": "x" * 200_000})
     gc.disable()
     try:
-        now = progress(graph_of(drawn), caller).begin()
-        course = weakref.ref(now._progress_cache)
-        del now
+        of = progress(graph_of(drawn), caller)
+        now = of.begin()
+        course = weakref.ref(of)
+        del of, now
         assert course() is None
     finally:
         gc.enable()

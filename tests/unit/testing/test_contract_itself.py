@@ -182,18 +182,19 @@ class OneAtATime(Right):
     """Two instances are in each other's way."""
 
     def __init__(self) -> None:
-        self.busy = False
+        self.free = threading.Lock()
         self.met = threading.Event()
 
     def answer(self, request: InferenceRequest) -> InferenceResponse:
-        if self.busy:
+        if not self.free.acquire(blocking=False):
             self.met.set()
             raise InvalidArgument("I am busy")
-        self.busy = True
-        # Long enough for another thread, if there is one; no longer than it takes it to come.
-        self.met.wait(0.05)
-        self.busy = False
-        return super().answer(request)
+        try:
+            if threading.current_thread() is not threading.main_thread():
+                self.met.wait(20)  # until another thread has come
+            return super().answer(request)
+        finally:
+            self.free.release()
 
 
 class Loads(Right):

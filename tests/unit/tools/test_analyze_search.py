@@ -12,8 +12,7 @@ import pytest
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup, ModelSequenceBatching
 from nerite.core.errors import InvalidArgument
 from nerite.tools.analyze.finding import AGAIN, TURNS, Figure, Finding, Goal, Measure, findings, settled
-from nerite.tools.analyze.search import Method, budget, search
-from nerite.tools.analyze.space import OFF, Space, Subject, Subjects, Value, space_of
+from nerite.tools.analyze.search import OFF, Method, Space, Subject, Subjects, Value, budget, search, space_of
 
 CONCURRENCIES = (1, 8, 32)
 AGAIN_POINTS = -(-AGAIN // len(CONCURRENCIES))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.config.text import parse_text
-from nerite.tools.analyze.space import SETTINGS, Value, changed
+from nerite.tools.analyze.search import SETTINGS, Value, changed
 
 WRITTEN = """\
 max_batch_size: 8

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nerite.config.model_config import ModelConfig, ModelInput, ModelSequenceBatching, ModelTransactionPolicy
-from nerite.tools.analyze.search import promise
-from nerite.tools.analyze.space import Subject, Subjects
+from nerite.tools.analyze.search import Subject, Subjects, promise
 from nerite.tools.analyze.trial import Load, staged
 from nerite.tools.bench.measurement import Rule
 from nerite.tools.bench.requests import TensorLoad

@@ -18,7 +18,7 @@ from nerite.transports.grpc.wire import MAX_FIELDS, MalformedMessage
 from nerite.wire.fields import nested_field, varint
 from nerite.wire.grpc_service import InferTensorContents
 
-NUMBERS = {name: number for number, name in enumerate(infer_request._NAMES) if name}
+NUMBERS = {field.name: field.number for field in InferTensorContents.DESCRIPTOR.fields}
 INTEGERS = [name for name, field in infer_request.CONTENTS.items() if "int" in field or name == "BOOL"]
 NOTHING: list[int] = []
 
@@ -100,7 +100,7 @@ def test_strings(values: list[bytes], aside: bool) -> None:
 
 
 def test_as_many_strings_as_there_are() -> None:
-    values = [b"x" * (number % 3) for number in range(5 * infer_request._PAUSE_EVERY)]
+    values = [b"x" * (number % 3) for number in range(5 * infer_request.PAUSE_EVERY)]
     data = InferTensorContents(bytes_contents=values).SerializeToString()
     taken: list[int] = []
     assert read("BYTES", data, aside=True, taken=taken) == join_bytes(values)

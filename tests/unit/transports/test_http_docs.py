@@ -16,10 +16,10 @@ from nerite.core.request import RequestHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import DataType, TensorSpec
 from nerite.repository.catalogue import ModelRecord
-from nerite.transports.http.docs_page import POLICY, docs_page
 from nerite.transports.http.openapi import COMMON, ServedModel, openapi_document, sample_of, served_models
 from nerite.transports.http.routes import ARGUMENTS, ENDPOINT_DESCRIPTIONS
 from nerite.transports.http.routes import ENDPOINTS as ROUTES
+from nerite.transports.http.web_pages import DOCS_POLICY, docs_page
 
 URL = "http://here:8000"
 
@@ -203,7 +203,7 @@ def test_the_page() -> None:
         assert f"<code>{route.path}</code>" in text
     # It asks nobody but its own server.
     assert re.findall(r"(?:src|href)=.([^\s>]*)\"", text) == ["/v2/docs/openapi.json"]
-    assert "default-src 'none'" in POLICY
+    assert "default-src 'none'" in DOCS_POLICY
 
 
 def test_models_are_open_where_they_are_few() -> None:

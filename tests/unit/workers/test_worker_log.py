@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nerite.workers.child.worker import _LogHandler
+from nerite.workers.child.worker import OutboxLogHandler
 
 
 class Outbox:
@@ -26,7 +26,7 @@ def outbox() -> Outbox:
 @pytest.fixture
 def logger(outbox: Outbox) -> logging.Logger:
     made = logging.Logger("mine")
-    made.addHandler(_LogHandler(outbox))  # type: ignore[arg-type]
+    made.addHandler(OutboxLogHandler(outbox))  # type: ignore[arg-type]
     return made
 
 

@@ -3,5 +3,5 @@
 A framework subclasses ``ArrayModel`` (``backend``): it opens a file, lists the inputs and outputs, and runs a batch.
 Everything else is shared. ``graph`` completes a configuration from those inputs and outputs, and checks one against
 them. ``calls`` memoizes what follows from a request's header, ``batches`` joins requests into input arrays and cuts
-output arrays into responses, and ``instance`` executes one batch with both.
+output arrays into responses, and ``ArrayInstance`` executes one batch with both.
 """

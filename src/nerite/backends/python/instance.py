@@ -295,7 +295,7 @@ class PythonReplies:
 
 _log = logging.getLogger("nerite.python")
 
-_READY_LIMIT = 5.0
+READY_LIMIT = 5.0
 """Seconds that an asynchronous ``is_ready`` may take."""
 
 
@@ -387,7 +387,7 @@ class PythonInstance:
         if not self.checks_readiness:
             return True
         try:
-            ready = self._finished(self.model.is_ready(), _READY_LIMIT)
+            ready = self._finished(self.model.is_ready(), READY_LIMIT)
             if not isinstance(ready, bool):
                 raise TritonModelException("is_ready() must return a boolean value")
         except CAUSES as error:

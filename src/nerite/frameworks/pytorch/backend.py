@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
+from nerite.backends.arrays.backend import ArrayBackend, ArrayModel, Compute
 from nerite.backends.arrays.graph import ModelGraph, complete_from_graph
-from nerite.backends.arrays.instance import Compute
 from nerite.backends.configuration import TensorPort, made_inputs, state_outputs
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.module import ModelModule

@@ -134,7 +134,7 @@ def open_engine(model: str, path: Path, plugins: Sequence[str], *, version_compa
     """Return an engine on the current GPU of this thread. Raises ``NeriteError`` with TensorRT's message."""
     trt = tensorrt()
     with _opening:
-        logger, runtime = _runtime()
+        logger, runtime = _runtime(trt)
         logger.errors.clear()
         for plugin in plugins:
             _load_plugin(plugin)
@@ -181,7 +181,7 @@ def describe(model: str, engine: Any) -> EngineDescription:
 
 def last_error() -> str:
     """Return the last error that TensorRT logged."""
-    errors = _runtime()[0].errors
+    errors = _runtime(tensorrt())[0].errors
     return errors[-1] if errors else "TensorRT gives no reason"
 
 
@@ -199,9 +199,8 @@ def _load_plugin(plugin: str) -> None:
 
 
 @cache
-def _runtime() -> tuple[Any, Any]:
-    """Return TensorRT's runtime and its logger: one of each per process."""
-    trt = tensorrt()
+def _runtime(trt: Any) -> tuple[Any, Any]:
+    """Return the runtime and the logger of TensorRT, module ``trt``: one of each per process."""
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
         """Forwards TensorRT's messages to our log, and keeps the errors."""

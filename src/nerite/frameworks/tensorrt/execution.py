@@ -246,7 +246,7 @@ class EngineContext:
         """Allocate an output whose size depends on the data during the run. Such an engine cannot be captured."""
         self._graphs = None
         if name not in self._allocators:
-            allocator = self._allocators[name] = _allocator_class()()
+            allocator = self._allocators[name] = _allocator_class(tensorrt())()
             self._check(self._context.set_output_allocator(name, allocator), f"let '{name}' grow")
 
     def _execute(self, shapes: tuple[Shape, ...]) -> None:
@@ -306,9 +306,8 @@ def _bytes(shape: Shape, size: int) -> int:
 
 
 @cache
-def _allocator_class() -> Any:
-    """Return the class of output allocators, whose base class is TensorRT's."""
-    trt = tensorrt()
+def _allocator_class(trt: Any) -> Any:
+    """Return the class of output allocators, whose base class is that of TensorRT, module ``trt``."""
 
     class Allocator(trt.IOutputAllocator):  # type: ignore[misc, name-defined, unused-ignore]
         """Memory of one output, and its final shape."""

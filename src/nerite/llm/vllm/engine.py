@@ -13,8 +13,15 @@ from typing import Any, Final
 from nerite.core.errors import Internal, NeriteError, Unsupported
 from nerite.core.tensor import Array
 from nerite.llm import structured_output
-from nerite.llm.engine import Capabilities, FinishReason, GenerationRequest, RequestListener, TokenDelta, TokenLogprob
-from nerite.llm.loop_engine import LoopEngine
+from nerite.llm.engine import (
+    Capabilities,
+    FinishReason,
+    GenerationRequest,
+    LoopEngine,
+    RequestListener,
+    TokenDelta,
+    TokenLogprob,
+)
 from nerite.llm.request import SamplingParameters, pixels
 from nerite.llm.vllm import framework
 from nerite.llm.vllm.framework import VllmArguments

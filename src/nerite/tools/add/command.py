@@ -27,7 +27,7 @@ from nerite.config.json_form import to_json
 from nerite.config.loading import CONFIG_FILE
 from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
-from nerite.core.text_table import render, terminal_width
+from nerite.core.text import render_table, terminal_width
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import add_repository, repository_of
 from nerite.tools.add.order import AddOrder, AddOutcome, Watcher
@@ -63,7 +63,7 @@ def proposed(outcome: AddOutcome) -> str:
     """Return a table of the proposed settings and their reasons."""
     assert outcome.proposal is not None
     rows = [(each.setting, each.value or "omit", each.reason) for each in outcome.proposal.advice]
-    return render(("Setting", "Proposed", "Reason"), rows, terminal_width())
+    return render_table(("Setting", "Proposed", "Reason"), rows, terminal_width())
 
 
 def as_json(outcome: AddOutcome, *, placed: bool) -> dict[str, Any]:
@@ -121,11 +121,11 @@ def _measured(outcome: AddOutcome) -> str:
     header = ("Batch", "Latency ms", "Compute ms", "Inferences/s")
     own = [_row(each) for each in outcome.latencies]
     if not outcome.rivals:
-        return render(header, own, terminal_width())
+        return render_table(header, own, terminal_width())
     rows = [(outcome.artifact.config.backend, *row) for row in own]
     for rival in outcome.rivals:
         rows += [(rival.backend, *_row(each)) for each in rival.latencies]
-    return render(("Backend", *header), rows, terminal_width())
+    return render_table(("Backend", *header), rows, terminal_width())
 
 
 def _row(each: Latency) -> tuple[str, ...]:

@@ -42,8 +42,7 @@ from nerite.tools.analyze.finding import (
     row,
     settled,
 )
-from nerite.tools.analyze.search import budget, search
-from nerite.tools.analyze.space import SETTINGS, Space, Subject, Subjects, Value, space_of
+from nerite.tools.analyze.search import SETTINGS, Space, Subject, Subjects, Value, budget, search, space_of
 from nerite.tools.analyze.trial import Checkpoint, Conditions, Load, completed, conditions, measured
 from nerite.tools.bench.command import (
     add_measurement,

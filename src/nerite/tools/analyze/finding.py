@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from nerite.cli.command import megabytes
-from nerite.tools.analyze.search import Score, Search
-from nerite.tools.analyze.space import Space, Subjects, Value
+from nerite.tools.analyze.search import Score, Search, Space, Subjects, Value
 from nerite.tools.bench import report
 from nerite.tools.bench.report import Series, bars, lines, plot_figure
 

@@ -28,7 +28,7 @@ from nerite.observability import gpus
 from nerite.repository.catalogue import FileEntry, model_fingerprint
 from nerite.tools.add.proposal import TrialServer
 from nerite.tools.analyze.finding import Figure, Finding
-from nerite.tools.analyze.space import Value
+from nerite.tools.analyze.search import Value
 from nerite.tools.bench.measurement import BenchTarget, LoadLevel, Rule
 from nerite.tools.bench.requests import TensorLoad, prepared_tensors
 from nerite.tools.bench.session import Fleet, LevelOutcome, ServerReading, Session, together

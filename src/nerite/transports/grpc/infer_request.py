@@ -63,7 +63,7 @@ PIECE: Final = 256 * 1024
 _MAX_PYTHON_BYTES: Final = 128
 """Bytes of varints up to which Python is faster than numpy."""
 _UINT64_MASK: Final = (1 << 64) - 1
-_PAUSE_EVERY: Final = 4096
+PAUSE_EVERY: Final = 4096
 """Number of strings after which a background thread sleeps, so that the event loop can take the GIL."""
 _PAUSE_SECONDS: Final = 0.0002
 _LENGTH_PREFIXES: Final = tuple(size.to_bytes(4, "little") for size in range(0x80))
@@ -219,7 +219,7 @@ def _read_strings(messages: Sequence[memoryview], take: Take, *, aside: bool) ->
             if stop > end:
                 raise MalformedMessage
             at = stop
-            if not count % _PAUSE_EVERY:
+            if not count % PAUSE_EVERY:
                 take(len(joined) - taken)
                 taken = len(joined)
                 if aside:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +40,6 @@ from nerite.wire.schema import methods
 if TYPE_CHECKING:
     from nerite.inference_entry import TransportEntry
 
-_now = time.monotonic_ns
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
@@ -269,13 +268,13 @@ class _Inference:
         known = self._reader.known(framed)
         if known is None:
             return False
-        request = call.request = InferenceRequest(known[0], known[1], call, _now())
+        request = call.request = InferenceRequest(known[0], known[1], call, monotonic_ns())
         self._server.infer(request, _DECOUPLED_ERROR)
         return True
 
     def start(self, call: GrpcCall, framed: memoryview) -> None:
         """Parse the message and start the inference."""
-        now = _now()
+        now = monotonic_ns()
         try:
             content = self._messages.read(framed, self._reader)
         except NeriteError as error:

@@ -8,9 +8,9 @@ models are paused; if it sends without limit, reading stops at a maximum number 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nerite.core.errors import NeriteError
@@ -422,8 +422,6 @@ class StreamCall:
 
 # The target of a stream: starts inferences and serializes their responses.
 
-_now = time.monotonic_ns
-
 
 def _marker(final: bool) -> bytes:
     message = ModelInferResponse()
@@ -514,7 +512,7 @@ class StreamInference:
     def _begin(self, call: StreamCall, content: Read) -> None:
         header, request_id, data = content
         try:
-            request = self._server.request(header, data, call, _now(), request_id)
+            request = self._server.request(header, data, call, monotonic_ns(), request_id)
             version = self._server.version_of(request)
         except NeriteError as error:
             call.refuse(request_id, error)

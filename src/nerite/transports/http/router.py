@@ -13,12 +13,12 @@ from nerite.llm.openai.api import PREFIX, OpenAi
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import infer_response, reply, routes
 from nerite.transports.http.administration import HttpAdministration
-from nerite.transports.http.docs_page import Documentation
 from nerite.transports.http.handler import HTTP, HttpDialect
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
 from nerite.transports.http.routes import Route
+from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer

@@ -5,9 +5,9 @@ Inference requests take the path in this file; all other endpoints are calls tha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from nerite.core.errors import InvalidArgument, NeriteError
@@ -28,7 +28,6 @@ from nerite.transports.limits import ByteReservation, TransportLimits
 if TYPE_CHECKING:
     from nerite.inference_entry import TransportEntry
 
-_now = time.monotonic_ns
 _LARGE = 64 * 1024
 _MAX_COMPRESSED_ON_LOOP = 1024 * 1024
 """Limit in bytes for compressing outputs on the event loop; compressing this much takes about 10 ms."""
@@ -123,12 +122,12 @@ class HttpService:
         given = [data] if plan.whole else plan.data(memoryview(data), 0)
         if plan.header.shared:
             try:
-                request = self._server.request(plan.header, given, connection, _now(), "")
+                request = self._server.request(plan.header, given, connection, monotonic_ns(), "")
             except NeriteError as error:
                 self._refuse(connection, connection.head.route, error)
                 return
         else:
-            request = InferenceRequest(plan.header, given, connection, _now(), "")
+            request = InferenceRequest(plan.header, given, connection, monotonic_ns(), "")
         connection.request = request
         self._submitting = True
         try:
@@ -146,7 +145,7 @@ class HttpService:
     def _infer(
         self, connection: HttpExchange, target: HttpTarget, reader: HttpInferReader, body: memoryview
     ) -> HttpQuestion | None:
-        now = _now()
+        now = monotonic_ns()
         try:
             json_size = self._json_size(target, body)
             if json_size > LARGE:

@@ -19,6 +19,7 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import NoReturn, TypeAlias
 
 from nerite.core.byte_budget import WORKER_REPLIES
@@ -34,7 +35,6 @@ from nerite.workers.ipc.messages import Frames
 from nerite.workers.ipc.shared_memory import TRIM_STEP, Arena, BufferBorrower, BufferLeases, Segment
 
 Message: TypeAlias = tuple[int, int, memoryview]
-_now = time.monotonic
 
 
 class Inbox:
@@ -196,9 +196,9 @@ class Inbox:
     def _receive(self, answer: bool) -> int:
         """Wait for bytes, busy-polling for a moment if they are likely to come at once; return their number."""
         poll_policy, receive, space = self.poll_policy, self._channel.recv_into, self._frames.space()
-        poll_policy.rest(_now(), answer)
+        poll_policy.rest(monotonic(), answer)
         size = -1
-        while size < 0 and poll_policy.awake(_now()):
+        while size < 0 and poll_policy.awake(monotonic()):
             try:
                 size = receive(space, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -207,7 +207,7 @@ class Inbox:
             # A thread that sleeps in ``recv`` would also be woken each time that the server reads what was sent to it.
             self._poll.poll()
             size = receive(space)
-        poll_policy.stir(_now())
+        poll_policy.stir(monotonic())
         return size
 
 

@@ -343,7 +343,7 @@ class Worker:
         raise Internal(f"unknown message kind {kind}")
 
 
-class _LogHandler(logging.Handler):
+class OutboxLogHandler(logging.Handler):
     """Sends the log records of a model's ``logging`` calls to the server."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -352,6 +352,7 @@ class _LogHandler(logging.Handler):
         self.setFormatter(ExceptionText())
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Send a record."""
         self._outbox.log(record.levelname, self.format(record), record.filename, record.lineno)
 
 
@@ -385,7 +386,7 @@ def main(channel: int, descriptors: int) -> None:
         getattr(sys, stream).flush()
         setattr(sys, stream, CapturedOutput(descriptor, stream, worker.outbox.log))
     root = logging.getLogger()
-    root.addHandler(_LogHandler(worker.outbox))
+    root.addHandler(OutboxLogHandler(worker.outbox))
     root.setLevel(logging.INFO)
     # A server that goes away while we send is a normal end, like one that goes away while we wait.
     with contextlib.suppress(ConnectionError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 
 from nerite.core.byte_budget import MODEL_CALLS, Memo
@@ -188,7 +188,6 @@ def _left(parent: InferenceRequest, now: int) -> int:
     return max(1, parent.header.timeout_us - (now - parent.arrived_ns) // 1000)
 
 
-_now = time.monotonic_ns
 _READ_ON: Final = WINDOW // 2
 """Number of unread responses at which a paused model resumes."""
 
@@ -274,7 +273,7 @@ class BlsServer:
             self.answer(call, InferenceResponse.failed(failure), True)
 
     def _call(self, call: PendingCall, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]) -> None:
-        batch, index, now = call.batch, call.index, _now()
+        batch, index, now = call.batch, call.index, monotonic_ns()
         parents = self._parents(batch, index)
         header = self._inheritance.header(header, parents, now)
         if parents:

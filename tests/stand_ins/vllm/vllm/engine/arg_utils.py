@@ -1,6 +1,7 @@
 """Arguments."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -15,3 +16,5 @@ class AsyncEngineArgs:
     """It refuses one token, and dies of another."""
     most_tokens: int | None = None
     """After so many a sequence ends, whatever was asked for."""
+    prompts: list[Any] = field(default_factory=list)
+    """Gets the prompts of all requests."""

@@ -74,7 +74,7 @@ class AsyncLLM:
         self.renderer = Renderer(args.most_images)
         self.errored = False
         self.adapters = []
-        self.prompts = []
+        self.prompts = args.prompts
         self._tasks = args.tasks
         self._mortal = args.mortal
         self._most_tokens = args.most_tokens
