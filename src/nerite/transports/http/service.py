@@ -243,7 +243,7 @@ class HttpService:
         """Send the reply to an inference."""
         target: HttpTarget = connection.head.route
         if response.error is not None:
-            if self._submitting and not response.error.begun:
+            if (self._submitting or response.error.refused) and not response.error.begun:
                 self._refuse(connection, target, response.error)
             else:
                 access_log.log_refusal(request.id, response.error)
