@@ -32,7 +32,7 @@ LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
 # From the core.
-START: Final = 80  # pickle: options and initial state
+START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes
 ANSWER: Final = 82  # the count is an ``AnswerKind``
 RELAYED: Final = 83  # the count is a ``RelayedPiece``
@@ -41,6 +41,8 @@ DRAIN: Final = 85  # the count is a ``DrainStep``
 ASK_FIGURES: Final = 86
 RETIRE: Final = 87  # JSON: move connections worth this share of the front's requests to other fronts
 
+BYTES_SLOT: Final = 8
+"""Bytes of shared memory in which a process counts its bytes in flight."""
 PORTS: Final = ("http", "grpc")
 """Names of the ports that fronts serve, by number."""
 PROTOCOLS: Final = ("HTTP", "GRPC")
