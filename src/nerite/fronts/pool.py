@@ -139,7 +139,7 @@ class FrontPool:
         self._bytes: SharedBytesInFlight
         self._bytes_file: int = -1
         """Descriptor of the memory in which all processes count their bytes in flight."""
-        self._writer = CatalogueWriter(server.version_directory)
+        self._writer = CatalogueWriter()
         self._number = 0
         """Number of the last change that was published."""
         self._published = SharedState()
