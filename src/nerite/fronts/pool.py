@@ -306,6 +306,12 @@ class FrontPool:
 
     def publish(self) -> None:
         """Send what has changed to all fronts."""
+        try:
+            self._publish()
+        except Exception as error:  # a load must not fail because of it
+            report("channel", error, "while a change was sent to the fronts")
+
+    def _publish(self) -> None:
         change = SharedState(models=self._writer.changes(self._server.manager.records))
         now = self._current_state()
         for name in ("regions", "keys", "policy", "log"):
