@@ -39,7 +39,9 @@ RELAYED: Final = 83  # the count is a ``RelayedPiece``
 CONNECTION: Final = 84  # the count is the number of the port; the body the limit of connections if it is reached, or 0
 DRAIN: Final = 85  # the count is a ``DrainStep``
 ASK_FIGURES: Final = 86
-RETIRE: Final = 87  # JSON: move connections worth this share of the front's requests to other fronts
+RETIRE: Final = (
+    87  # JSON: the share of its requests that the front is to pass on, and the share from which nothing is gained
+)
 
 PORTS: Final = ("http", "grpc")
 """Names of the ports that fronts serve, by number."""
