@@ -110,7 +110,8 @@ class CoreConnection(CorkedChannel):
         request.on_cancel = partial(self._cancel, number)
         request.on_pause = partial(self._pause, number)
         request.data = ()  # the packer has lent what it has not copied
-        self._post(kinds.CALL, number, _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")], parts)
+        protocol = _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")]
+        self._post(kinds.CALL, number, protocol | kinds.REPEATED if request.repeats else protocol, parts)
 
     def relay_http(
         self, head: bytes, body: memoryview, secure: bool, span: TraceContext | None, take: TakePiece

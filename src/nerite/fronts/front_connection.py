@@ -14,7 +14,7 @@ from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
 from nerite.core.headers import whole_header_from_json
-from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
+from nerite.core.request import CancelReason, InferenceRequest, RepeatedRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
@@ -210,7 +210,7 @@ class FrontConnection(CorkedChannel):
             self.ready = True
             self._owner.ready(self)
 
-    def _call(self, protocol: int, body: memoryview) -> None:
+    def _call(self, count: int, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
         arrived_ns, began_ns, at = kinds.read_call_head(body, at)
         header, name, data, _ = self._headers.record(body, at)
@@ -219,8 +219,9 @@ class FrontConnection(CorkedChannel):
                 self._buffer_leases.returned(token)
         assert isinstance(header, RequestHeader)
         span, self._span = self._span, None
-        call = self.calls[number] = FrontCall(self, number, PROTOCOLS[protocol], began_ns, span)
-        request = call.request = InferenceRequest(header, data, call, arrived_ns, name)
+        call = self.calls[number] = FrontCall(self, number, PROTOCOLS[count & 1], began_ns, span)
+        kind = RepeatedRequest if count & kinds.REPEATED else InferenceRequest
+        request = call.request = kind(header, data, call, arrived_ns, name)
         self.calls_begun += 1
         self._server.infer(request, "")
         call.submitting = False

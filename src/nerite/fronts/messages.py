@@ -19,7 +19,7 @@ from nerite.core.tensor import Buffer
 from nerite.workers.ipc import messages
 
 # From a front.
-CALL: Final = 64  # the count is the protocol: see ``PROTOCOLS``
+CALL: Final = 64  # the count is the protocol: see ``PROTOCOLS``; and ``REPEATED``
 SPAN: Final = 65  # JSON: the client's span that the next CALL or RELAY_HTTP belongs under
 CANCEL: Final = 66  # the count is the reason: see ``REASONS``
 PAUSE: Final = 67  # the client does not read: no more responses for now
@@ -46,6 +46,8 @@ RETIRE: Final = (
 PORTS: Final = ("http", "grpc")
 """Names of the ports that fronts serve, by number."""
 PROTOCOLS: Final = ("HTTP", "GRPC")
+REPEATED: Final = 2
+"""Added to the protocol of a ``RepeatedRequest``."""
 CHANGING: Final = frozenset(("model-repository", "shared-memory", "logging"))
 """Categories of endpoints that may change what fronts must know."""
 REASONS: Final = tuple(CancelReason)

@@ -134,7 +134,7 @@ class FrontPool:
         self._ports: list[FrontedPort] = []
         self.bounds: TransportLimits
         """Limits of all transports together; set by their owner."""
-        self._writer = CatalogueWriter()
+        self._writer = CatalogueWriter(server.version_directory)
         self._number = 0
         """Number of the last change that was published."""
         self._published = SharedState()

@@ -8,6 +8,8 @@ import os
 import pickle
 import socket
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import uvloop
@@ -20,7 +22,8 @@ from nerite.fronts.connection_retirement import ConnectionRetirement
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.relay import FrontRouting, GrpcRelay
 from nerite.fronts.shared_state import FrontStart, SharedState
-from nerite.inference_entry import InferenceEntry
+from nerite.inference_entry import InferenceEntry, ServableVersion
+from nerite.llm.openai.api import OpenAi
 from nerite.observability.log import install_logging, log
 from nerite.observability.log_records import LogRecord
 from nerite.regions import SharedMemoryRegions
@@ -50,6 +53,16 @@ class FrontEntry(InferenceEntry[FrontVersion]):
 
     def _running(self, model: str, version: str, namespace: str) -> FrontVersion:
         return cast(FrontVersion, self._catalogue.find(model, version, namespace))
+
+    def running_versions(self) -> Iterator[FrontVersion]:
+        """Return all versions that take requests, by the names of their models."""
+        for record in self._catalogue:
+            yield from cast(dict[int, FrontVersion], record.running).values()
+
+    def version_directory(self, running: ServableVersion) -> Path | None:
+        """Return the directory of a version's files, or None if it no longer has one."""
+        assert isinstance(running, FrontVersion)
+        return Path(running.directory) if running.directory else None
 
     def follow(self, models: list[Description]) -> None:
         """Take over changes of models."""
@@ -108,9 +121,15 @@ class FrontProcess:
             grpc = factory.grpc(self._entry, GrpcRelay(self._core).handler)
             self._serve("grpc", grpc, grpc.adopt(tls_context(options.grpc.tls, ["h2"]), self._closed("grpc")))
         if "http" in start.ports:
-            routing = FrontRouting(
-                InferenceRouter(self._entry, **factory.routing(options.http.header_forward_pattern)), self._core
+            router = InferenceRouter(self._entry, **factory.routing(options.http.header_forward_pattern))
+            openai = OpenAi(
+                self._entry,
+                None,
+                locks=factory.locks,
+                max_input_size=options.http.max_input_size,
+                sender_of=router.sender_of,
             )
+            routing = FrontRouting(router, openai, self._core)
             routing.inferences = factory.guarded(factory.cross_origin(routing.inferences), options.http.address)
             service = HttpService(self._entry, routing.target, self._bounds, max_input_size=options.http.max_input_size)
             http = factory.http("HTTP", service, options.http.max_input_size)

@@ -171,6 +171,10 @@ class RunningVersion:
         """Whether the model runs on an LLM engine."""
         return self.config.backend in GENERATING
 
+    def parameter(self, name: str) -> str:
+        """Return a parameter of the configuration; empty if it has none of that name."""
+        return str(self.config_json.get("parameters", {}).get(name, {}).get("string_value", ""))
+
     @property
     def restarts(self) -> int:
         """Number of times an instance was restarted."""
