@@ -7,9 +7,9 @@ import socket
 from typing import Any
 
 import pytest
+from front_channel import LARGE, Ends, FakeServer, Process, answered, asked, response, tell, tensor, values
 
 from doubles import Caller
-from front_channel import LARGE, Ends, FakeServer, Process, answered, asked, response, tell, tensor, values
 from nerite.core import errors
 from nerite.core.errors import Internal, NeriteError, Unavailable
 from nerite.core.execution_observer import TraceContext
