@@ -134,9 +134,10 @@ class FrontConnection(CorkedChannel):
         """Since when the front has not taken over a change; None if it has."""
         self._heads = HeadCache()
 
-    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart) -> None:
-        """Begin, with what the front needs to know."""
+    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart, bytes_file: int) -> None:
+        """Begin, with what the front needs to know; ``bytes_file`` is memory that all processes share."""
         self._begin(loop)
+        self._send_descriptor(bytes_file)
         self._send(messages.frame(kinds.START, pickle.dumps(start)))
 
     def send_change(self, number: int, change: SharedState) -> None:

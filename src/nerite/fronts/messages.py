@@ -32,7 +32,7 @@ LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
 # From the core.
-START: Final = 80  # pickle: options and initial state
+START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes
 ANSWER: Final = 82  # the count is an ``AnswerKind``
 RELAYED: Final = 83  # the count is a ``RelayedPiece``
@@ -43,6 +43,8 @@ RETIRE: Final = (
     87  # JSON: the share of its requests that the front is to pass on, and the share from which nothing is gained
 )
 
+BYTES_SLOT: Final = 8
+"""Bytes of shared memory in which a process counts its bytes in flight."""
 PORTS: Final = ("http", "grpc")
 """Names of the ports that fronts serve, by number."""
 PROTOCOLS: Final = ("HTTP", "GRPC")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 import socket
 import ssl
 import time
@@ -19,6 +21,7 @@ from nerite.backends.interface import InstanceContext
 from nerite.config.options import ServerOptions
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.failures import internal_errors, report
+from nerite.core.memory import memory_file
 from nerite.fronts import messages as kinds
 from nerite.fronts.balancer import FrontBalancer, FrontLoad
 from nerite.fronts.catalogue import CatalogueWriter
@@ -33,7 +36,7 @@ from nerite.transports import tcp
 from nerite.transports.access import KeyFile
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http.handler import HttpHandler
-from nerite.transports.limits import TransportLimits
+from nerite.transports.limits import SharedBytesInFlight, TransportLimits
 from nerite.wire.schema import methods
 from nerite.workers.host.fork_server import ForkedProcess, ForkServer
 from nerite.workers.ipc.shared_memory import ForeignSegments
@@ -132,8 +135,10 @@ class FrontPool:
         self._grpc: Callable[[str], Handler]
         self._methods = methods()
         self._ports: list[FrontedPort] = []
-        self.bounds: TransportLimits
-        """Limits of all transports together; set by their owner."""
+        self._bounds: TransportLimits
+        self._bytes: SharedBytesInFlight
+        self._bytes_file: int = -1
+        """Descriptor of the memory in which all processes count their bytes in flight."""
         self._writer = CatalogueWriter(server.version_directory)
         self._number = 0
         """Number of the last change that was published."""
@@ -149,6 +154,14 @@ class FrontPool:
         """Number of fronts that have ended and were started again."""
 
     # Ports.
+
+    def share(self, bounds: TransportLimits) -> None:
+        """Apply the limits of this process to all processes together."""
+        size = kinds.BYTES_SLOT * (len(self.fronts) + 1)
+        self._bytes_file = memory_file(size)
+        slots = memoryview(mmap.mmap(self._bytes_file, size)).cast("Q")
+        self._bounds = bounds
+        self._bytes = bounds.bytes = SharedBytesInFlight(bounds.bytes.limit, slots, len(self.fronts))
 
     def http(self, handler: HttpHandler) -> FrontedPort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
@@ -168,7 +181,7 @@ class FrontPool:
     def accepted(self, port: int, client: socket.socket) -> None:
         """Hand an accepted connection to the front with the least to do."""
         loads = self._loads()
-        limit = self.bounds.connections.limit
+        limit = self._bounds.connections.limit
         full = 0 < limit <= sum(load.connections for load in loads if load is not None)
         with client:
             while (chosen := self._balancer.choose(loads)) is not None:
@@ -224,12 +237,14 @@ class FrontPool:
         start = FrontStart(
             self._options,
             max(1, 4 // len(self.fronts)),
-            self.bounds.bytes.limit // len(self.fronts),
+            self._bytes.limit,
+            index,
+            len(self.fronts),
             tuple(name for name, options in self._named_ports() if options),
             self._number,
             self._whole_state(),
         )
-        front.start(self._loop, start)
+        front.start(self._loop, start, self._bytes_file)
 
     def _named_ports(self) -> tuple[tuple[str, bool], ...]:
         return ("http", self._options.http.enabled), ("grpc", self._options.grpc.enabled)
@@ -255,7 +270,7 @@ class FrontPool:
         if self._closed:
             return
         self.restarts += 1
-        self.bounds.bytes.elsewhere -= front.figures.get("bytes", 0)
+        self._bytes.ended(index)
         connections = sum(front.connections)
         log.warning(f"the front process '{front.process.name}' is gone, and with it {connections} connections")
         self._settle()
@@ -271,6 +286,8 @@ class FrontPool:
                 front.process.kill()
                 front.close()
         self.fronts = [None] * len(self.fronts)
+        if self._bytes_file >= 0:
+            os.close(self._bytes_file)
 
     def _measure(self) -> None:
         """Measure the load of the fronts, and have connections moved if it is uneven."""
@@ -411,12 +428,11 @@ class FrontPool:
     def counted(self, front: FrontConnection, figures: Mapping[str, Any]) -> None:
         """Add what a front has counted since its last report."""
         before = front.figures
-        bounds = self.bounds
+        bounds = self._bounds
         bounds.bytes.refused += figures["bytes_refused"] - before.get("bytes_refused", 0)
         for name, counter in (("refused", bounds.refused), ("closed", bounds.closed)):
             for why, count in figures[name].items():
                 counter[why] += count - before.get(name, {}).get(why, 0)
-        bounds.bytes.elsewhere += figures["bytes"] - before.get("bytes", 0)
         for where, count in figures["internal_errors"].items():
             internal_errors.counts[where] += count - before.get("internal_errors", {}).get(where, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import pickle
 import socket
@@ -31,7 +32,7 @@ from nerite.repository.catalogue import Catalogue
 from nerite.transports.access import AccessKeys, Callers
 from nerite.transports.http.inference_router import InferenceRouter
 from nerite.transports.http.service import HttpService
-from nerite.transports.limits import TransportLimits
+from nerite.transports.limits import SharedBytesInFlight, TransportLimits
 from nerite.transports.listeners import IdleCheck, ListenerFactory
 from nerite.transports.ports import TransportListener
 from nerite.transports.tcp import AdoptedPort, tls_context
@@ -105,14 +106,17 @@ class FrontProcess:
         self._core.begin(self._loop)
         await self._ended.wait()
 
-    def start(self, state: bytes) -> None:
-        """Begin to serve."""
+    def start(self, state: bytes, bytes_file: int) -> None:
+        """Begin to serve. ``bytes_file`` is memory in which all processes count their bytes in flight."""
         start: FrontStart = pickle.loads(state)  # the core made it
         options = start.options
         fork_server = ForkServer(self._loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
         helpers = HelperPool(fork_server, self._loop, self._foreign_segments, start.helpers)
         self._entry = FrontEntry(self._core, start, helpers)
-        self._bounds = TransportLimits(max_bytes=start.max_bytes, idle_seconds=options.connections.idle_seconds)
+        self._bounds = TransportLimits(idle_seconds=options.connections.idle_seconds)
+        slots = memoryview(mmap.mmap(bytes_file, kinds.BYTES_SLOT * (start.fronts + 1))).cast("Q")
+        os.close(bytes_file)
+        self._bounds.bytes = SharedBytesInFlight(start.max_bytes, slots, start.index)
         self._keys = {path: AccessKeys(keys) for path, keys in (start.state.keys or {}).items()}
         self._policy = start.state.policy
         callers = None if self._policy is None else Callers(self._current_policy)
@@ -196,7 +200,6 @@ class FrontProcess:
         """Return what this front has counted."""
         bounds = self._bounds
         return {
-            "bytes": bounds.bytes.used,
             "bytes_refused": bounds.bytes.refused,
             "refused": dict(bounds.refused),
             "closed": dict(bounds.closed),

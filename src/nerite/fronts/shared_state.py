@@ -37,7 +37,11 @@ class FrontStart:
     helpers: int
     """Maximum number of helper processes."""
     max_bytes: int
-    """Limit of the bytes of requests in flight; 0 for none."""
+    """Limit of the bytes of requests in flight in all processes; 0 for none."""
+    index: int
+    """Number of the front."""
+    fronts: int
+    """Number of fronts."""
     ports: tuple[str, ...]
     """Names of the ports that are open."""
     number: int
