@@ -7,6 +7,8 @@ loop's time is the test's: it passes only as much as ``Ends.pass_time`` says.
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from doubles import Caller
 from nerite.core import tensor as dtypes
+from nerite.core.memory import memory_file
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, TensorSpec
@@ -107,11 +110,12 @@ class FakeFront:
         self.told: list[object] = []
         self.adopted: list[tuple[socket.socket, int, int]] = []
 
-    def start(self, state: bytes) -> None:
-        self.told.append(("start", state))
+    def start(self, state: bytes, bytes_file: int) -> None:
+        os.close(bytes_file)
+        self.told.append(("start", pickle.loads(state)))
 
     def change(self, state: bytes) -> None:
-        self.told.append(("change", state))
+        self.told.append(("change", *pickle.loads(state)))
 
     def adopt(self, connection: socket.socket, port: int, limit: int) -> None:
         self.adopted.append((connection, port, limit))
@@ -159,7 +163,9 @@ class Ends:
         self.front = CoreConnection(self.sockets[1], others, ForeignSegments(), self.events)
         """The front's end."""
         start: Any = "a start"
-        self.core.start(self.loop, start)
+        bytes_file = memory_file(8)
+        self.core.start(self.loop, start, bytes_file)
+        os.close(bytes_file)
         self.front.begin(self.loop)
 
     def _arena(self) -> Arena:
