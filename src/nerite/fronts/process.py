@@ -25,6 +25,7 @@ from nerite.fronts.relay import FrontRouting, GrpcRelay
 from nerite.fronts.shared_state import FrontStart, SharedState
 from nerite.inference_entry import InferenceEntry, ServableVersion
 from nerite.llm.openai.api import OpenAi
+from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.observability.log import install_logging, log
 from nerite.observability.log_records import LogRecord
 from nerite.regions import SharedMemoryRegions
@@ -69,16 +70,6 @@ class FrontEntry(InferenceEntry[FrontVersion]):
         """Take over changes of models."""
         follow(self._catalogue, models, self._core)
         self.renew_routes()
-
-    def follow_regions(self, regions: list[tuple[str, str, int, int]]) -> None:
-        """Take over the regions that are registered."""
-        wanted = {region[0]: region for region in regions}
-        known = {each.name: (each.name, each.key, each.offset, each.byte_size) for each in self.regions.listed("")}
-        for name in known.keys() - {name for name, region in wanted.items() if known.get(name) == region}:
-            self.regions.unregister(name)
-        for name, region in wanted.items():
-            if known.get(name) != region:
-                self.regions.register(*region)
 
 
 class FrontProcess:
@@ -139,6 +130,8 @@ class FrontProcess:
             http = factory.http("HTTP", service, options.http.max_input_size)
             self._serve("http", http, http.adopt(tls_context(options.http.tls, ["http/1.1"]), self._closed("http")))
         self._retirement = ConnectionRetirement(self._bounds.connections, self._loop)
+        if options.stall_seconds:
+            LoopWatchdog(self._loop, options.stall_seconds)
         IdleCheck(self._bounds, options.connections.idle_seconds).start()
         self._take_over(start.state)
         self._core.acknowledge(start.number)
@@ -170,7 +163,7 @@ class FrontProcess:
         if change.models:
             self._entry.follow(change.models)
         if change.regions is not None:
-            self._entry.follow_regions(change.regions)
+            self._entry.regions.follow(change.regions)
         if change.log is not None:
             log.change(change.log)
         if change.policy is not None:
