@@ -29,6 +29,7 @@ class CorkedChannel(Channel):
     ) -> None:
         super().__init__(name, connection, descriptors, arena, foreign_segments)
         self._corked: list[bytes] = []
+        self._flush_due = False
         self._return_timer: asyncio.TimerHandle | None = None
         self._trim_timer: asyncio.TimerHandle | None = None
 
@@ -56,11 +57,14 @@ class CorkedChannel(Channel):
         self._corked.append(messages.batch_message(kind, number, count, tokens, None, records))
 
     def _cork(self) -> None:
-        if not self._corked:
+        """Have everything sent at the end of this turn of the loop."""
+        if not self._flush_due:
             assert self._loop is not None
+            self._flush_due = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._flush_due = False
         if self._corked:
             message = b"".join(self._corked)
             self._corked.clear()
