@@ -64,6 +64,11 @@ class FakeServer:
         if self.answers is not None:
             self.answers(request)
 
+    def infer_all(self, requests: Sequence[InferenceRequest]) -> None:
+        assert len({request.header for request in requests}) == 1
+        for request in requests:
+            self.infer(request, "")
+
 
 class FakeOwner:
     """The pool, as the core's end sees it."""

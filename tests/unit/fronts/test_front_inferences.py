@@ -250,22 +250,104 @@ def test_a_request_that_repeats_a_prompt_says_so(monkeypatch: pytest.MonkeyPatch
     tell(monkeypatch, story)
 
 
-def test_tokens_return_with_the_next_message_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_return_with_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(ends: Ends) -> None:
         caller = Caller()
         await ends.call(caller, asked(LARGE), tensor(LARGE))
         assert ends.live == [0, 1]
         ends.server.requests.pop().respond(response(LARGE))
-        gc.collect()
         await ends.settle()
-        # The core has released the input, and told the front with the response.
-        assert ends.live == [1, 0]
         assert values(caller.answers[0][1].data) == [tensor(LARGE, 2)]
         caller.answers.clear()
         gc.collect()
-        assert ends.live == [1, 0]
+        await ends.call(caller, asked(1), tensor(1))
+        assert ends.live[0] == 0
+        ends.server.requests.pop().respond(response(1))
+        await ends.settle()
+        assert ends.live == [0, 0]
+
+    tell(monkeypatch, story)
+
+
+def test_tokens_return_after_a_while_if_there_is_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        caller = Caller()
+        await ends.call(caller, asked(LARGE), tensor(LARGE))
+        ends.server.requests.pop().respond(response(LARGE))
+        await ends.settle()
+        caller.answers.clear()
+        gc.collect()
+        await ends.settle()
+        assert ends.live[0] == 1
         await ends.pass_time(1.0)
         assert ends.live == [0, 0]
+
+    tell(monkeypatch, story)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (5,), (8, 3)])
+@pytest.mark.parametrize("count", [1, 2, 700])
+def test_many_small_requests_of_a_turn(sizes: tuple[int, ...], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        header, replied = asked(*sizes), answered(*sizes)
+        await ends.call(Caller(), header, *map(tensor, sizes))  # from now on it is known
+        ends.server.requests.pop().respond(InferenceResponse(replied, [*map(tensor, sizes)]))
+        await ends.settle()
+        callers = [Caller() for _ in range(count)]
+        for number, caller in enumerate(callers):
+            data = [tensor(size, number & 255) for size in sizes]
+            ends.front.call(InferenceRequest(header, data, caller, number))
+        while len(ends.server.requests) < count:
+            await ends.settle()
+        for number, request in enumerate(ends.server.requests):
+            assert request.arrived_ns == number
+            assert values(request.data) == [tensor(size, number & 255) for size in sizes]
+            request.respond(InferenceResponse(replied, request.data))
+        while ends.front.in_flight:
+            await ends.settle()
+        for number, caller in enumerate(callers):
+            ((_, answer, final),) = caller.answers
+            assert final
+            assert values(answer.data) == [tensor(size, number & 255) for size in sizes]
+
+    tell(monkeypatch, story)
+
+
+def test_what_happens_in_one_turn_happens_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        header = asked(8)
+        await ends.call(Caller(), header, tensor(8))
+        requests = [InferenceRequest(header, [tensor(8, number)], Caller(), 0) for number in range(4)]
+        for request in requests[:3]:
+            ends.front.call(request)
+        requests[1].cancel()
+        ends.front.call(requests[3])
+        requests[3].cancel()
+        await ends.settle()
+        received = ends.server.requests[1:]
+        assert [(request.data[0][0], request.cancelled) for request in received] == [
+            (0, False),
+            (1, True),
+            (2, False),
+            (3, True),
+        ]
+
+    tell(monkeypatch, story)
+
+
+def test_a_refusal_of_many_requests_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        header, caller = asked(8), Caller()
+        await ends.call(Caller(), header, tensor(8))
+        error = Unavailable("not now", 2)
+        ends.server.answers = lambda request: request.respond(InferenceResponse.failed(error))
+        for _ in range(3):
+            ends.front.call(InferenceRequest(header, [tensor(8)], caller, 0))
+        await ends.settle()
+        refused = [answer.error for _, answer, _ in caller.answers]
+        assert [(each.message, each.retry_after, each.refused) for each in refused if each] == [
+            ("not now", 2, True)
+        ] * 3
 
     tell(monkeypatch, story)
 
