@@ -98,7 +98,7 @@ class CoreConnection(CorkedChannel):
         count = _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")]
         if request.repeats:
             count |= kinds.REPEATED
-        elif not (began_ns or span or request.id) and self._groups.add(
+        elif not (began_ns or span or request.id or request.header.sequence_id) and self._groups.add(
             request.header, number, request.data, count, request.arrived_ns
         ):
             self._cork()
