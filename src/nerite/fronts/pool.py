@@ -293,7 +293,7 @@ class FrontPool:
         """Measure the load of the fronts, and have connections moved if it is uneven."""
         move = self._balancer.measured(self._loads(), _MEASURE_EVERY)
         if move is not None and (front := self.fronts[move.front]) is not None:
-            front.retire(move.share)
+            front.retire(move)
         self._timers["measure"] = self._loop.call_later(_MEASURE_EVERY, self._measure)
 
     def drain(self, step: DrainStep) -> None:

@@ -254,6 +254,9 @@ class _Handshake:
     def retire(self) -> None:
         """Do nothing: a handshake is never idle."""
 
+    def drain(self) -> None:
+        """Do nothing: a handshake has no requests."""
+
 
 class _AcceptedConnections:
     """Hands accepted sockets to their protocol. A TLS handshake counts as a connection from its start."""
