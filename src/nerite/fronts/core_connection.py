@@ -32,8 +32,8 @@ TakePiece = Callable[[RelayedPiece, list[Buffer]], None]
 class FrontEvents(Protocol):
     """Takes what the core sends, apart from responses."""
 
-    def start(self, state: bytes) -> None:
-        """Begin to serve."""
+    def start(self, state: bytes, shares: int) -> None:
+        """Begin to serve. ``shares`` is the descriptor for ``map_shares``."""
 
     def change(self, state: bytes) -> None:
         """Take over a change of the state that all fronts share."""
@@ -194,7 +194,7 @@ class CoreConnection(CorkedChannel):
         elif kind == kinds.RETIRE:
             self._events.retire(messages.read_json(body))
         elif kind == kinds.START:
-            self._events.start(bytes(body))
+            self._events.start(bytes(body), shared_memory.received_descriptors(self._descriptors))
 
     def _answer(self, kind: int, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)

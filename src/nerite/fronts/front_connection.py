@@ -133,9 +133,10 @@ class FrontConnection(CorkedChannel):
         """Since when the front has not taken over a change; None if it has."""
         self._heads = HeadCache()
 
-    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart) -> None:
-        """Begin, with what the front needs to know."""
+    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart, shares: int) -> None:
+        """Begin, with what the front needs to know. ``shares`` is the descriptor for ``map_shares``."""
         self._begin(loop)
+        self._send_descriptor(shares)
         self._send(messages.frame(kinds.START, pickle.dumps(start)))
 
     def send_change(self, number: int, change: SharedState) -> None:

@@ -3,7 +3,7 @@
 From a front: an inference (CALL) or a request of another kind (RELAY_HTTP, RELAY_GRPC), each with a number of its own;
 what becomes of them (CANCEL, PAUSE, RESUME); connections that have ended (CLOSED); and the state it has taken over
 (ACKNOWLEDGE). From the core: responses (ANSWER), pieces of relayed replies (RELAYED), accepted connections
-(CONNECTION), and what all fronts must know (STATE). A message of a connection is preceded by its descriptor.
+(CONNECTION), and what all fronts must know (STATE). START and CONNECTION are preceded by a descriptor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
 # From the core.
-START: Final = 80  # pickle: options and initial state
+START: Final = 80  # pickle: options and initial state; with the descriptor of the bytes in flight
 STATE: Final = 81  # pickle: number and changes
 ANSWER: Final = 82  # the count is an ``AnswerKind``
 RELAYED: Final = 83  # the count is a ``RelayedPiece``

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import time
@@ -19,12 +20,13 @@ from nerite.backends.interface import InstanceContext
 from nerite.config.options import ServerOptions
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.failures import internal_errors, report
+from nerite.core.memory import memory_file
 from nerite.fronts import messages as kinds
 from nerite.fronts.balancer import FrontBalancer, FrontLoad
 from nerite.fronts.catalogue import CatalogueWriter
 from nerite.fronts.front_connection import FrontConnection
 from nerite.fronts.messages import DrainStep
-from nerite.fronts.shared_state import PROGRAM, FrontStart, SharedState
+from nerite.fronts.shared_state import PROGRAM, SHARE_SIZE, FrontStart, SharedState, map_shares
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.log import log
 from nerite.observability.log_records import LogLevel, LogRecord
@@ -145,6 +147,9 @@ class FrontPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._all_ready = asyncio.Event()
         self._closed = False
+        self._shares_file = memory_file((count + 1) * SHARE_SIZE)
+        self._shares = map_shares(self._shares_file)
+        """Bytes in flight of each front, and of this process."""
         self.restarts = 0
         """Number of fronts that have ended and were started again."""
 
@@ -191,6 +196,7 @@ class FrontPool:
     async def start(self) -> None:
         """Start all fronts, and return when they can serve. Raises ``Internal`` if one cannot."""
         self._server.on_models_changed = self.publish
+        self.bounds.bytes.count_together(self._shares, len(self.fronts))
         self.publish()
         for index in range(len(self.fronts)):
             self._run(self._spawn(index))
@@ -224,12 +230,14 @@ class FrontPool:
         start = FrontStart(
             self._options,
             max(1, 4 // len(self.fronts)),
-            self.bounds.bytes.limit // len(self.fronts),
+            index,
+            self.bounds.bytes.limit,
             tuple(name for name, options in self._named_ports() if options),
             self._number,
             self._whole_state(),
         )
-        front.start(self._loop, start)
+        self._shares[index] = 0
+        front.start(self._loop, start, self._shares_file)
 
     def _named_ports(self) -> tuple[tuple[str, bool], ...]:
         return ("http", self._options.http.enabled), ("grpc", self._options.grpc.enabled)
@@ -255,7 +263,6 @@ class FrontPool:
         if self._closed:
             return
         self.restarts += 1
-        self.bounds.bytes.elsewhere -= front.figures.get("bytes", 0)
         connections = sum(front.connections)
         log.warning(f"the front process '{front.process.name}' is gone, and with it {connections} connections")
         self._settle()
@@ -271,6 +278,7 @@ class FrontPool:
                 front.process.kill()
                 front.close()
         self.fronts = [None] * len(self.fronts)
+        os.close(self._shares_file)
 
     def _measure(self) -> None:
         """Measure the load of the fronts, and have connections moved if it is uneven."""
@@ -416,7 +424,6 @@ class FrontPool:
         for name, counter in (("refused", bounds.refused), ("closed", bounds.closed)):
             for why, count in figures[name].items():
                 counter[why] += count - before.get(name, {}).get(why, 0)
-        bounds.bytes.elsewhere += figures["bytes"] - before.get("bytes", 0)
         for where, count in figures["internal_errors"].items():
             internal_errors.counts[where] += count - before.get("internal_errors", {}).get(where, 0)
 

@@ -18,7 +18,7 @@ from nerite.fronts import messages as kinds
 from nerite.fronts.catalogue import Description, FrontVersion, follow
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.relay import FrontRouting, GrpcRelay
-from nerite.fronts.shared_state import FrontStart, SharedState
+from nerite.fronts.shared_state import FrontStart, SharedState, map_shares
 from nerite.inference_entry import InferenceEntry
 from nerite.observability.log import install_logging, log
 from nerite.observability.log_records import LogRecord
@@ -90,14 +90,16 @@ class FrontProcess:
         self._core.begin(self._loop)
         await self._ended.wait()
 
-    def start(self, state: bytes) -> None:
-        """Begin to serve."""
+    def start(self, state: bytes, shares: int) -> None:
+        """Begin to serve. ``shares`` is the descriptor for ``map_shares``."""
         start: FrontStart = pickle.loads(state)  # the core made it
         options = start.options
         fork_server = ForkServer(self._loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
         helpers = HelperPool(fork_server, self._loop, self._foreign_segments, start.helpers)
         self._entry = FrontEntry(self._core, start, helpers)
         self._bounds = TransportLimits(max_bytes=start.max_bytes, idle_seconds=options.connections.idle_seconds)
+        self._bounds.bytes.count_together(map_shares(shares), start.share)
+        os.close(shares)
         self._keys = {path: AccessKeys(keys) for path, keys in (start.state.keys or {}).items()}
         self._policy = start.state.policy
         callers = None if self._policy is None else Callers(self._current_policy)
@@ -174,7 +176,6 @@ class FrontProcess:
         """Return what this front has counted."""
         bounds = self._bounds
         return {
-            "bytes": bounds.bytes.used,
             "bytes_refused": bounds.bytes.refused,
             "refused": dict(bounds.refused),
             "closed": dict(bounds.closed),

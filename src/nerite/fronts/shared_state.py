@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import mmap
+from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from nerite.admission.policy import AdmissionPolicy
 from nerite.config.options import ServerOptions
@@ -12,6 +13,13 @@ from nerite.fronts.catalogue import Description
 
 PROGRAM: Final = "nerite.fronts.process:main"
 """The program of a front, as the fork server names it."""
+SHARE_SIZE: Final = 8
+"""Size of one process's number of bytes in flight."""
+
+
+def map_shares(descriptor: int) -> MutableSequence[int]:
+    """Return the bytes in flight of each process, in memory that all of them map."""
+    return cast(MutableSequence[int], memoryview(mmap.mmap(descriptor, 0)).cast("q"))
 
 
 @dataclass
@@ -36,8 +44,10 @@ class FrontStart:
     options: ServerOptions
     helpers: int
     """Maximum number of helper processes."""
+    share: int
+    """Index of the front in the bytes in flight of all processes."""
     max_bytes: int
-    """Limit of the bytes of requests in flight; 0 for none."""
+    """Limit of the bytes in flight of all processes; 0 for none."""
     ports: tuple[str, ...]
     """Names of the ports that are open."""
     number: int

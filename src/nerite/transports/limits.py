@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import MutableSequence
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from nerite.core.errors import Exhausted
@@ -126,17 +127,25 @@ Closing: TypeAlias = Literal["refused", "displaced", "idle", "stalled"]
 class BytesInFlight:
     """Bytes of requests that arrive, wait or run. Thread-safe."""
 
-    __slots__ = ("_lock", "elsewhere", "limit", "refused", "used")
+    __slots__ = ("_lock", "_own", "_shares", "limit", "refused")
 
     def __init__(self, limit: int) -> None:
         """0 means unlimited."""
         self.limit = limit
-        self.used = 0
-        self.elsewhere = 0
-        """Bytes in other processes of the server."""
+        self._shares: MutableSequence[int] = [0]
+        self._own = 0
         self.refused = 0
         """Number of requests refused because the limit was reached."""
         self._lock = threading.Lock()
+
+    def count_together(self, shares: MutableSequence[int], own: int) -> None:
+        """Count the bytes of several processes; of their ``shares`` this process changes only that at ``own``."""
+        self._shares, self._own = shares, own
+
+    @property
+    def used(self) -> int:
+        """Bytes of all processes of the server."""
+        return sum(self._shares)
 
     def fits(self, size: int) -> bool:
         """Return whether ``size`` more bytes fit now."""
@@ -147,13 +156,13 @@ class BytesInFlight:
         with self._lock:
             if self.limit and self.used + size > self.limit:
                 return False
-            self.used += size
+            self._shares[self._own] += size
             return True
 
     def give_back(self, size: int) -> None:
         """Release bytes that were taken."""
         with self._lock:
-            self.used -= size
+            self._shares[self._own] -= size
 
     def refusal(self, size: int) -> Exhausted:
         """Count a request whose ``size`` bytes do not fit, and return the error."""
@@ -252,7 +261,7 @@ METRICS: Final = MetricTable[TransportLimits]((
            "Connections that were closed or refused because of a limit",
            lambda limits: {str(why): count for why, count in limits.closed.items()}, "reason"),
     Metric("nerite_bytes_in_flight", "gauge",
-           "Bytes of requests that arrive, wait or run", lambda limits: limits.bytes.used + limits.bytes.elsewhere),
+           "Bytes of requests that arrive, wait or run", lambda limits: limits.bytes.used),
     Metric("nerite_bytes_in_flight_limit", "gauge",
            "Maximum bytes of requests in flight, 0 for unlimited", lambda limits: limits.bytes.limit),
     Metric("nerite_arrivals_refused_total", "counter",
