@@ -25,8 +25,8 @@ from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 _REASON_NUMBERS: Final = {reason: number for number, reason in enumerate(REASONS)}
 _PROTOCOL_NUMBERS: Final = {protocol: number for number, protocol in enumerate(PROTOCOLS)}
 
-TakePiece = Callable[[RelayedPiece, list[Buffer]], None]
-"""Takes the pieces of a relayed reply."""
+TakePiece = Callable[[RelayedPiece, bytes, list[Buffer]], None]
+"""Takes the pieces of a relayed reply: kind, name of the work (``work_name``), and data."""
 
 
 class FrontEvents(Protocol):
@@ -138,8 +138,9 @@ class CoreConnection(CorkedChannel):
         self._send(messages.frame(kinds.CLOSED, b"", port))
 
     def log(self, record: list[Any]) -> None:
-        """Have the core log a record."""
+        """Have the core log a record, before records of other fronts that a client causes once it has its reply."""
         self._send(messages.json_frame(kinds.LOG, record))
+        self._flush()
 
     def acknowledge(self, number: int) -> None:
         """Report that a change of the shared state was taken over."""
@@ -213,13 +214,13 @@ class CoreConnection(CorkedChannel):
     def _relayed(self, piece: RelayedPiece, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
         name_size, count, at = kinds.read_buffers_head(body, at)
-        _, data, _ = self._responses.buffers(body, at, name_size, count)
+        name, data, _ = self._responses.buffers(body, at, name_size, count)
         for token in tokens:
             self._buffer_leases.returned(token)
         more = piece in (RelayedPiece.OPEN, RelayedPiece.CHUNK)
         take = self._relays.get(number) if more else self._relays.pop(number, None)
         if take is not None:
-            take(piece, data)
+            take(piece, name, data)
 
     def _map(self, **segment: Any) -> None:
         """Map memory of the core or of a worker. It is not offered to others."""

@@ -172,11 +172,11 @@ class FrontConnection(CorkedChannel):
             return
         self._post(kinds.ANSWER, number, kind, codec.sendable_response(self._responses, response))
 
-    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer]) -> None:
-        """Send a piece of a relayed reply."""
-        parts: list[Buffer] = [kinds.buffers_head(b"", data)]
+    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer], name: bytes = b"") -> None:
+        """Send a piece of a relayed reply. ``name`` is that of the work, see ``work_name``."""
+        parts: list[Buffer] = [kinds.buffers_head(name, data)]
         self._responses.begin()
-        self._responses.buffers(b"", data, parts)
+        self._responses.buffers(name, data, parts)
         self._post(kinds.RELAYED, number, piece, parts)
 
     # Messages of the front.

@@ -8,6 +8,7 @@ what becomes of them (CANCEL, PAUSE, RESUME); connections that have ended (CLOSE
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -108,6 +109,11 @@ def read_buffers_head(body: memoryview, at: int) -> tuple[int, int, int]:
     """Return the values that ``buffers_head`` encoded, and where the buffers begin."""
     name_size, count = _SIZES.unpack_from(body, at)
     return name_size, count, at + _SIZES.size
+
+
+def work_name(request_id: str, model: str, version: str) -> bytes:
+    """Return the name of an inference that a relayed request runs, for the front's access log."""
+    return json.dumps([request_id, model, version]).encode()
 
 
 def span_frame(span: TraceContext) -> bytes:

@@ -29,10 +29,9 @@ _NO_MODEL: Final = RequestHeader("", "", ())
 class RelayedWork:
     """A relayed HTTP request as the work of its connection."""
 
-    id = ""
-    header = _NO_MODEL
-
     def __init__(self, core: CoreConnection, connection: HttpExchange) -> None:
+        self.id = ""
+        self.header = _NO_MODEL
         self._core = core
         self._connection = connection
         self.number = 0
@@ -45,8 +44,11 @@ class RelayedWork:
         """Pause the reply, or resume it."""
         self._core.pause_relay(self.number, paused)
 
-    def take(self, piece: RelayedPiece, data: list[Buffer]) -> None:
+    def take(self, piece: RelayedPiece, name: bytes, data: list[Buffer]) -> None:
         """Pass on a piece of the reply."""
+        if name:
+            self.id, model, version = json.loads(name)
+            self.header = RequestHeader(model, version, ())
         connection = self._connection
         if connection.request is not self:
             return
@@ -108,7 +110,7 @@ class GrpcRelay:
         reply_type = self._methods[path].response
 
         def relay(request: Message, answer: Answer) -> None:
-            def take(piece: RelayedPiece, data: list[Buffer]) -> None:
+            def take(piece: RelayedPiece, _name: bytes, data: list[Buffer]) -> None:
                 (content,) = data
                 if piece is RelayedPiece.ERROR:
                     answer(messages.error_of(json.loads(bytes(content))))
