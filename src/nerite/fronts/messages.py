@@ -118,13 +118,13 @@ def work_name(request_id: str, model: str, version: str) -> bytes:
 
 def span_frame(span: TraceContext) -> bytes:
     """Return a SPAN message."""
-    return messages.json_frame(SPAN, [f"{span.trace_id:x}", span.span_id, span.state])
+    return messages.json_frame(SPAN, [f"{span.trace_id:x}", span.span_id, span.state, span.sampled])
 
 
 def read_span(body: memoryview) -> TraceContext:
     """Return the span of a SPAN message."""
-    trace_id, span_id, state = messages.read_json(body)
-    return TraceContext(int(trace_id, 16), span_id, state)
+    trace_id, *others = messages.read_json(body)
+    return TraceContext(int(trace_id, 16), *others)
 
 
 def connection_frame(port: int, limit: int) -> bytes:

@@ -109,10 +109,14 @@ class FrontProcess:
             self._serve("grpc", grpc, grpc.adopt(tls_context(options.grpc.tls, ["h2"]), self._closed("grpc")))
         if "http" in start.ports:
             routing = FrontRouting(
-                InferenceRouter(self._entry, **factory.routing(options.http.header_forward_pattern)), self._core
+                InferenceRouter(self._entry, **factory.routing(options.http.header_forward_pattern)),
+                self._core,
+                factory.locks,
+                options.http.max_input_size,
+                factory.cross_origin,
             )
-            routing.inferences = factory.guarded(factory.cross_origin(routing.inferences), options.http.address)
-            service = HttpService(self._entry, routing.target, self._bounds, max_input_size=options.http.max_input_size)
+            target_of = factory.guarded(routing.target, options.http.address)
+            service = HttpService(self._entry, target_of, self._bounds, max_input_size=options.http.max_input_size)
             http = factory.http("HTTP", service, options.http.max_input_size)
             self._serve("http", http, http.adopt(tls_context(options.http.tls, ["http/1.1"]), self._closed("http")))
         IdleCheck(self._bounds, options.connections.idle_seconds).start()

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from nerite.config.mistake import nearest
 from nerite.core.client_text import checked
-from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Restricted
+from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest, RepeatedRequest
 from nerite.core.signature import Signature
@@ -21,14 +21,14 @@ from nerite.llm.openai.chat_templates import ChatModel, ChatModels
 from nerite.llm.openai.embeddings import Embedding, EmbeddingRequest, Reranking, RerankRequest, rerank_requests
 from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
 from nerite.llm.openai.fields import ApiError, reply_of
+from nerite.llm.openai.heads import route_of
 from nerite.llm.openai.large_bodies import BodyReader
 from nerite.llm.openai.requests import DEFAULT_TOKENS, ChatRequest, CompletionFields, CompletionRequest, not_taken
 from nerite.llm.openai.shapes import ChatShape, CompletionShape
 from nerite.llm.openai.text_model import SPECIAL, ModelRequest, Strings, TextModel
 from nerite.llm.openai.tool_calls import ToolParser
-from nerite.transports import access
 from nerite.transports.access import Lock, SenderHeaders
-from nerite.transports.http import reply, routes
+from nerite.transports.http import reply
 from nerite.transports.http.handler import BackgroundCalls
 from nerite.transports.http.infer_request import Call, HttpTarget
 from nerite.transports.http.reply import json_reply
@@ -173,9 +173,6 @@ class ModelControl:
         return describe_model(model, self._models.began)
 
 
-PREFIX: Final = "/v1/"
-
-
 class OpenAi:
     """Handlers of the endpoints. Each method but ``target`` is named for its endpoint (``http/routes.py``)."""
 
@@ -205,24 +202,9 @@ class OpenAi:
 
     def _call(self, head: RequestHead) -> Call:
         """Return the call that answers. Raises ``NeriteError`` if the head alone is reason to reject the request."""
-        route = routes.find_route(head.path.partition("?")[0])
-        if route is None:
-            raise ApiError(f"Unknown request URL: {head.method} {head.path}", None, "unknown_url", 404)
-        endpoint = route.endpoint
-        if head.method not in endpoint.methods:
-            allowed = ", ".join(endpoint.methods)
-            raise ApiError(f"Method not allowed for {head.path}: it takes {allowed}", None, "method_not_allowed", 405)
-        if access.key_refusal(self._locks, endpoint.category, head) is not None:
-            header = self._locks[endpoint.category].header
-            raise Restricted(f"This API is restricted, expecting header '{header}' with valid value")
-        if head.content_length > self._max_input_size:
-            limit = f"the maximum allowed input size of {self._max_input_size} bytes (--http-max-input-size)"
-            size = head.content_length
-            raise ApiError(f"The body of {size} bytes exceeds {limit}.", None, "content_too_large", 413)
-        if head.headers.get("content-encoding", "identity") != "identity":
-            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        route = route_of(head, self._locks, self._max_input_size)
         sender = self._sender_of(head)
-        answer = getattr(self, endpoint.name)
+        answer = getattr(self, route.endpoint.name)
         arguments = {
             name: checked(unquote(value, errors="surrogateescape"), f"the {name} in the path")
             for name, value in route.arguments.items()

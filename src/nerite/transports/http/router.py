@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
-from nerite.llm.openai.api import PREFIX, OpenAi
+from nerite.llm.openai.api import OpenAi
+from nerite.llm.openai.heads import PREFIX
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import infer_response, reply, routes
 from nerite.transports.http.administration import HttpAdministration
