@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -141,6 +141,12 @@ class SharedMemoryRegions:
             self._unregistered.remove(name)
             del self._regions[name]
 
+    @property
+    def registered(self) -> list[tuple[str, str, int, int]]:
+        """The arguments of ``register`` for the regions that were not unregistered."""
+        self._remove_unused()
+        return [region[:4] for name, region in sorted(self._regions.items()) if name not in self._unregistered]
+
     def listed(self, name: str) -> list[Region]:
         """Return a region, or all regions for an empty name. Raises ``NotFound``."""
         self._remove_unused()
@@ -167,10 +173,11 @@ class SharedMemoryRegions:
             raise Internal(f"unable to read shared memory region '{region.name}': {reason}") from None
         return memory
 
-    def use(self, request: SharedMemoryRequest, places: Iterable[SharedMemoryInput]) -> None:
-        """Keep the regions of ``places``, which exist, until ``request`` is answered."""
-        for place in places:
-            self._regions[place.region].users.add(request)
+    def use(self, request: SharedMemoryRequest) -> None:
+        """Keep the regions of ``request`` until it is answered."""
+        for name in request.regions:
+            if name in self._regions:
+                self._regions[name].users.add(request)
 
     def output(self, place: SharedMemoryInput) -> OutputPlace:
         """Return the destination of an output. Raises Triton's errors."""

@@ -13,7 +13,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.headers import whole_header_to_json
-from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader, SharedMemoryRequest
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
@@ -106,6 +106,8 @@ class CoreConnection(CorkedChannel):
         span: TraceContext | None = getattr(sink, "outer_span", None)
         if span is not None:
             self._send(kinds.span_frame(span))
+        if isinstance(request, SharedMemoryRequest):
+            self._send(messages.json_frame(kinds.USES, request.regions))
         self._calls[number] = request
         request.on_cancel = partial(self._cancel, number)
         request.on_pause = partial(self._pause, number)

@@ -14,7 +14,7 @@ from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
 from nerite.core.headers import whole_header_from_json
-from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader, SharedMemoryRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
@@ -119,6 +119,7 @@ class FrontConnection(CorkedChannel):
         self.exchanges: dict[int, RelayedExchange] = {}
         """Relayed HTTP requests that are not answered, by number."""
         self._span: TraceContext | None = None
+        self._uses: Sequence[str] = ()
         self.acknowledged = 0
         """Number of the last STATE message that the front has taken over."""
         self.ready = False
@@ -190,6 +191,8 @@ class FrontConnection(CorkedChannel):
             self._pause(messages.batch_number(body), kind == kinds.PAUSE)
         elif kind == kinds.SPAN:
             self._span = kinds.read_span(body)
+        elif kind == kinds.USES:
+            self._uses = messages.read_json(body)
         elif kind == kinds.RELAY_HTTP:
             self._relay_http(bool(count), body)
         elif kind == kinds.RELAY_GRPC:
@@ -220,7 +223,12 @@ class FrontConnection(CorkedChannel):
         assert isinstance(header, RequestHeader)
         span, self._span = self._span, None
         call = self.calls[number] = FrontCall(self, number, PROTOCOLS[protocol], began_ns, span)
-        request = call.request = InferenceRequest(header, data, call, arrived_ns, name)
+        request = InferenceRequest(header, data, call, arrived_ns, name)
+        if self._uses:
+            request = user = SharedMemoryRequest(header, data, call, arrived_ns, name)
+            user.regions, self._uses = self._uses, ()
+            self._server.regions.use(user)
+        call.request = request
         self.calls_begun += 1
         self._server.infer(request, "")
         call.submitting = False

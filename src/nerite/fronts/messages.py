@@ -25,6 +25,7 @@ SPAN: Final = 65  # JSON: the client's span that the next CALL or RELAY_HTTP bel
 CANCEL: Final = 66  # the count is the reason: see ``REASONS``
 PAUSE: Final = 67  # the client does not read: no more responses for now
 RESUME: Final = 68
+USES: Final = 76  # JSON: names of the shared memory regions that the next CALL uses
 RELAY_HTTP: Final = 69  # the count is 1 for a client that is connected over TLS
 RELAY_GRPC: Final = 70
 ACKNOWLEDGE: Final = 71  # JSON: number of the STATE message that was taken over

@@ -312,9 +312,8 @@ class FrontPool:
                 front.send_change(self._number, change)
 
     def _current_state(self) -> SharedState:
-        regions = self._server.regions.listed("")
         return SharedState(
-            regions=[(each.name, each.key, each.offset, each.byte_size) for each in regions],
+            regions=self._server.regions.registered,
             keys={path: file.values for path, file in self._key_files.items()},
             policy=None if self._policy is None else self._policy(),
             log={name: value for name, value in log.settings.items() if name != "log_file"},

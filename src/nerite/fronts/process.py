@@ -13,6 +13,7 @@ from typing import Any, cast
 import uvloop
 
 from nerite.admission.policy import AdmissionPolicy
+from nerite.core.errors import NeriteError
 from nerite.core.failures import internal_errors, report
 from nerite.fronts import messages as kinds
 from nerite.fronts.catalogue import Description, FrontVersion, follow
@@ -58,12 +59,16 @@ class FrontEntry(InferenceEntry[FrontVersion]):
     def follow_regions(self, regions: list[tuple[str, str, int, int]]) -> None:
         """Take over the regions that are registered."""
         wanted = {region[0]: region for region in regions}
-        known = {each.name: (each.name, each.key, each.offset, each.byte_size) for each in self.regions.listed("")}
-        for name in known.keys() - {name for name, region in wanted.items() if known.get(name) == region}:
-            self.regions.unregister(name)
-        for name, region in wanted.items():
-            if known.get(name) != region:
-                self.regions.register(*region)
+        known = {region[0]: region for region in self.regions.registered}
+        for name in known:
+            if known[name] != wanted.get(name):
+                self.regions.unregister(name)
+        for name in wanted:
+            if wanted[name] != known.get(name):
+                try:
+                    self.regions.register(*wanted[name])
+                except NeriteError as error:  # a client has removed the file since
+                    log.warning(f"a front process cannot use a shared memory region: {error.message}")
 
 
 class FrontProcess:
@@ -111,8 +116,6 @@ class FrontProcess:
             routing = FrontRouting(
                 InferenceRouter(self._entry, **factory.routing(options.http.header_forward_pattern)),
                 self._core,
-                factory.locks,
-                options.http.max_input_size,
                 factory.cross_origin,
             )
             target_of = factory.guarded(routing.target, options.http.address)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import Message
 
-from nerite.core.errors import NeriteError
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import RelayedPiece
-from nerite.llm.openai.fields import reply_of
-from nerite.llm.openai.heads import PREFIX, route_of
-from nerite.transports.access import Lock
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http import routes
 from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead, header_bytes_of
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
-from nerite.transports.http.reply import Reply
 from nerite.transports.listeners import TargetOf
 from nerite.wire.schema import methods
 from nerite.workers.ipc import messages
@@ -71,22 +66,13 @@ class RelayedWork:
 class FrontRouting:
     """Routes inferences to this process, and everything else to the core."""
 
-    def __init__(
-        self,
-        router: InferenceRouter,
-        core: CoreConnection,
-        locks: Mapping[str, Lock],
-        max_input_size: int,
-        wrapped: Callable[[TargetOf], TargetOf],
-    ) -> None:
+    def __init__(self, router: InferenceRouter, core: CoreConnection, wrapped: Callable[[TargetOf], TargetOf]) -> None:
         """``wrapped`` wraps routing like that of the core, whose wrapping the replies of the core have passed."""
         self._router = router
         self._core = core
-        self._locks = locks
-        self._max_input_size = max_input_size
         self._elsewhere = HttpTarget(call=self._relay)
         self._inferences = wrapped(self._inference)
-        self._refusals = wrapped(lambda head: HttpTarget(refusal=self._refusal(head)))
+        self._refusals = wrapped(lambda head: HttpTarget(refusal=router.refusal(head)))
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head."""
@@ -94,23 +80,12 @@ class FrontRouting:
         inference = route is not None and route.endpoint.name in INFERENCES
         if inference and head.method == "POST" and _LOAD_REPORT not in head.headers:
             return self._inferences(head)
-        return self._elsewhere if self._refusal(head) is None else self._refusals(head)
+        return self._elsewhere if self._router.refusal(head) is None else self._refusals(head)
 
     def _inference(self, head: RequestHead) -> HttpTarget:
         route = routes.find_route(head.path)
         assert route is not None
         return self._router.of_route(route, head)
-
-    def _refusal(self, head: RequestHead) -> Reply | None:
-        """Return the error reply to a relayed request that is rejected before its body is received."""
-        if head.path.startswith(PREFIX):
-            try:
-                route_of(head, self._locks, self._max_input_size)
-            except NeriteError as error:
-                return reply_of(error)
-            return None
-        route = routes.find_route(head.path)
-        return None if route is None else self._router.locked(route.endpoint.category, head)
 
     def _relay(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         work = RelayedWork(self._core, connection)

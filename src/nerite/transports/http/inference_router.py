@@ -14,6 +14,8 @@ from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.inference_entry import TransportEntry
+from nerite.llm.openai.fields import reply_of
+from nerite.llm.openai.heads import PREFIX, route_of
 from nerite.transports import access
 from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, texts
 from nerite.transports.http import content_coding, large_json, reply, uploads
@@ -25,7 +27,7 @@ from nerite.transports.http.infer_request import HttpInferReader, HttpTarget
 from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.request_bodies import MAX_ENTRIES
-from nerite.transports.http.routes import Route
+from nerite.transports.http.routes import Route, find_route
 from nerite.transports.http.uploads import Uploads
 
 INFERENCES: Final = frozenset(("infer", "generate", "generate_stream"))
@@ -75,6 +77,17 @@ class InferenceRouter:
     def locked(self, category: str, head: RequestHead) -> Reply | None:
         """Return the error reply if the request lacks the key that its category needs; else None."""
         return access.key_refusal(self._locks, category, head)
+
+    def refusal(self, head: RequestHead) -> Reply | None:
+        """Return the error reply to a request of another kind that is rejected before its body is received."""
+        if head.path.startswith(PREFIX):
+            try:
+                route_of(head, self._locks, self._max_input_size)
+            except NeriteError as error:
+                return reply_of(error)
+            return None
+        route = find_route(head.path)
+        return None if route is None else self.locked(route.endpoint.category, head)
 
     def inference(self, head: RequestHead, model: str, version: str, dialect: HttpDialect) -> HttpTarget:
         """Return the target of an inference."""
