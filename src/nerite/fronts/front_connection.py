@@ -129,7 +129,8 @@ class FrontConnection(CorkedChannel):
         """Number of open connections of each port."""
         self.figures: dict[str, Any] = {}
         """What the front has counted, as of its last report."""
-        self.on_figures: Callable[[], None] = lambda: None
+        self._figures_asked: list[asyncio.Future[None]] = []
+        """Done with the next report."""
         self.stuck_since: float | None = None
         """Since when the front has not taken over a change; None if it has."""
         self._heads = HeadCache()
@@ -156,9 +157,12 @@ class FrontConnection(CorkedChannel):
         """Have the front take a step of a graceful shutdown."""
         self._send(messages.frame(kinds.DRAIN, b"", step))
 
-    def ask_figures(self) -> None:
-        """Ask for ``figures``."""
+    def ask_figures(self) -> asyncio.Future[None]:
+        """Ask for ``figures``; the result is done when they are there."""
+        assert self._loop is not None
+        self._figures_asked.append(self._loop.create_future())
         self._send(messages.frame(kinds.ASK_FIGURES))
+        return self._figures_asked[-1]
 
     def retire(self, share: float) -> None:
         """Have clients reconnect that send about this share of the front's requests."""
@@ -208,7 +212,9 @@ class FrontConnection(CorkedChannel):
             figures = messages.read_json(body)
             self._owner.counted(self, figures)
             self.figures = figures
-            self.on_figures()
+            asked, self._figures_asked = self._figures_asked, []
+            for each in asked:
+                each.set_result(None)
         elif kind == kinds.READY:
             self.ready = True
             self._owner.ready(self)

@@ -407,13 +407,9 @@ class FrontPool:
 
     async def refresh(self) -> None:
         """Bring what fronts have counted into this process."""
-        asked = [front for front in self.fronts if front is not None and front.ready]
-        answered = [self._loop.create_future() for _ in asked]
-        for front, future in zip(asked, answered, strict=True):
-            front.on_figures = partial(_done, future)
-            front.ask_figures()
-        if answered:
-            await asyncio.wait(answered, timeout=_FIGURES_TIMEOUT)
+        asked = [front.ask_figures() for front in self.fronts if front is not None and front.ready]
+        if asked:
+            await asyncio.wait(asked, timeout=_FIGURES_TIMEOUT)
 
     def counted(self, front: FrontConnection, figures: Mapping[str, Any]) -> None:
         """Add what a front has counted since its last report."""
@@ -429,11 +425,6 @@ class FrontPool:
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of the fronts."""
         page.write(METRICS, [METRICS.row(self)])
-
-
-def _done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 METRICS: Final = MetricTable[FrontPool]((
