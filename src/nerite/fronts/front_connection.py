@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -146,8 +147,10 @@ class FrontConnection(CorkedChannel):
         self._send(messages.frame(kinds.STATE, pickle.dumps((number, change))))
 
     def hand_over(self, descriptor: int, port: int, limit: int) -> bool:
-        """Hand over an accepted connection; return False if that failed."""
-        if not self._send_descriptor(descriptor):
+        """Hand over an accepted connection; return False if the front takes none at the moment."""
+        try:
+            socket.send_fds(self._descriptors, [b"."], [descriptor], socket.MSG_DONTWAIT)
+        except OSError:
             return False
         self.connections[port] += 1
         self._send(kinds.connection_frame(port, limit))

@@ -98,7 +98,7 @@ _HANDSHAKE_TIMEOUT: Final = 10.0
 _ACCEPT_BATCH: Final = 64
 """Maximum number of connections accepted in Python in one turn of the loop."""
 _ACCEPT_PAUSE: Final = 0.1
-"""Pause after the system ran out of file descriptors or memory for a connection, in seconds."""
+"""Pause after a connection could not be accepted or taken, in seconds."""
 _LINGER: Final = 1.0
 """Seconds that a refused connection stays open: if closed at once, its client might not see the refusal."""
 _MAX_LINGERING: Final = 64
@@ -166,11 +166,12 @@ async def listen(
         # It accepts connections itself, so that slow handshakes count as connections from the start.
         secured = _AcceptedConnections(connection, bounds, tls)
 
-        def secure(client: socket.socket) -> None:
+        def secure(client: socket.socket) -> bool:
             if _admitted(bounds):
                 secured.start(client)
             else:
                 client.close()
+            return True
 
         accepting = await AcceptingPort.open(service, address, port, secure, reuse_port=reuse_port)
         return accepting, accepting.number
@@ -359,7 +360,8 @@ class AdoptedPort:
 class AcceptingPort:
     """Port that accepts connections in Python and passes on their sockets."""
 
-    def __init__(self, sockets: list[socket.socket], take: Callable[[socket.socket], None]) -> None:
+    def __init__(self, sockets: list[socket.socket], take: Callable[[socket.socket], bool]) -> None:
+        """``take`` returns whether more sockets can be taken now."""
         self.number: int = sockets[0].getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self.sockets = sockets
@@ -369,7 +371,7 @@ class AcceptingPort:
 
     @classmethod
     async def open(
-        cls, service: str, address: str, port: int, take: Callable[[socket.socket], None], *, reuse_port: bool
+        cls, service: str, address: str, port: int, take: Callable[[socket.socket], bool], *, reuse_port: bool
     ) -> AcceptingPort:
         """Listen, and call ``take`` with each accepted socket. Raises ``Unavailable`` with the service's name."""
         sockets: list[socket.socket] = []
@@ -404,11 +406,16 @@ class AcceptingPort:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:  # out of file descriptors or memory: retrying at once would fail the same way
-                for each in self.sockets:
-                    self._loop.remove_reader(each)
-                self._pause_timer = self._loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
+                self._pause()
                 return
-            self._take(accepted)
+            if not self._take(accepted):
+                self._pause()
+                return
+
+    def _pause(self) -> None:
+        for each in self.sockets:
+            self._loop.remove_reader(each)
+        self._pause_timer = self._loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
 
 
 def admit_no_more(sockets: Iterable[socket.socket]) -> None:
