@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import socket
 import ssl
@@ -26,7 +27,7 @@ from nerite.fronts.balancer import FrontBalancer, FrontLoad
 from nerite.fronts.catalogue import CatalogueWriter
 from nerite.fronts.front_connection import FrontConnection
 from nerite.fronts.messages import DrainStep
-from nerite.fronts.shared_state import PROGRAM, SHARE_SIZE, FrontStart, SharedState, map_shares
+from nerite.fronts.shared_state import PROGRAM, FrontStart, SharedState
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.log import log
 from nerite.observability.log_records import LogLevel, LogRecord
@@ -35,7 +36,7 @@ from nerite.transports import tcp
 from nerite.transports.access import KeyFile
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http.handler import HttpHandler
-from nerite.transports.limits import TransportLimits
+from nerite.transports.limits import SharedBytesInFlight, TransportLimits
 from nerite.wire.schema import methods
 from nerite.workers.host.fork_server import ForkedProcess, ForkServer
 from nerite.workers.ipc.shared_memory import ForeignSegments
@@ -136,9 +137,11 @@ class FrontPool:
         self._grpc: Callable[[str], Handler]
         self._methods = methods()
         self._ports: list[FrontedPort] = []
-        self.bounds: TransportLimits
-        """Limits of all transports together; set by their owner."""
-        self._writer = CatalogueWriter()
+        self._bounds: TransportLimits
+        self._bytes: SharedBytesInFlight
+        self._bytes_file: int = -1
+        """Descriptor of the memory in which all processes count their bytes in flight."""
+        self._writer = CatalogueWriter(server.version_directory)
         self._number = 0
         """Number of the last change that was published."""
         self._published = SharedState()
@@ -151,13 +154,18 @@ class FrontPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._all_ready = asyncio.Event()
         self._closed = False
-        self._shares_file = memory_file((count + 1) * SHARE_SIZE)
-        self._shares = map_shares(self._shares_file)
-        """Bytes in flight of each front, and of this process."""
         self.restarts = 0
         """Number of fronts that have ended and were started again."""
 
     # Ports.
+
+    def share(self, bounds: TransportLimits) -> None:
+        """Apply the limits of this process to all processes together."""
+        size = kinds.BYTES_SLOT * (len(self.fronts) + 1)
+        self._bytes_file = memory_file(size)
+        slots = memoryview(mmap.mmap(self._bytes_file, size)).cast("Q")
+        self._bounds = bounds
+        self._bytes = bounds.bytes = SharedBytesInFlight(bounds.bytes.limit, slots, len(self.fronts))
 
     def http(self, handler: HttpHandler) -> FrontedPort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
@@ -198,7 +206,7 @@ class FrontPool:
     def _taken(self, port: int, client: socket.socket) -> bool:
         """Hand a connection to the front with the least to do; return False if no front takes it."""
         loads = self._loads()
-        limit = self.bounds.connections.limit
+        limit = self._bounds.connections.limit
         full = 0 < limit <= sum(load.connections for load in loads if load is not None)
         while (chosen := self._balancer.choose(loads)) is not None:
             front = self.fronts[chosen]
@@ -221,7 +229,6 @@ class FrontPool:
     async def start(self) -> None:
         """Start all fronts, and return when they can serve. Raises ``Internal`` if one cannot."""
         self._server.on_models_changed = self.publish
-        self.bounds.bytes.count_together(self._shares, len(self.fronts))
         self.publish()
         for index in range(len(self.fronts)):
             self._run(self._spawn(index))
@@ -255,14 +262,14 @@ class FrontPool:
         start = FrontStart(
             self._options,
             max(1, 4 // len(self.fronts)),
+            self._bytes.limit,
             index,
-            self.bounds.bytes.limit,
+            len(self.fronts),
             tuple(name for name, options in self._named_ports() if options),
             self._number,
             self._whole_state(),
         )
-        self._shares[index] = 0
-        front.start(self._loop, start, self._shares_file)
+        front.start(self._loop, start, self._bytes_file)
 
     def _named_ports(self) -> tuple[tuple[str, bool], ...]:
         return ("http", self._options.http.enabled), ("grpc", self._options.grpc.enabled)
@@ -288,6 +295,7 @@ class FrontPool:
         if self._closed:
             return
         self.restarts += 1
+        self._bytes.ended(index)
         connections = sum(front.connections)
         log.warning(f"the front process '{front.process.name}' is gone, and with it {connections} connections")
         self._settle()
@@ -305,7 +313,8 @@ class FrontPool:
         self.fronts = [None] * len(self.fronts)
         for _, client in self._unserved:
             client.close()
-        os.close(self._shares_file)
+        if self._bytes_file >= 0:
+            os.close(self._bytes_file)
 
     def _measure(self) -> None:
         """Measure the load of the fronts, and have connections moved if it is uneven."""
@@ -441,7 +450,7 @@ class FrontPool:
     def counted(self, front: FrontConnection, figures: Mapping[str, Any]) -> None:
         """Add what a front has counted since its last report."""
         before = front.figures
-        bounds = self.bounds
+        bounds = self._bounds
         bounds.bytes.refused += figures["bytes_refused"] - before.get("bytes_refused", 0)
         for name, counter in (("refused", bounds.refused), ("closed", bounds.closed)):
             for why, count in figures[name].items():

@@ -12,12 +12,14 @@ from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import RelayedPiece
+from nerite.llm.openai.api import PREFIX, OpenAi
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http import routes
 from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead, header_bytes_of
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
+from nerite.transports.http.reply import Reply
 from nerite.transports.listeners import TargetOf
 from nerite.wire.schema import methods
 from nerite.workers.ipc import messages
@@ -66,26 +68,42 @@ class RelayedWork:
 class FrontRouting:
     """Routes inferences to this process, and everything else to the core."""
 
-    def __init__(self, router: InferenceRouter, core: CoreConnection, wrapped: Callable[[TargetOf], TargetOf]) -> None:
+    def __init__(
+        self,
+        router: InferenceRouter,
+        openai: OpenAi,
+        core: CoreConnection,
+        wrapped: Callable[[TargetOf], TargetOf],
+    ) -> None:
         """``wrapped`` wraps routing like that of the core, whose wrapping the replies of the core have passed."""
         self._router = router
+        self._openai = openai
         self._core = core
         self._elsewhere = HttpTarget(call=self._relay)
         self._inferences = wrapped(self._inference)
-        self._refusals = wrapped(lambda head: HttpTarget(refusal=router.refusal(head)))
+        self._refusals = wrapped(lambda head: HttpTarget(refusal=self._refusal(head)))
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head."""
         route = routes.find_route(head.path)
-        inference = route is not None and route.endpoint.name in INFERENCES
+        inference = route is not None and route.endpoint.category == "inference"
         if inference and head.method == "POST" and _LOAD_REPORT not in head.headers:
             return self._inferences(head)
-        return self._elsewhere if self._router.refusal(head) is None else self._refusals(head)
+        return self._elsewhere if self._refusal(head) is None else self._refusals(head)
 
     def _inference(self, head: RequestHead) -> HttpTarget:
         route = routes.find_route(head.path)
         assert route is not None
+        if route.endpoint.name not in INFERENCES:
+            return self._openai.target(head)
         return self._router.of_route(route, head)
+
+    def _refusal(self, head: RequestHead) -> Reply | None:
+        """Return the error reply to a request of another kind that is rejected before its body is received."""
+        if head.path.startswith(PREFIX):
+            return self._openai.target(head).refusal
+        route = routes.find_route(head.path)
+        return None if route is None else self._router.locked(route.endpoint.category, head)
 
     def _relay(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         work = RelayedWork(self._core, connection)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final
 
 from nerite.admission.policy import AdmissionPolicy
 from nerite.config.options import ServerOptions
@@ -13,13 +12,6 @@ from nerite.fronts.catalogue import Description
 
 PROGRAM: Final = "nerite.fronts.process:main"
 """The program of a front, as the fork server names it."""
-SHARE_SIZE: Final = 8
-"""Size of one process's number of bytes in flight."""
-
-
-def map_shares(descriptor: int) -> MutableSequence[int]:
-    """Return the bytes in flight of each process, in memory that all of them map."""
-    return cast(MutableSequence[int], memoryview(mmap.mmap(descriptor, 0)).cast("q"))
 
 
 @dataclass
@@ -28,8 +20,8 @@ class SharedState:
 
     models: list[Description] = field(default_factory=list)
     """Models that were added or have changed."""
-    regions: list[tuple[str, str, int, int]] | None = None
-    """Shared memory regions of clients: name, key, offset, size."""
+    regions: list[tuple[int, str, str, int, int]] | None = None
+    """Shared memory regions of clients: number, name, key, offset, size."""
     keys: dict[str, tuple[bytes, ...]] | None = None
     """Keys in the files of restrictions, by path."""
     policy: AdmissionPolicy | None = None
@@ -44,10 +36,12 @@ class FrontStart:
     options: ServerOptions
     helpers: int
     """Maximum number of helper processes."""
-    share: int
-    """Index of the front in the bytes in flight of all processes."""
     max_bytes: int
-    """Limit of the bytes in flight of all processes; 0 for none."""
+    """Limit of the bytes of requests in flight in all processes; 0 for none."""
+    index: int
+    """Number of the front."""
+    fronts: int
+    """Number of fronts."""
     ports: tuple[str, ...]
     """Names of the ports that are open."""
     number: int

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from nerite.config.mistake import nearest
 from nerite.core.client_text import checked
-from nerite.core.errors import NeriteError, NotFound
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Restricted
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest, RepeatedRequest
 from nerite.core.signature import Signature
@@ -21,20 +21,20 @@ from nerite.llm.openai.chat_templates import ChatModel, ChatModels
 from nerite.llm.openai.embeddings import Embedding, EmbeddingRequest, Reranking, RerankRequest, rerank_requests
 from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
 from nerite.llm.openai.fields import ApiError, reply_of
-from nerite.llm.openai.heads import route_of
 from nerite.llm.openai.large_bodies import BodyReader
 from nerite.llm.openai.requests import DEFAULT_TOKENS, ChatRequest, CompletionFields, CompletionRequest, not_taken
 from nerite.llm.openai.shapes import ChatShape, CompletionShape
 from nerite.llm.openai.text_model import SPECIAL, ModelRequest, Strings, TextModel
 from nerite.llm.openai.tool_calls import ToolParser
+from nerite.transports import access
 from nerite.transports.access import Lock, SenderHeaders
-from nerite.transports.http import reply
+from nerite.transports.http import reply, routes
 from nerite.transports.http.handler import BackgroundCalls
 from nerite.transports.http.infer_request import Call, HttpTarget
 from nerite.transports.http.reply import json_reply
 
 if TYPE_CHECKING:
-    from nerite.models.running_version import RunningVersion
+    from nerite.inference_entry import ServableVersion, TransportEntry
     from nerite.server import InferenceServer
     from nerite.transports.http.handler import HttpExchange
     from nerite.transports.http.head import RequestHead
@@ -60,12 +60,12 @@ _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
 class TextModels:
     """Finds and lists the models that this API serves."""
 
-    def __init__(self, server: InferenceServer) -> None:
+    def __init__(self, server: TransportEntry) -> None:
         self._server = server
         self.began = int(time.time())
         """Creation time reported for all models. The real one is unknown, but clients expect a time."""
 
-    def find(self, name: str, purpose: str = TEXT) -> RunningVersion:
+    def find(self, name: str, purpose: str = TEXT) -> ServableVersion:
         """Return the version that serves a model. Raises ``ApiError`` if it is unknown or has another purpose.
 
         Also raises the server's error for a model that is not ready.
@@ -83,7 +83,7 @@ class TextModels:
     def listed(self) -> list[dict[str, Any]]:
         """Return the descriptions of all models that this API serves."""
         found = []
-        for name in sorted({record.name for record in self._server.manager.records if record.running}):
+        for name in sorted({running.name for running in self._server.running_versions()}):
             try:
                 found.append(self.describe(name))
             except NeriteError:  # another kind of model, or an ambiguous name
@@ -101,12 +101,8 @@ class TextModels:
         return describe_model(name, self.began)
 
     def _unknown(self, name: str) -> ApiError:
-        names = [
-            record.name
-            for record in self._server.manager.records
-            if any(_answers(running.signature) for running in record.running.values())
-        ]
-        return unknown_model(name, names)
+        names = {running.name for running in self._server.running_versions() if _answers(running.signature)}
+        return unknown_model(name, sorted(names))
 
 
 def unknown_model(name: str, names: Collection[str], status: int = 404) -> ApiError:
@@ -128,9 +124,9 @@ def _answers(signature: Signature) -> bool:
 class ModelControl:
     """Loads and unloads models on request, as in Triton's OpenAI frontend."""
 
-    def __init__(self, server: InferenceServer, models: TextModels) -> None:
+    def __init__(self, server: InferenceServer) -> None:
         self._server = server
-        self._models = models
+        self._models = TextModels(server)
         self._background_calls = BackgroundCalls(reply_of)
 
     def load(self, connection: HttpExchange, model: str) -> None:
@@ -157,7 +153,7 @@ class ModelControl:
     async def _unload(self, model: str) -> Reply:
         self._check()
         if not self._runs(model):
-            names = {record.name for record in self._server.manager.records if record.running}
+            names = {running.name for running in self._server.running_versions()}
             raise unknown_model(model, names, status=400)
         await self._server.unload(model, {})
         return json_reply(self._described(model))
@@ -167,10 +163,13 @@ class ModelControl:
             raise ApiError("Model load/unload requires --model-control-mode=explicit", None, "model_control_mode")
 
     def _runs(self, model: str) -> bool:
-        return any(record.name == model and record.running for record in self._server.manager.records)
+        return any(running.name == model for running in self._server.running_versions())
 
     def _described(self, model: str) -> Mapping[str, Any]:
         return describe_model(model, self._models.began)
+
+
+PREFIX: Final = "/v1/"
 
 
 class OpenAi:
@@ -178,19 +177,20 @@ class OpenAi:
 
     def __init__(
         self,
-        server: InferenceServer,
+        server: TransportEntry,
+        control: ModelControl | None,
         *,
         locks: Mapping[str, Lock],
         max_input_size: int,
         sender_of: Callable[[RequestHead], SenderHeaders],
     ) -> None:
-        """``sender_of`` reads the headers about the sender from a head."""
+        """``sender_of`` reads the headers about the sender from a head. A front has no ``control``."""
         self._server = server
         self._locks = locks
         self._max_input_size = max_input_size
         self._sender_of = sender_of
         self._models = TextModels(server)
-        self._control = ModelControl(server, self._models)
+        self._control = control
         self._chats = ChatModels(server)
 
     def target(self, head: RequestHead) -> HttpTarget:
@@ -202,9 +202,24 @@ class OpenAi:
 
     def _call(self, head: RequestHead) -> Call:
         """Return the call that answers. Raises ``NeriteError`` if the head alone is reason to reject the request."""
-        route = route_of(head, self._locks, self._max_input_size)
+        route = routes.find_route(head.path.partition("?")[0])
+        if route is None:
+            raise ApiError(f"Unknown request URL: {head.method} {head.path}", None, "unknown_url", 404)
+        endpoint = route.endpoint
+        if head.method not in endpoint.methods:
+            allowed = ", ".join(endpoint.methods)
+            raise ApiError(f"Method not allowed for {head.path}: it takes {allowed}", None, "method_not_allowed", 405)
+        if access.key_refusal(self._locks, endpoint.category, head) is not None:
+            header = self._locks[endpoint.category].header
+            raise Restricted(f"This API is restricted, expecting header '{header}' with valid value")
+        if head.content_length > self._max_input_size:
+            limit = f"the maximum allowed input size of {self._max_input_size} bytes (--http-max-input-size)"
+            size = head.content_length
+            raise ApiError(f"The body of {size} bytes exceeds {limit}.", None, "content_too_large", 413)
+        if head.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         sender = self._sender_of(head)
-        answer = getattr(self, route.endpoint.name)
+        answer = getattr(self, endpoint.name)
         arguments = {
             name: checked(unquote(value, errors="surrogateescape"), f"the {name} in the path")
             for name, value in route.arguments.items()
@@ -231,10 +246,12 @@ class OpenAi:
 
     def openai_load(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
         """Load a model."""
+        assert self._control is not None
         self._control.load(connection, model)
 
     def openai_unload(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
         """Unload a model."""
+        assert self._control is not None
         self._control.unload(connection, model)
 
     def completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:

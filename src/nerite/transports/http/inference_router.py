@@ -14,8 +14,6 @@ from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.inference_entry import TransportEntry
-from nerite.llm.openai.fields import reply_of
-from nerite.llm.openai.heads import PREFIX, route_of
 from nerite.transports import access
 from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, texts
 from nerite.transports.http import content_coding, large_json, reply, uploads
@@ -27,7 +25,7 @@ from nerite.transports.http.infer_request import HttpInferReader, HttpTarget
 from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.request_bodies import MAX_ENTRIES
-from nerite.transports.http.routes import Route, find_route
+from nerite.transports.http.routes import Route
 from nerite.transports.http.uploads import Uploads
 
 INFERENCES: Final = frozenset(("infer", "generate", "generate_stream"))
@@ -78,17 +76,6 @@ class InferenceRouter:
         """Return the error reply if the request lacks the key that its category needs; else None."""
         return access.key_refusal(self._locks, category, head)
 
-    def refusal(self, head: RequestHead) -> Reply | None:
-        """Return the error reply to a request of another kind that is rejected before its body is received."""
-        if head.path.startswith(PREFIX):
-            try:
-                route_of(head, self._locks, self._max_input_size)
-            except NeriteError as error:
-                return reply_of(error)
-            return None
-        route = find_route(head.path)
-        return None if route is None else self.locked(route.endpoint.category, head)
-
     def inference(self, head: RequestHead, model: str, version: str, dialect: HttpDialect) -> HttpTarget:
         """Return the target of an inference."""
         refusal = self.locked("inference", head)
@@ -99,7 +86,7 @@ class InferenceRouter:
         sender = SenderHeaders({})
         json_size = -1
         try:
-            sender = self._sender(head)
+            sender = self.sender_of(head)
         except NeriteError as error:
             refusal = refusal or dialect.refusal(error, "application/json")
         try:
@@ -116,7 +103,7 @@ class InferenceRouter:
 
     def _upload(self, head: RequestHead, refusal: Reply | None, model: str, version: str) -> HttpTarget:
         try:
-            reader = self._reader(self._sender(head), model, version)
+            reader = self._reader(self.sender_of(head), model, version)
             _check_plain(head)
         except NeriteError as error:
             return HttpTarget(refusal=refusal or reply.error_reply(error))
@@ -132,7 +119,7 @@ class InferenceRouter:
         self, head: RequestHead, events: bool, refusal: Reply | None, model: str, version: str
     ) -> HttpTarget:
         try:
-            sender = self._sender(head)
+            sender = self.sender_of(head)
             _check_plain(head)
         except NeriteError as error:
             return HttpTarget(refusal=refusal or reply.error_reply(error))
@@ -177,7 +164,7 @@ class InferenceRouter:
 
         return HttpInferReader(model, version, sender, self._max_input_size, self._half, limit)
 
-    def _sender(self, head: RequestHead) -> SenderHeaders:
+    def sender_of(self, head: RequestHead) -> SenderHeaders:
         """Return the headers that identify the client or are forwarded to models. Raises ``InvalidArgument``."""
         get = texts(head.headers.get)
         caller = None if self._callers is None else self._callers.of(get)

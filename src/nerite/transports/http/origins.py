@@ -16,8 +16,8 @@ from nerite.config.open_ports import is_loopback
 from nerite.config.options import HttpOptions
 from nerite.core.errors import Forbidden
 from nerite.core.text import quoted_text
+from nerite.llm.openai.api import PREFIX
 from nerite.llm.openai.fields import reply_of
-from nerite.llm.openai.heads import PREFIX
 from nerite.transports.http import reply, routes
 from nerite.transports.http.head import RequestHead, header_bytes_of
 from nerite.transports.http.infer_request import HttpTarget
