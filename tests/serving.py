@@ -119,7 +119,7 @@ class Serving:
         eventually(lambda: len(_NOTED.findall(self.text)) > noted)
 
     def workers(self) -> dict[str, int]:
-        """Return the worker processes by instance name, without the processes in which functions are called."""
+        """Return the worker processes by instance name, without helper processes and front processes."""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():
@@ -129,7 +129,7 @@ class Serving:
                     ancestor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
                 except (OSError, ValueError):
                     continue
-                if ancestor == self.process.pid and name != "helper":
+                if ancestor == self.process.pid and name != "helper" and not name.startswith("front_"):
                     found[name] = int(folder.name)
         return found
 

@@ -29,7 +29,7 @@ from nerite.core.errors import (
     Unsupported,
 )
 from nerite.core.failures import system_error
-from nerite.core.request import SharedMemoryInput, SharedMemoryRequest
+from nerite.core.request import InferenceRequest, SharedMemoryInput
 from nerite.core.tensor import Buffer
 
 _DIRECTORY: Final = Path("/dev/shm")
@@ -62,7 +62,7 @@ class Region(NamedTuple):
     offset: int
     byte_size: int
     file: _File
-    users: weakref.WeakSet[SharedMemoryRequest]
+    users: weakref.WeakSet[InferenceRequest]
     """Requests with a tensor in the region. Answered requests are included while something references them."""
     number: int
     """Unique among all regions that this server has registered."""
@@ -161,6 +161,15 @@ class SharedMemoryRegions:
             self._unregistered.remove(name)
             del self._regions[name]
 
+    @property
+    def registered(self) -> list[tuple[int, str, str, int, int]]:
+        """Number, name, key, offset and size of each region that was not unregistered."""
+        return [
+            (each.number, each.name, each.key, each.offset, each.byte_size)
+            for each in self.listed("")
+            if each.name not in self._unregistered
+        ]
+
     def listed(self, name: str) -> list[Region]:
         """Return a region, or all regions for an empty name. Raises ``NotFound``."""
         self._remove_unused()
@@ -187,10 +196,11 @@ class SharedMemoryRegions:
             raise Internal(f"unable to read shared memory region '{region.name}': {reason}") from None
         return memory
 
-    def use(self, request: SharedMemoryRequest, places: Iterable[SharedMemoryInput]) -> None:
-        """Keep the regions of ``places``, which exist, until ``request`` is answered."""
-        for place in places:
-            self._regions[place.region].users.add(request)
+    def use(self, request: InferenceRequest, names: Iterable[str]) -> None:
+        """Keep the regions of these names until ``request`` is answered."""
+        for name in names:
+            if name in self._regions:
+                self._regions[name].users.add(request)
 
     def output(self, place: SharedMemoryInput) -> OutputPlace:
         """Return the destination of an output. Raises Triton's errors."""

@@ -94,7 +94,7 @@ def test_a_region_stays_until_requests_that_use_it_are_answered(regions: SharedM
     place = SharedMemoryInput("a", 0, 100)
     answered, lost = (SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0) for _ in range(2))
     for request in (answered, lost):
-        regions.use(request, [place, place])
+        regions.use(request, [place.region, place.region])
     regions.unregister("")
     assert [region.name for region in regions.listed("")] == ["a"]
     with pytest.raises(AlreadyExists):

@@ -13,7 +13,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.headers import whole_header_to_json
-from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader, SharedMemoryRequest
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
@@ -26,8 +26,8 @@ from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 _REASON_NUMBERS: Final = {reason: number for number, reason in enumerate(REASONS)}
 _PROTOCOL_NUMBERS: Final = {protocol: number for number, protocol in enumerate(PROTOCOLS)}
 
-TakePiece = Callable[[RelayedPiece, list[Buffer]], None]
-"""Takes the pieces of a relayed reply."""
+TakePiece = Callable[[RelayedPiece, bytes, list[Buffer]], None]
+"""Takes the pieces of a relayed reply: kind, name of the work (``work_name``), and data."""
 
 
 class FrontEvents(Protocol):
@@ -98,9 +98,9 @@ class CoreConnection(CorkedChannel):
         count = _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")]
         if request.repeats:
             count |= kinds.REPEATED
-        elif not (began_ns or span or request.id or request.header.sequence_id) and self._groups.add(
-            request.header, number, request.data, count, request.arrived_ns
-        ):
+        elif not (
+            began_ns or span or request.id or request.header.sequence_id or request.header.shared
+        ) and self._groups.add(request.header, number, request.data, count, request.arrived_ns):
             self._cork()
             self._begun(number, request)
             return
@@ -118,6 +118,8 @@ class CoreConnection(CorkedChannel):
             return
         if span is not None:
             self._send(kinds.span_frame(span))
+        if isinstance(request, SharedMemoryRequest):
+            self._send(messages.json_frame(kinds.USES, request.regions))
         self._begun(number, request)
         self._post(kinds.CALL, number, count, parts)
 
@@ -165,8 +167,9 @@ class CoreConnection(CorkedChannel):
         self._send(messages.frame(kinds.CLOSED, b"", port))
 
     def log(self, record: list[Any]) -> None:
-        """Have the core log a record."""
+        """Have the core log a record, before records of other fronts that a client causes once it has its reply."""
         self._send(messages.json_frame(kinds.LOG, record))
+        self._flush()
 
     def acknowledge(self, number: int) -> None:
         """Report that a change of the shared state was taken over."""
@@ -252,13 +255,13 @@ class CoreConnection(CorkedChannel):
     def _relayed(self, piece: RelayedPiece, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
         name_size, count, at = kinds.read_buffers_head(body, at)
-        _, data, _ = self._responses.buffers(body, at, name_size, count)
+        name, data, _ = self._responses.buffers(body, at, name_size, count)
         for token in tokens:
             self._buffer_leases.returned(token)
         more = piece in (RelayedPiece.OPEN, RelayedPiece.CHUNK)
         take = self._relays.get(number) if more else self._relays.pop(number, None)
         if take is not None:
-            take(piece, data)
+            take(piece, name, data)
 
     def _map(self, **segment: Any) -> None:
         """Map memory of the core or of a worker. It is not offered to others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,6 +85,12 @@ class RepeatedFrontRequest(FrontRequest):
     repeats = True
 
 
+class RegionFrontRequest(FrontRequest):
+    """A request that uses shared memory regions of its client."""
+
+    __slots__ = ("__weakref__",)
+
+
 class FrontSink:
     """Sink of inferences of one front; what traces need to know of them."""
 
@@ -133,6 +140,7 @@ class FrontConnection(CorkedChannel):
         self.exchanges: dict[int, RelayedExchange] = {}
         """Relayed HTTP requests that are not answered, by number."""
         self._span: TraceContext | None = None
+        self._uses: Sequence[str] = ()
         self.acknowledged = 0
         """Number of the last STATE message that the front has taken over."""
         self.ready = False
@@ -142,7 +150,8 @@ class FrontConnection(CorkedChannel):
         """Number of open connections of each port."""
         self.figures: dict[str, Any] = {}
         """What the front has counted, as of its last report."""
-        self.on_figures: Callable[[], None] = lambda: None
+        self._figures_asked: list[asyncio.Future[None]] = []
+        """Done with the next report."""
         self.stuck_since: float | None = None
         """Since when the front has not taken over a change; None if it has."""
         self._heads = HeadCache()
@@ -158,8 +167,10 @@ class FrontConnection(CorkedChannel):
         self._send(messages.frame(kinds.STATE, pickle.dumps((number, change))))
 
     def hand_over(self, descriptor: int, port: int, limit: int) -> bool:
-        """Hand over an accepted connection; return False if that failed."""
-        if not self._send_descriptor(descriptor):
+        """Hand over an accepted connection; return False if the front takes none at the moment."""
+        try:
+            socket.send_fds(self._descriptors, [b"."], [descriptor], socket.MSG_DONTWAIT)
+        except OSError:
             return False
         self.connections[port] += 1
         self._send(kinds.connection_frame(port, limit))
@@ -169,9 +180,12 @@ class FrontConnection(CorkedChannel):
         """Have the front take a step of a graceful shutdown."""
         self._send(messages.frame(kinds.DRAIN, b"", step))
 
-    def ask_figures(self) -> None:
-        """Ask for ``figures``."""
+    def ask_figures(self) -> asyncio.Future[None]:
+        """Ask for ``figures``; the result is done when they are there."""
+        assert self._loop is not None
+        self._figures_asked.append(self._loop.create_future())
         self._send(messages.frame(kinds.ASK_FIGURES))
+        return self._figures_asked[-1]
 
     def retire(self, move: Move) -> None:
         """Have clients reconnect, so that their requests go to other fronts."""
@@ -206,11 +220,11 @@ class FrontConnection(CorkedChannel):
         self._groups.close()
         super()._flush()
 
-    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer]) -> None:
-        """Send a piece of a relayed reply."""
-        parts: list[Buffer] = [kinds.buffers_head(b"", data)]
+    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer], name: bytes = b"") -> None:
+        """Send a piece of a relayed reply. ``name`` is that of the work, see ``work_name``."""
+        parts: list[Buffer] = [kinds.buffers_head(name, data)]
         self._responses.begin()
-        self._responses.buffers(b"", data, parts)
+        self._responses.buffers(name, data, parts)
         self._post(kinds.RELAYED, number, piece, parts)
 
     # Messages of the front.
@@ -226,6 +240,8 @@ class FrontConnection(CorkedChannel):
             self._pause(messages.batch_number(body), kind == kinds.PAUSE)
         elif kind == kinds.SPAN:
             self._span = kinds.read_span(body)
+        elif kind == kinds.USES:
+            self._uses = messages.read_json(body)
         elif kind == kinds.RELAY_HTTP:
             self._relay_http(bool(count), body)
         elif kind == kinds.RELAY_GRPC:
@@ -241,7 +257,9 @@ class FrontConnection(CorkedChannel):
             figures = messages.read_json(body)
             self._owner.counted(self, figures)
             self.figures = figures
-            self.on_figures()
+            asked, self._figures_asked = self._figures_asked, []
+            for each in asked:
+                each.set_result(None)
         elif kind == kinds.READY:
             self.ready = True
             self._owner.ready(self)
@@ -259,7 +277,12 @@ class FrontConnection(CorkedChannel):
         if began_ns or span is not None:
             sink = FrontSink(self, sink.protocol, began_ns, span)
         kind = RepeatedFrontRequest if count & kinds.REPEATED else FrontRequest
+        if self._uses:
+            kind = RegionFrontRequest
         request = kind(header, data, sink, arrived_ns, name)
+        if self._uses:
+            self._server.regions.use(request, self._uses)
+            self._uses = ()
         request.number = number
         self.calls[number] = request
         self.calls_begun += 1

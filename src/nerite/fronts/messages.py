@@ -3,11 +3,12 @@
 From a front: an inference (CALL) or a request of another kind (RELAY_HTTP, RELAY_GRPC), each with a number of its own;
 what becomes of them (CANCEL, PAUSE, RESUME); connections that have ended (CLOSED); and the state it has taken over
 (ACKNOWLEDGE). From the core: responses (ANSWER), pieces of relayed replies (RELAYED), accepted connections
-(CONNECTION), and what all fronts must know (STATE). A message of a connection is preceded by its descriptor.
+(CONNECTION), and what all fronts must know (STATE). START and CONNECTION are preceded by a descriptor.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -24,6 +25,7 @@ SPAN: Final = 65  # JSON: the client's span that the next CALL or RELAY_HTTP bel
 CANCEL: Final = 66  # the count is the reason: see ``REASONS``
 PAUSE: Final = 67  # the client does not read: no more responses for now
 RESUME: Final = 68
+USES: Final = 77  # JSON: names of the shared memory regions that the next CALL uses
 RELAY_HTTP: Final = 69  # the count is 1 for a client that is connected over TLS
 RELAY_GRPC: Final = 70
 CALLS: Final = 76  # inferences with one header (``groups``); the count as in CALL
@@ -116,6 +118,11 @@ def read_buffers_head(body: memoryview, at: int) -> tuple[int, int, int]:
     """Return the values that ``buffers_head`` encoded, and where the buffers begin."""
     name_size, count = _SIZES.unpack_from(body, at)
     return name_size, count, at + _SIZES.size
+
+
+def work_name(request_id: str, model: str, version: str) -> bytes:
+    """Return the name of an inference that a relayed request runs, for the front's access log."""
+    return json.dumps([request_id, model, version]).encode()
 
 
 def span_frame(span: TraceContext) -> bytes:

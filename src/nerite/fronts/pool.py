@@ -50,6 +50,8 @@ _ACKNOWLEDGE_TIMEOUT: Final = 2.0
 _STUCK: Final = 10.0
 """Seconds after which such a front is killed."""
 _FIGURES_TIMEOUT: Final = 0.5
+_HAND_OVER_EVERY: Final = 0.02
+"""Seconds between attempts to hand over a connection that no front has taken."""
 _SHORT_LIFE: Final = 5.0
 """Seconds of life of a front from which its successor starts at once."""
 _MAX_DELAY: Final = 10.0
@@ -146,6 +148,8 @@ class FrontPool:
         """The state that fronts have, apart from models."""
         self._waiting: deque[tuple[int, float, Callable[[], None]]] = deque()
         """Replies that wait until all fronts have taken over a change, with its number and the time."""
+        self._unserved: deque[tuple[int, socket.socket]] = deque()
+        """Accepted connections that no front has taken, with their ports."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._all_ready = asyncio.Event()
@@ -178,18 +182,39 @@ class FrontPool:
         self._ports.append(port)
         return port
 
-    def accepted(self, port: int, client: socket.socket) -> None:
-        """Hand an accepted connection to the front with the least to do."""
+    def accepted(self, port: int, client: socket.socket) -> bool:
+        """Hand an accepted connection to a front, now or later; return False if no front takes one at the moment."""
+        self._unserved.append((port, client))
+        return self._hand_over()
+
+    def _hand_over(self) -> bool:
+        """Hand the accepted connections over; return whether fronts have taken all of them."""
+        while self._unserved:
+            port, client = self._unserved[0]
+            if not self._taken(port, client):
+                if "hand over" not in self._timers:
+                    self._timers["hand over"] = self._loop.call_later(_HAND_OVER_EVERY, self._hand_over_late)
+                return False
+            self._unserved.popleft()
+            client.close()
+        return True
+
+    def _hand_over_late(self) -> None:
+        del self._timers["hand over"]
+        self._hand_over()
+
+    def _taken(self, port: int, client: socket.socket) -> bool:
+        """Hand a connection to the front with the least to do; return False if no front takes it."""
         loads = self._loads()
         limit = self._bounds.connections.limit
         full = 0 < limit <= sum(load.connections for load in loads if load is not None)
-        with client:
-            while (chosen := self._balancer.choose(loads)) is not None:
-                front = self.fronts[chosen]
-                assert front is not None
-                if front.hand_over(client.fileno(), port, limit if full else 0):
-                    return
-                loads[chosen] = None
+        while (chosen := self._balancer.choose(loads)) is not None:
+            front = self.fronts[chosen]
+            assert front is not None
+            if front.hand_over(client.fileno(), port, limit if full else 0):
+                return True
+            loads[chosen] = None
+        return False
 
     def _loads(self) -> list[FrontLoad | None]:
         return [
@@ -286,6 +311,8 @@ class FrontPool:
                 front.process.kill()
                 front.close()
         self.fronts = [None] * len(self.fronts)
+        for _, client in self._unserved:
+            client.close()
         if self._bytes_file >= 0:
             os.close(self._bytes_file)
 
@@ -327,9 +354,8 @@ class FrontPool:
                 front.send_change(self._number, change)
 
     def _current_state(self) -> SharedState:
-        regions = self._server.regions.listed("")
         return SharedState(
-            regions=[(each.number, each.name, each.key, each.offset, each.byte_size) for each in regions],
+            regions=self._server.regions.registered,
             keys={path: file.values for path, file in self._key_files.items()},
             policy=None if self._policy is None else self._policy(),
             log={name: value for name, value in log.settings.items() if name != "log_file"},
@@ -423,13 +449,9 @@ class FrontPool:
 
     async def refresh(self) -> None:
         """Bring what fronts have counted into this process."""
-        asked = [front for front in self.fronts if front is not None and front.ready]
-        answered = [self._loop.create_future() for _ in asked]
-        for front, future in zip(asked, answered, strict=True):
-            front.on_figures = partial(_done, future)
-            front.ask_figures()
-        if answered:
-            await asyncio.wait(answered, timeout=_FIGURES_TIMEOUT)
+        asked = [front.ask_figures() for front in self.fronts if front is not None and front.ready]
+        if asked:
+            await asyncio.wait(asked, timeout=_FIGURES_TIMEOUT)
 
     def counted(self, front: FrontConnection, figures: Mapping[str, Any]) -> None:
         """Add what a front has counted since its last report."""
@@ -445,11 +467,6 @@ class FrontPool:
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of the fronts."""
         page.write(METRICS, [METRICS.row(self)])
-
-
-def _done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 METRICS: Final = MetricTable[FrontPool]((

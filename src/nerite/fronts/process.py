@@ -124,9 +124,9 @@ class FrontProcess:
                 max_input_size=options.http.max_input_size,
                 sender_of=router.sender_of,
             )
-            routing = FrontRouting(router, openai, self._core)
-            routing.inferences = factory.guarded(factory.cross_origin(routing.inferences), options.http.address)
-            service = HttpService(self._entry, routing.target, self._bounds, max_input_size=options.http.max_input_size)
+            routing = FrontRouting(router, openai, self._core, factory.cross_origin)
+            target_of = factory.guarded(routing.target, options.http.address)
+            service = HttpService(self._entry, target_of, self._bounds, max_input_size=options.http.max_input_size)
             http = factory.http("HTTP", service, options.http.max_input_size)
             self._serve("http", http, http.adopt(tls_context(options.http.tls, ["http/1.1"]), self._closed("http")))
         self._retirement = ConnectionRetirement(self._bounds.connections, self._loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -212,8 +213,10 @@ class ServerPorts:
 
     async def _open_grpc(self) -> None:
         # Imported here, because a server without gRPC need not load its code.
+        from nerite.transports.grpc.delays import Delays
         from nerite.transports.grpc.methods import GrpcAdministration
 
+        Delays(os.environ).report()
         options = self._options.grpc
         administration = GrpcAdministration(self._server).handler
         tls = tls_context(options.tls, ["h2"])
