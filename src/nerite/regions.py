@@ -129,6 +129,24 @@ class SharedMemoryRegions:
             )
         self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet())
 
+    def replace(self, regions: Iterable[tuple[str, str, int, int]]) -> list[str]:
+        """Register exactly these: name, key, offset, size. Return why some of them cannot be, whose file has changed.
+
+        Requests go on with the regions that they use.
+        """
+        before, self._regions = self._regions, {}
+        problems = []
+        for name, key, offset, byte_size in regions:
+            known = before.get(name)
+            if known is not None and (known.key, known.offset, known.byte_size) == (key, offset, byte_size):
+                self._regions[name] = known
+                continue
+            try:
+                self.register(name, key, offset, byte_size)
+            except NeriteError as error:
+                problems.append(error.message)
+        return problems
+
     def unregister(self, name: str) -> None:
         """Remove a region, or all for an empty name, once no request uses it. Unknown names are ignored."""
         self._check_allowed()

@@ -185,6 +185,7 @@ class CoreConnection(CorkedChannel):
             descriptor = shared_memory.received_descriptors(self._descriptors)
             self._events.adopt(socket.socket(fileno=descriptor), count, kinds.read_limit(body))
             shared_memory.keep_spares()
+            self._send(messages.frame(kinds.ADOPTED))
         elif kind == kinds.STATE:
             self._events.change(bytes(body))
         elif kind == kinds.DRAIN:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from google.protobuf.message import Message
 
@@ -31,6 +32,12 @@ from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
+
+
+_MAX_ADOPTING: Final = 64
+"""Maximum number of connections that a front has been handed and has not taken over."""
+SILENT: Final = 2
+"""Number of measurements from which a front that does not answer gets no connections, and no reply waits for it."""
 
 
 class FrontOwner(Protocol):
@@ -128,9 +135,13 @@ class FrontConnection(CorkedChannel):
         """Number of open connections of each port."""
         self.figures: dict[str, Any] = {}
         """What the front has counted, as of its last report."""
-        self.on_figures: Callable[[], None] = lambda: None
-        self.stuck_since: float | None = None
-        """Since when the front has not taken over a change; None if it has."""
+        self.silent = 0
+        """Number of measurements in a row since its last answer."""
+        self._asked: deque[asyncio.Future[None]] = deque()
+        """Questions for figures that are not answered."""
+        self._adopting = 0
+        """Number of connections that were handed over and are not taken over."""
+        self._closed = False
         self._heads = HeadCache()
 
     def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart) -> None:
@@ -142,10 +153,21 @@ class FrontConnection(CorkedChannel):
         """Send a change of the state that all fronts share."""
         self._send(messages.frame(kinds.STATE, pickle.dumps((number, change))))
 
+    @property
+    def responsive(self) -> bool:
+        """Whether the front serves, and answers."""
+        return self.ready and self.silent < SILENT
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the front can be handed one more connection."""
+        return self.responsive and self._adopting < _MAX_ADOPTING
+
     def hand_over(self, descriptor: int, port: int, limit: int) -> bool:
         """Hand over an accepted connection; return False if that failed."""
         if not self._send_descriptor(descriptor):
             return False
+        self._adopting += 1
         self.connections[port] += 1
         self._send(kinds.connection_frame(port, limit))
         return True
@@ -154,9 +176,20 @@ class FrontConnection(CorkedChannel):
         """Have the front take a step of a graceful shutdown."""
         self._send(messages.frame(kinds.DRAIN, b"", step))
 
-    def ask_figures(self) -> None:
-        """Ask for ``figures``."""
+    def ask_figures(self) -> asyncio.Future[None]:
+        """Ask for ``figures``; return a future that is done with the answer, or the end of the front."""
+        assert self._loop is not None
+        answered: asyncio.Future[None] = self._loop.create_future()
+        self._asked.append(answered)
         self._send(messages.frame(kinds.ASK_FIGURES))
+        return answered
+
+    def measure(self) -> None:
+        """Ask whether the front still answers, or count that it does not."""
+        if self._asked:
+            self.silent += 1
+        else:
+            self.ask_figures()
 
     def retire(self, share: float) -> None:
         """Have clients reconnect that send about this share of the front's requests."""
@@ -172,7 +205,9 @@ class FrontConnection(CorkedChannel):
         self._post(kinds.ANSWER, number, kind, codec.sendable_response(self._responses, response))
 
     def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer]) -> None:
-        """Send a piece of a relayed reply."""
+        """Send a piece of a relayed reply; drop it if the front is gone."""
+        if self._closed:
+            return
         parts: list[Buffer] = [kinds.buffers_head(b"", data)]
         self._responses.begin()
         self._responses.buffers(b"", data, parts)
@@ -193,6 +228,8 @@ class FrontConnection(CorkedChannel):
             self._relay_http(bool(count), body)
         elif kind == kinds.RELAY_GRPC:
             self._relay_grpc(body)
+        elif kind == kinds.ADOPTED:
+            self._adopting -= 1
         elif kind == kinds.CLOSED:
             self.connections[count] -= 1
         elif kind == kinds.ACKNOWLEDGE:
@@ -204,7 +241,8 @@ class FrontConnection(CorkedChannel):
             figures = messages.read_json(body)
             self._owner.counted(self, figures)
             self.figures = figures
-            self.on_figures()
+            self.silent = 0
+            _done(self._asked.popleft())
         elif kind == kinds.READY:
             self.ready = True
             self._owner.ready(self)
@@ -292,6 +330,14 @@ class FrontConnection(CorkedChannel):
 
     # The end.
 
+    def close(self) -> None:
+        """Close the connection, and release the memory of both ends."""
+        self._closed = True
+        super().close()
+        self._arena.close()
+        while self._asked:
+            _done(self._asked.popleft())
+
     def _lost(self) -> None:
         calls, self.calls = self.calls, {}
         exchanges, self.exchanges = self.exchanges, {}
@@ -304,3 +350,8 @@ class FrontConnection(CorkedChannel):
 
     def _kill(self, reason: str) -> None:
         self.process.kill(reason)
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -55,16 +55,6 @@ class FrontEntry(InferenceEntry[FrontVersion]):
         follow(self._catalogue, models, self._core)
         self.renew_routes()
 
-    def follow_regions(self, regions: list[tuple[str, str, int, int]]) -> None:
-        """Take over the regions that are registered."""
-        wanted = {region[0]: region for region in regions}
-        known = {each.name: (each.name, each.key, each.offset, each.byte_size) for each in self.regions.listed("")}
-        for name in known.keys() - {name for name, region in wanted.items() if known.get(name) == region}:
-            self.regions.unregister(name)
-        for name, region in wanted.items():
-            if known.get(name) != region:
-                self.regions.register(*region)
-
 
 class FrontProcess:
     """Creates and connects the parts of a front; handles what the core sends."""
@@ -144,7 +134,8 @@ class FrontProcess:
         if change.models:
             self._entry.follow(change.models)
         if change.regions is not None:
-            self._entry.follow_regions(change.regions)
+            for problem in self._entry.regions.replace(change.regions):
+                log.warning(problem)
         if change.log is not None:
             log.change(change.log)
         if change.policy is not None:
