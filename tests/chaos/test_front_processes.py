@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -12,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from front_load import Asking, Load, peers
+from front_load import LARGE, SMALL, Asking, HttpClient, Load, peers
 
 from faults import Bystanders, descriptors, family, resident, tensor_memory
 from process_family import lives
-from serving import IDENTITY, PATIENCE, Serving, eventually, pbtxt, python_model, serving
+from serving import IDENTITY, PATIENCE, Serving, binary_request, eventually, pbtxt, python_model, serving
 
 KILLS = int(os.environ.get("NERITE_TEST_FRONT_KILLS", "8"))
 MB = 2**20
@@ -242,6 +243,29 @@ def test_a_front_that_does_not_go_on(server: Serving) -> None:
         assert set(load.lost) <= theirs
     assert "has not answered for" in server.text
     assert not lives(front)
+
+
+def test_more_connections_than_fronts_have_descriptors(models: Path, tmp_path: Path) -> None:
+    """Further ones wait; those that are there are answered, and models load."""
+    flags = ("--front-processes=2", "--max-connections=0", "--model-control-mode=explicit", "--load-model=other")
+    within = ("sh", "-c", 'ulimit -n 150 && exec "$0" "$@"')
+    with serving(models, tmp_path / "log", *flags, within=within) as server, contextlib.ExitStack() as idle:
+        client = HttpClient(server)
+        idle.callback(client.close)
+        for number in range(400):
+            port = server.ports[("HTTPService", "GRPCInferenceService")[number % 2]]
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
+        for tensor in (SMALL, LARGE):
+            assert client.ask("other", *binary_request(tensor)).endswith(tensor.tobytes())
+        with ThreadPoolExecutor(1) as callers:
+            waiting = callers.submit(server.infer, "other", [1.0])
+            assert client.ask("other", *binary_request(SMALL)).endswith(SMALL.tobytes())
+            assert not waiting.done()
+            idle.close()
+            assert waiting.result(PATIENCE) == [1.0]
+        assert server.ask("POST", "/v2/repository/models/work/load")[0] == 200
+        assert server.infer("work", [1.0]) == [1.0]
+        assert restarts(server) == 0
 
 
 def fails(server: Serving) -> list[str]:

@@ -110,7 +110,9 @@ class FrontConnection(CorkedChannel):
         foreign_segments: ForeignSegments,
         server: InferenceServer,
         owner: FrontOwner,
+        most_connections: int,
     ) -> None:
+        """The front has descriptors for ``most_connections``."""
         arena = Arena()
         super().__init__(process.name, process.channel, process.descriptors, arena, foreign_segments)
         foreign_segments.host(arena)
@@ -139,6 +141,7 @@ class FrontConnection(CorkedChannel):
         """Number of measurements in a row since its last answer."""
         self._asked: deque[asyncio.Future[None]] = deque()
         """Questions for figures that are not answered."""
+        self._most_connections = most_connections
         self._adopting = 0
         """Number of connections that were handed over and are not taken over."""
         self._closed = False
@@ -161,7 +164,8 @@ class FrontConnection(CorkedChannel):
     @property
     def accepts(self) -> bool:
         """Whether the front can be handed one more connection."""
-        return self.responsive and self._adopting < _MAX_ADOPTING
+        room = sum(self.connections) < self._most_connections
+        return room and self.responsive and self._adopting < _MAX_ADOPTING
 
     def hand_over(self, descriptor: int, port: int, limit: int) -> bool:
         """Hand over an accepted connection; return False if that failed."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
@@ -16,6 +18,7 @@ from google.protobuf.message import Message
 from nerite.admission.policy import AdmissionPolicy
 from nerite.backends.interface import InstanceContext
 from nerite.config.options import ServerOptions
+from nerite.core.byte_budget import BUDGETS
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.failures import internal_errors, report
 from nerite.fronts import messages as kinds
@@ -127,9 +130,15 @@ class FrontPool:
         self._policy = policy
         self.fronts: list[FrontConnection | None] = [None] * count
         """By index; None while a front is being started."""
+        for budget in BUDGETS:
+            budget.processes += count
         self._began = [0.0] * count
         self._backoffs = [ExponentialBackoff(limit=_MAX_DELAY) for _ in range(count)]
         self._balancer = FrontBalancer(count)
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # A quarter is left for memory and files.
+        self._most_connections = sys.maxsize if files == resource.RLIM_INFINITY else files - files // 4
+        """Maximum number of connections of a front, which has as many descriptors as this process."""
         self._http: HttpHandler
         self._grpc: Callable[[str], Handler]
         self._methods = methods()
@@ -215,7 +224,7 @@ class FrontPool:
             process.channel.close()
             process.descriptors.close()
             return
-        front = FrontConnection(process, self._foreign_segments, self._server, self)
+        front = FrontConnection(process, self._foreign_segments, self._server, self, self._most_connections)
         self.fronts[index] = front
         self._began[index] = self._loop.time()
         self._balancer.restarted(index)
@@ -253,7 +262,7 @@ class FrontPool:
         else:
             process.on_exit = lambda: log.warning(f"{what}: {process.ending}")
             self._loop.call_later(_EXIT_PATIENCE, process.kill, "its channel broke")
-        self.bounds.bytes.elsewhere -= front.figures.get("bytes", 0)
+        self._hold(front.figures, -1)
         self._settle()
         if self._stopping:
             return
@@ -397,18 +406,34 @@ class FrontPool:
     def counted(self, front: FrontConnection, figures: Mapping[str, Any]) -> None:
         """Add what a front has counted since its last report."""
         before = front.figures
+        self._hold(before, -1)
+        self._hold(figures, 1)
         bounds = self.bounds
         bounds.bytes.refused += figures["bytes_refused"] - before.get("bytes_refused", 0)
         for name, counter in (("refused", bounds.refused), ("closed", bounds.closed)):
             for why, count in figures[name].items():
                 counter[why] += count - before.get(name, {}).get(why, 0)
-        bounds.bytes.elsewhere += figures["bytes"] - before.get("bytes", 0)
+        for budget in BUDGETS:
+            budget.evictions += _evictions(figures, budget.name) - _evictions(before, budget.name)
         for where, count in figures["internal_errors"].items():
             internal_errors.counts[where] += count - before.get("internal_errors", {}).get(where, 0)
+
+    def _hold(self, figures: Mapping[str, Any], sign: int) -> None:
+        """Add what a front holds, or remove it with a ``sign`` of -1."""
+        self.bounds.bytes.elsewhere += sign * figures.get("bytes", 0)
+        caches = figures.get("caches", {})
+        for budget in BUDGETS:
+            if budget.name in caches:
+                budget.elsewhere += sign * caches[budget.name][0]
 
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of the fronts."""
         page.write(METRICS, [METRICS.row(self)])
+
+
+def _evictions(figures: Mapping[str, Any], cache: str) -> int:
+    found: list[int] = figures.get("caches", {}).get(cache, (0, 0))
+    return found[1]
 
 
 def _load(front: FrontConnection) -> FrontLoad:

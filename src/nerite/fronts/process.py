@@ -13,6 +13,7 @@ from typing import Any, cast
 import uvloop
 
 from nerite.admission.policy import AdmissionPolicy
+from nerite.core.byte_budget import BUDGETS
 from nerite.core.failures import internal_errors, report
 from nerite.fronts import messages as kinds
 from nerite.fronts.catalogue import Description, FrontVersion, follow
@@ -169,6 +170,7 @@ class FrontProcess:
             "bytes_refused": bounds.bytes.refused,
             "refused": dict(bounds.refused),
             "closed": dict(bounds.closed),
+            "caches": {budget.name: [budget.used, budget.evictions] for budget in BUDGETS if budget.used},
             "internal_errors": {where: count for where, count in internal_errors.counts.items() if count},
         }
 
