@@ -226,7 +226,7 @@ class Load:
             ),
             what="some clients have had no answer",
         )
-        assert self.wrong == []
+        assert not self.wrong, self.wrong
 
 
 def peers(pid: int) -> set[int]:

@@ -80,8 +80,6 @@ class DrainStep(IntEnum):
 
     NOTIFY = 0
     STOP_ACCEPTING = 1
-    FORGET = 2
-    """Not part of a shutdown: access rules have changed, so requests are to be parsed in full."""
 
 
 _CALL: Final = struct.Struct("<QQ")

@@ -157,10 +157,8 @@ class FrontProcess:
         for listener in self._listeners.values():
             if step is kinds.DrainStep.NOTIFY:
                 listener.drain()
-            elif step is kinds.DrainStep.STOP_ACCEPTING:
-                listener.stop_accepting()
             else:
-                listener.forget()
+                listener.stop_accepting()
 
     def figures(self) -> dict[str, Any]:
         """Return what this front has counted."""
