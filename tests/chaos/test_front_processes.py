@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import trustme
 from front_load import LARGE, SMALL, Asking, HttpClient, Load, peers
 
 from faults import Bystanders, descriptors, family, resident, tensor_memory
@@ -80,7 +81,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(models: Path, tmp_path: Path) -> Iterator[Serving]:
-    flags = ("--front-processes=2", "--model-control-mode=explicit", "--load-model=*")
+    flags = ("--front-processes=2", "--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
     with serving(models, tmp_path / "log", *flags) as running:
         yield running
 
@@ -262,6 +263,43 @@ def test_more_connections_than_fronts_have_descriptors(models: Path, tmp_path: P
         assert server.ask("POST", "/v2/repository/models/work/load")[0] == 200
         assert server.infer("work", [1.0]) == [1.0]
         assert restarts(server) == 0
+
+
+@pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n"])
+def test_handshakes_that_fail(models: Path, tmp_path: Path, hello: bytes) -> None:
+    """Their connections count no longer."""
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "pem"))
+    flags = [
+        f"--{port}-{flag}" for port in ("http", "grpc") for flag in ("use-ssl=1", f"server-cert={tmp_path / 'pem'}")
+    ]
+    flags += [f"--{port}-server-key={tmp_path / 'pem'}" for port in ("http", "grpc")]
+    with serving(models, tmp_path / "log", "--front-processes=2", *flags) as server:
+        for number in range(20):
+            port = server.ports[("HTTPService", "GRPCInferenceService")[number % 2]]
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
+                client.sendall(hello)
+        for name in ("http", "grpc"):
+            eventually(lambda name=name: server.metrics()[f'nerite_connections{{port="{name}"}}'] == 0)
+
+
+def test_a_region_whose_file_is_gone(server: Serving) -> None:
+    """A front that is started later serves all but that."""
+    key = Path("/dev/shm") / f"nerite_test_{os.getpid()}"
+    key.write_bytes(bytes(64))
+    region = {"key": f"/{key.name}", "offset": 0, "byte_size": 64}
+    assert server.ask("POST", "/v2/systemsharedmemory/region/here/register", region)[0] == 200
+    key.unlink()
+    for number, front in enumerate(server.fronts().values(), 1):
+        os.kill(front, signal.SIGKILL)
+        eventually(lambda number=number: back(server, number))  # type: ignore[misc]  # bound now
+    assert server.infer("other", [1.0]) == [1.0]
+    place = {"shared_memory_region": "here", "shared_memory_byte_size": 4}
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "parameters": place}
+    status, _, error = server.ask("POST", "/v2/models/other/infer", {"inputs": [tensor]})
+    assert status == 404
+    assert b"Unable to find shared memory region: 'here'" in error
+    assert server.ask("POST", "/v2/systemsharedmemory/region/here/unregister")[0] == 200
 
 
 def fails(server: Serving) -> list[str]:
