@@ -36,7 +36,7 @@ from nerite.transports import tcp
 from nerite.transports.access import KeyFile
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http.handler import HttpHandler
-from nerite.transports.limits import TransportLimits
+from nerite.transports.limits import TransportLimits, connections_for
 from nerite.wire.schema import methods
 from nerite.workers.host.fork_server import ForkedProcess, ForkServer
 from nerite.workers.ipc.shared_memory import ForeignSegments
@@ -135,9 +135,7 @@ class FrontPool:
         self._began = [0.0] * count
         self._backoffs = [ExponentialBackoff(limit=_MAX_DELAY) for _ in range(count)]
         self._balancer = FrontBalancer(count)
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # A quarter is left for memory and files.
-        self._most_connections = sys.maxsize if files == resource.RLIM_INFINITY else files - files // 4
+        self._most_connections = connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0], sys.maxsize)
         """Maximum number of connections of a front, which has as many descriptors as this process."""
         self._http: HttpHandler
         self._grpc: Callable[[str], Handler]

@@ -274,14 +274,15 @@ class _AcceptedConnections:
         self._connection = connection
         self._bounds = bounds
         self._tls = tls
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self.handshakes: set[asyncio.Task[None]] = set()
+        """Connections whose protocol has not begun."""
 
     def start(self, accepted: socket.socket, connection: _Connect | None = None) -> None:
         """Begin a connection; ``connection`` makes its protocol, if it is not the usual one."""
         accepted.setblocking(False)
         task = self._loop.create_task(self._handshake(accepted, connection or self._connection))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        self.handshakes.add(task)
+        task.add_done_callback(self.handshakes.discard)
 
     async def _handshake(self, accepted: socket.socket, connection: _Connect) -> None:
         """Perform the TLS handshake, if any, and pass the connection to its protocol."""
@@ -322,7 +323,10 @@ class AdoptedPort:
 
     def adopt(self, accepted: socket.socket, limit: int = 0) -> None:
         """Take over a connection. If the limit of connections is reached, ``limit`` is that limit."""
-        if not limit or _made_room(self._bounds):
+        if limit and self._tls is None and self._accepted.handshakes:
+            # One of those that begin at this moment may make room.
+            asyncio.get_running_loop().call_soon(self.adopt, accepted, limit)
+        elif not limit or _made_room(self._bounds):
             self._accepted.start(accepted)
         elif self._tls is None:
             self._accepted.start(accepted, lambda: _RefusedConnection(self._refusal, limit))
