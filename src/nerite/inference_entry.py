@@ -6,7 +6,8 @@ memoized on the header, so a header that repeats costs a comparison. Not thread-
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 from nerite.core.errors import NeriteError, Unsupported
@@ -47,6 +48,13 @@ class ServableVersion(ServedVersion, Protocol):
     def signature(self) -> Signature:
         """Inputs and outputs."""
 
+    @property
+    def generates(self) -> bool:
+        """Whether the model runs on an LLM engine."""
+
+    def parameter(self, name: str) -> str:
+        """Return a parameter of the model's configuration; empty if it has none of that name."""
+
     def receive_buffer(self, size: int) -> memoryview | None:
         """Return writable shared memory that instances can read without a copy; None if there is none."""
 
@@ -74,6 +82,14 @@ class InferenceEntry(Generic[Version]):
 
     def _running(self, model: str, version: str, namespace: str) -> Version:
         """Return the version that a request goes to. Raises Triton's errors."""
+        raise NotImplementedError
+
+    def running_versions(self) -> Iterable[Version]:
+        """Return all versions that take requests, by the names of their models."""
+        raise NotImplementedError
+
+    def version_directory(self, running: ServableVersion) -> Path | None:
+        """Return the directory of a version's files, or None if it no longer has one."""
         raise NotImplementedError
 
     def renew_routes(self) -> None:

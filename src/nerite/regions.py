@@ -10,6 +10,7 @@ of them is answered.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -63,6 +64,8 @@ class Region(NamedTuple):
     file: _File
     users: weakref.WeakSet[SharedMemoryRequest]
     """Requests with a tensor in the region. Answered requests are included while something references them."""
+    number: int
+    """Unique among all regions that this server has registered."""
 
     @property
     def in_use(self) -> bool:
@@ -103,6 +106,7 @@ class SharedMemoryRegions:
         """``allowed``: clients may register regions."""
         self._allowed = allowed
         self._regions: dict[str, Region] = {}
+        self._numbers = itertools.count(1)
         self._unregistered: set[str] = set()
         """Regions that were unregistered while requests used them."""
         self._copies = _Copies()
@@ -127,25 +131,23 @@ class SharedMemoryRegions:
                 f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes, but "
                 f"{byte_size} bytes from offset {offset} were requested."
             )
-        self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet())
+        self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet(), next(self._numbers))
 
-    def replace(self, regions: Iterable[tuple[str, str, int, int]]) -> list[str]:
-        """Register exactly these: name, key, offset, size. Return why some of them cannot be, whose file has changed.
+    def follow(self, registered: Iterable[tuple[int, str, str, int, int]]) -> None:
+        """Replace all regions by those of another process: number, name, key, offset and size of each.
 
-        Requests go on with the regions that they use.
+        Requests that use a region which is replaced keep it. A file that is gone is left out.
         """
-        before, self._regions = self._regions, {}
-        problems = []
-        for name, key, offset, byte_size in regions:
-            known = before.get(name)
-            if known is not None and (known.key, known.offset, known.byte_size) == (key, offset, byte_size):
-                self._regions[name] = known
-                continue
-            try:
-                self.register(name, key, offset, byte_size)
-            except NeriteError as error:
-                problems.append(error.message)
-        return problems
+        before = {region.number: region for region in self._regions.values()}
+        self._regions = {}
+        for number, name, key, offset, byte_size in registered:
+            region = before.get(number)
+            if region is None:
+                try:
+                    region = Region(name, key, offset, byte_size, _open(key), weakref.WeakSet(), number)
+                except NeriteError:
+                    continue
+            self._regions[name] = region
 
     def unregister(self, name: str) -> None:
         """Remove a region, or all for an empty name, once no request uses it. Unknown names are ignored."""

@@ -53,6 +53,7 @@ GROUPS: Final = {
 }
 """What is not the server. The server imports none of it, but for what ``SEAMS`` lists."""
 SEAMS: Final = {
+    ("fronts", "llm.openai"): "a front answers /v1 itself",
     ("transports", "llm.openai"): "the router of the HTTP port leads /v1 there",
     ("admission", "llm"): "what a request asks of an engine is estimated before it is queued",
     ("repository", "artifacts"): "a load that fails is told what is plainly wrong with the files",

@@ -240,16 +240,13 @@ def test_nothing_is_registered_unless_that_is_allowed(call: str) -> None:
     assert SharedMemoryRegions(allowed=False).listed("") == []
 
 
-def test_replaced_regions(regions: SharedMemoryRegions, file: Path) -> None:
-    """Those that are the same stay open, though their file is gone; those that cannot be opened are told of."""
-    assert regions.replace([("kept", KEY, 0, 100), ("moved", KEY, 0, 100), ("gone", KEY, 0, 100)]) == []
+def test_regions_of_another_process(regions: SharedMemoryRegions, file: Path) -> None:
+    """Those of the same number stay open; those whose file is gone are left out."""
+    regions.follow([(1, "kept", KEY, 0, 100), (2, "moved", KEY, 0, 100), (3, "gone", KEY, 0, 100)])
     kept = regions.listed("kept")[0].file
     unanswered = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
     regions.use(unanswered, [SharedMemoryInput("moved", 0, 4), SharedMemoryInput("gone", 0, 4)])
-    assert regions.replace([("kept", KEY, 0, 100), ("moved", KEY, 10, 100)]) == []
+    regions.follow([(1, "kept", KEY, 0, 100), (4, "moved", KEY, 10, 100), (5, "nothing", f"{KEY}_none", 0, 100)])
     assert [(each.name, each.offset) for each in regions.listed("")] == [("kept", 0), ("moved", 10)]
     assert regions.listed("kept")[0].file is kept
     assert bytes(read(regions, 0, 2, "moved")) == bytes([10, 11])
-    (problem,) = regions.replace([("kept", KEY, 0, 100), ("new", KEY, 0, 20_000)])
-    assert "The file has 10240 bytes, but 20000 bytes from offset 0 were requested" in problem
-    assert [each.name for each in regions.listed("")] == ["kept"]

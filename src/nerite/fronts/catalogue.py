@@ -6,7 +6,8 @@ the core's own, so unknown and unready models are refused with the same texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from nerite.core import tensor as dtypes
@@ -55,7 +56,9 @@ def _shape(given: Sequence[int] | None) -> tuple[int, ...] | None:
 class CatalogueWriter:
     """The core's side: describes models, and finds the descriptions that have changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory_of: Callable[[RunningVersion], Path | None]) -> None:
+        """``directory_of`` returns the directory of a version's files."""
+        self._directory_of = directory_of
         self._described: dict[tuple[str, str], Description] = {}
         self._signatures: dict[int, dict[str, Any]] = {}
         """Signatures in JSON, by the number of the running version."""
@@ -91,7 +94,15 @@ class CatalogueWriter:
         signature = self._signatures.get(running.number)
         if signature is None:
             signature = self._signatures[running.number] = signature_to_json(running.signature)
-        return {"number": running.number, "decoupled": running.decoupled, "signature": signature}
+        directory = self._directory_of(running)
+        return {
+            "number": running.number,
+            "decoupled": running.decoupled,
+            "generates": running.generates,
+            "parameters": {name: running.parameter(name) for name in running.config_json.get("parameters", {})},
+            "directory": "" if directory is None else str(directory),
+            "signature": signature,
+        }
 
 
 class FrontVersion:
@@ -104,6 +115,10 @@ class FrontVersion:
         self.number: int = description["number"]
         """Unique among all versions that the core loads."""
         self.decoupled: bool = description["decoupled"]
+        self.generates: bool = description["generates"]
+        self.directory: str = description["directory"]
+        """Directory of its files; empty if it has none."""
+        self._parameters: dict[str, str] = description["parameters"]
         self.signature = signature_from_json(description["signature"])
         self._core = core
 
@@ -115,6 +130,10 @@ class FrontVersion:
                 request.respond(InferenceResponse.failed(wrong))
                 return
         self._core.call(request)
+
+    def parameter(self, name: str) -> str:
+        """Return a parameter of the model's configuration; empty if it has none of that name."""
+        return self._parameters.get(name, "")
 
     def given_up(self, why: CancelReason) -> None:
         """Note why the request is cancelled that is cancelled next. The core counts it."""

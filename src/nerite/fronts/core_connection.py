@@ -18,6 +18,7 @@ from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
 from nerite.fronts.corked_channel import CorkedChannel
+from nerite.fronts.groups import GroupWriter, read_group
 from nerite.fronts.messages import PROTOCOLS, REASONS, AnswerKind, RelayedPiece
 from nerite.workers.ipc import codec, messages, shared_memory
 from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
@@ -32,8 +33,8 @@ TakePiece = Callable[[RelayedPiece, list[Buffer]], None]
 class FrontEvents(Protocol):
     """Takes what the core sends, apart from responses."""
 
-    def start(self, state: bytes) -> None:
-        """Begin to serve."""
+    def start(self, state: bytes, bytes_file: int) -> None:
+        """Begin to serve. ``bytes_file`` is memory in which all processes count their bytes in flight."""
 
     def change(self, state: bytes) -> None:
         """Take over a change of the state that all fronts share."""
@@ -75,6 +76,7 @@ class CoreConnection(CorkedChannel):
             whole_header_to_json,
         )
         self._responses = codec.response_unpacker(self._buffer_leases, self._borrower)
+        self._groups = GroupWriter(self._headers, kinds.CALLS, super()._post)
         self._calls: dict[int, InferenceRequest] = {}
         self._relays: dict[int, TakePiece] = {}
         self._last_number = 0
@@ -91,7 +93,18 @@ class CoreConnection(CorkedChannel):
         """Send a request, whose responses go through ``respond``."""
         number = self._next_number()
         sink = request.sink
-        parts: list[Buffer] = [kinds.call_head(request.arrived_ns, getattr(sink, "began_ns", 0))]
+        began_ns: int = getattr(sink, "began_ns", 0)
+        span: TraceContext | None = getattr(sink, "outer_span", None)
+        count = _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")]
+        if request.repeats:
+            count |= kinds.REPEATED
+        elif not (began_ns or span or request.id or request.header.sequence_id) and self._groups.add(
+            request.header, number, request.data, count, request.arrived_ns
+        ):
+            self._cork()
+            self._begun(number, request)
+            return
+        parts: list[Buffer] = [kinds.call_head(request.arrived_ns, began_ns)]
         packer = self._headers
         packer.begin()
         try:
@@ -103,14 +116,28 @@ class CoreConnection(CorkedChannel):
             )
             request.respond(InferenceResponse.failed(failure))
             return
-        span: TraceContext | None = getattr(sink, "outer_span", None)
         if span is not None:
             self._send(kinds.span_frame(span))
+        self._begun(number, request)
+        self._post(kinds.CALL, number, count, parts)
+
+    def _begun(self, number: int, request: InferenceRequest) -> None:
         self._calls[number] = request
         request.on_cancel = partial(self._cancel, number)
         request.on_pause = partial(self._pause, number)
-        request.data = ()  # the packer has lent what it has not copied
-        self._post(kinds.CALL, number, _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")], parts)
+        request.data = ()  # what was not copied is lent
+
+    def _send(self, message: bytes) -> None:
+        self._groups.close()
+        super()._send(message)
+
+    def _post(self, kind: int, number: int, count: int, records: list[Buffer]) -> None:
+        self._groups.close()
+        super()._post(kind, number, count, records)
+
+    def _flush(self) -> None:
+        self._groups.close()
+        super()._flush()
 
     def relay_http(
         self, head: bytes, body: memoryview, secure: bool, span: TraceContext | None, take: TakePiece
@@ -177,7 +204,9 @@ class CoreConnection(CorkedChannel):
     # Messages of the core.
 
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
-        if kind == kinds.ANSWER:
+        if kind == kinds.ANSWERS:
+            self._answers(body)
+        elif kind == kinds.ANSWER:
             self._answer(count, body)
         elif kind == kinds.RELAYED:
             self._relayed(RelayedPiece(count), body)
@@ -193,7 +222,17 @@ class CoreConnection(CorkedChannel):
         elif kind == kinds.RETIRE:
             self._events.retire(messages.read_json(body))
         elif kind == kinds.START:
-            self._events.start(bytes(body))
+            self._events.start(bytes(body), shared_memory.received_descriptors(self._descriptors))
+
+    def _answers(self, body: memoryview) -> None:
+        header, numbers, _, records, tokens = read_group(self._responses, body, timed=False)
+        calls = self._calls
+        for number, data in zip(numbers, records, strict=True):
+            request = calls.pop(number, None)
+            if request is not None:
+                request.respond(InferenceResponse(header, data))
+        for token in tokens:
+            self._buffer_leases.returned(token)
 
     def _answer(self, kind: int, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)

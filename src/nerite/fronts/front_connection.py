@@ -20,6 +20,7 @@ from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
 from nerite.fronts.corked_channel import CorkedChannel
+from nerite.fronts.groups import GroupWriter, read_group
 from nerite.fronts.messages import PROTOCOLS, REASONS, AnswerKind, RelayedPiece
 from nerite.fronts.relayed_exchange import RelayedExchange
 from nerite.fronts.shared_state import FrontStart, SharedState
@@ -72,33 +73,40 @@ class FrontOwner(Protocol):
         """Replace a front whose channel has ended."""
 
 
-class FrontCall:
-    """One inference of a front: the sink of its request."""
+class FrontRequest(InferenceRequest):
+    """An inference of a front."""
 
-    __slots__ = ("_connection", "began_ns", "number", "outer_span", "protocol", "request", "submitting")
+    __slots__ = ("number",)
+
+    number: int
+    """Its number on the channel."""
+
+
+class RepeatedFrontRequest(FrontRequest):
+    """A request for one more completion of another request's prompt."""
+
+    __slots__ = ()
+
+    repeats = True
+
+
+class FrontSink:
+    """Sink of inferences of one front; what traces need to know of them."""
+
+    __slots__ = ("_connection", "began_ns", "outer_span", "protocol")
 
     def __init__(
-        self, connection: FrontConnection, number: int, protocol: str, began_ns: int, outer_span: TraceContext | None
+        self, connection: FrontConnection, protocol: str, began_ns: int = 0, outer_span: TraceContext | None = None
     ) -> None:
         self._connection = connection
-        self.number = number
         self.protocol = protocol
         self.began_ns = began_ns
         self.outer_span = outer_span
-        self.request: InferenceRequest | None = None
-        """None after the last response."""
-        self.submitting = True
-        """An error that is reported meanwhile is a rejection."""
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response to the front."""
-        kind = AnswerKind.PART
-        if final:
-            kind = AnswerKind.REFUSED if self.submitting and response.error is not None else AnswerKind.LAST
-            # The reference cycle would keep the tensors alive.
-            request.data = ()
-            self.request = None
-        self._connection.answer(self.number, response, kind)
+        assert isinstance(request, FrontRequest)
+        self._connection.answer(request, response, final)
 
 
 class FrontConnection(CorkedChannel):
@@ -123,7 +131,12 @@ class FrontConnection(CorkedChannel):
         self._responses: codec.Packer[ResponseHeader] = codec.Packer(
             arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment
         )
-        self.calls: dict[int, FrontCall] = {}
+        self._groups = GroupWriter(self._responses, kinds.ANSWERS, super()._post)
+        self._sinks = [FrontSink(self, protocol) for protocol in PROTOCOLS]
+        """Sinks of all inferences that have nothing special, by protocol."""
+        self._submitting = False
+        """An error that is reported meanwhile is a rejection."""
+        self.calls: dict[int, FrontRequest] = {}
         """Inferences that are not answered, by number."""
         self.exchanges: dict[int, RelayedExchange] = {}
         """Relayed HTTP requests that are not answered, by number."""
@@ -147,9 +160,10 @@ class FrontConnection(CorkedChannel):
         self._closed = False
         self._heads = HeadCache()
 
-    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart) -> None:
-        """Begin, with what the front needs to know."""
+    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart, bytes_file: int) -> None:
+        """Begin, with what the front needs to know; ``bytes_file`` is memory that all processes share."""
         self._begin(loop)
+        self._send_descriptor(bytes_file)
         self._send(messages.frame(kinds.START, pickle.dumps(start)))
 
     def send_change(self, number: int, change: SharedState) -> None:
@@ -199,14 +213,34 @@ class FrontConnection(CorkedChannel):
         """Have clients reconnect that send about this share of the front's requests."""
         self._send(messages.json_frame(kinds.RETIRE, share))
 
-    def answer(self, number: int, response: InferenceResponse, kind: AnswerKind) -> None:
+    def answer(self, request: FrontRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response to a call; drop it if the front no longer waits."""
-        if kind is AnswerKind.PART:
-            if number not in self.calls:
+        number = request.number
+        if final:
+            if self.calls.pop(number, None) is None:
                 return
-        elif self.calls.pop(number, None) is None:
+            header = response.header
+            if header is not None and self._groups.add(header, number, response.data, AnswerKind.LAST):
+                self._cork()
+                return
+            kind = AnswerKind.REFUSED if self._submitting and response.error is not None else AnswerKind.LAST
+        elif number in self.calls:
+            kind = AnswerKind.PART
+        else:
             return
         self._post(kinds.ANSWER, number, kind, codec.sendable_response(self._responses, response))
+
+    def _send(self, message: bytes) -> None:
+        self._groups.close()
+        super()._send(message)
+
+    def _post(self, kind: int, number: int, count: int, records: list[Buffer]) -> None:
+        self._groups.close()
+        super()._post(kind, number, count, records)
+
+    def _flush(self) -> None:
+        self._groups.close()
+        super()._flush()
 
     def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer]) -> None:
         """Send a piece of a relayed reply; drop it if the front is gone."""
@@ -220,7 +254,9 @@ class FrontConnection(CorkedChannel):
     # Messages of the front.
 
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
-        if kind == kinds.CALL:
+        if kind == kinds.CALLS:
+            self._calls(count, body)
+        elif kind == kinds.CALL:
             self._call(count, body)
         elif kind == kinds.CANCEL:
             self._cancel(messages.batch_number(body), REASONS[count])
@@ -251,7 +287,7 @@ class FrontConnection(CorkedChannel):
             self.ready = True
             self._owner.ready(self)
 
-    def _call(self, protocol: int, body: memoryview) -> None:
+    def _call(self, count: int, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
         arrived_ns, began_ns, at = kinds.read_call_head(body, at)
         header, name, data, _ = self._headers.record(body, at)
@@ -260,24 +296,46 @@ class FrontConnection(CorkedChannel):
                 self._buffer_leases.returned(token)
         assert isinstance(header, RequestHeader)
         span, self._span = self._span, None
-        call = self.calls[number] = FrontCall(self, number, PROTOCOLS[protocol], began_ns, span)
-        request = call.request = InferenceRequest(header, data, call, arrived_ns, name)
+        sink = self._sinks[count & 1]
+        if began_ns or span is not None:
+            sink = FrontSink(self, sink.protocol, began_ns, span)
+        kind = RepeatedFrontRequest if count & kinds.REPEATED else FrontRequest
+        request = kind(header, data, sink, arrived_ns, name)
+        request.number = number
+        self.calls[number] = request
         self.calls_begun += 1
+        self._submitting = True
         self._server.infer(request, "")
-        call.submitting = False
+        self._submitting = False
+
+    def _calls(self, count: int, body: memoryview) -> None:
+        header, numbers, times, records, tokens = read_group(self._headers, body, timed=True)
+        sink = self._sinks[count]
+        requests = []
+        for number, arrived_ns, data in zip(numbers, times, records, strict=True):
+            request = FrontRequest(header, data, sink, arrived_ns)
+            request.number = number
+            self.calls[number] = request
+            requests.append(request)
+        for token in tokens:
+            self._buffer_leases.returned(token)
+        self.calls_begun += len(requests)
+        self._submitting = True
+        self._server.infer_all(requests)
+        self._submitting = False
 
     def _cancel(self, number: int, why: CancelReason) -> None:
-        call = self.calls.get(number)
-        if call is not None and call.request is not None:
-            call.request.cancel(why)
+        request = self.calls.get(number)
+        if request is not None:
+            request.cancel(why)
         exchange = self.exchanges.pop(number, None)
         if exchange is not None:
             exchange.cancel(why)
 
     def _pause(self, number: int, paused: bool) -> None:
-        call = self.calls.get(number)
-        if call is not None and call.request is not None:
-            call.request.pause(paused)
+        request = self.calls.get(number)
+        if request is not None:
+            request.pause(paused)
         exchange = self.exchanges.get(number)
         if exchange is not None:
             exchange.pause(paused)
@@ -345,9 +403,8 @@ class FrontConnection(CorkedChannel):
     def _lost(self) -> None:
         calls, self.calls = self.calls, {}
         exchanges, self.exchanges = self.exchanges, {}
-        for call in calls.values():
-            if call.request is not None:
-                call.request.cancel(CancelReason.DISCONNECTED)
+        for request in calls.values():
+            request.cancel(CancelReason.DISCONNECTED)
         for exchange in exchanges.values():
             exchange.cancel(CancelReason.DISCONNECTED)
         self._owner.lost(self)

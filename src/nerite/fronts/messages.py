@@ -19,13 +19,14 @@ from nerite.core.tensor import Buffer
 from nerite.workers.ipc import messages
 
 # From a front.
-CALL: Final = 64  # the count is the protocol: see ``PROTOCOLS``
+CALL: Final = 64  # the count is the protocol: see ``PROTOCOLS``; and ``REPEATED``
 SPAN: Final = 65  # JSON: the client's span that the next CALL or RELAY_HTTP belongs under
 CANCEL: Final = 66  # the count is the reason: see ``REASONS``
 PAUSE: Final = 67  # the client does not read: no more responses for now
 RESUME: Final = 68
 RELAY_HTTP: Final = 69  # the count is 1 for a client that is connected over TLS
 RELAY_GRPC: Final = 70
+CALLS: Final = 76  # inferences with one header (``groups``); the count as in CALL
 ACKNOWLEDGE: Final = 71  # JSON: number of the STATE message that was taken over
 CLOSED: Final = 72  # the count is the number of the port
 LOG: Final = 73  # JSON: a log record
@@ -33,18 +34,23 @@ READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
 ADOPTED: Final = 76  # a connection was taken over
 # From the core.
-START: Final = 80  # pickle: options and initial state
+START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes
 ANSWER: Final = 82  # the count is an ``AnswerKind``
+ANSWERS: Final = 88  # last responses with one header (``groups``)
 RELAYED: Final = 83  # the count is a ``RelayedPiece``
 CONNECTION: Final = 84  # the count is the number of the port; the body the limit of connections if it is reached, or 0
 DRAIN: Final = 85  # the count is a ``DrainStep``
 ASK_FIGURES: Final = 86
 RETIRE: Final = 87  # JSON: move connections worth this share of the front's requests to other fronts
 
+BYTES_SLOT: Final = 8
+"""Bytes of shared memory in which a process counts its bytes in flight."""
 PORTS: Final = ("http", "grpc")
 """Names of the ports that fronts serve, by number."""
 PROTOCOLS: Final = ("HTTP", "GRPC")
+REPEATED: Final = 2
+"""Added to the protocol of a ``RepeatedRequest``."""
 CHANGING: Final = frozenset(("model-repository", "shared-memory", "logging"))
 """Categories of endpoints that may change what fronts must know."""
 REASONS: Final = tuple(CancelReason)

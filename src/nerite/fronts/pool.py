@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 import resource
 import socket
 import ssl
@@ -21,6 +23,7 @@ from nerite.config.options import ServerOptions
 from nerite.core.byte_budget import BUDGETS
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.failures import internal_errors, report
+from nerite.core.memory import memory_file
 from nerite.fronts import messages as kinds
 from nerite.fronts.balancer import FrontBalancer, FrontLoad
 from nerite.fronts.catalogue import CatalogueWriter
@@ -36,7 +39,7 @@ from nerite.transports import tcp
 from nerite.transports.access import KeyFile
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http.handler import HttpHandler
-from nerite.transports.limits import TransportLimits, connections_for
+from nerite.transports.limits import SharedBytesInFlight, TransportLimits, connections_for
 from nerite.wire.schema import methods
 from nerite.workers.host.fork_server import ForkedProcess, ForkServer
 from nerite.workers.ipc.shared_memory import ForeignSegments
@@ -141,9 +144,11 @@ class FrontPool:
         self._grpc: Callable[[str], Handler]
         self._methods = methods()
         self._ports: list[FrontedPort] = []
-        self.bounds: TransportLimits
-        """Limits of all transports together; set by their owner."""
-        self._writer = CatalogueWriter()
+        self._bounds: TransportLimits
+        self._bytes: SharedBytesInFlight
+        self._bytes_file: int = -1
+        """Descriptor of the memory in which all processes count their bytes in flight."""
+        self._writer = CatalogueWriter(server.version_directory)
         self._number = 0
         """Number of the last change that was published."""
         self._published = SharedState()
@@ -159,6 +164,14 @@ class FrontPool:
         """Number of fronts that have ended and were started again."""
 
     # Ports.
+
+    def share(self, bounds: TransportLimits) -> None:
+        """Apply the limits of this process to all processes together."""
+        size = kinds.BYTES_SLOT * (len(self.fronts) + 1)
+        self._bytes_file = memory_file(size)
+        slots = memoryview(mmap.mmap(self._bytes_file, size)).cast("Q")
+        self._bounds = bounds
+        self._bytes = bounds.bytes = SharedBytesInFlight(bounds.bytes.limit, slots, len(self.fronts))
 
     def http(self, handler: HttpHandler) -> FrontedPort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
@@ -178,7 +191,7 @@ class FrontPool:
     def accepted(self, port: int, client: socket.socket) -> bool:
         """Hand an accepted connection to the front with the least to do; return False if none can take it yet."""
         loads = [_load(front) if front is not None and front.accepts else None for front in self.fronts]
-        limit = self.bounds.connections.limit
+        limit = self._bounds.connections.limit
         full = 0 < limit <= sum(each.open_connections for each in self._ports)
         while (chosen := self._balancer.choose(loads)) is not None:
             front = self.fronts[chosen]
@@ -229,12 +242,14 @@ class FrontPool:
         start = FrontStart(
             self._options,
             max(1, 4 // len(self.fronts)),
-            self.bounds.bytes.limit // len(self.fronts),
+            self._bytes.limit,
+            index,
+            len(self.fronts),
             tuple(name for name, options in self._named_ports() if options),
             self._number,
             self._whole_state(),
         )
-        front.start(self._loop, start)
+        front.start(self._loop, start, self._bytes_file)
 
     def _named_ports(self) -> tuple[tuple[str, bool], ...]:
         return ("http", self._options.http.enabled), ("grpc", self._options.grpc.enabled)
@@ -260,6 +275,7 @@ class FrontPool:
         else:
             process.on_exit = lambda: log.warning(f"{what}: {process.ending}")
             self._loop.call_later(_EXIT_PATIENCE, process.kill, "its channel broke")
+        self._bytes.ended(index)
         self._hold(front.figures, -1)
         self._settle()
         if self._stopping:
@@ -279,6 +295,8 @@ class FrontPool:
                 front.process.kill()
                 front.close()
         self.fronts = [None] * len(self.fronts)
+        if self._bytes_file >= 0:
+            os.close(self._bytes_file)
 
     def _measure(self) -> None:
         """Measure the load of the fronts, have connections moved if it is uneven, and kill fronts that are stuck."""
@@ -322,7 +340,7 @@ class FrontPool:
     def _current_state(self) -> SharedState:
         regions = self._server.regions.listed("")
         return SharedState(
-            regions=[(each.name, each.key, each.offset, each.byte_size) for each in regions],
+            regions=[(each.number, each.name, each.key, each.offset, each.byte_size) for each in regions],
             keys={path: file.values for path, file in self._key_files.items()},
             policy=None if self._policy is None else self._policy(),
             log={name: value for name, value in log.settings.items() if name != "log_file"},
@@ -406,7 +424,7 @@ class FrontPool:
         before = front.figures
         self._hold(before, -1)
         self._hold(figures, 1)
-        bounds = self.bounds
+        bounds = self._bounds
         bounds.bytes.refused += figures["bytes_refused"] - before.get("bytes_refused", 0)
         for name, counter in (("refused", bounds.refused), ("closed", bounds.closed)):
             for why, count in figures[name].items():
@@ -418,7 +436,6 @@ class FrontPool:
 
     def _hold(self, figures: Mapping[str, Any], sign: int) -> None:
         """Add what a front holds, or remove it with a ``sign`` of -1."""
-        self.bounds.bytes.elsewhere += sign * figures.get("bytes", 0)
         caches = figures.get("caches", {})
         for budget in BUDGETS:
             if budget.name in caches:

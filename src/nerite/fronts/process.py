@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import pickle
 import socket
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import uvloop
@@ -20,7 +23,9 @@ from nerite.fronts.catalogue import Description, FrontVersion, follow
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.relay import FrontRouting, GrpcRelay
 from nerite.fronts.shared_state import FrontStart, SharedState
-from nerite.inference_entry import InferenceEntry
+from nerite.inference_entry import InferenceEntry, ServableVersion
+from nerite.llm.openai.api import OpenAi
+from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.observability.log import install_logging, log
 from nerite.observability.log_records import LogRecord
 from nerite.regions import SharedMemoryRegions
@@ -28,7 +33,7 @@ from nerite.repository.catalogue import Catalogue
 from nerite.transports.access import AccessKeys, Callers
 from nerite.transports.http.inference_router import InferenceRouter
 from nerite.transports.http.service import HttpService
-from nerite.transports.limits import TransportLimits
+from nerite.transports.limits import SharedBytesInFlight, TransportLimits
 from nerite.transports.listeners import IdleCheck, ListenerFactory
 from nerite.transports.ports import TransportListener
 from nerite.transports.tcp import AdoptedPort, tls_context
@@ -50,6 +55,16 @@ class FrontEntry(InferenceEntry[FrontVersion]):
 
     def _running(self, model: str, version: str, namespace: str) -> FrontVersion:
         return cast(FrontVersion, self._catalogue.find(model, version, namespace))
+
+    def running_versions(self) -> Iterator[FrontVersion]:
+        """Return all versions that take requests, by the names of their models."""
+        for record in self._catalogue:
+            yield from cast(dict[int, FrontVersion], record.running).values()
+
+    def version_directory(self, running: ServableVersion) -> Path | None:
+        """Return the directory of a version's files, or None if it no longer has one."""
+        assert isinstance(running, FrontVersion)
+        return Path(running.directory) if running.directory else None
 
     def follow(self, models: list[Description]) -> None:
         """Take over changes of models."""
@@ -81,14 +96,17 @@ class FrontProcess:
         self._core.begin(self._loop)
         await self._ended.wait()
 
-    def start(self, state: bytes) -> None:
-        """Begin to serve."""
+    def start(self, state: bytes, bytes_file: int) -> None:
+        """Begin to serve. ``bytes_file`` is memory in which all processes count their bytes in flight."""
         start: FrontStart = pickle.loads(state)  # the core made it
         options = start.options
         fork_server = ForkServer(self._loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
         helpers = HelperPool(fork_server, self._loop, self._foreign_segments, start.helpers)
         self._entry = FrontEntry(self._core, start, helpers)
-        self._bounds = TransportLimits(max_bytes=start.max_bytes, idle_seconds=options.connections.idle_seconds)
+        self._bounds = TransportLimits(idle_seconds=options.connections.idle_seconds)
+        slots = memoryview(mmap.mmap(bytes_file, kinds.BYTES_SLOT * (start.fronts + 1))).cast("Q")
+        os.close(bytes_file)
+        self._bounds.bytes = SharedBytesInFlight(start.max_bytes, slots, start.index)
         self._keys = {path: AccessKeys(keys) for path, keys in (start.state.keys or {}).items()}
         self._policy = start.state.policy
         callers = None if self._policy is None else Callers(self._current_policy)
@@ -97,13 +115,21 @@ class FrontProcess:
             grpc = factory.grpc(self._entry, GrpcRelay(self._core).handler)
             self._serve("grpc", grpc, grpc.adopt(tls_context(options.grpc.tls, ["h2"]), self._closed("grpc")))
         if "http" in start.ports:
-            routing = FrontRouting(
-                InferenceRouter(self._entry, **factory.routing(options.http.header_forward_pattern)), self._core
+            router = InferenceRouter(self._entry, **factory.routing(options.http.header_forward_pattern))
+            openai = OpenAi(
+                self._entry,
+                None,
+                locks=factory.locks,
+                max_input_size=options.http.max_input_size,
+                sender_of=router.sender_of,
             )
+            routing = FrontRouting(router, openai, self._core)
             routing.inferences = factory.guarded(factory.cross_origin(routing.inferences), options.http.address)
             service = HttpService(self._entry, routing.target, self._bounds, max_input_size=options.http.max_input_size)
             http = factory.http("HTTP", service, options.http.max_input_size)
             self._serve("http", http, http.adopt(tls_context(options.http.tls, ["http/1.1"]), self._closed("http")))
+        if options.stall_seconds:
+            LoopWatchdog(self._loop, options.stall_seconds)
         IdleCheck(self._bounds, options.connections.idle_seconds).start()
         self._take_over(start.state)
         self._core.acknowledge(start.number)
@@ -135,8 +161,7 @@ class FrontProcess:
         if change.models:
             self._entry.follow(change.models)
         if change.regions is not None:
-            for problem in self._entry.regions.replace(change.regions):
-                log.warning(problem)
+            self._entry.regions.follow(change.regions)
         if change.log is not None:
             log.change(change.log)
         if change.policy is not None:
@@ -164,7 +189,6 @@ class FrontProcess:
         """Return what this front has counted."""
         bounds = self._bounds
         return {
-            "bytes": bounds.bytes.used,
             "bytes_refused": bounds.bytes.refused,
             "refused": dict(bounds.refused),
             "closed": dict(bounds.closed),

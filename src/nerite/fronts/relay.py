@@ -11,6 +11,7 @@ from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import RelayedPiece
+from nerite.llm.openai.api import OpenAi
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http import routes
 from nerite.transports.http.handler import HttpExchange
@@ -63,8 +64,9 @@ class RelayedWork:
 class FrontRouting:
     """Routes inferences to this process, and everything else to the core."""
 
-    def __init__(self, router: InferenceRouter, core: CoreConnection) -> None:
+    def __init__(self, router: InferenceRouter, openai: OpenAi, core: CoreConnection) -> None:
         self._router = router
+        self._openai = openai
         self._core = core
         self._elsewhere = HttpTarget(call=self._relay)
         self.inferences: TargetOf = self._inference
@@ -73,13 +75,15 @@ class FrontRouting:
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head."""
         route = routes.find_route(head.path) if head.method == "POST" else None
-        if route is None or route.endpoint.name not in INFERENCES or _LOAD_REPORT in head.headers:
+        if route is None or route.endpoint.category != "inference" or _LOAD_REPORT in head.headers:
             return self._elsewhere
         return self.inferences(head)
 
     def _inference(self, head: RequestHead) -> HttpTarget:
         route = routes.find_route(head.path)
         assert route is not None
+        if route.endpoint.name not in INFERENCES:
+            return self._openai.target(head)
         return self._router.of_route(route, head)
 
     def _relay(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:

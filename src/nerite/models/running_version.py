@@ -171,6 +171,10 @@ class RunningVersion:
         """Whether the model runs on an LLM engine."""
         return self.config.backend in GENERATING
 
+    def parameter(self, name: str) -> str:
+        """Return a parameter of the configuration; empty if it has none of that name."""
+        return str(self.config_json.get("parameters", {}).get(name, {}).get("string_value", ""))
+
     @property
     def restarts(self) -> int:
         """Number of times an instance was restarted."""
@@ -188,6 +192,12 @@ class RunningVersion:
             if wrong is not None:
                 request.respond(InferenceResponse.failed(wrong))
                 return
+        if self._begin_trace is not None:
+            self._begin_trace(request)
+        self._submit(request)
+
+    def enqueue(self, request: InferenceRequest) -> None:
+        """Enqueue a request as ``submit`` does; its data were already checked."""
         if self._begin_trace is not None:
             self._begin_trace(request)
         self._submit(request)

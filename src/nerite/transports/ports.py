@@ -73,8 +73,8 @@ class OpenablePort(TransportListener, Protocol):
 class ConnectionFronts(Protocol):
     """Processes that serve the connections of ports, and relay to this one what they cannot answer."""
 
-    bounds: TransportLimits
-    """Limits of all processes together."""
+    def share(self, bounds: TransportLimits) -> None:
+        """Apply the limits of this process to all processes together."""
 
     def http(self, handler: HttpHandler) -> OpenablePort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
@@ -113,7 +113,7 @@ class ServerPorts:
         self._fronts = fronts
         self._bounds = limits_of(options)
         if fronts is not None:
-            fronts.bounds = self._bounds
+            fronts.share(self._bounds)
         self._factory = ListenerFactory(options, self._bounds, key_files, callers)
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""

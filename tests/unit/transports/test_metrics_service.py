@@ -55,10 +55,20 @@ class Busy:
             asyncio.get_running_loop().call_soon(self.work)
 
 
+class OnePort:
+    """Ports of a server without fronts."""
+
+    def __init__(self, bounds: TransportLimits) -> None:
+        self.write_metrics = bounds.write_metrics
+
+    async def refresh(self) -> None:
+        """Nothing is counted elsewhere."""
+
+
 async def scraped(server: Any, head: bytes, path: bytes = b"/metrics") -> tuple[bytes, bytes]:
     """Return head and body of the answer."""
     bounds = TransportLimits()
-    service = MetricsService(server, MetricsOptions(cpu=False), {}, None, BrowserGuard((), None), bounds)
+    service = MetricsService(server, MetricsOptions(cpu=False), {}, None, BrowserGuard((), None), OnePort(bounds))
     connection = HttpConnection(HttpShared(service, 0, bounds))
     transport = FakeTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is needed

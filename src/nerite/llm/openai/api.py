@@ -34,7 +34,7 @@ from nerite.transports.http.infer_request import Call, HttpTarget
 from nerite.transports.http.reply import json_reply
 
 if TYPE_CHECKING:
-    from nerite.models.running_version import RunningVersion
+    from nerite.inference_entry import ServableVersion, TransportEntry
     from nerite.server import InferenceServer
     from nerite.transports.http.handler import HttpExchange
     from nerite.transports.http.head import RequestHead
@@ -60,12 +60,12 @@ _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
 class TextModels:
     """Finds and lists the models that this API serves."""
 
-    def __init__(self, server: InferenceServer) -> None:
+    def __init__(self, server: TransportEntry) -> None:
         self._server = server
         self.began = int(time.time())
         """Creation time reported for all models. The real one is unknown, but clients expect a time."""
 
-    def find(self, name: str, purpose: str = TEXT) -> RunningVersion:
+    def find(self, name: str, purpose: str = TEXT) -> ServableVersion:
         """Return the version that serves a model. Raises ``ApiError`` if it is unknown or has another purpose.
 
         Also raises the server's error for a model that is not ready.
@@ -83,7 +83,7 @@ class TextModels:
     def listed(self) -> list[dict[str, Any]]:
         """Return the descriptions of all models that this API serves."""
         found = []
-        for name in sorted({record.name for record in self._server.manager.records if record.running}):
+        for name in sorted({running.name for running in self._server.running_versions()}):
             try:
                 found.append(self.describe(name))
             except NeriteError:  # another kind of model, or an ambiguous name
@@ -101,12 +101,8 @@ class TextModels:
         return describe_model(name, self.began)
 
     def _unknown(self, name: str) -> ApiError:
-        names = [
-            record.name
-            for record in self._server.manager.records
-            if any(_answers(running.signature) for running in record.running.values())
-        ]
-        return unknown_model(name, names)
+        names = {running.name for running in self._server.running_versions() if _answers(running.signature)}
+        return unknown_model(name, sorted(names))
 
 
 def unknown_model(name: str, names: Collection[str], status: int = 404) -> ApiError:
@@ -128,9 +124,9 @@ def _answers(signature: Signature) -> bool:
 class ModelControl:
     """Loads and unloads models on request, as in Triton's OpenAI frontend."""
 
-    def __init__(self, server: InferenceServer, models: TextModels) -> None:
+    def __init__(self, server: InferenceServer) -> None:
         self._server = server
-        self._models = models
+        self._models = TextModels(server)
         self._background_calls = BackgroundCalls(reply_of)
 
     def load(self, connection: HttpExchange, model: str) -> None:
@@ -157,7 +153,7 @@ class ModelControl:
     async def _unload(self, model: str) -> Reply:
         self._check()
         if not self._runs(model):
-            names = {record.name for record in self._server.manager.records if record.running}
+            names = {running.name for running in self._server.running_versions()}
             raise unknown_model(model, names, status=400)
         await self._server.unload(model, {})
         return json_reply(self._described(model))
@@ -167,7 +163,7 @@ class ModelControl:
             raise ApiError("Model load/unload requires --model-control-mode=explicit", None, "model_control_mode")
 
     def _runs(self, model: str) -> bool:
-        return any(record.name == model and record.running for record in self._server.manager.records)
+        return any(running.name == model for running in self._server.running_versions())
 
     def _described(self, model: str) -> Mapping[str, Any]:
         return describe_model(model, self._models.began)
@@ -181,19 +177,20 @@ class OpenAi:
 
     def __init__(
         self,
-        server: InferenceServer,
+        server: TransportEntry,
+        control: ModelControl | None,
         *,
         locks: Mapping[str, Lock],
         max_input_size: int,
         sender_of: Callable[[RequestHead], SenderHeaders],
     ) -> None:
-        """``sender_of`` reads the headers about the sender from a head."""
+        """``sender_of`` reads the headers about the sender from a head. A front has no ``control``."""
         self._server = server
         self._locks = locks
         self._max_input_size = max_input_size
         self._sender_of = sender_of
         self._models = TextModels(server)
-        self._control = ModelControl(server, self._models)
+        self._control = control
         self._chats = ChatModels(server)
 
     def target(self, head: RequestHead) -> HttpTarget:
@@ -249,10 +246,12 @@ class OpenAi:
 
     def openai_load(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
         """Load a model."""
+        assert self._control is not None
         self._control.load(connection, model)
 
     def openai_unload(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, model: str) -> None:
         """Unload a model."""
+        assert self._control is not None
         self._control.unload(connection, model)
 
     def completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:

@@ -31,8 +31,7 @@ from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls, ToolCallFam
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from nerite.models.running_version import RunningVersion
-    from nerite.server import InferenceServer
+    from nerite.inference_entry import ServableVersion, TransportEntry
 
 Clock = Callable[[], datetime]
 BRIEF: Final = 0.002
@@ -392,20 +391,15 @@ class ChatModel:
 class ChatModels:
     """Cache of the chat settings of loaded models, filled lazily with a model's first chat."""
 
-    def __init__(self, server: InferenceServer) -> None:
+    def __init__(self, server: TransportEntry) -> None:
         self._server = server
-        self._known: WeakKeyDictionary[RunningVersion, ChatModel] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[ServableVersion, ChatModel] = WeakKeyDictionary()
 
-    def of(self, running: RunningVersion) -> ChatModel:
+    def of(self, running: ServableVersion) -> ChatModel:
         """Return the chat settings of a model. Raises ``NeriteError`` for invalid files and parameters."""
         known = self._known.get(running)
         if known is None:
-            parameters = running.config_json.get("parameters", {})
-
-            def parameter(key: str) -> str:
-                return str(parameters.get(key, {}).get("string_value", ""))
-
             version = self._server.version_directory(running)
-            known = ChatModel(running.name, version, parameter(PARAMETER), parameter(PARSER))
+            known = ChatModel(running.name, version, running.parameter(PARAMETER), running.parameter(PARSER))
             self._known[running] = known
         return known

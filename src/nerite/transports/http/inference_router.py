@@ -86,7 +86,7 @@ class InferenceRouter:
         sender = SenderHeaders({})
         json_size = -1
         try:
-            sender = self._sender(head)
+            sender = self.sender_of(head)
         except NeriteError as error:
             refusal = refusal or dialect.refusal(error, "application/json")
         try:
@@ -103,7 +103,7 @@ class InferenceRouter:
 
     def _upload(self, head: RequestHead, refusal: Reply | None, model: str, version: str) -> HttpTarget:
         try:
-            reader = self._reader(self._sender(head), model, version)
+            reader = self._reader(self.sender_of(head), model, version)
             _check_plain(head)
         except NeriteError as error:
             return HttpTarget(refusal=refusal or reply.error_reply(error))
@@ -119,7 +119,7 @@ class InferenceRouter:
         self, head: RequestHead, events: bool, refusal: Reply | None, model: str, version: str
     ) -> HttpTarget:
         try:
-            sender = self._sender(head)
+            sender = self.sender_of(head)
             _check_plain(head)
         except NeriteError as error:
             return HttpTarget(refusal=refusal or reply.error_reply(error))
@@ -164,7 +164,7 @@ class InferenceRouter:
 
         return HttpInferReader(model, version, sender, self._max_input_size, self._half, limit)
 
-    def _sender(self, head: RequestHead) -> SenderHeaders:
+    def sender_of(self, head: RequestHead) -> SenderHeaders:
         """Return the headers that identify the client or are forwarded to models. Raises ``InvalidArgument``."""
         get = texts(head.headers.get)
         caller = None if self._callers is None else self._callers.of(get)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
-from nerite.llm.openai.api import PREFIX, OpenAi
+from nerite.llm.openai.api import PREFIX, ModelControl, OpenAi
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import infer_response, reply, routes
 from nerite.transports.http.administration import HttpAdministration
@@ -52,7 +52,9 @@ class Router(InferenceRouter):
         self._reporting_server = server
         self._administration = HttpAdministration(server)
         self._documentation = Documentation(server, locks)
-        self._openai = OpenAi(server, locks=locks, max_input_size=max_input_size, sender_of=self._sender)
+        self._openai = OpenAi(
+            server, ModelControl(server), locks=locks, max_input_size=max_input_size, sender_of=self.sender_of
+        )
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head on the HTTP port."""
