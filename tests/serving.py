@@ -137,7 +137,7 @@ class Serving:
                     ancestor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
                 except (OSError, ValueError):
                     continue
-                if ancestor == self.process.pid and name != "helper" and not name.startswith("front_"):
+                if ancestor == self.process.pid and name != "helper":
                     found[name] = int(folder.name)
         return found
 
