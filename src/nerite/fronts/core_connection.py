@@ -48,8 +48,8 @@ class FrontEvents(Protocol):
     def figures(self) -> dict[str, Any]:
         """Return what this front has counted."""
 
-    def retire(self, share: float) -> None:
-        """Have clients reconnect that send about this share of the requests."""
+    def retire(self, share: float, most: float) -> None:
+        """Have clients reconnect that send about ``share`` of the requests, and not more than ``most``."""
 
     def lost(self) -> None:
         """End: the core is gone."""
@@ -224,7 +224,7 @@ class CoreConnection(CorkedChannel):
         elif kind == kinds.ASK_FIGURES:
             self._send(messages.json_frame(kinds.FIGURES, self._events.figures()))
         elif kind == kinds.RETIRE:
-            self._events.retire(messages.read_json(body))
+            self._events.retire(*messages.read_json(body))
         elif kind == kinds.START:
             self._events.start(bytes(body), shared_memory.received_descriptors(self._descriptors))
 

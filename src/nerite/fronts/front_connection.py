@@ -19,6 +19,7 @@ from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
+from nerite.fronts.balancer import Move
 from nerite.fronts.corked_channel import CorkedChannel
 from nerite.fronts.groups import GroupWriter, read_group
 from nerite.fronts.messages import PROTOCOLS, REASONS, AnswerKind, RelayedPiece
@@ -186,9 +187,9 @@ class FrontConnection(CorkedChannel):
         self._send(messages.frame(kinds.ASK_FIGURES))
         return self._figures_asked[-1]
 
-    def retire(self, share: float) -> None:
-        """Have clients reconnect that send about this share of the front's requests."""
-        self._send(messages.json_frame(kinds.RETIRE, share))
+    def retire(self, move: Move) -> None:
+        """Have clients reconnect, so that their requests go to other fronts."""
+        self._send(messages.json_frame(kinds.RETIRE, [move.share, move.most]))
 
     def answer(self, request: FrontRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response to a call; drop it if the front no longer waits."""

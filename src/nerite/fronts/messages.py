@@ -43,7 +43,9 @@ RELAYED: Final = 83  # the count is a ``RelayedPiece``
 CONNECTION: Final = 84  # the count is the number of the port; the body the limit of connections if it is reached, or 0
 DRAIN: Final = 85  # the count is a ``DrainStep``
 ASK_FIGURES: Final = 86
-RETIRE: Final = 87  # JSON: move connections worth this share of the front's requests to other fronts
+RETIRE: Final = (
+    87  # JSON: the share of its requests that the front is to pass on, and the share from which nothing is gained
+)
 
 BYTES_SLOT: Final = 8
 """Bytes of shared memory in which a process counts its bytes in flight."""
@@ -130,8 +132,8 @@ def span_frame(span: TraceContext) -> bytes:
 
 def read_span(body: memoryview) -> TraceContext:
     """Return the span of a SPAN message."""
-    trace_id, *others = messages.read_json(body)
-    return TraceContext(int(trace_id, 16), *others)
+    trace_id, *rest = messages.read_json(body)
+    return TraceContext(int(trace_id, 16), *rest)
 
 
 def connection_frame(port: int, limit: int) -> bytes:

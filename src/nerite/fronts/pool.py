@@ -141,7 +141,7 @@ class FrontPool:
         self._bytes: SharedBytesInFlight
         self._bytes_file: int = -1
         """Descriptor of the memory in which all processes count their bytes in flight."""
-        self._writer = CatalogueWriter(server.version_directory)
+        self._writer = CatalogueWriter()
         self._number = 0
         """Number of the last change that was published."""
         self._published = SharedState()
@@ -320,7 +320,7 @@ class FrontPool:
         """Measure the load of the fronts, and have connections moved if it is uneven."""
         move = self._balancer.measured(self._loads(), _MEASURE_EVERY)
         if move is not None and (front := self.fronts[move.front]) is not None:
-            front.retire(move.share)
+            front.retire(move)
         self._timers["measure"] = self._loop.call_later(_MEASURE_EVERY, self._measure)
 
     def drain(self, step: DrainStep) -> None:
@@ -333,6 +333,12 @@ class FrontPool:
 
     def publish(self) -> None:
         """Send what has changed to all fronts."""
+        try:
+            self._publish()
+        except Exception as error:  # a load must not fail because of it
+            report("channel", error, "while a change was sent to the fronts")
+
+    def _publish(self) -> None:
         change = SharedState(models=self._writer.changes(self._server.manager.records))
         now = self._current_state()
         for name in ("regions", "keys", "policy", "log"):

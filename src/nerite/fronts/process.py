@@ -19,6 +19,7 @@ from nerite.admission.policy import AdmissionPolicy
 from nerite.core.failures import internal_errors, report
 from nerite.fronts import messages as kinds
 from nerite.fronts.catalogue import Description, FrontVersion, follow
+from nerite.fronts.connection_retirement import ConnectionRetirement
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.relay import FrontRouting, GrpcRelay
 from nerite.fronts.shared_state import FrontStart, SharedState
@@ -88,6 +89,7 @@ class FrontProcess:
         self._policy: AdmissionPolicy | None = None
         self._entry: FrontEntry
         self._bounds: TransportLimits
+        self._retirement: ConnectionRetirement
 
     async def serve(self) -> None:
         """Serve until the core is gone."""
@@ -127,6 +129,7 @@ class FrontProcess:
             service = HttpService(self._entry, target_of, self._bounds, max_input_size=options.http.max_input_size)
             http = factory.http("HTTP", service, options.http.max_input_size)
             self._serve("http", http, http.adopt(tls_context(options.http.tls, ["http/1.1"]), self._closed("http")))
+        self._retirement = ConnectionRetirement(self._bounds.connections, self._loop)
         if options.stall_seconds:
             LoopWatchdog(self._loop, options.stall_seconds)
         IdleCheck(self._bounds, options.connections.idle_seconds).start()
@@ -196,8 +199,9 @@ class FrontProcess:
             "internal_errors": {where: count for where, count in internal_errors.counts.items() if count},
         }
 
-    def retire(self, share: float) -> None:
-        """Have clients reconnect that send about this share of the requests."""
+    def retire(self, share: float, most: float) -> None:
+        """Have clients reconnect that send about ``share`` of the requests, and not more than ``most``."""
+        self._retirement.begin(share, most)
 
     def lost(self) -> None:
         """End: the core is gone."""

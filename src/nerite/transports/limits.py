@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from nerite.core.errors import Exhausted
@@ -30,10 +31,13 @@ class ConnectionEntry(Protocol):
 
     @property
     def served(self) -> int:
-        """Number that changes with each request."""
+        """Number of requests so far."""
 
     def retire(self) -> None:
         """Close the connection, which is idle."""
+
+    def drain(self) -> None:
+        """Have the client send further requests over another connection; answer those in progress."""
 
 
 class ConnectionTable:
@@ -51,6 +55,9 @@ class ConnectionTable:
 
     def __len__(self) -> int:
         return len(self._activity)
+
+    def __iter__(self) -> Iterator[ConnectionEntry]:
+        return iter(self._activity)
 
     @property
     def full(self) -> bool:

@@ -259,6 +259,9 @@ class _BeginningConnection:
         """Have it closed instead of begun."""
         self.retired = True
 
+    def drain(self) -> None:
+        """Do nothing: a handshake has no requests."""
+
 
 class _AcceptedConnections:
     """Hands accepted sockets to their protocol. A TLS handshake counts as a connection from its start."""
