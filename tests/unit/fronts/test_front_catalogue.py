@@ -63,16 +63,13 @@ def running(number: int, *, decoupled: bool = False, parameters: dict[str, str] 
     given = parameters or {}
     return SimpleNamespace(
         number=number,
+        label=str(number),
         decoupled=decoupled,
         generates=decoupled,
         config_json={"parameters": given},
         parameter=given.__getitem__,
         signature=Signature("m", 0, [SignatureInput("IN", dtypes.INT32, (2,))], []),
     )
-
-
-def writer() -> CatalogueWriter:
-    return CatalogueWriter(lambda version: Path("/models") / str(version.number) if version.number % 2 else None)
 
 
 def ready(record: ModelRecord, **versions: Any) -> None:
@@ -96,7 +93,7 @@ def test_a_signature_arrives_as_it_was(signature: Signature) -> None:
 
 
 def test_only_changes_are_told() -> None:
-    core, writes = Catalogue(), writer()
+    core, writes = Catalogue(), CatalogueWriter()
     first, second = core.open("", "first"), core.open("", "second")
     core.open("", "never tried")
     ready(first, v1=running(1))
@@ -116,7 +113,7 @@ def test_only_changes_are_told() -> None:
 
 
 def test_a_model_that_is_gone_is_told_once() -> None:
-    core, writes = Catalogue(), writer()
+    core, writes = Catalogue(), CatalogueWriter()
     record = core.open("", "m")
     ready(record, v1=running(1))
     front = Front(writes.changes(core))
@@ -146,21 +143,23 @@ class Front:
 
 
 def test_versions_are_as_described() -> None:
-    core, writes = Catalogue(), writer()
+    core, writes = Catalogue(), CatalogueWriter()
     ready(core.open("", "m"), v1=running(1, parameters={"a": "b"}), v2=running(2, decoupled=True))
+    brought: Any = SimpleNamespace(polled=SimpleNamespace(directory=Path("/models/m")))
+    core.open("", "m").loaded = brought
     front = Front(writes.changes(core))
     latest, first = front.find("m"), front.find("m", "1")
     assert latest is front.find("m", "2")
     assert (latest.name, latest.version, latest.label, latest.number) == ("m", 2, "2", 2)
-    assert (latest.decoupled, latest.generates, latest.directory) == (True, True, "")
-    assert (first.decoupled, first.generates, first.directory) == (False, False, "/models/1")
+    assert (latest.decoupled, latest.generates, latest.directory) == (True, True, "/models/m/2")
+    assert (first.decoupled, first.generates, first.directory) == (False, False, "/models/m/1")
     assert (first.parameter("a"), first.parameter("b"), latest.parameter("a")) == ("b", "", "")
     assert latest.signature.inputs["IN"].dims == (2,)
 
 
 def test_a_version_that_did_not_change_is_kept() -> None:
     """Routes of headers refer to it."""
-    core, writes = Catalogue(), writer()
+    core, writes = Catalogue(), CatalogueWriter()
     record = core.open("", "m")
     ready(record, v1=running(1), v2=running(2))
     front = Front(writes.changes(core))
@@ -173,7 +172,7 @@ def test_a_version_that_did_not_change_is_kept() -> None:
 
 def both_say(core: Catalogue, name: str, version: str, *, namespacing: bool = False) -> None:
     """Check that core and front refuse a request alike."""
-    front = Front(writer().changes(core), namespacing=namespacing)
+    front = Front(CatalogueWriter().changes(core), namespacing=namespacing)
     raised: list[Any] = []
     for catalogue in (core, front.catalogue):
         with pytest.raises(NeriteError) as refused:
@@ -207,7 +206,7 @@ def test_namespaces_are_the_cores_own(name: str) -> None:
         core.open(namespace, "never").states[1] = VersionState(ModelState.UNAVAILABLE, "unloaded")
     ready(core.open("/b", "once"), v1=running(5))
     if name == "once":
-        front = Front(writer().changes(core), namespacing=True)
+        front = Front(CatalogueWriter().changes(core), namespacing=True)
         assert front.find("once").number == 5
         assert front.catalogue.find("twice", "", "/b").number == 1
     else:
@@ -224,7 +223,7 @@ def test_data_is_checked_before_it_is_sent() -> None:
     version = running(1)
     version.signature = Signature("m", 0, [SignatureInput("S", dtypes.BYTES, (1,))], [])
     ready(core.open("", "m"), v1=version)
-    front = Front(writer().changes(core))
+    front = Front(CatalogueWriter().changes(core))
     caller = Caller()
     front.find("m").submit(request_of(caller, b"\x02\0\0\0ab\x01\0\0\0c"))
     ((_, answer, final),) = caller.answers
@@ -238,7 +237,7 @@ def test_data_is_checked_before_it_is_sent() -> None:
 def test_reasons_of_cancellations_are_noted_for_the_channel() -> None:
     core = Catalogue()
     ready(core.open("", "m"), v1=running(1))
-    front = Front(writer().changes(core))
+    front = Front(CatalogueWriter().changes(core))
     version = front.find("m")
     version.given_up(CancelReason.TOO_LATE)
     assert front.core.cancel_reason is CancelReason.TOO_LATE
