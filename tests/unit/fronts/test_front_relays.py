@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from nerite.core.errors import NeriteError, NotFound, Overloaded
 from nerite.core.execution_observer import TraceContext
-from nerite.core.request import CancelReason
+from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts.balancer import Move
 from nerite.fronts.messages import DrainStep, RelayedPiece
@@ -31,8 +31,8 @@ CHANGING = ["/v2/repository/models/m/load", "/v2/systemsharedmemory/region/r/reg
 class Work:
     """What answers a relayed request, for a while."""
 
-    id = ""
-    header: Any = None
+    id = "mine"
+    header = RequestHeader("m", "1", ())
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -76,8 +76,12 @@ class Client:
         self.secure = secure
         self.outer_span = outer_span
         self.told: list[tuple[str, list[bytes]]] = []
+        self.named = ("", "", "")
+        """Id, model and version of the work, when its reply was sent."""
 
     def send(self, parts: Sequence[Buffer]) -> None:
+        header = self.request.header
+        self.named = (self.request.id, header.model_name, header.model_version)
         self.request = None
         self.told.append(("send", values(parts)))
 
