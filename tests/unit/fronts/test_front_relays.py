@@ -131,6 +131,7 @@ def test_a_request_and_its_reply(size: int, secure: bool, monkeypatch: pytest.Mo
         exchange.send([b"again"])
         await ends.settle()
         assert client.told == [("send", [b"HTTP/1.1 200 OK\r\n\r\n", tensor(LARGE, 3)])]
+        assert client.named == ("mine", "m", "1"), "for the access log"
         assert ends.front.in_flight == len(ends.core.exchanges) == 0
         await relayed(ends, Client(), head_of())
         assert handler.exchanges[1].outer_span is None
