@@ -69,10 +69,11 @@ bench-llm: $(VENV)/dev  ## language models through the server, beside the bare e
 bench-llm-overload: $(VENV)/dev  ## a language model of which tenants and classes ask more than it can do (7 minutes)
 	$(BIN)/python benchmarks/llm_overload.py
 
-soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted (10 minutes)
+soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted; fronts that are killed (20 minutes)
 	$(BIN)/python benchmarks/churn.py
 	COUNTED_REQUESTS=100000 $(BIN)/pytest tests/chaos/test_exact_counts.py
 	NERITE_TEST_LOADS=1000 $(BIN)/pytest tests/chaos/test_loads_beside_traffic.py
+	NERITE_TEST_FRONT_KILLS=100 $(BIN)/pytest tests/chaos/test_front_processes.py
 
 # INPUTS=, MINUTES=, SURFACES=json,grpc, SEED=, PROFILE=all, TLS=1
 fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINUTES=, INPUTS=); findings are in fuzz-findings/

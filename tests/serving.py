@@ -24,6 +24,7 @@ import numpy as np
 NERITE = Path(sys.executable).with_name("nerite")
 PATIENCE = 90.0
 """Seconds after which something hangs, however busy the machine. Less than pytest gives a test, so that it can tell."""
+_FRONT = "front_"
 _NOTED = re.compile("was read: |was read and is in force|The previous policy stays in force")
 _STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 
@@ -120,6 +121,13 @@ class Serving:
 
     def workers(self) -> dict[str, int]:
         """Return the worker processes by instance name, without helper processes and front processes."""
+        return {name: pid for name, pid in self._forked().items() if not name.startswith(_FRONT)}
+
+    def fronts(self) -> dict[str, int]:
+        """Return the front processes by name."""
+        return {name: pid for name, pid in self._forked().items() if name.startswith(_FRONT)}
+
+    def _forked(self) -> dict[str, int]:
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():

@@ -238,3 +238,15 @@ def test_nothing_is_registered_unless_that_is_allowed(call: str) -> None:
     with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true' to enable"):
         getattr(SharedMemoryRegions(allowed=False), call)(*arguments)
     assert SharedMemoryRegions(allowed=False).listed("") == []
+
+
+def test_regions_of_another_process(regions: SharedMemoryRegions, file: Path) -> None:
+    """Those of the same number stay open; those whose file is gone are left out."""
+    regions.follow([(1, "kept", KEY, 0, 100), (2, "moved", KEY, 0, 100), (3, "gone", KEY, 0, 100)])
+    kept = regions.listed("kept")[0].file
+    unanswered = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
+    regions.use(unanswered, [SharedMemoryInput("moved", 0, 4), SharedMemoryInput("gone", 0, 4)])
+    regions.follow([(1, "kept", KEY, 0, 100), (4, "moved", KEY, 10, 100), (5, "nothing", f"{KEY}_none", 0, 100)])
+    assert [(each.name, each.offset) for each in regions.listed("")] == [("kept", 0), ("moved", 10)]
+    assert regions.listed("kept")[0].file is kept
+    assert bytes(read(regions, 0, 2, "moved")) == bytes([10, 11])

@@ -214,9 +214,8 @@ class CoreConnection(CorkedChannel):
         elif kind == kinds.RELAYED:
             self._relayed(RelayedPiece(count), body)
         elif kind == kinds.CONNECTION:
-            descriptor = shared_memory.received_descriptors(self._descriptors)
-            self._events.adopt(socket.socket(fileno=descriptor), count, kinds.read_limit(body))
-            shared_memory.keep_spares()
+            self._send(messages.frame(kinds.ADOPTED))
+            self._adopt(count, kinds.read_limit(body))
         elif kind == kinds.STATE:
             self._events.change(bytes(body))
         elif kind == kinds.DRAIN:
@@ -262,6 +261,17 @@ class CoreConnection(CorkedChannel):
         take = self._relays.get(number) if more else self._relays.pop(number, None)
         if take is not None:
             take(piece, name, data)
+
+    def _adopt(self, port: int, limit: int) -> None:
+        """Take over a connection; without a descriptor for it, close it."""
+        try:
+            descriptor = shared_memory.received_descriptors(self._descriptors)
+        except OSError:
+            self._descriptors.recv(1)
+            self.closed(port)
+        else:
+            self._events.adopt(socket.socket(fileno=descriptor), port, limit)
+        shared_memory.keep_spares()
 
     def _map(self, **segment: Any) -> None:
         """Map memory of the core or of a worker. It is not offered to others."""

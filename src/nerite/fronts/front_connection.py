@@ -6,8 +6,9 @@ import asyncio
 import json
 import pickle
 import socket
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from google.protobuf.message import Message
 
@@ -34,6 +35,12 @@ from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
+
+
+_MAX_ADOPTING: Final = 64
+"""Maximum number of connections that a front has been handed and has not taken over."""
+SILENT: Final = 2
+"""Number of measurements from which a front that does not answer gets no connections, and no reply waits for it."""
 
 
 class FrontOwner(Protocol):
@@ -119,7 +126,9 @@ class FrontConnection(CorkedChannel):
         foreign_segments: ForeignSegments,
         server: InferenceServer,
         owner: FrontOwner,
+        most_connections: int,
     ) -> None:
+        """The front has descriptors for ``most_connections``."""
         arena = Arena()
         super().__init__(process.name, process.channel, process.descriptors, arena, foreign_segments)
         foreign_segments.host(arena)
@@ -150,10 +159,14 @@ class FrontConnection(CorkedChannel):
         """Number of open connections of each port."""
         self.figures: dict[str, Any] = {}
         """What the front has counted, as of its last report."""
-        self._figures_asked: list[asyncio.Future[None]] = []
-        """Done with the next report."""
-        self.stuck_since: float | None = None
-        """Since when the front has not taken over a change; None if it has."""
+        self.silent = 0
+        """Number of measurements in a row since its last answer."""
+        self._asked: deque[asyncio.Future[None]] = deque()
+        """Questions for figures that are not answered."""
+        self._most_connections = most_connections
+        self._adopting = 0
+        """Number of connections that were handed over and are not taken over."""
+        self._closed = False
         self._heads = HeadCache()
 
     def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart, bytes_file: int) -> None:
@@ -166,12 +179,24 @@ class FrontConnection(CorkedChannel):
         """Send a change of the state that all fronts share."""
         self._send(messages.frame(kinds.STATE, pickle.dumps((number, change))))
 
+    @property
+    def responsive(self) -> bool:
+        """Whether the front serves, and answers."""
+        return self.ready and self.silent < SILENT
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the front can be handed one more connection."""
+        room = sum(self.connections) < self._most_connections
+        return room and self.responsive and self._adopting < _MAX_ADOPTING
+
     def hand_over(self, descriptor: int, port: int, limit: int) -> bool:
         """Hand over an accepted connection; return False if the front takes none at the moment."""
         try:
             socket.send_fds(self._descriptors, [b"."], [descriptor], socket.MSG_DONTWAIT)
         except OSError:
             return False
+        self._adopting += 1
         self.connections[port] += 1
         self._send(kinds.connection_frame(port, limit))
         return True
@@ -181,11 +206,19 @@ class FrontConnection(CorkedChannel):
         self._send(messages.frame(kinds.DRAIN, b"", step))
 
     def ask_figures(self) -> asyncio.Future[None]:
-        """Ask for ``figures``; the result is done when they are there."""
+        """Ask for ``figures``; return a future that is done with the answer, or the end of the front."""
         assert self._loop is not None
-        self._figures_asked.append(self._loop.create_future())
+        answered: asyncio.Future[None] = self._loop.create_future()
+        self._asked.append(answered)
         self._send(messages.frame(kinds.ASK_FIGURES))
-        return self._figures_asked[-1]
+        return answered
+
+    def measure(self) -> None:
+        """Ask whether the front still answers, or count that it does not."""
+        if self._asked:
+            self.silent += 1
+        else:
+            self.ask_figures()
 
     def retire(self, move: Move) -> None:
         """Have clients reconnect, so that their requests go to other fronts."""
@@ -221,7 +254,9 @@ class FrontConnection(CorkedChannel):
         super()._flush()
 
     def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer], name: bytes = b"") -> None:
-        """Send a piece of a relayed reply. ``name`` is that of the work, see ``work_name``."""
+        """Send a piece of a relayed reply; drop it if the front is gone. ``name``: see ``work_name``."""
+        if self._closed:
+            return
         parts: list[Buffer] = [kinds.buffers_head(name, data)]
         self._responses.begin()
         self._responses.buffers(name, data, parts)
@@ -246,6 +281,8 @@ class FrontConnection(CorkedChannel):
             self._relay_http(bool(count), body)
         elif kind == kinds.RELAY_GRPC:
             self._relay_grpc(body)
+        elif kind == kinds.ADOPTED:
+            self._adopting -= 1
         elif kind == kinds.CLOSED:
             self.connections[count] -= 1
         elif kind == kinds.ACKNOWLEDGE:
@@ -257,9 +294,8 @@ class FrontConnection(CorkedChannel):
             figures = messages.read_json(body)
             self._owner.counted(self, figures)
             self.figures = figures
-            asked, self._figures_asked = self._figures_asked, []
-            for each in asked:
-                each.set_result(None)
+            self.silent = 0
+            _done(self._asked.popleft())
         elif kind == kinds.READY:
             self.ready = True
             self._owner.ready(self)
@@ -374,6 +410,14 @@ class FrontConnection(CorkedChannel):
 
     # The end.
 
+    def close(self) -> None:
+        """Close the connection, and release the memory of both ends."""
+        self._closed = True
+        super().close()
+        self._arena.close()
+        while self._asked:
+            _done(self._asked.popleft())
+
     def _lost(self) -> None:
         calls, self.calls = self.calls, {}
         exchanges, self.exchanges = self.exchanges, {}
@@ -385,3 +429,8 @@ class FrontConnection(CorkedChannel):
 
     def _kill(self, reason: str) -> None:
         self.process.kill(reason)
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,8 +1,8 @@
 """Messages between the core and a front process. Framing and records are those of workers (``workers.ipc``).
 
 From a front: an inference (CALL) or a request of another kind (RELAY_HTTP, RELAY_GRPC), each with a number of its own;
-what becomes of them (CANCEL, PAUSE, RESUME); connections that have ended (CLOSED); and the state it has taken over
-(ACKNOWLEDGE). From the core: responses (ANSWER), pieces of relayed replies (RELAYED), accepted connections
+what becomes of them (CANCEL, PAUSE, RESUME); connections taken over (ADOPTED) and ended (CLOSED); and the state it has
+taken over (ACKNOWLEDGE). From the core: responses (ANSWER), pieces of relayed replies (RELAYED), accepted connections
 (CONNECTION), and what all fronts must know (STATE). START and CONNECTION are preceded by a descriptor.
 """
 
@@ -34,6 +34,7 @@ CLOSED: Final = 72  # the count is the number of the port
 LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
+ADOPTED: Final = 77  # a connection was taken over
 # From the core.
 START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes
@@ -89,8 +90,6 @@ class DrainStep(IntEnum):
 
     NOTIFY = 0
     STOP_ACCEPTING = 1
-    FORGET = 2
-    """Not part of a shutdown: access rules have changed, so requests are to be parsed in full."""
 
 
 _CALL: Final = struct.Struct("<QQ")

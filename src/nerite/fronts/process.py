@@ -16,6 +16,7 @@ from typing import Any, cast
 import uvloop
 
 from nerite.admission.policy import AdmissionPolicy
+from nerite.core.byte_budget import BUDGETS
 from nerite.core.failures import internal_errors, report
 from nerite.fronts import messages as kinds
 from nerite.fronts.catalogue import Description, FrontVersion, follow
@@ -184,10 +185,8 @@ class FrontProcess:
         for listener in self._listeners.values():
             if step is kinds.DrainStep.NOTIFY:
                 listener.drain()
-            elif step is kinds.DrainStep.STOP_ACCEPTING:
-                listener.stop_accepting()
             else:
-                listener.forget()
+                listener.stop_accepting()
 
     def figures(self) -> dict[str, Any]:
         """Return what this front has counted."""
@@ -196,6 +195,7 @@ class FrontProcess:
             "bytes_refused": bounds.bytes.refused,
             "refused": dict(bounds.refused),
             "closed": dict(bounds.closed),
+            "caches": {budget.name: [budget.used, budget.evictions] for budget in BUDGETS if budget.used},
             "internal_errors": {where: count for where, count in internal_errors.counts.items() if count},
         }
 

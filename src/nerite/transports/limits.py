@@ -310,14 +310,14 @@ METRICS: Final = MetricTable[TransportLimits]((
 ))  # fmt: skip
 
 
-def connections_for(files: int) -> int:
-    """Return the maximum number of connections for a limit of open file descriptors.
+def connections_for(files: int, most: int = _MAX_CONNECTIONS) -> int:
+    """Return the maximum number of connections, no more than ``most``, for a limit of open file descriptors.
 
     A quarter is left for models, workers and their files; of a very small limit, half.
     """
     if files == resource.RLIM_INFINITY:
-        return _MAX_CONNECTIONS
-    return min(files - max(files // 4, min(files // 2, 256)), _MAX_CONNECTIONS)
+        return most
+    return min(files - max(files // 4, min(files // 2, 256)), most)
 
 
 def bytes_for(memory: int) -> int:

@@ -98,7 +98,9 @@ _HANDSHAKE_TIMEOUT: Final = 10.0
 _ACCEPT_BATCH: Final = 64
 """Maximum number of connections accepted in Python in one turn of the loop."""
 _ACCEPT_PAUSE: Final = 0.1
-"""Pause after a connection could not be accepted or taken, in seconds."""
+"""Pause after the system ran out of file descriptors or memory for a connection, in seconds."""
+_TAKE_PAUSE: Final = 0.01
+"""Pause after an accepted connection could not be passed on, in seconds."""
 _LINGER: Final = 1.0
 """Seconds that a refused connection stays open: if closed at once, its client might not see the refusal."""
 _MAX_LINGERING: Final = 64
@@ -366,19 +368,24 @@ class AcceptingPort:
     """Port that accepts connections in Python and passes on their sockets."""
 
     def __init__(self, sockets: list[socket.socket], take: Callable[[socket.socket], bool]) -> None:
-        """``take`` returns whether more sockets can be taken now."""
+        """``take`` returns False if it cannot take a socket yet; the port then offers it again."""
         self.number: int = sockets[0].getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self.sockets = sockets
         self._take = take
         self._pause_timer: asyncio.TimerHandle | None = None
+        self._held: socket.socket | None = None
+        """Accepted connection that could not be passed on yet. Others wait in the backlog meanwhile."""
         self._resume_accepting()
 
     @classmethod
     async def open(
         cls, service: str, address: str, port: int, take: Callable[[socket.socket], bool], *, reuse_port: bool
     ) -> AcceptingPort:
-        """Listen, and call ``take`` with each accepted socket. Raises ``Unavailable`` with the service's name."""
+        """Listen, and call ``take`` with each accepted socket. Raises ``Unavailable`` with the service's name.
+
+        ``take`` returns False for a socket that cannot be taken yet; it is called again after a pause.
+        """
         sockets: list[socket.socket] = []
         try:
             for family, place in await _bind_addresses(address, port):
@@ -398,10 +405,22 @@ class AcceptingPort:
         for listening in self.sockets:
             self._loop.remove_reader(listening)
             listening.close()
+        if self._held is not None:
+            self._held.close()
 
     def _resume_accepting(self) -> None:
+        if self._held is not None:
+            if not self._take(self._held):
+                self._pause(_TAKE_PAUSE)
+                return
+            self._held = None
         for listening in self.sockets:
             self._loop.add_reader(listening, self._accept, listening)
+
+    def _pause(self, seconds: float) -> None:
+        for listening in self.sockets:
+            self._loop.remove_reader(listening)
+        self._pause_timer = self._loop.call_later(seconds, self._resume_accepting)
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept pending connections in batches, so that open connections get their turn."""
@@ -411,16 +430,12 @@ class AcceptingPort:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:  # out of file descriptors or memory: retrying at once would fail the same way
-                self._pause()
+                self._pause(_ACCEPT_PAUSE)
                 return
             if not self._take(accepted):
-                self._pause()
+                self._held = accepted
+                self._pause(_TAKE_PAUSE)
                 return
-
-    def _pause(self) -> None:
-        for each in self.sockets:
-            self._loop.remove_reader(each)
-        self._pause_timer = self._loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
 
 
 def admit_no_more(sockets: Iterable[socket.socket]) -> None:

@@ -163,7 +163,7 @@ class Ends:
         descriptors, others = socket.socketpair()
         self.process = Process("front_0", channel, descriptors)
         server: Any = self.server
-        self.core = FrontConnection(self.process, ForeignSegments(), server, self.owner)
+        self.core = FrontConnection(self.process, ForeignSegments(), server, self.owner, 1000)
         """The core's end."""
         self.front = CoreConnection(self.sockets[1], others, ForeignSegments(), self.events)
         """The front's end."""
