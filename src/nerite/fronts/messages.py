@@ -34,7 +34,7 @@ CLOSED: Final = 72  # the count is the number of the port
 LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
-ADOPTED: Final = 77  # a connection was taken over
+ADOPTED: Final = 78  # a connection was taken over
 # From the core.
 START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes
