@@ -1,6 +1,6 @@
 """Streams of tokens through gRPC ModelStreamInfer, or as chats of OpenAI's API: a client with one process and one loop.
 
-So many streams each have a request under way all the time. Prints, as JSON, the parts of answers that came (a token
+So many streams each have a request under way all the time. Prints "warm" and then, as JSON, the parts of answers that came (a token
 each), in how many seconds, the percentiles of the time from one part to the next, in milliseconds, and the processor
 time of the client.
 
@@ -22,9 +22,9 @@ from contestants import ROOT
 
 sys.path.insert(0, str(ROOT / "src"))
 
-from nerite.client.connection import Address  # noqa: E402
-from nerite.tools.bench.grpc_generator import GrpcClientCall, GrpcLine, header_block  # noqa: E402
-from nerite.wire.grpc_service import ModelInferRequest  # noqa: E402
+from nerite.client.connection import Address
+from nerite.tools.bench.grpc_generator import GrpcClientCall, GrpcLine, header_block
+from nerite.wire.grpc_service import ModelInferRequest
 
 MODEL = "tokens"
 TOKENS = 256
@@ -161,6 +161,7 @@ async def run(protocol: str, port: int, streams: int, seconds: float) -> dict[st
         for _ in range(streams):
             await loop.create_connection(lambda: ChatStream(parts, message), "127.0.0.1", port)
     await asyncio.sleep(_WARM_UP)
+    print("warm", flush=True)
     count, began, spent = parts.count, time.perf_counter(), time.process_time()
     parts.gaps.clear()
     await asyncio.sleep(seconds)
