@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from before import family
 from contestants import ROOT, Contestant, identity_repository
@@ -17,6 +17,7 @@ from token_streams import MODEL
 
 STAND_IN = ROOT / "tests" / "stand_ins" / "vllm"
 _ENGINE = {"model": "m", "mortal": False, "max_model_len": 1000, "max_num_seqs": 4096, "num_gpu_blocks_override": 2**18}
+Noted = TypeVar("Noted")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -62,21 +63,33 @@ class FrontLoad(NamedTuple):
 def spent(server: Contestant) -> Times:
     """Return the seconds of processor time that the processes of a server have used."""
     core = fronts = others = 0.0
+    of_fronts = front_processes(server)
     for process in family(server.process.pid):
         try:
-            fields = Path(f"/proc/{process}/stat").read_text()
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        name, _, rest = fields.partition("(")[2].rpartition(")")
-        user, system = rest.split()[11:13]
-        seconds = (int(user) + int(system)) / _TICK
+        seconds = (int(fields[11]) + int(fields[12])) / _TICK
         if process == server.process.pid:
             core += seconds
-        elif name.startswith("front_"):
+        elif process in of_fronts:
             fronts += seconds
         else:
             others += seconds
     return Times(core, fronts, others)
+
+
+def front_processes(server: Contestant) -> list[int]:
+    """Return the front processes of a server, by their names."""
+    found = {}
+    for process in family(server.process.pid):
+        try:
+            name = Path(f"/proc/{process}/comm").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith("front_"):
+            found[name] = process
+    return [found[name] for name in sorted(found)]
 
 
 def repository(folder: Path) -> Path:
@@ -133,34 +146,38 @@ def tokens(protocol: str, streams: int, seconds: float) -> Callable[[Contestant]
 
     def run(server: Contestant) -> tuple[Pace, Times]:
         port = server.grpc if protocol == "grpc" else server.http
-        command = [sys.executable, str(ROOT / "benchmarks" / "token_streams.py"), protocol, str(port)]
-        command += [str(streams), str(seconds)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as client:
-            assert client.stdout is not None
-            client.stdout.readline()
-            before = spent(server)
-            line = client.stdout.readline()
-            after = spent(server)
-            client.communicate()
-        if client.returncode:
-            raise RuntimeError("the streams of tokens have failed")
-        said = json.loads(line)
+        before, after, said = warmed(["token_streams.py", protocol, port, streams, seconds], lambda: spent(server))
         pace = Pace(said["parts"] / said["seconds"], said["client"] * 1e6, p50=said["p50"], p99=said["p99"])
         return pace, after.per(before, said["parts"])
 
     return run
 
 
-def loads(folder: Path, seconds: float, streams: Sequence[int]) -> list[FrontLoad]:
-    """Return all loads."""
+def warmed(command: Sequence[object], note: Callable[[], Noted]) -> tuple[Noted, Noted, dict[str, float]]:
+    """Run a client of this folder; return what there was to note when it was warm, and after it, and what it says."""
+    program, *arguments = map(str, command)
+    line = [sys.executable, str(ROOT / "benchmarks" / program), *arguments]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        client.stdout.readline()
+        before = note()
+        said = client.stdout.readline()
+        after = note()
+    if client.returncode:
+        raise RuntimeError(f"{program} has failed")
+    return before, after, json.loads(said)
+
+
+def loads(folder: Path, seconds: int, streams: Sequence[int], *, tls: bool = False) -> list[FrontLoad]:
+    """Return all loads; with ``tls`` those of models that are no language models."""
 
     def http(name: str, body: str, connections: int, target: float, model: str = "identity") -> FrontLoad:
-        run = public(wrk(folder, body, connections, seconds, model), seconds)
+        run = public(wrk(folder, body, connections, seconds, model, tls=tls), seconds)
         return FrontLoad(name, run, target, ("http", http_message(folder, body, model)))
 
     def grpc(name: str, size: str, calls: int, target: float, model: str = "identity") -> FrontLoad:
         at = folder if model == "identity" else folder / model
-        run = public(h2load(at, size, 8, calls, seconds), seconds)
+        run = public(h2load(at, size, 8, calls, seconds, tls=tls), seconds)
         return FrontLoad(name, run, target, ("grpc", (at / f"{size}.grpc").read_bytes()))
 
     found = [
@@ -172,6 +189,8 @@ def loads(folder: Path, seconds: float, streams: Sequence[int]) -> list[FrontLoa
         http("in the core: HTTP, binary, 64 bytes, 32 connections", "small", 32, 0.0, "inside"),
         grpc("in the core: gRPC, 64 bytes, 8 connections x 8", "small", 8, 0.0, "inside"),
     ]
+    if tls:
+        return found
     for protocol, title in (("grpc", "ModelStreamInfer"), ("chat", "/v1/chat")):
         found += [FrontLoad(f"tokens, {title}, {count} streams", tokens(protocol, count, seconds), 0.0)
                   for count in streams]  # fmt: skip

@@ -145,7 +145,7 @@ def report(options: argparse.Namespace, folder: Path, models: Path) -> str:
                 text += (made := lines(load, rows))
                 print(made, end="", file=sys.stderr, flush=True)
     if options.json:
-        rows_json = [{"load": row.load, "fronts": row.fronts} | row.pace._asdict() | row.times._asdict()
+        rows_json = [{"load": row.load, "processes": row.fronts} | row.pace._asdict() | row.times._asdict()
                      for row in found]  # fmt: skip
         options.json.write_text(json.dumps(rows_json, indent=1))
     return text
@@ -153,7 +153,7 @@ def report(options: argparse.Namespace, folder: Path, models: Path) -> str:
 
 def main() -> None:
     """Measure and report."""
-    parser = command_line(__doc__, 3.0, 3)
+    parser = command_line(__doc__, 3, 3)
     parser.add_argument("--fronts", type=int, nargs="+", default=[2], help="numbers of front processes (default: 2)")
     parser.add_argument("--streams", type=int, nargs="+", default=[8, 200], help="of tokens (default: 8 200)")
     parser.add_argument("--only", nargs="*", default=[], help="loads whose name contains one of these")

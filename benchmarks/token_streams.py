@@ -1,8 +1,8 @@
 """Streams of tokens through gRPC ModelStreamInfer, or as chats of OpenAI's API: a client with one process and one loop.
 
-So many streams each have a request under way all the time. Prints "warm" and then, as JSON, the parts of answers that came (a token
-each), in how many seconds, the percentiles of the time from one part to the next, in milliseconds, and the processor
-time of the client.
+So many streams each have a request under way all the time. Prints "warm" and then, as JSON, the parts of answers that
+came (a token each), in how many seconds, the percentiles of the time from one part to the next, in milliseconds, and
+the processor time of the client for one.
 
     python benchmarks/token_streams.py grpc|chat PORT STREAMS SECONDS
 """
