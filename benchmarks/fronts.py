@@ -11,8 +11,8 @@ process; tokens come from a stand-in for vLLM with a step each millisecond.
   processes, and of the client;
 - "core / single": the processor time of the core in proportion to that of a single process for the same request;
 - p50 and p99: of requests at random moments (open loop), "at" so many a second: 70 % of what the same client, that of
-  `nerite bench`, gets with 32 at a time, because it takes more processor time than wrk; of tokens the time from one to
-  the next, at the full rate.
+  `nerite bench`, gets of the slowest server with 32 at a time, because it takes more processor time than wrk; of tokens
+  the time from one to the next, at the full rate.
 
 --phases attributes the processor time to phases (see front_phases.py), --spread compares with SO_REUSEPORT (see
 front_spread.py); each alone. --json writes the times for front_model.py. Needs wrk and h2load (Debian: wrk,
@@ -48,7 +48,7 @@ from nerite.tools.bench.measurement import BenchPlan, BenchTarget, LoadLevel, Re
 from nerite.tools.bench.session import Fleet
 
 _LATENCY_AT = 0.7
-"""Of the rate of the same client with ``_CONCURRENCY`` requests at a time."""
+"""Of what the same client gets of the slowest server with ``_CONCURRENCY`` requests at a time."""
 _CONCURRENCY = 32
 _WARM_UP = 0.5
 
@@ -63,27 +63,36 @@ class Row(NamedTuple):
     times: Times
 
 
-def latency(server: Contestant, message: tuple[str, bytes], seconds: float) -> tuple[float, float, float]:
-    """Return a rate, and p50 and p99 in milliseconds with as many requests a second at random moments."""
+def latencies(
+    servers: dict[int, Contestant], message: tuple[str, bytes], seconds: float
+) -> dict[int, tuple[float, float, float]]:
+    """Return, by server, a rate that all can keep, and p50 and p99 in milliseconds with it."""
     protocol, content = message
-    port = server.http if protocol == "http" else server.grpc
-    target = BenchTarget("http" if protocol == "http" else "grpc", Address.parse(f"127.0.0.1:{port}"))
-    with Fleet(BenchPlan(target, RoundRobin((content,)))) as fleet:
-        capacity = len(_records(fleet, LoadLevel(concurrency=_CONCURRENCY), seconds / 2).ended) / (seconds / 2)
-        rate = capacity * _LATENCY_AT
-        records = _records(fleet, LoadLevel(rate=rate, arrivals="poisson"), seconds)
-    p50, *_, p99 = statistics.quantiles(records.latency.tolist(), n=100)[49:]
-    return rate, p50 * 1000, p99 * 1000
+    plans = {}
+    for count, server in servers.items():
+        port = server.http if protocol == "http" else server.grpc
+        target = BenchTarget("http" if protocol == "http" else "grpc", Address.parse(f"127.0.0.1:{port}"))
+        plans[count] = BenchPlan(target, RoundRobin((content,)))
+    closed = LoadLevel(concurrency=_CONCURRENCY)
+    capacities = [len(_records(plan, closed, seconds).ended) / seconds for plan in plans.values()]
+    rate = _LATENCY_AT * min(capacities)
+    found = {}
+    for count, plan in plans.items():
+        records = _records(plan, LoadLevel(rate=rate, arrivals="poisson"), seconds)
+        percentiles = statistics.quantiles(records.latency.tolist(), n=100)
+        found[count] = (rate, percentiles[49] * 1000, percentiles[98] * 1000)
+    return found
 
 
-def _records(fleet: Fleet, level: LoadLevel, seconds: float) -> Records:
+def _records(plan: BenchPlan, level: LoadLevel, seconds: float) -> Records:
     """Return what came in ``seconds`` of a load."""
-    fleet.begin(level)
-    time.sleep(_WARM_UP)
-    fleet.take()
-    time.sleep(seconds)
-    records = fleet.take().records
-    fleet.end()
+    with Fleet(plan) as fleet:
+        fleet.begin(level)
+        time.sleep(_WARM_UP)
+        fleet.take()
+        time.sleep(seconds)
+        records = fleet.take().records
+        fleet.end()
     if records.reasons:
         raise RuntimeError(records.reasons[0])
     return records
@@ -96,11 +105,12 @@ def measured(load: FrontLoad, servers: dict[int, Contestant], seconds: float, ro
         for count in list(servers)[:: 1 if number % 2 else -1]:
             runs[count].append(load.run(servers[count]))
     rows = []
-    for count, server in servers.items():
+    found = latencies(servers, load.message, seconds) if load.message is not None else {}
+    for count in servers:
         pace = Pace(*(statistics.median(values) for values in zip(*(run[0] for run in runs[count]), strict=True)))
         times = Times(*(statistics.median(values) for values in zip(*(run[1] for run in runs[count]), strict=True)))
-        if load.message is not None:
-            at, p50, p99 = latency(server, load.message, seconds)
+        if count in found:
+            at, p50, p99 = found[count]
             pace = pace._replace(at=at, p50=p50, p99=p99)
         rows.append(Row(load.name, count, pace, times))
     return rows
@@ -125,7 +135,8 @@ def lines(load: FrontLoad, rows: Sequence[Row]) -> str:
             wanted = f"{load.target:.0%}" if load.target else ""
         text += f"| {row.load} | {row.fronts} | {pace.rate:,.0f} | {ratio} | {times.core:.1f} us "
         text += f"| {times.fronts:.1f} us | {times.others:.1f} us | {pace.client:.1f} us | {share} | {wanted} "
-        text += f"| {pace.at:,.0f} | {pace.p50:.2f} ms | {pace.p99:.2f} ms |\n"
+        at = f"{pace.at:,.0f}" if pace.at else ""
+        text += f"| {at} | {pace.p50:.2f} ms | {pace.p99:.2f} ms |\n"
     return text
 
 
