@@ -22,16 +22,22 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Times(NamedTuple):
-    """Processor time of a server's processes, in seconds, or microseconds a request."""
+    """Processor time of a server's processes, in seconds, or microseconds a request; and how often they slept."""
 
-    core: float
-    fronts: float
-    others: float
+    core: float = 0.0
+    fronts: float = 0.0
+    others: float = 0.0
     """Workers, their fork server, helpers."""
+    core_sleeps: float = 0.0
+    """Number of times that it waited and was awakened, or that number for a request."""
+    fronts_sleeps: float = 0.0
+    others_sleeps: float = 0.0
 
     def per(self, before: Times, count: float) -> Times:
-        """Return the microseconds a request since ``before``."""
-        return Times(*((now - then) / count * 1e6 for now, then in zip(self, before, strict=True)))
+        """Return the figures for a request since ``before``."""
+        units = (1e6, 1e6, 1e6, 1.0, 1.0, 1.0)
+        changes = (now - then for now, then in zip(self, before, strict=True))
+        return Times(*(change / count * unit for change, unit in zip(changes, units, strict=True)))
 
 
 class Pace(NamedTuple):
@@ -61,22 +67,19 @@ class FrontLoad(NamedTuple):
 
 
 def spent(server: Contestant) -> Times:
-    """Return the seconds of processor time that the processes of a server have used."""
-    core = fronts = others = 0.0
+    """Return the seconds of processor time that the processes of a server have used, and how often they slept."""
+    totals = dict.fromkeys(Times._fields, 0.0)
     of_fronts = front_processes(server)
     for process in family(server.process.pid):
         try:
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            status = Path(f"/proc/{process}/status").read_text()
         except OSError:
             continue
-        seconds = (int(fields[11]) + int(fields[12])) / _TICK
-        if process == server.process.pid:
-            core += seconds
-        elif process in of_fronts:
-            fronts += seconds
-        else:
-            others += seconds
-    return Times(core, fronts, others)
+        kind = "core" if process == server.process.pid else "fronts" if process in of_fronts else "others"
+        totals[kind] += (int(fields[11]) + int(fields[12])) / _TICK
+        totals[f"{kind}_sleeps"] += int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return Times(**totals)
 
 
 def front_processes(server: Contestant) -> list[int]:

@@ -10,8 +10,8 @@ one group. So batches become larger as load grows, and a wake-up costs less for 
 Times are those of one request, in microseconds: of a front (``--front-in``, ``--front-out``), the core (``--core-in``,
 ``--core-out``), a worker (``--worker``), and of a wake-up (``--wake``). --json takes them from the file that
 `benchmarks/fronts.py --json` writes, for the load whose name begins with --load: half of a process's time is that of a
-request, half that of its answer. Its times include the wake-ups at that load, so --wake is taken out of them, once for
---batch requests. The last column of the second table is the bound without queues: min(N / front, W / worker, 1 / core,
+request, half that of its answer. Its times include wake-ups, so --wake is taken out of them as often as the process
+slept. The last column of the second table is the bound without queues: min(N / front, W / worker, 1 / core,
 P / total).
 """
 
@@ -227,7 +227,7 @@ class Simulation:
             self._send(self._workers[self._next_worker], message)
 
 
-def from_table(rows: Sequence[dict[str, float]], load: str, wake: float, batch: float) -> ServiceTimes:
+def from_table(rows: Sequence[dict[str, float]], load: str, wake: float) -> ServiceTimes:
     """Return the times of the row of a load with most fronts. Raises ``ValueError`` if there is none."""
     found = [row for row in rows if str(row["load"]).startswith(load) and row["processes"] > 1]
     if not found:
@@ -235,7 +235,7 @@ def from_table(rows: Sequence[dict[str, float]], load: str, wake: float, batch: 
     row = max(found, key=lambda each: each["processes"])
 
     def half(name: str) -> float:
-        return max(row[name] / 2 - wake / batch, 0.1)
+        return max((row[name] - wake * row[f"{name}_sleeps"]) / 2, 0.1)
 
     return ServiceTimes(half("fronts"), half("fronts"), half("core"), half("core"), 2 * half("others"), wake)
 
@@ -270,13 +270,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="of simulated time (default: %(default)g)")
     parser.add_argument("--json", type=Path, help="what fronts.py has written")
     parser.add_argument("--load", default="HTTP, binary, 64", help="a load of that file (default: %(default)s)")
-    parser.add_argument(
-        "--batch", type=float, default=4.0, help="requests a wake-up in the file (default: %(default)g)"
-    )
     options = parser.parse_args()
     times = ServiceTimes(*(getattr(options, name) for name in ServiceTimes._fields))
     if options.json:
-        times = from_table(json.loads(options.json.read_text()), options.load, options.wake, options.batch)
+        times = from_table(json.loads(options.json.read_text()), options.load, options.wake)
     print("Microseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in times._asdict().items()) + "\n")
     network = Network(options.clients, 1, options.workers, 1, times, options.wire, options.turn)
     print(tables(network, options.seconds))

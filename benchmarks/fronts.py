@@ -9,6 +9,8 @@ process; tokens come from a stand-in for vLLM with a step each millisecond.
 
 - processor time, in microseconds a request (or token): of the core, of all fronts together, of workers and other
   processes, and of the client;
+- "requests a wake-up": requests divided by the number of times that the core, or the single process, waited and was
+  awakened. It is large where messages come while it works;
 - "core / single": the processor time of the core in proportion to that of a single process for the same request;
 - p50 and p99: of requests at random moments (open loop), "at" so many a second: 70 % of what the same client, that of
   `nerite bench`, gets of the slowest server with 32 at a time, because it takes more processor time than wrk; of tokens
@@ -116,10 +118,9 @@ def measured(load: FrontLoad, servers: dict[int, Contestant], seconds: float, ro
     return rows
 
 
-HEAD = (
-    "| | processes | per second | ratio | core | fronts | workers | client | core / single | wanted | at | p50 "
-    "| p99 |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
-)
+COLUMNS = ("", "processes", "per second", "ratio", "core", "fronts", "workers", "client", "requests a wake-up")
+COLUMNS += ("core / single", "wanted", "at", "p50", "p99")
+HEAD = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
 
 
 def lines(load: FrontLoad, rows: Sequence[Row]) -> str:
@@ -129,12 +130,15 @@ def lines(load: FrontLoad, rows: Sequence[Row]) -> str:
     for row in rows:
         pace, times = row.pace, row.times
         ratio = share = wanted = ""
+        batch = f"{1 / times.core_sleeps:.1f}" if times.core_sleeps else ""
         if row is not single:
             ratio = f"**{pace.rate / single.pace.rate:.2f}**"
             share = f"**{times.core / single.times.core:.0%}**"
             wanted = f"{load.target:.0%}" if load.target else ""
         text += f"| {row.load} | {row.fronts} | {pace.rate:,.0f} | {ratio} | {times.core:.1f} us "
-        text += f"| {times.fronts:.1f} us | {times.others:.1f} us | {pace.client:.1f} us | {share} | {wanted} "
+        text += (
+            f"| {times.fronts:.1f} us | {times.others:.1f} us | {pace.client:.1f} us | {batch} | {share} | {wanted} "
+        )
         at = f"{pace.at:,.0f}" if pace.at else ""
         text += f"| {at} | {pace.p50:.2f} ms | {pace.p99:.2f} ms |\n"
     return text

@@ -62,12 +62,13 @@ def test_a_seed_gives_the_same_outcome() -> None:
 def test_times_are_read_from_the_row_with_most_fronts() -> None:
     rows = [
         {"load": "HTTP, small", "processes": 1, "core": 20.0, "fronts": 0.0, "others": 6.0},
-        {"load": "HTTP, small", "processes": 2, "core": 8.0, "fronts": 22.0, "others": 6.0},
+        {"load": "HTTP, small", "processes": 2, "core": 8.0, "fronts": 22.0, "others": 6.0}
+        | {"core_sleeps": 0.5, "fronts_sleeps": 0.5, "others_sleeps": 0.5},
         {"load": "gRPC, small", "processes": 4, "core": 1.0, "fronts": 1.0, "others": 1.0},
     ]
-    assert from_table(rows, "HTTP", wake=4, batch=4) == ServiceTimes(10, 10, 3, 3, 4, 4)
+    assert from_table(rows, "HTTP", wake=4) == ServiceTimes(10, 10, 3, 3, 4, 4)
     with pytest.raises(ValueError, match="no load"):
-        from_table(rows, "chat", 4, 4)
+        from_table(rows, "chat", 4)
 
 
 def test_the_tables_have_all_numbers() -> None:
