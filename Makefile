@@ -64,10 +64,10 @@ bench-llm-overload: $(VENV)/dev  ## a language model of which tenants and classe
 	$(BIN)/python benchmarks/llm_overload.py
 
 bench-fronts: $(VENV)/dev  ## front processes beside a single process, their phases and spread (30 minutes; needs py-spy on the path)
-	$(BIN)/python benchmarks/fronts.py --json fronts.json
+	$(BIN)/python benchmarks/fronts.py --json $(VENV)/fronts.json
 	$(BIN)/python benchmarks/fronts.py --phases
 	$(BIN)/python benchmarks/fronts.py --spread --seconds 10
-	$(BIN)/python benchmarks/front_model.py --json fronts.json
+	$(BIN)/python benchmarks/front_model.py --json $(VENV)/fronts.json
 
 soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted (10 minutes)
 	$(BIN)/python benchmarks/churn.py

@@ -3,6 +3,9 @@
 Each load runs once without py-spy, for its processor time, and again while py-spy samples the core and then one front.
 A sample belongs to the phase of its innermost frame in Nerite; system calls and OpenSSL, which py-spy sees below it,
 count by what they do. A phase has its share of the samples of the main thread, times the measured processor time.
+py-spy stops a process where it is. If all processors are busy, it also finds processes that wait for one, mostly in the
+system call that has woken up another process, which is "hand over" or "write". So these are upper limits there.
+
 py-spy is a public tool: `pip install py-spy`, outside of this environment if need be; it has to be on the path. It may
 need root, or `sysctl kernel.yama.ptrace_scope=0`.
 """
