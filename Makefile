@@ -63,7 +63,7 @@ bench-llm: $(VENV)/dev  ## language models through the server, beside the bare e
 bench-llm-overload: $(VENV)/dev  ## a language model of which tenants and classes ask more than it can do (7 minutes)
 	$(BIN)/python benchmarks/llm_overload.py
 
-bench-fronts: $(VENV)/dev  ## front processes beside a single process, their phases and spread (30 minutes; needs py-spy on the path)
+bench-fronts: $(VENV)/dev  ## front processes beside a single process, their phases and spread (20 minutes; needs py-spy on the path)
 	$(BIN)/python benchmarks/fronts.py --json $(VENV)/fronts.json
 	$(BIN)/python benchmarks/fronts.py --phases
 	$(BIN)/python benchmarks/fronts.py --spread --seconds 10

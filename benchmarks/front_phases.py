@@ -38,6 +38,8 @@ decide: routing, validation, queues, batches, statistics. answer: encoding of wh
 that wait; py-spy counts some of the wait itself. loop: the rest."""
 _RATE = 250
 """Samples a second."""
+_PATIENCE = 60
+"""Seconds that py-spy may take to begin and end."""
 _SETTLE = 0.5
 _LONGER = 3
 """Seconds for which a load goes on at the most while py-spy begins and ends."""
@@ -116,7 +118,7 @@ def sampled(process: int, seconds: int, written: Path) -> dict[str, float]:
     """Return the share of each phase in a process while it is loaded."""
     command = ["py-spy", "record", f"--pid={process}", f"--duration={seconds}", f"--rate={_RATE}"]
     command += ["--format=raw", "--native", "--threads", f"--output={written}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + _PATIENCE)
     if done.returncode or not written.exists():
         sys.exit(f"py-spy has failed: {done.stderr[-500:]}")
     return shares(written.read_text().splitlines())

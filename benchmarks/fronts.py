@@ -118,8 +118,10 @@ def measured(load: FrontLoad, servers: dict[int, Contestant], seconds: float, ro
     return rows
 
 
-COLUMNS = ("", "processes", "per second", "ratio", "core", "fronts", "workers", "client", "requests a wake-up")
-COLUMNS += ("core / single", "wanted", "at", "p50", "p99")
+COLUMNS = [
+    *("", "processes", "per second", "ratio", "core", "fronts", "workers", "client", "requests a wake-up"),
+    *("core / single", "wanted", "at", "p50", "p99"),
+]
 HEAD = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
 
 
