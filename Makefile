@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test bench bench-backends bench-llm bench-llm-overload bench-fronts soak fuzz lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak fuzz lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -36,6 +36,12 @@ quick: $(VENV)/dev  ## unit tests and one served model: what to run while you wo
 test: $(VENV)/dev  ## every test, in several processes
 	$(BIN)/python -m compileall -q src
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# What differs with front processes: protocols, and processes and connections that end.
+FRONTED = chaos or infer_json or infer_binary or grpc_infer or http_routes or generate or streams or shared_memory or restricted
+test-fronts: $(VENV)/dev  ## chaos, and the exam on protocols, with front processes
+	NERITE_FRONT_PROCESSES=2 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder \
+		-k "$(FRONTED)" tests/conformance/test_exam.py tests/chaos
 
 bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload, configurations
 	$(BIN)/python benchmarks/run.py
@@ -69,10 +75,11 @@ bench-fronts: $(VENV)/dev  ## front processes beside a single process, their pha
 	$(BIN)/python benchmarks/fronts.py --spread --seconds 10
 	$(BIN)/python benchmarks/front_model.py --json $(VENV)/fronts.json
 
-soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted (10 minutes)
+soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted; fronts that are killed (20 minutes)
 	$(BIN)/python benchmarks/churn.py
 	COUNTED_REQUESTS=100000 $(BIN)/pytest tests/chaos/test_exact_counts.py
 	NERITE_TEST_LOADS=1000 $(BIN)/pytest tests/chaos/test_loads_beside_traffic.py
+	NERITE_TEST_FRONT_KILLS=100 $(BIN)/pytest tests/chaos/test_front_processes.py
 
 # INPUTS=, MINUTES=, SURFACES=json,grpc, SEED=, PROFILE=all, TLS=1
 fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINUTES=, INPUTS=); findings are in fuzz-findings/

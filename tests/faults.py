@@ -113,9 +113,10 @@ def tensor_memory(server: Serving) -> int:
     return sum(sizes.values())
 
 
-def resident(server: Serving) -> int:
-    """Return the bytes of memory that the server's process has, shared ones included."""
-    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident(server: Serving, *others: int) -> int:
+    """Return the bytes of memory that the server's process and others have, shared ones included."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in (server.process.pid, *others))
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def mounted(place: Path | str, size: str, then: str = "true") -> Sequence[str]:

@@ -52,7 +52,7 @@ class RawGrpc:
     def send(self, stream: int, data: bytes, *, end: bool = False) -> None:
         """Send a part of a call's body, as far as the server takes it."""
         while not self._ready and not self.closed:  # until its settings are known
-            self._hear()
+            self.hear()
         at = 0
         while at < len(data) and stream not in self.ended and not self.closed:
             size = min(self.http2.local_flow_control_window(stream), self.http2.max_outbound_frame_size, len(data) - at)
@@ -61,7 +61,7 @@ class RawGrpc:
                 at += size
                 self._flush()
             else:
-                self._hear()
+                self.hear()
 
     def ask(self, message: bytes, path: str = INFER, *, compressed: bool = False) -> tuple[int, str]:
         """Make a call of one message; return its status."""
@@ -72,14 +72,14 @@ class RawGrpc:
     def status(self, stream: int) -> tuple[int, str]:
         """Wait for the end of a call."""
         while stream not in self.ended and not self.closed:
-            self._hear()
+            self.hear()
         fields = self.headers[stream]
         return int(fields[b"grpc-status"]), fields.get(b"grpc-message", b"").decode()
 
     def wait_for_the_end(self) -> None:
         """Return when the server has closed the connection."""
         while not self.closed:
-            self._hear()
+            self.hear()
 
     def close(self) -> None:
         self.socket.close()
@@ -88,7 +88,8 @@ class RawGrpc:
         with contextlib.suppress(ConnectionError):
             self.socket.sendall(self.http2.data_to_send())
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
+        """Take what the server sends next."""
         try:
             data = self.socket.recv(65536)
         except ConnectionError:
@@ -99,6 +100,8 @@ class RawGrpc:
         for event in self.http2.receive_data(data):
             if isinstance(event, h2.events.RemoteSettingsChanged):
                 self._ready = True
+            elif isinstance(event, h2.events.DataReceived):
+                self.http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
                 self.headers.setdefault(event.stream_id, {}).update(event.headers)
             elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):

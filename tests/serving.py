@@ -24,6 +24,7 @@ import numpy as np
 NERITE = Path(sys.executable).with_name("nerite")
 PATIENCE = 90.0
 """Seconds after which something hangs, however busy the machine. Less than pytest gives a test, so that it can tell."""
+_FRONT = "front_"
 _NOTED = re.compile("was read: |was read and is in force|The previous policy stays in force")
 _STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 
@@ -119,7 +120,14 @@ class Serving:
         eventually(lambda: len(_NOTED.findall(self.text)) > noted)
 
     def workers(self) -> dict[str, int]:
-        """Return the worker processes by instance name, without the processes in which functions are called."""
+        """Return the worker processes by instance name, without helper processes and front processes."""
+        return {name: pid for name, pid in self._forked().items() if not name.startswith(_FRONT)}
+
+    def fronts(self) -> dict[str, int]:
+        """Return the front processes by name."""
+        return {name: pid for name, pid in self._forked().items() if name.startswith(_FRONT)}
+
+    def _forked(self) -> dict[str, int]:
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():
@@ -129,7 +137,7 @@ class Serving:
                     ancestor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
                 except (OSError, ValueError):
                     continue
-                if ancestor == self.process.pid and name != "helper":
+                if ancestor == self.process.pid and name != "helper" and not name.startswith("front_"):
                     found[name] = int(folder.name)
         return found
 

@@ -139,7 +139,8 @@ class InferenceEntry(Generic[Version]):
         request = SharedMemoryRequest(header, inputs, sink, arrived_ns, request_id)
         places = {output.name: output.place for output in header.outputs if output.place}
         request.places = {name: regions.output(place) for name, place in places.items()}
-        regions.use(request, [each for each in (*data, *places.values()) if isinstance(each, SharedMemoryInput)])
+        request.regions = [each.region for each in (*data, *places.values()) if isinstance(each, SharedMemoryInput)]
+        regions.use(request, request.regions)
         return request
 
     def version_of(self, request: InferenceRequest) -> Version:

@@ -10,6 +10,7 @@ of them is answered.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -28,7 +29,7 @@ from nerite.core.errors import (
     Unsupported,
 )
 from nerite.core.failures import system_error
-from nerite.core.request import SharedMemoryInput, SharedMemoryRequest
+from nerite.core.request import InferenceRequest, SharedMemoryInput
 from nerite.core.tensor import Buffer
 
 _DIRECTORY: Final = Path("/dev/shm")
@@ -61,8 +62,10 @@ class Region(NamedTuple):
     offset: int
     byte_size: int
     file: _File
-    users: weakref.WeakSet[SharedMemoryRequest]
+    users: weakref.WeakSet[InferenceRequest]
     """Requests with a tensor in the region. Answered requests are included while something references them."""
+    number: int
+    """Unique among all regions that this server has registered."""
 
     @property
     def in_use(self) -> bool:
@@ -103,6 +106,7 @@ class SharedMemoryRegions:
         """``allowed``: clients may register regions."""
         self._allowed = allowed
         self._regions: dict[str, Region] = {}
+        self._numbers = itertools.count(1)
         self._unregistered: set[str] = set()
         """Regions that were unregistered while requests used them."""
         self._copies = _Copies()
@@ -127,7 +131,23 @@ class SharedMemoryRegions:
                 f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes, but "
                 f"{byte_size} bytes from offset {offset} were requested."
             )
-        self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet())
+        self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet(), next(self._numbers))
+
+    def follow(self, registered: Iterable[tuple[int, str, str, int, int]]) -> None:
+        """Replace all regions by those of another process: number, name, key, offset and size of each.
+
+        Requests that use a region which is replaced keep it. A file that is gone is left out.
+        """
+        before = {region.number: region for region in self._regions.values()}
+        self._regions = {}
+        for number, name, key, offset, byte_size in registered:
+            region = before.get(number)
+            if region is None:
+                try:
+                    region = Region(name, key, offset, byte_size, _open(key), weakref.WeakSet(), number)
+                except NeriteError:
+                    continue
+            self._regions[name] = region
 
     def unregister(self, name: str) -> None:
         """Remove a region, or all for an empty name, once no request uses it. Unknown names are ignored."""
@@ -140,6 +160,15 @@ class SharedMemoryRegions:
         for name in [name for name in self._unregistered if not self._regions[name].in_use]:
             self._unregistered.remove(name)
             del self._regions[name]
+
+    @property
+    def registered(self) -> list[tuple[int, str, str, int, int]]:
+        """Number, name, key, offset and size of each region that was not unregistered."""
+        return [
+            (each.number, each.name, each.key, each.offset, each.byte_size)
+            for each in self.listed("")
+            if each.name not in self._unregistered
+        ]
 
     def listed(self, name: str) -> list[Region]:
         """Return a region, or all regions for an empty name. Raises ``NotFound``."""
@@ -167,10 +196,11 @@ class SharedMemoryRegions:
             raise Internal(f"unable to read shared memory region '{region.name}': {reason}") from None
         return memory
 
-    def use(self, request: SharedMemoryRequest, places: Iterable[SharedMemoryInput]) -> None:
-        """Keep the regions of ``places``, which exist, until ``request`` is answered."""
-        for place in places:
-            self._regions[place.region].users.add(request)
+    def use(self, request: InferenceRequest, names: Iterable[str]) -> None:
+        """Keep the regions of these names until ``request`` is answered."""
+        for name in names:
+            if name in self._regions:
+                self._regions[name].users.add(request)
 
     def output(self, place: SharedMemoryInput) -> OutputPlace:
         """Return the destination of an output. Raises Triton's errors."""

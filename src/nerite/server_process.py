@@ -181,6 +181,9 @@ class ServerProcess:
             None if self._policy is None else self._policy.policy, loop
         )
         gpu_metrics = start_gpu_metrics(library, found, self._options.metrics, os.environ)
+        front_count = self._options.front_processes
+        if front_count == AUTO:
+            front_count = automatic_fronts(os.cpu_count() or 1)
         loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
 
         def manager(server: ServerEntry, on_change: Callable[[], None]) -> ModelManager:
@@ -192,7 +195,7 @@ class ServerProcess:
                 foreign_segments,
                 server,
                 log.worker_line,
-                limit_of(self._options.stay_awake_microseconds),
+                limit_of(self._options.stay_awake_microseconds, 1 if front_count == 1 else front_count + 1),
                 self._options.queue,
                 HostPolicies(device.host_policies),
                 None if device.rate_limit == "off" else RateLimiter(device.rate_limit_resources),
@@ -208,7 +211,8 @@ class ServerProcess:
 
         server = InferenceServer(self._options, manager, cache, tenant_admission, helpers)
         callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
-        fronts = self._fronts = self._front_pool(server, fork_server, foreign_segments)
+        fronts = None if front_count == 1 else self._front_pool(front_count, server, fork_server, foreign_segments)
+        self._fronts = fronts
         self._ports = ServerPorts(server, self._options, self._key_files, callers, gpu_metrics, fronts)
         watchdog: LoopWatchdog | None = None
         try:
@@ -264,14 +268,9 @@ class ServerProcess:
             raise error.prefixed(f"error: creating server: {_CODE_TEXTS.get(error.code, error.code)} - ") from None
 
     def _front_pool(
-        self, server: InferenceServer, fork_server: ForkServer, foreign_segments: ForeignSegments
-    ) -> FrontPool | None:
-        """Return the front processes; None if this process serves the connections itself."""
-        count = self._options.front_processes
-        if count == AUTO:
-            count = automatic_fronts(os.cpu_count() or 1)
-        if count == 1:
-            return None
+        self, count: int, server: InferenceServer, fork_server: ForkServer, foreign_segments: ForeignSegments
+    ) -> FrontPool:
+        """Return the processes that serve the connections in place of this one."""
         # Imported here, because a server without fronts need not load their code.
         from nerite.fronts.pool import FrontPool
 

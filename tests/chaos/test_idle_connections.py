@@ -31,8 +31,8 @@ def _many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def open_files(server: Serving) -> int:
-    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+def open_files(server: Serving, *fronts: int) -> int:
+    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (server.process.pid, *fronts))
 
 
 @pytest.mark.usefixtures("_many_files")
@@ -43,13 +43,14 @@ def test_idle_connections(tmp_path: Path) -> None:
     head = f"POST /v2/models/other/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with serving(tmp_path / "models", tmp_path / "log") as server, Bystanders(server):
         places = [(host, int(port)) for host, port in (each.split(":") for each in (server.http, server.grpc))]
-        memory, files = resident(server), open_files(server)
+        fronts = server.fronts().values()
+        memory, files = resident(server, *fronts), open_files(server, *fronts)
         with contextlib.ExitStack() as idle:
             for number in range(CONNECTIONS):
                 line = idle.enter_context(socket.create_connection(places[number % 2], timeout=60))
                 if number % 4 == 0:  # Some have asked once.
                     line.sendall(head + body)
                     assert line.recv(4096).startswith(b"HTTP/1.1 200 OK")
-            eventually(lambda: open_files(server) >= files + CONNECTIONS)
-            assert resident(server) - memory < CONNECTIONS * FOR_EACH
-        eventually(lambda: open_files(server) < files + 20)
+            eventually(lambda: open_files(server, *fronts) >= files + CONNECTIONS)
+            assert resident(server, *fronts) - memory < CONNECTIONS * FOR_EACH
+        eventually(lambda: open_files(server, *fronts) < files + 20)

@@ -37,6 +37,8 @@ def server(tmp_path: Path) -> Iterator[Serving]:
     unbounded = "--max-connections=0"
     flags = (
         unbounded,
+        # Front processes would have the connections, and leave descriptors to others.
+        "--front-processes=1",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in ("other", "inside", "mortal")),
     )

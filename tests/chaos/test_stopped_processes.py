@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ def template_of(server: Serving) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@contextmanager
+@contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
     """Have processes stand still in the block."""
     for pid in pids:
@@ -89,13 +89,19 @@ def test_a_worker(server: Serving, tmp_path: Path, at_work: bool) -> None:
 def test_a_request_that_is_cancelled_before_its_worker_has_read_it(server: Serving) -> None:
     """The worker reads the batch and the cancellation in one piece; the model hears of it all the same."""
     given_up = 'nerite_requests_given_up_total{model="patient",reason="disconnected",version="1"}'
+    pending = 'nv_inference_pending_request_count{model="patient",version="1"}'
     host, port = server.http.split(":")
     body = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":[1]}]}'
     head = b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with stopped(server.workers()["patient_0_0"]):
-        with socket.create_connection((host, int(port))) as client:
+        with (
+            socket.create_connection((host, int(port))) as client,
+            socket.create_connection((host, int(port))) as behind,
+        ):
             client.sendall(head + body)
-        eventually(lambda: server.metrics().get(given_up) == 1)
+            behind.sendall(head + body)
+            eventually(lambda: server.metrics()[pending] == 1)
+        eventually(lambda: server.metrics().get(given_up) == 2)
     eventually(lambda: "cancelled" in server.text)
 
 

@@ -174,7 +174,8 @@ def template_of(server: Serving) -> int:
 
 def test_the_template_may_die(repository: Path, tmp_path: Path) -> None:
     """Again and again, also while it is to start workers: loads fail with the reason, or work."""
-    flags = ("--model-control-mode=explicit", "--load-model=*")
+    # Front processes would end with the template, and with them the connections.
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--front-processes=1")
     with serving(repository, tmp_path / "log", *flags) as server, ThreadPoolExecutor(2) as callers:
         python_model(repository, "new", IDENTITY)
         for number in range(1, 5):

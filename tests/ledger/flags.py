@@ -97,6 +97,7 @@ FLAGS: Final = {
     "environment-directory": "unit/backends/test_environment_store.py::test_a_disk_that_refuses",
     "access-log": "service/test_logs.py::test_the_access_log",
     "stay-awake-microseconds": "service/test_python_models.py::test_who_has_nothing_to_do_sleeps",
+    "front-processes": "service/test_front_processes_page.py::test_the_page",
     "stall-seconds": "service/test_watchdog.py::test_a_model_that_holds_the_loop",
     "max-queued-requests": _BOUNDS,
     "max-queue-seconds": "service/test_overload.py::test_who_is_refused_learns_it_on_each_protocol",

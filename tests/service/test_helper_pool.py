@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from nerite.backends.interface import InstanceContext
 from nerite.core.errors import Internal, NeriteError, Overloaded
 from nerite.workers import helper_pool
 from nerite.workers.helper_pool import HelperCall, HelperPool, HelperTimeout
 from nerite.workers.host.fork_server import ForkServer
 from nerite.workers.ipc.shared_memory import ForeignSegments, address_of
+from process_family import processes_of
 from serving import eventually
 
 WHAT = "trying it"
@@ -265,3 +267,26 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await caller.ask("os:getpid") > 0
 
     run(scenario)
+
+
+def test_a_process_that_has_not_started_when_the_server_ends() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        fork_server = ForkServer(loop, lambda *said: None)
+        await loop.run_in_executor(None, spawn, fork_server)
+        (template,) = processes_of(os.getpid())[:1]
+        os.kill(template, signal.SIGSTOP)
+        spawned = loop.run_in_executor(None, spawn, fork_server)
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        fork_server.close()
+        with pytest.raises(Internal, match="the server is shutting down"):
+            await spawned
+        assert time.monotonic() - began < 15, "it was waited for in vain"
+
+    def spawn(fork_server: ForkServer) -> None:
+        process = fork_server.spawn(InstanceContext("helper"), None, {}, program="helper")
+        process.channel.close()
+        process.descriptors.close()
+
+    asyncio.run(main())

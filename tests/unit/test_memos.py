@@ -28,7 +28,7 @@ BY_THE_PROGRAM: Final = {
     "frameworks/tensorrt/engine.py:tensorrt",
     "core/failures.py:counts", "observability/otlp.py:_key",
     "observability/log_records.py:_ESCAPES",
-    "transports/limits.py:closed", "transports/limits.py:refused",
+    "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
     "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
@@ -63,6 +63,8 @@ BY_THE_OPERATOR: Final = {
     "admission/fair_queue.py:flows", "admission/estimates.py:_tenants",
     "admission/accounts.py:_uses", "server_process.py:_key_files", "llm/openai/large_bodies.py:_template",
     "transports/ports.py:_listeners", "transports/ports.py:opened",
+    "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
+    "fronts/process.py:_keys", "fronts/process.py:_listeners",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
 SMALL: Final = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import nerite.cache.redis
+import nerite.fronts.pool
 import nerite.server_process
 import nerite.transports.http.metrics_service  # noqa: F401  # with the imports above: every module that has metrics
 from nerite.config.options import MetricsOptions

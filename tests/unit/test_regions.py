@@ -94,7 +94,7 @@ def test_a_region_stays_until_requests_that_use_it_are_answered(regions: SharedM
     place = SharedMemoryInput("a", 0, 100)
     answered, lost = (SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0) for _ in range(2))
     for request in (answered, lost):
-        regions.use(request, [place, place])
+        regions.use(request, [place.region, place.region])
     regions.unregister("")
     assert [region.name for region in regions.listed("")] == ["a"]
     with pytest.raises(AlreadyExists):
@@ -238,3 +238,15 @@ def test_nothing_is_registered_unless_that_is_allowed(call: str) -> None:
     with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true' to enable"):
         getattr(SharedMemoryRegions(allowed=False), call)(*arguments)
     assert SharedMemoryRegions(allowed=False).listed("") == []
+
+
+def test_regions_of_another_process(regions: SharedMemoryRegions, file: Path) -> None:
+    """Those of the same number stay open; those whose file is gone are left out."""
+    regions.follow([(1, "kept", KEY, 0, 100), (2, "moved", KEY, 0, 100), (3, "gone", KEY, 0, 100)])
+    kept = regions.listed("kept")[0].file
+    unanswered = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
+    regions.use(unanswered, [SharedMemoryInput("moved", 0, 4), SharedMemoryInput("gone", 0, 4)])
+    regions.follow([(1, "kept", KEY, 0, 100), (4, "moved", KEY, 10, 100), (5, "nothing", f"{KEY}_none", 0, 100)])
+    assert [(each.name, each.offset) for each in regions.listed("")] == [("kept", 0), ("moved", 10)]
+    assert regions.listed("kept")[0].file is kept
+    assert bytes(read(regions, 0, 2, "moved")) == bytes([10, 11])

@@ -223,7 +223,12 @@ AUTO = 0
 @value_kind("integer|auto")
 def front_processes(text: str) -> int:
     """Read a number of front processes; ``auto`` is ``AUTO``."""
-    return AUTO if text == "auto" else integer(text, (1, MAX_FRONTS))
+    if text == "auto":
+        return AUTO
+    try:
+        return integer(text, (1, MAX_FRONTS))
+    except BadValue as error:
+        raise BadValue(f"{error}. Give a number from 1, for a single process, to {MAX_FRONTS}, or 'auto'") from None
 
 
 # Compound values: ``backend,setting=value``, ``categories:header=value``, ``device:bytes`` and the like.

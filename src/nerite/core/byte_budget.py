@@ -50,7 +50,7 @@ class Evictable(Protocol[K, V]):
 class ByteBudget:
     """Limit on the bytes that all memos of one kind take in this process. Thread-safe."""
 
-    __slots__ = ("_entries", "_lock", "evictions", "largest", "limit", "name", "used")
+    __slots__ = ("_entries", "_lock", "elsewhere", "evictions", "largest", "limit", "name", "processes", "used")
 
     def __init__(self, name: str, limit: int, largest: int = LARGEST) -> None:
         """Entries of more than ``largest`` bytes are not kept."""
@@ -61,6 +61,10 @@ class ByteBudget:
         self.used = 0
         """Bytes of entries inserted and not yet evicted, including entries whose memo no longer exists."""
         self.evictions = 0
+        self.elsewhere = 0
+        """Bytes of this kind in other processes of the server."""
+        self.processes = 1
+        """Number of processes of the server with such a budget."""
         self._entries: deque[tuple[ref[Evictable[Any, Any]], Any, int]] = deque()
         """Memo, key and size, oldest first. Weak references, because a memo may keep a whole model alive."""
         # Reentrant, because destroying an evicted object may call ``put`` again.

@@ -389,8 +389,10 @@ class OutputDestination(Protocol):
 class SharedMemoryRequest(InferenceRequest):
     """A request with inputs or outputs in shared memory of the client."""
 
-    __slots__ = ("__weakref__", "places")
+    __slots__ = ("__weakref__", "places", "regions")
 
+    regions: Sequence[str]
+    """Names of the shared memory regions that it uses."""
     places: dict[str, OutputDestination]
     """Destinations of outputs in shared memory, by name."""
 

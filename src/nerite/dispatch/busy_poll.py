@@ -47,14 +47,15 @@ class BusyPollPolicy:
         return self._short[self._kind] and now - self._began < self._limit
 
 
-def limit_of(microseconds: int) -> float:
+def limit_of(microseconds: int, processes: int = 1) -> float:
     """Return the limit in seconds for an option in microseconds; a negative one means the default for this machine.
 
-    The default is no polling where it would take processor time from others: on one core, and under a quota of
-    processor time, which polling would use up.
+    The default is no polling where it would take processor time from others: if the server's own ``processes`` use all
+    cores, and under a quota of processor time, which polling would use up.
     """
     if microseconds < 0:
-        microseconds = _DEFAULT_MICROSECONDS if machine.usable_cores() > 1 and not machine.core_quota() else 0
+        spare = machine.usable_cores() > processes and not machine.core_quota()
+        microseconds = _DEFAULT_MICROSECONDS if spare else 0
     return microseconds / 1e6
 
 

@@ -18,7 +18,7 @@ _PATIENCE: Final = 3
 _REST: Final = 5
 """Number of measurements after a move before the next one."""
 _SIGNIFICANT: Final = 100.0
-"""Requests per second of the busiest front below which a difference does not matter."""
+"""Requests per second of a front below which a difference does not matter."""
 
 
 class FrontLoad(NamedTuple):
@@ -36,6 +36,8 @@ class Move(NamedTuple):
     front: int
     share: float
     """The share of its requests that is too much."""
+    most: float
+    """The share of its requests from which another front would be left with as much as this one has now."""
 
 
 class FrontBalancer:
@@ -49,6 +51,9 @@ class FrontBalancer:
         self._high = 0
         """Number of measurements in a row that show too high a load."""
         self._rest = 0
+        self._moves = 0
+        self._moved = [0] * count
+        """Number of the last move from each front."""
 
     @property
     def rates(self) -> Sequence[float]:
@@ -57,7 +62,7 @@ class FrontBalancer:
 
     def restarted(self, front: int) -> None:
         """Forget the load of a front, which was replaced."""
-        self._calls[front] = self._new[front] = 0
+        self._calls[front] = self._new[front] = self._moved[front] = 0
         self._rates[front] = 0.0
 
     def choose(self, loads: Sequence[FrontLoad | None]) -> int | None:
@@ -76,20 +81,23 @@ class FrontBalancer:
         return chosen
 
     def measured(self, loads: Sequence[FrontLoad | None], seconds: float) -> Move | None:
-        """Take the loads after ``seconds``; return a move if one front has had too much for a while."""
+        """Take the loads after ``seconds``; return a move if one front has had too much for a while.
+
+        Of several such fronts, each has its turn: some may have no connections whose closing helps.
+        """
         for index, load in enumerate(loads):
             if load is not None:
                 rate = (load.calls - self._calls[index]) / seconds
                 self._rates[index] += _SMOOTHING * (rate - self._rates[index])
                 self._calls[index] = load.calls
             self._new[index] = 0
-        rates = [self._rates[index] for index, load in enumerate(loads) if load is not None]
+        rates = {index: self._rates[index] for index, load in enumerate(loads) if load is not None}
         if self._rest:
             self._rest -= 1
             return None
-        busiest = max(rates, default=0.0)
-        mean = sum(rates) / len(rates) if rates else 0.0
-        if busiest < _SIGNIFICANT or busiest <= _TOLERANCE * mean:
+        mean = sum(rates.values()) / len(rates) if rates else 0.0
+        high = [index for index, rate in rates.items() if rate >= _SIGNIFICANT and rate > _TOLERANCE * mean]
+        if not high:
             self._high = 0
             return None
         self._high += 1
@@ -97,4 +105,8 @@ class FrontBalancer:
             return None
         self._high = 0
         self._rest = _REST
-        return Move(self._rates.index(busiest), (busiest - mean) / busiest)
+        front = min(high, key=lambda index: (self._moved[index], -rates[index]))
+        self._moves += 1
+        self._moved[front] = self._moves
+        rate = rates[front]
+        return Move(front, (rate - mean) / rate, (rate - min(rates.values())) / rate)

@@ -6,8 +6,7 @@ the core's own, so unknown and unready models are refused with the same texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 from nerite.core import tensor as dtypes
@@ -56,9 +55,7 @@ def _shape(given: Sequence[int] | None) -> tuple[int, ...] | None:
 class CatalogueWriter:
     """The core's side: describes models, and finds the descriptions that have changed."""
 
-    def __init__(self, directory_of: Callable[[RunningVersion], Path | None]) -> None:
-        """``directory_of`` returns the directory of a version's files."""
-        self._directory_of = directory_of
+    def __init__(self) -> None:
         self._described: dict[tuple[str, str], Description] = {}
         self._signatures: dict[int, dict[str, Any]] = {}
         """Signatures in JSON, by the number of the running version."""
@@ -86,21 +83,20 @@ class CatalogueWriter:
             "namespace": record.namespace,
             "name": record.name,
             "states": {version: [state.state.value, state.reason] for version, state in record.states.items()},
-            "running": {version: self._version(running) for version, running in record.running.items()},
+            "running": {version: self._version(record, running) for version, running in record.running.items()},
             "latest": record.latest,
         }
 
-    def _version(self, running: RunningVersion) -> dict[str, Any]:
+    def _version(self, record: ModelRecord, running: RunningVersion) -> dict[str, Any]:
         signature = self._signatures.get(running.number)
         if signature is None:
             signature = self._signatures[running.number] = signature_to_json(running.signature)
-        directory = self._directory_of(running)
         return {
             "number": running.number,
             "decoupled": running.decoupled,
             "generates": running.generates,
             "parameters": {name: running.parameter(name) for name in running.config_json.get("parameters", {})},
-            "directory": "" if directory is None else str(directory),
+            "directory": "" if record.loaded is None else str(record.loaded.polled.directory / running.label),
             "signature": signature,
         }
 

@@ -13,11 +13,12 @@ from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.headers import whole_header_to_json
-from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader, SharedMemoryRequest
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
 from nerite.fronts.corked_channel import CorkedChannel
+from nerite.fronts.groups import GroupWriter, read_group
 from nerite.fronts.messages import PROTOCOLS, REASONS, AnswerKind, RelayedPiece
 from nerite.workers.ipc import codec, messages, shared_memory
 from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
@@ -25,15 +26,15 @@ from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 _REASON_NUMBERS: Final = {reason: number for number, reason in enumerate(REASONS)}
 _PROTOCOL_NUMBERS: Final = {protocol: number for number, protocol in enumerate(PROTOCOLS)}
 
-TakePiece = Callable[[RelayedPiece, list[Buffer]], None]
-"""Takes the pieces of a relayed reply."""
+TakePiece = Callable[[RelayedPiece, bytes, list[Buffer]], None]
+"""Takes the pieces of a relayed reply: kind, name of the work (``work_name``), and data."""
 
 
 class FrontEvents(Protocol):
     """Takes what the core sends, apart from responses."""
 
-    def start(self, state: bytes) -> None:
-        """Begin to serve."""
+    def start(self, state: bytes, bytes_file: int) -> None:
+        """Begin to serve. ``bytes_file`` is memory in which all processes count their bytes in flight."""
 
     def change(self, state: bytes) -> None:
         """Take over a change of the state that all fronts share."""
@@ -47,8 +48,8 @@ class FrontEvents(Protocol):
     def figures(self) -> dict[str, Any]:
         """Return what this front has counted."""
 
-    def retire(self, share: float) -> None:
-        """Have clients reconnect that send about this share of the requests."""
+    def retire(self, share: float, most: float) -> None:
+        """Have clients reconnect that send about ``share`` of the requests, and not more than ``most``."""
 
     def lost(self) -> None:
         """End: the core is gone."""
@@ -75,6 +76,7 @@ class CoreConnection(CorkedChannel):
             whole_header_to_json,
         )
         self._responses = codec.response_unpacker(self._buffer_leases, self._borrower)
+        self._groups = GroupWriter(self._headers, kinds.CALLS, super()._post)
         self._calls: dict[int, InferenceRequest] = {}
         self._relays: dict[int, TakePiece] = {}
         self._last_number = 0
@@ -91,7 +93,18 @@ class CoreConnection(CorkedChannel):
         """Send a request, whose responses go through ``respond``."""
         number = self._next_number()
         sink = request.sink
-        parts: list[Buffer] = [kinds.call_head(request.arrived_ns, getattr(sink, "began_ns", 0))]
+        began_ns: int = getattr(sink, "began_ns", 0)
+        span: TraceContext | None = getattr(sink, "outer_span", None)
+        count = _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")]
+        if request.repeats:
+            count |= kinds.REPEATED
+        elif not (
+            began_ns or span or request.id or request.header.sequence_id or request.header.shared
+        ) and self._groups.add(request.header, number, request.data, count, request.arrived_ns):
+            self._cork()
+            self._begun(number, request)
+            return
+        parts: list[Buffer] = [kinds.call_head(request.arrived_ns, began_ns)]
         packer = self._headers
         packer.begin()
         try:
@@ -103,15 +116,30 @@ class CoreConnection(CorkedChannel):
             )
             request.respond(InferenceResponse.failed(failure))
             return
-        span: TraceContext | None = getattr(sink, "outer_span", None)
         if span is not None:
             self._send(kinds.span_frame(span))
+        if isinstance(request, SharedMemoryRequest):
+            self._send(messages.json_frame(kinds.USES, request.regions))
+        self._begun(number, request)
+        self._post(kinds.CALL, number, count, parts)
+
+    def _begun(self, number: int, request: InferenceRequest) -> None:
         self._calls[number] = request
         request.on_cancel = partial(self._cancel, number)
         request.on_pause = partial(self._pause, number)
-        request.data = ()  # the packer has lent what it has not copied
-        protocol = _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")]
-        self._post(kinds.CALL, number, protocol | kinds.REPEATED if request.repeats else protocol, parts)
+        request.data = ()  # what was not copied is lent
+
+    def _send(self, message: bytes) -> None:
+        self._groups.close()
+        super()._send(message)
+
+    def _post(self, kind: int, number: int, count: int, records: list[Buffer]) -> None:
+        self._groups.close()
+        super()._post(kind, number, count, records)
+
+    def _flush(self) -> None:
+        self._groups.close()
+        super()._flush()
 
     def relay_http(
         self, head: bytes, body: memoryview, secure: bool, span: TraceContext | None, take: TakePiece
@@ -139,8 +167,9 @@ class CoreConnection(CorkedChannel):
         self._send(messages.frame(kinds.CLOSED, b"", port))
 
     def log(self, record: list[Any]) -> None:
-        """Have the core log a record."""
+        """Have the core log a record, before records of other fronts that a client causes once it has its reply."""
         self._send(messages.json_frame(kinds.LOG, record))
+        self._flush()
 
     def acknowledge(self, number: int) -> None:
         """Report that a change of the shared state was taken over."""
@@ -178,14 +207,15 @@ class CoreConnection(CorkedChannel):
     # Messages of the core.
 
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
-        if kind == kinds.ANSWER:
+        if kind == kinds.ANSWERS:
+            self._answers(body)
+        elif kind == kinds.ANSWER:
             self._answer(count, body)
         elif kind == kinds.RELAYED:
             self._relayed(RelayedPiece(count), body)
         elif kind == kinds.CONNECTION:
-            descriptor = shared_memory.received_descriptors(self._descriptors)
-            self._events.adopt(socket.socket(fileno=descriptor), count, kinds.read_limit(body))
-            shared_memory.keep_spares()
+            self._send(messages.frame(kinds.ADOPTED))
+            self._adopt(count, kinds.read_limit(body))
         elif kind == kinds.STATE:
             self._events.change(bytes(body))
         elif kind == kinds.DRAIN:
@@ -193,9 +223,19 @@ class CoreConnection(CorkedChannel):
         elif kind == kinds.ASK_FIGURES:
             self._send(messages.json_frame(kinds.FIGURES, self._events.figures()))
         elif kind == kinds.RETIRE:
-            self._events.retire(messages.read_json(body))
+            self._events.retire(*messages.read_json(body))
         elif kind == kinds.START:
-            self._events.start(bytes(body))
+            self._events.start(bytes(body), shared_memory.received_descriptors(self._descriptors))
+
+    def _answers(self, body: memoryview) -> None:
+        header, numbers, _, records, tokens = read_group(self._responses, body, timed=False)
+        calls = self._calls
+        for number, data in zip(numbers, records, strict=True):
+            request = calls.pop(number, None)
+            if request is not None:
+                request.respond(InferenceResponse(header, data))
+        for token in tokens:
+            self._buffer_leases.returned(token)
 
     def _answer(self, kind: int, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
@@ -214,13 +254,24 @@ class CoreConnection(CorkedChannel):
     def _relayed(self, piece: RelayedPiece, body: memoryview) -> None:
         number, tokens, at = messages.read_batch(body)
         name_size, count, at = kinds.read_buffers_head(body, at)
-        _, data, _ = self._responses.buffers(body, at, name_size, count)
+        name, data, _ = self._responses.buffers(body, at, name_size, count)
         for token in tokens:
             self._buffer_leases.returned(token)
         more = piece in (RelayedPiece.OPEN, RelayedPiece.CHUNK)
         take = self._relays.get(number) if more else self._relays.pop(number, None)
         if take is not None:
-            take(piece, data)
+            take(piece, name, data)
+
+    def _adopt(self, port: int, limit: int) -> None:
+        """Take over a connection; without a descriptor for it, close it."""
+        try:
+            descriptor = shared_memory.received_descriptors(self._descriptors)
+        except OSError:
+            self._descriptors.recv(1)
+            self.closed(port)
+        else:
+            self._events.adopt(socket.socket(fileno=descriptor), port, limit)
+        shared_memory.keep_spares()
 
     def _map(self, **segment: Any) -> None:
         """Map memory of the core or of a worker. It is not offered to others."""

@@ -28,7 +28,8 @@ class CorkedChannel(Channel):
         foreign_segments: ForeignSegments,
     ) -> None:
         super().__init__(name, connection, descriptors, arena, foreign_segments)
-        self._corked: list[Buffer] = []
+        self._corked: list[bytes] = []
+        self._flush_due = False
         self._return_timer: asyncio.TimerHandle | None = None
         self._trim_timer: asyncio.TimerHandle | None = None
 
@@ -53,14 +54,17 @@ class CorkedChannel(Channel):
         """Send a message with records, and the tokens of released memory."""
         self._cork()
         tokens = self._borrower.take_released() if self._borrower.released else ()
-        self._corked += messages.batch_parts(kind, number, count, tokens, None, records)
+        self._corked.append(messages.batch_message(kind, number, count, tokens, None, records))
 
     def _cork(self) -> None:
-        if not self._corked:
+        """Have everything sent at the end of this turn of the loop."""
+        if not self._flush_due:
             assert self._loop is not None
+            self._flush_due = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._flush_due = False
         if self._corked:
             message = b"".join(self._corked)
             self._corked.clear()

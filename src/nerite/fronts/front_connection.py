@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import socket
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from google.protobuf.message import Message
 
@@ -14,11 +16,13 @@ from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
 from nerite.core.headers import whole_header_from_json
-from nerite.core.request import CancelReason, InferenceRequest, RepeatedRequest, RequestHeader
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
+from nerite.fronts.balancer import Move
 from nerite.fronts.corked_channel import CorkedChannel
+from nerite.fronts.groups import GroupWriter, read_group
 from nerite.fronts.messages import PROTOCOLS, REASONS, AnswerKind, RelayedPiece
 from nerite.fronts.relayed_exchange import RelayedExchange
 from nerite.fronts.shared_state import FrontStart, SharedState
@@ -31,6 +35,12 @@ from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
+
+
+_MAX_ADOPTING: Final = 64
+"""Maximum number of connections that a front has been handed and has not taken over."""
+SILENT: Final = 2
+"""Number of measurements from which a front that does not answer gets no connections, and no reply waits for it."""
 
 
 class FrontOwner(Protocol):
@@ -65,33 +75,46 @@ class FrontOwner(Protocol):
         """Replace a front whose channel has ended."""
 
 
-class FrontCall:
-    """One inference of a front: the sink of its request."""
+class FrontRequest(InferenceRequest):
+    """An inference of a front."""
 
-    __slots__ = ("_connection", "began_ns", "number", "outer_span", "protocol", "request", "submitting")
+    __slots__ = ("number",)
+
+    number: int
+    """Its number on the channel."""
+
+
+class RepeatedFrontRequest(FrontRequest):
+    """A request for one more completion of another request's prompt."""
+
+    __slots__ = ()
+
+    repeats = True
+
+
+class RegionFrontRequest(FrontRequest):
+    """A request that uses shared memory regions of its client."""
+
+    __slots__ = ("__weakref__",)
+
+
+class FrontSink:
+    """Sink of inferences of one front; what traces need to know of them."""
+
+    __slots__ = ("_connection", "began_ns", "outer_span", "protocol")
 
     def __init__(
-        self, connection: FrontConnection, number: int, protocol: str, began_ns: int, outer_span: TraceContext | None
+        self, connection: FrontConnection, protocol: str, began_ns: int = 0, outer_span: TraceContext | None = None
     ) -> None:
         self._connection = connection
-        self.number = number
         self.protocol = protocol
         self.began_ns = began_ns
         self.outer_span = outer_span
-        self.request: InferenceRequest | None = None
-        """None after the last response."""
-        self.submitting = True
-        """An error that is reported meanwhile is a rejection."""
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response to the front."""
-        kind = AnswerKind.PART
-        if final:
-            kind = AnswerKind.REFUSED if self.submitting and response.error is not None else AnswerKind.LAST
-            # The reference cycle would keep the tensors alive.
-            request.data = ()
-            self.request = None
-        self._connection.answer(self.number, response, kind)
+        assert isinstance(request, FrontRequest)
+        self._connection.answer(request, response, final)
 
 
 class FrontConnection(CorkedChannel):
@@ -103,7 +126,9 @@ class FrontConnection(CorkedChannel):
         foreign_segments: ForeignSegments,
         server: InferenceServer,
         owner: FrontOwner,
+        most_connections: int,
     ) -> None:
+        """The front has descriptors for ``most_connections``."""
         arena = Arena()
         super().__init__(process.name, process.channel, process.descriptors, arena, foreign_segments)
         foreign_segments.host(arena)
@@ -114,11 +139,17 @@ class FrontConnection(CorkedChannel):
         self._responses: codec.Packer[ResponseHeader] = codec.Packer(
             arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment
         )
-        self.calls: dict[int, FrontCall] = {}
+        self._groups = GroupWriter(self._responses, kinds.ANSWERS, super()._post)
+        self._sinks = [FrontSink(self, protocol) for protocol in PROTOCOLS]
+        """Sinks of all inferences that have nothing special, by protocol."""
+        self._submitting = False
+        """An error that is reported meanwhile is a rejection."""
+        self.calls: dict[int, FrontRequest] = {}
         """Inferences that are not answered, by number."""
         self.exchanges: dict[int, RelayedExchange] = {}
         """Relayed HTTP requests that are not answered, by number."""
         self._span: TraceContext | None = None
+        self._uses: Sequence[str] = ()
         self.acknowledged = 0
         """Number of the last STATE message that the front has taken over."""
         self.ready = False
@@ -128,24 +159,44 @@ class FrontConnection(CorkedChannel):
         """Number of open connections of each port."""
         self.figures: dict[str, Any] = {}
         """What the front has counted, as of its last report."""
-        self.on_figures: Callable[[], None] = lambda: None
-        self.stuck_since: float | None = None
-        """Since when the front has not taken over a change; None if it has."""
+        self.silent = 0
+        """Number of measurements in a row since its last answer."""
+        self._asked: deque[asyncio.Future[None]] = deque()
+        """Questions for figures that are not answered."""
+        self._most_connections = most_connections
+        self._adopting = 0
+        """Number of connections that were handed over and are not taken over."""
+        self._closed = False
         self._heads = HeadCache()
 
-    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart) -> None:
-        """Begin, with what the front needs to know."""
+    def start(self, loop: asyncio.AbstractEventLoop, start: FrontStart, bytes_file: int) -> None:
+        """Begin, with what the front needs to know; ``bytes_file`` is memory that all processes share."""
         self._begin(loop)
+        self._send_descriptor(bytes_file)
         self._send(messages.frame(kinds.START, pickle.dumps(start)))
 
     def send_change(self, number: int, change: SharedState) -> None:
         """Send a change of the state that all fronts share."""
         self._send(messages.frame(kinds.STATE, pickle.dumps((number, change))))
 
+    @property
+    def responsive(self) -> bool:
+        """Whether the front serves, and answers."""
+        return self.ready and self.silent < SILENT
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the front can be handed one more connection."""
+        room = sum(self.connections) < self._most_connections
+        return room and self.responsive and self._adopting < _MAX_ADOPTING
+
     def hand_over(self, descriptor: int, port: int, limit: int) -> bool:
-        """Hand over an accepted connection; return False if that failed."""
-        if not self._send_descriptor(descriptor):
+        """Hand over an accepted connection; return False if the front takes none at the moment."""
+        try:
+            socket.send_fds(self._descriptors, [b"."], [descriptor], socket.MSG_DONTWAIT)
+        except OSError:
             return False
+        self._adopting += 1
         self.connections[port] += 1
         self._send(kinds.connection_frame(port, limit))
         return True
@@ -154,34 +205,69 @@ class FrontConnection(CorkedChannel):
         """Have the front take a step of a graceful shutdown."""
         self._send(messages.frame(kinds.DRAIN, b"", step))
 
-    def ask_figures(self) -> None:
-        """Ask for ``figures``."""
+    def ask_figures(self) -> asyncio.Future[None]:
+        """Ask for ``figures``; return a future that is done with the answer, or the end of the front."""
+        assert self._loop is not None
+        answered: asyncio.Future[None] = self._loop.create_future()
+        self._asked.append(answered)
         self._send(messages.frame(kinds.ASK_FIGURES))
+        return answered
 
-    def retire(self, share: float) -> None:
-        """Have clients reconnect that send about this share of the front's requests."""
-        self._send(messages.json_frame(kinds.RETIRE, share))
+    def measure(self) -> None:
+        """Ask whether the front still answers, or count that it does not."""
+        if self._asked:
+            self.silent += 1
+        else:
+            self.ask_figures()
 
-    def answer(self, number: int, response: InferenceResponse, kind: AnswerKind) -> None:
+    def retire(self, move: Move) -> None:
+        """Have clients reconnect, so that their requests go to other fronts."""
+        self._send(messages.json_frame(kinds.RETIRE, [move.share, move.most]))
+
+    def answer(self, request: FrontRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response to a call; drop it if the front no longer waits."""
-        if kind is AnswerKind.PART:
-            if number not in self.calls:
+        number = request.number
+        if final:
+            if self.calls.pop(number, None) is None:
                 return
-        elif self.calls.pop(number, None) is None:
+            header = response.header
+            if header is not None and self._groups.add(header, number, response.data, AnswerKind.LAST):
+                self._cork()
+                return
+            kind = AnswerKind.REFUSED if self._submitting and response.error is not None else AnswerKind.LAST
+        elif number in self.calls:
+            kind = AnswerKind.PART
+        else:
             return
         self._post(kinds.ANSWER, number, kind, codec.sendable_response(self._responses, response))
 
-    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer]) -> None:
-        """Send a piece of a relayed reply."""
-        parts: list[Buffer] = [kinds.buffers_head(b"", data)]
+    def _send(self, message: bytes) -> None:
+        self._groups.close()
+        super()._send(message)
+
+    def _post(self, kind: int, number: int, count: int, records: list[Buffer]) -> None:
+        self._groups.close()
+        super()._post(kind, number, count, records)
+
+    def _flush(self) -> None:
+        self._groups.close()
+        super()._flush()
+
+    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer], name: bytes = b"") -> None:
+        """Send a piece of a relayed reply; drop it if the front is gone. ``name``: see ``work_name``."""
+        if self._closed:
+            return
+        parts: list[Buffer] = [kinds.buffers_head(name, data)]
         self._responses.begin()
-        self._responses.buffers(b"", data, parts)
+        self._responses.buffers(name, data, parts)
         self._post(kinds.RELAYED, number, piece, parts)
 
     # Messages of the front.
 
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
-        if kind == kinds.CALL:
+        if kind == kinds.CALLS:
+            self._calls(count, body)
+        elif kind == kinds.CALL:
             self._call(count, body)
         elif kind == kinds.CANCEL:
             self._cancel(messages.batch_number(body), REASONS[count])
@@ -189,10 +275,14 @@ class FrontConnection(CorkedChannel):
             self._pause(messages.batch_number(body), kind == kinds.PAUSE)
         elif kind == kinds.SPAN:
             self._span = kinds.read_span(body)
+        elif kind == kinds.USES:
+            self._uses = messages.read_json(body)
         elif kind == kinds.RELAY_HTTP:
             self._relay_http(bool(count), body)
         elif kind == kinds.RELAY_GRPC:
             self._relay_grpc(body)
+        elif kind == kinds.ADOPTED:
+            self._adopting -= 1
         elif kind == kinds.CLOSED:
             self.connections[count] -= 1
         elif kind == kinds.ACKNOWLEDGE:
@@ -204,7 +294,8 @@ class FrontConnection(CorkedChannel):
             figures = messages.read_json(body)
             self._owner.counted(self, figures)
             self.figures = figures
-            self.on_figures()
+            self.silent = 0
+            _done(self._asked.popleft())
         elif kind == kinds.READY:
             self.ready = True
             self._owner.ready(self)
@@ -218,25 +309,51 @@ class FrontConnection(CorkedChannel):
                 self._buffer_leases.returned(token)
         assert isinstance(header, RequestHeader)
         span, self._span = self._span, None
-        call = self.calls[number] = FrontCall(self, number, PROTOCOLS[count & 1], began_ns, span)
-        kind = RepeatedRequest if count & kinds.REPEATED else InferenceRequest
-        request = call.request = kind(header, data, call, arrived_ns, name)
+        sink = self._sinks[count & 1]
+        if began_ns or span is not None:
+            sink = FrontSink(self, sink.protocol, began_ns, span)
+        kind = RepeatedFrontRequest if count & kinds.REPEATED else FrontRequest
+        if self._uses:
+            kind = RegionFrontRequest
+        request = kind(header, data, sink, arrived_ns, name)
+        if self._uses:
+            self._server.regions.use(request, self._uses)
+            self._uses = ()
+        request.number = number
+        self.calls[number] = request
         self.calls_begun += 1
+        self._submitting = True
         self._server.infer(request, "")
-        call.submitting = False
+        self._submitting = False
+
+    def _calls(self, count: int, body: memoryview) -> None:
+        header, numbers, times, records, tokens = read_group(self._headers, body, timed=True)
+        sink = self._sinks[count]
+        requests = []
+        for number, arrived_ns, data in zip(numbers, times, records, strict=True):
+            request = FrontRequest(header, data, sink, arrived_ns)
+            request.number = number
+            self.calls[number] = request
+            requests.append(request)
+        for token in tokens:
+            self._buffer_leases.returned(token)
+        self.calls_begun += len(requests)
+        self._submitting = True
+        self._server.infer_all(requests)
+        self._submitting = False
 
     def _cancel(self, number: int, why: CancelReason) -> None:
-        call = self.calls.get(number)
-        if call is not None and call.request is not None:
-            call.request.cancel(why)
+        request = self.calls.get(number)
+        if request is not None:
+            request.cancel(why)
         exchange = self.exchanges.pop(number, None)
         if exchange is not None:
             exchange.cancel(why)
 
     def _pause(self, number: int, paused: bool) -> None:
-        call = self.calls.get(number)
-        if call is not None and call.request is not None:
-            call.request.pause(paused)
+        request = self.calls.get(number)
+        if request is not None:
+            request.pause(paused)
         exchange = self.exchanges.get(number)
         if exchange is not None:
             exchange.pause(paused)
@@ -293,15 +410,27 @@ class FrontConnection(CorkedChannel):
 
     # The end.
 
+    def close(self) -> None:
+        """Close the connection, and release the memory of both ends."""
+        self._closed = True
+        super().close()
+        self._arena.close()
+        while self._asked:
+            _done(self._asked.popleft())
+
     def _lost(self) -> None:
         calls, self.calls = self.calls, {}
         exchanges, self.exchanges = self.exchanges, {}
-        for call in calls.values():
-            if call.request is not None:
-                call.request.cancel(CancelReason.DISCONNECTED)
+        for request in calls.values():
+            request.cancel(CancelReason.DISCONNECTED)
         for exchange in exchanges.values():
             exchange.cancel(CancelReason.DISCONNECTED)
         self._owner.lost(self)
 
     def _kill(self, reason: str) -> None:
         self.process.kill(reason)
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,13 +1,14 @@
 """Messages between the core and a front process. Framing and records are those of workers (``workers.ipc``).
 
 From a front: an inference (CALL) or a request of another kind (RELAY_HTTP, RELAY_GRPC), each with a number of its own;
-what becomes of them (CANCEL, PAUSE, RESUME); connections that have ended (CLOSED); and the state it has taken over
-(ACKNOWLEDGE). From the core: responses (ANSWER), pieces of relayed replies (RELAYED), accepted connections
-(CONNECTION), and what all fronts must know (STATE). A message of a connection is preceded by its descriptor.
+what becomes of them (CANCEL, PAUSE, RESUME); connections taken over (ADOPTED) and ended (CLOSED); and the state it has
+taken over (ACKNOWLEDGE). From the core: responses (ANSWER), pieces of relayed replies (RELAYED), accepted connections
+(CONNECTION), and what all fronts must know (STATE). START and CONNECTION are preceded by a descriptor.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -24,23 +25,31 @@ SPAN: Final = 65  # JSON: the client's span that the next CALL or RELAY_HTTP bel
 CANCEL: Final = 66  # the count is the reason: see ``REASONS``
 PAUSE: Final = 67  # the client does not read: no more responses for now
 RESUME: Final = 68
+USES: Final = 77  # JSON: names of the shared memory regions that the next CALL uses
 RELAY_HTTP: Final = 69  # the count is 1 for a client that is connected over TLS
 RELAY_GRPC: Final = 70
+CALLS: Final = 76  # inferences with one header (``groups``); the count as in CALL
 ACKNOWLEDGE: Final = 71  # JSON: number of the STATE message that was taken over
 CLOSED: Final = 72  # the count is the number of the port
 LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
+ADOPTED: Final = 77  # a connection was taken over
 # From the core.
-START: Final = 80  # pickle: options and initial state
+START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes
 ANSWER: Final = 82  # the count is an ``AnswerKind``
+ANSWERS: Final = 88  # last responses with one header (``groups``)
 RELAYED: Final = 83  # the count is a ``RelayedPiece``
 CONNECTION: Final = 84  # the count is the number of the port; the body the limit of connections if it is reached, or 0
 DRAIN: Final = 85  # the count is a ``DrainStep``
 ASK_FIGURES: Final = 86
-RETIRE: Final = 87  # JSON: move connections worth this share of the front's requests to other fronts
+RETIRE: Final = (
+    87  # JSON: the share of its requests that the front is to pass on, and the share from which nothing is gained
+)
 
+BYTES_SLOT: Final = 8
+"""Bytes of shared memory in which a process counts its bytes in flight."""
 PORTS: Final = ("http", "grpc")
 """Names of the ports that fronts serve, by number."""
 PROTOCOLS: Final = ("HTTP", "GRPC")
@@ -81,8 +90,6 @@ class DrainStep(IntEnum):
 
     NOTIFY = 0
     STOP_ACCEPTING = 1
-    FORGET = 2
-    """Not part of a shutdown: access rules have changed, so requests are to be parsed in full."""
 
 
 _CALL: Final = struct.Struct("<QQ")
@@ -112,15 +119,20 @@ def read_buffers_head(body: memoryview, at: int) -> tuple[int, int, int]:
     return name_size, count, at + _SIZES.size
 
 
+def work_name(request_id: str, model: str, version: str) -> bytes:
+    """Return the name of an inference that a relayed request runs, for the front's access log."""
+    return json.dumps([request_id, model, version]).encode()
+
+
 def span_frame(span: TraceContext) -> bytes:
     """Return a SPAN message."""
-    return messages.json_frame(SPAN, [f"{span.trace_id:x}", span.span_id, span.state])
+    return messages.json_frame(SPAN, [f"{span.trace_id:x}", span.span_id, span.state, span.sampled])
 
 
 def read_span(body: memoryview) -> TraceContext:
     """Return the span of a SPAN message."""
-    trace_id, span_id, state = messages.read_json(body)
-    return TraceContext(int(trace_id, 16), span_id, state)
+    trace_id, *rest = messages.read_json(body)
+    return TraceContext(int(trace_id, 16), *rest)
 
 
 def connection_frame(port: int, limit: int) -> bytes:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
+import resource
 import socket
 import ssl
-import time
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
@@ -17,8 +20,10 @@ from google.protobuf.message import Message
 from nerite.admission.policy import AdmissionPolicy
 from nerite.backends.interface import InstanceContext
 from nerite.config.options import ServerOptions
+from nerite.core.byte_budget import BUDGETS
 from nerite.core.errors import Internal, NeriteError
 from nerite.core.failures import internal_errors, report
+from nerite.core.memory import memory_file
 from nerite.fronts import messages as kinds
 from nerite.fronts.balancer import FrontBalancer, FrontLoad
 from nerite.fronts.catalogue import CatalogueWriter
@@ -28,12 +33,13 @@ from nerite.fronts.shared_state import PROGRAM, FrontStart, SharedState
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.log import log
 from nerite.observability.log_records import LogLevel, LogRecord
+from nerite.scheduling.stall_detectors import ExponentialBackoff
 from nerite.server import InferenceServer
 from nerite.transports import tcp
 from nerite.transports.access import KeyFile
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http.handler import HttpHandler
-from nerite.transports.limits import TransportLimits
+from nerite.transports.limits import SharedBytesInFlight, TransportLimits, connections_for
 from nerite.wire.schema import methods
 from nerite.workers.host.fork_server import ForkedProcess, ForkServer
 from nerite.workers.ipc.shared_memory import ForeignSegments
@@ -42,15 +48,17 @@ _START_TIMEOUT: Final = 60.0
 """Seconds until a front must serve connections."""
 _MEASURE_EVERY: Final = 1.0
 """Seconds between two measurements of load."""
-_ACKNOWLEDGE_TIMEOUT: Final = 2.0
-"""Seconds for which replies wait for a front that does not take over a change."""
-_STUCK: Final = 10.0
-"""Seconds after which such a front is killed."""
+_STUCK: Final = 10
+"""Number of measurements without an answer after which a front is killed.
+
+Not a time: where all processes of the server stand still for a while, none is stuck."""
 _FIGURES_TIMEOUT: Final = 0.5
-_SHORT_LIFE: Final = 5.0
+_SHORT_LIFE: Final = 2.0
 """Seconds of life of a front from which its successor starts at once."""
 _MAX_DELAY: Final = 10.0
 """Maximum number of seconds until a front is started again."""
+_EXIT_PATIENCE: Final = 1.0
+"""Seconds for a front to end after its channel has ended."""
 
 
 class FrontedPort:
@@ -125,30 +133,45 @@ class FrontPool:
         self._policy = policy
         self.fronts: list[FrontConnection | None] = [None] * count
         """By index; None while a front is being started."""
+        for budget in BUDGETS:
+            budget.processes += count
         self._began = [0.0] * count
-        self._delays = [0.0] * count
+        self._backoffs = [ExponentialBackoff(limit=_MAX_DELAY) for _ in range(count)]
         self._balancer = FrontBalancer(count)
+        self._most_connections = connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0], sys.maxsize)
+        """Maximum number of connections of a front, which has as many descriptors as this process."""
         self._http: HttpHandler
         self._grpc: Callable[[str], Handler]
         self._methods = methods()
         self._ports: list[FrontedPort] = []
-        self.bounds: TransportLimits
-        """Limits of all transports together; set by their owner."""
-        self._writer = CatalogueWriter(server.version_directory)
+        self._bounds: TransportLimits
+        self._bytes: SharedBytesInFlight
+        self._bytes_file: int = -1
+        """Descriptor of the memory in which all processes count their bytes in flight."""
+        self._writer = CatalogueWriter()
         self._number = 0
         """Number of the last change that was published."""
         self._published = SharedState()
         """The state that fronts have, apart from models."""
-        self._waiting: deque[tuple[int, float, Callable[[], None]]] = deque()
-        """Replies that wait until all fronts have taken over a change, with its number and the time."""
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        """Replies that wait until all fronts have taken over a change, with its number."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._all_ready = asyncio.Event()
-        self._closed = False
+        self._stopping = False
+        """No front is started any more."""
         self.restarts = 0
         """Number of fronts that have ended and were started again."""
 
     # Ports.
+
+    def share(self, bounds: TransportLimits) -> None:
+        """Apply the limits of this process to all processes together."""
+        size = kinds.BYTES_SLOT * (len(self.fronts) + 1)
+        self._bytes_file = memory_file(size)
+        slots = memoryview(mmap.mmap(self._bytes_file, size)).cast("Q")
+        self._bounds = bounds
+        self._bytes = bounds.bytes = SharedBytesInFlight(bounds.bytes.limit, slots, len(self.fronts))
 
     def http(self, handler: HttpHandler) -> FrontedPort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
@@ -165,26 +188,19 @@ class FrontPool:
         self._ports.append(port)
         return port
 
-    def accepted(self, port: int, client: socket.socket) -> None:
-        """Hand an accepted connection to the front with the least to do."""
-        loads = self._loads()
-        limit = self.bounds.connections.limit
-        full = 0 < limit <= sum(load.connections for load in loads if load is not None)
-        with client:
-            while (chosen := self._balancer.choose(loads)) is not None:
-                front = self.fronts[chosen]
-                assert front is not None
-                if front.hand_over(client.fileno(), port, limit if full else 0):
-                    return
-                loads[chosen] = None
-
-    def _loads(self) -> list[FrontLoad | None]:
-        return [
-            FrontLoad(front.calls_begun, len(front.calls), sum(front.connections))
-            if front is not None and front.ready
-            else None
-            for front in self.fronts
-        ]
+    def accepted(self, port: int, client: socket.socket) -> bool:
+        """Hand an accepted connection to the front with the least to do; return False if none can take it yet."""
+        loads = [_load(front) if front is not None and front.accepts else None for front in self.fronts]
+        limit = self._bounds.connections.limit
+        full = 0 < limit <= sum(each.open_connections for each in self._ports)
+        while (chosen := self._balancer.choose(loads)) is not None:
+            front = self.fronts[chosen]
+            assert front is not None
+            if front.hand_over(client.fileno(), port, limit if full else 0):
+                client.close()
+                return True
+            loads[chosen] = None
+        return False
 
     # Processes.
 
@@ -194,12 +210,12 @@ class FrontPool:
         self.publish()
         for index in range(len(self.fronts)):
             self._run(self._spawn(index))
+        self._timers["measure"] = self._loop.call_later(_MEASURE_EVERY, self._measure)
         try:
             async with asyncio.timeout(_START_TIMEOUT):
                 await self._all_ready.wait()
         except TimeoutError:
             raise Internal(f"the front processes could not serve within {_START_TIMEOUT:g} s, see the log") from None
-        self._measure()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -214,32 +230,33 @@ class FrontPool:
             log.error(error.message)
             self._spawn_later(index)
             return
-        if self._closed:
+        if self._stopping:
             process.kill()
+            process.channel.close()
+            process.descriptors.close()
             return
-        front = FrontConnection(process, self._foreign_segments, self._server, self)
+        front = FrontConnection(process, self._foreign_segments, self._server, self, self._most_connections)
         self.fronts[index] = front
-        self._began[index] = time.monotonic()
+        self._began[index] = self._loop.time()
         self._balancer.restarted(index)
         start = FrontStart(
             self._options,
             max(1, 4 // len(self.fronts)),
-            self.bounds.bytes.limit // len(self.fronts),
+            self._bytes.limit,
+            index,
+            len(self.fronts),
             tuple(name for name, options in self._named_ports() if options),
             self._number,
             self._whole_state(),
         )
-        front.start(self._loop, start)
+        front.start(self._loop, start, self._bytes_file)
 
     def _named_ports(self) -> tuple[tuple[str, bool], ...]:
         return ("http", self._options.http.enabled), ("grpc", self._options.grpc.enabled)
 
     def _spawn_later(self, index: int) -> None:
-        short = time.monotonic() - self._began[index] < _SHORT_LIFE
-        self._delays[index] = min(max(2 * self._delays[index], 0.1), _MAX_DELAY) if short else 0.0
-        self._timers[f"spawn {index}"] = self._loop.call_later(
-            self._delays[index], lambda: self._run(self._spawn(index))
-        )
+        delay = self._backoffs[index].failed(self._loop.time())
+        self._timers[f"spawn {index}"] = self._loop.call_later(delay, lambda: self._run(self._spawn(index)))
 
     def ready(self, front: FrontConnection) -> None:
         """Take note that a front can serve."""
@@ -250,20 +267,27 @@ class FrontPool:
         """Replace a front whose channel has ended."""
         index = self.fronts.index(front)
         self.fronts[index] = None
-        front.process.kill()
         front.close()
-        if self._closed:
+        process = front.process
+        what = f"the front process '{process.name}' is gone, and with it {sum(front.connections)} connections"
+        if process.exit_status is not None:
+            log.warning(f"{what}: {process.ending}")
+        else:
+            process.on_exit = lambda: log.warning(f"{what}: {process.ending}")
+            self._loop.call_later(_EXIT_PATIENCE, process.kill, "its channel broke")
+        self._bytes.ended(index)
+        self._hold(front.figures, -1)
+        self._settle()
+        if self._stopping:
             return
         self.restarts += 1
-        self.bounds.bytes.elsewhere -= front.figures.get("bytes", 0)
-        connections = sum(front.connections)
-        log.warning(f"the front process '{front.process.name}' is gone, and with it {connections} connections")
-        self._settle()
+        if front.ready and self._loop.time() - self._began[index] >= _SHORT_LIFE:
+            self._backoffs[index] = ExponentialBackoff(limit=_MAX_DELAY)
         self._spawn_later(index)
 
     def close(self) -> None:
         """End all fronts."""
-        self._closed = True
+        self._stopping = True
         for timer in self._timers.values():
             timer.cancel()
         for front in self.fronts:
@@ -271,16 +295,26 @@ class FrontPool:
                 front.process.kill()
                 front.close()
         self.fronts = [None] * len(self.fronts)
+        if self._bytes_file >= 0:
+            os.close(self._bytes_file)
 
     def _measure(self) -> None:
-        """Measure the load of the fronts, and have connections moved if it is uneven."""
-        move = self._balancer.measured(self._loads(), _MEASURE_EVERY)
+        """Measure the load of the fronts, have connections moved if it is uneven, and kill fronts that are stuck."""
+        for each in self.fronts:
+            if each is not None:
+                each.measure()
+                if each.silent >= (_STUCK if each.ready else _START_TIMEOUT):
+                    each.process.kill(f"it has not answered for {each.silent * _MEASURE_EVERY:g} s")
+        self._settle()
+        loads = [_load(front) if front is not None and front.ready else None for front in self.fronts]
+        move = self._balancer.measured(loads, _MEASURE_EVERY)
         if move is not None and (front := self.fronts[move.front]) is not None:
-            front.retire(move.share)
+            front.retire(move)
         self._timers["measure"] = self._loop.call_later(_MEASURE_EVERY, self._measure)
 
     def drain(self, step: DrainStep) -> None:
         """Have all fronts take a step of a graceful shutdown."""
+        self._stopping = True
         for front in self.fronts:
             if front is not None:
                 front.drain(step)
@@ -289,6 +323,12 @@ class FrontPool:
 
     def publish(self) -> None:
         """Send what has changed to all fronts."""
+        try:
+            self._publish()
+        except Exception as error:  # a load must not fail because of it
+            report("channel", error, "while a change was sent to the fronts")
+
+    def _publish(self) -> None:
         change = SharedState(models=self._writer.changes(self._server.manager.records))
         now = self._current_state()
         for name in ("regions", "keys", "policy", "log"):
@@ -304,9 +344,8 @@ class FrontPool:
                 front.send_change(self._number, change)
 
     def _current_state(self) -> SharedState:
-        regions = self._server.regions.listed("")
         return SharedState(
-            regions=[(each.name, each.key, each.offset, each.byte_size) for each in regions],
+            regions=self._server.regions.registered,
             keys={path: file.values for path, file in self._key_files.items()},
             policy=None if self._policy is None else self._policy(),
             log={name: value for name, value in log.settings.items() if name != "log_file"},
@@ -327,17 +366,14 @@ class FrontPool:
                 front.forget_heads()
 
     def after_acknowledgement(self, send: Callable[[], None]) -> None:
-        """Send a reply once all fronts know what has changed until now: its client may then ask any of them."""
+        """Send a reply once all fronts that answer know what has changed: its client may then ask any of them."""
         if self._settled(self._number):
             send()
             return
-        now = time.monotonic()
-        self._waiting.append((self._number, now, send))
-        if "acknowledge" not in self._timers:
-            self._timers["acknowledge"] = self._loop.call_later(_ACKNOWLEDGE_TIMEOUT, self._give_up_waiting)
+        self._waiting.append((self._number, send))
 
     def _settled(self, number: int) -> bool:
-        return all(front is None or not front.ready or front.acknowledged >= number for front in self.fronts)
+        return all(front is None or not front.responsive or front.acknowledged >= number for front in self.fronts)
 
     def acknowledged(self) -> None:
         """Send the replies that waited for fronts to take over a change."""
@@ -345,23 +381,7 @@ class FrontPool:
 
     def _settle(self) -> None:
         while self._waiting and self._settled(self._waiting[0][0]):
-            self._waiting.popleft()[2]()
-
-    def _give_up_waiting(self) -> None:
-        """Send replies that have waited too long, and kill fronts that are stuck."""
-        del self._timers["acknowledge"]
-        now = time.monotonic()
-        for front in self.fronts:
-            if front is not None and front.ready and front.acknowledged < self._number and front.stuck_since is None:
-                front.stuck_since = now
-            if front is not None and front.acknowledged >= self._number:
-                front.stuck_since = None
-            if front is not None and front.stuck_since is not None and now - front.stuck_since > _STUCK:
-                front.process.kill(f"it has not taken over a change for {_STUCK:g} s")
-        while self._waiting and now - self._waiting[0][1] >= _ACKNOWLEDGE_TIMEOUT:
-            self._waiting.popleft()[2]()
-        if not self._settled(self._number):
-            self._timers["acknowledge"] = self._loop.call_later(_ACKNOWLEDGE_TIMEOUT, self._give_up_waiting)
+            self._waiting.popleft()[1]()
 
     # What fronts relay.
 
@@ -400,34 +420,44 @@ class FrontPool:
 
     async def refresh(self) -> None:
         """Bring what fronts have counted into this process."""
-        asked = [front for front in self.fronts if front is not None and front.ready]
-        answered = [self._loop.create_future() for _ in asked]
-        for front, future in zip(asked, answered, strict=True):
-            front.on_figures = partial(_done, future)
-            front.ask_figures()
+        answered = [front.ask_figures() for front in self.fronts if front is not None and front.responsive]
         if answered:
             await asyncio.wait(answered, timeout=_FIGURES_TIMEOUT)
 
     def counted(self, front: FrontConnection, figures: Mapping[str, Any]) -> None:
         """Add what a front has counted since its last report."""
         before = front.figures
-        bounds = self.bounds
+        self._hold(before, -1)
+        self._hold(figures, 1)
+        bounds = self._bounds
         bounds.bytes.refused += figures["bytes_refused"] - before.get("bytes_refused", 0)
         for name, counter in (("refused", bounds.refused), ("closed", bounds.closed)):
             for why, count in figures[name].items():
                 counter[why] += count - before.get(name, {}).get(why, 0)
-        bounds.bytes.elsewhere += figures["bytes"] - before.get("bytes", 0)
+        for budget in BUDGETS:
+            budget.evictions += _evictions(figures, budget.name) - _evictions(before, budget.name)
         for where, count in figures["internal_errors"].items():
             internal_errors.counts[where] += count - before.get("internal_errors", {}).get(where, 0)
+
+    def _hold(self, figures: Mapping[str, Any], sign: int) -> None:
+        """Add what a front holds, or remove it with a ``sign`` of -1."""
+        caches = figures.get("caches", {})
+        for budget in BUDGETS:
+            if budget.name in caches:
+                budget.elsewhere += sign * caches[budget.name][0]
 
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of the fronts."""
         page.write(METRICS, [METRICS.row(self)])
 
 
-def _done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _evictions(figures: Mapping[str, Any], cache: str) -> int:
+    found: list[int] = figures.get("caches", {}).get(cache, (0, 0))
+    return found[1]
+
+
+def _load(front: FrontConnection) -> FrontLoad:
+    return FrontLoad(front.calls_begun, len(front.calls), sum(front.connections))
 
 
 METRICS: Final = MetricTable[FrontPool]((

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import pickle
 import socket
@@ -15,14 +16,17 @@ from typing import Any, cast
 import uvloop
 
 from nerite.admission.policy import AdmissionPolicy
+from nerite.core.byte_budget import BUDGETS
 from nerite.core.failures import internal_errors, report
 from nerite.fronts import messages as kinds
 from nerite.fronts.catalogue import Description, FrontVersion, follow
+from nerite.fronts.connection_retirement import ConnectionRetirement
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.relay import FrontRouting, GrpcRelay
 from nerite.fronts.shared_state import FrontStart, SharedState
 from nerite.inference_entry import InferenceEntry, ServableVersion
 from nerite.llm.openai.api import OpenAi
+from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.observability.log import install_logging, log
 from nerite.observability.log_records import LogRecord
 from nerite.regions import SharedMemoryRegions
@@ -30,7 +34,7 @@ from nerite.repository.catalogue import Catalogue
 from nerite.transports.access import AccessKeys, Callers
 from nerite.transports.http.inference_router import InferenceRouter
 from nerite.transports.http.service import HttpService
-from nerite.transports.limits import TransportLimits
+from nerite.transports.limits import SharedBytesInFlight, TransportLimits
 from nerite.transports.listeners import IdleCheck, ListenerFactory
 from nerite.transports.ports import TransportListener
 from nerite.transports.tcp import AdoptedPort, tls_context
@@ -68,16 +72,6 @@ class FrontEntry(InferenceEntry[FrontVersion]):
         follow(self._catalogue, models, self._core)
         self.renew_routes()
 
-    def follow_regions(self, regions: list[tuple[str, str, int, int]]) -> None:
-        """Take over the regions that are registered."""
-        wanted = {region[0]: region for region in regions}
-        known = {each.name: (each.name, each.key, each.offset, each.byte_size) for each in self.regions.listed("")}
-        for name in known.keys() - {name for name, region in wanted.items() if known.get(name) == region}:
-            self.regions.unregister(name)
-        for name, region in wanted.items():
-            if known.get(name) != region:
-                self.regions.register(*region)
-
 
 class FrontProcess:
     """Creates and connects the parts of a front; handles what the core sends."""
@@ -96,6 +90,7 @@ class FrontProcess:
         self._policy: AdmissionPolicy | None = None
         self._entry: FrontEntry
         self._bounds: TransportLimits
+        self._retirement: ConnectionRetirement
 
     async def serve(self) -> None:
         """Serve until the core is gone."""
@@ -103,14 +98,17 @@ class FrontProcess:
         self._core.begin(self._loop)
         await self._ended.wait()
 
-    def start(self, state: bytes) -> None:
-        """Begin to serve."""
+    def start(self, state: bytes, bytes_file: int) -> None:
+        """Begin to serve. ``bytes_file`` is memory in which all processes count their bytes in flight."""
         start: FrontStart = pickle.loads(state)  # the core made it
         options = start.options
         fork_server = ForkServer(self._loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
         helpers = HelperPool(fork_server, self._loop, self._foreign_segments, start.helpers)
         self._entry = FrontEntry(self._core, start, helpers)
-        self._bounds = TransportLimits(max_bytes=start.max_bytes, idle_seconds=options.connections.idle_seconds)
+        self._bounds = TransportLimits(idle_seconds=options.connections.idle_seconds)
+        slots = memoryview(mmap.mmap(bytes_file, kinds.BYTES_SLOT * (start.fronts + 1))).cast("Q")
+        os.close(bytes_file)
+        self._bounds.bytes = SharedBytesInFlight(start.max_bytes, slots, start.index)
         self._keys = {path: AccessKeys(keys) for path, keys in (start.state.keys or {}).items()}
         self._policy = start.state.policy
         callers = None if self._policy is None else Callers(self._current_policy)
@@ -127,11 +125,14 @@ class FrontProcess:
                 max_input_size=options.http.max_input_size,
                 sender_of=router.sender_of,
             )
-            routing = FrontRouting(router, openai, self._core)
-            routing.inferences = factory.guarded(factory.cross_origin(routing.inferences), options.http.address)
-            service = HttpService(self._entry, routing.target, self._bounds, max_input_size=options.http.max_input_size)
+            routing = FrontRouting(router, openai, self._core, factory.cross_origin)
+            target_of = factory.guarded(routing.target, options.http.address)
+            service = HttpService(self._entry, target_of, self._bounds, max_input_size=options.http.max_input_size)
             http = factory.http("HTTP", service, options.http.max_input_size)
             self._serve("http", http, http.adopt(tls_context(options.http.tls, ["http/1.1"]), self._closed("http")))
+        self._retirement = ConnectionRetirement(self._bounds.connections, self._loop)
+        if options.stall_seconds:
+            LoopWatchdog(self._loop, options.stall_seconds)
         IdleCheck(self._bounds, options.connections.idle_seconds).start()
         self._take_over(start.state)
         self._core.acknowledge(start.number)
@@ -163,7 +164,7 @@ class FrontProcess:
         if change.models:
             self._entry.follow(change.models)
         if change.regions is not None:
-            self._entry.follow_regions(change.regions)
+            self._entry.regions.follow(change.regions)
         if change.log is not None:
             log.change(change.log)
         if change.policy is not None:
@@ -184,24 +185,23 @@ class FrontProcess:
         for listener in self._listeners.values():
             if step is kinds.DrainStep.NOTIFY:
                 listener.drain()
-            elif step is kinds.DrainStep.STOP_ACCEPTING:
-                listener.stop_accepting()
             else:
-                listener.forget()
+                listener.stop_accepting()
 
     def figures(self) -> dict[str, Any]:
         """Return what this front has counted."""
         bounds = self._bounds
         return {
-            "bytes": bounds.bytes.used,
             "bytes_refused": bounds.bytes.refused,
             "refused": dict(bounds.refused),
             "closed": dict(bounds.closed),
+            "caches": {budget.name: [budget.used, budget.evictions] for budget in BUDGETS if budget.used},
             "internal_errors": {where: count for where, count in internal_errors.counts.items() if count},
         }
 
-    def retire(self, share: float) -> None:
-        """Have clients reconnect that send about this share of the requests."""
+    def retire(self, share: float, most: float) -> None:
+        """Have clients reconnect that send about ``share`` of the requests, and not more than ``most``."""
+        self._retirement.begin(share, most)
 
     def lost(self) -> None:
         """End: the core is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import Message
@@ -11,13 +12,14 @@ from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import RelayedPiece
-from nerite.llm.openai.api import OpenAi
+from nerite.llm.openai.api import PREFIX, OpenAi
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http import routes
 from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead, header_bytes_of
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
+from nerite.transports.http.reply import Reply
 from nerite.transports.listeners import TargetOf
 from nerite.wire.schema import methods
 from nerite.workers.ipc import messages
@@ -30,10 +32,9 @@ _NO_MODEL: Final = RequestHeader("", "", ())
 class RelayedWork:
     """A relayed HTTP request as the work of its connection."""
 
-    id = ""
-    header = _NO_MODEL
-
     def __init__(self, core: CoreConnection, connection: HttpExchange) -> None:
+        self.id = ""
+        self.header = _NO_MODEL
         self._core = core
         self._connection = connection
         self.number = 0
@@ -46,8 +47,11 @@ class RelayedWork:
         """Pause the reply, or resume it."""
         self._core.pause_relay(self.number, paused)
 
-    def take(self, piece: RelayedPiece, data: list[Buffer]) -> None:
+    def take(self, piece: RelayedPiece, name: bytes, data: list[Buffer]) -> None:
         """Pass on a piece of the reply."""
+        if name:
+            self.id, model, version = json.loads(name)
+            self.header = RequestHeader(model, version, ())
         connection = self._connection
         if connection.request is not self:
             return
@@ -64,20 +68,28 @@ class RelayedWork:
 class FrontRouting:
     """Routes inferences to this process, and everything else to the core."""
 
-    def __init__(self, router: InferenceRouter, openai: OpenAi, core: CoreConnection) -> None:
+    def __init__(
+        self,
+        router: InferenceRouter,
+        openai: OpenAi,
+        core: CoreConnection,
+        wrapped: Callable[[TargetOf], TargetOf],
+    ) -> None:
+        """``wrapped`` wraps routing like that of the core, whose wrapping the replies of the core have passed."""
         self._router = router
         self._openai = openai
         self._core = core
         self._elsewhere = HttpTarget(call=self._relay)
-        self.inferences: TargetOf = self._inference
-        """Routes inferences; to be wrapped like the routing of any port."""
+        self._inferences = wrapped(self._inference)
+        self._refusals = wrapped(lambda head: HttpTarget(refusal=self._refusal(head)))
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head."""
-        route = routes.find_route(head.path) if head.method == "POST" else None
-        if route is None or route.endpoint.category != "inference" or _LOAD_REPORT in head.headers:
-            return self._elsewhere
-        return self.inferences(head)
+        route = routes.find_route(head.path)
+        inference = route is not None and route.endpoint.category == "inference"
+        if inference and head.method == "POST" and _LOAD_REPORT not in head.headers:
+            return self._inferences(head)
+        return self._elsewhere if self._refusal(head) is None else self._refusals(head)
 
     def _inference(self, head: RequestHead) -> HttpTarget:
         route = routes.find_route(head.path)
@@ -85,6 +97,13 @@ class FrontRouting:
         if route.endpoint.name not in INFERENCES:
             return self._openai.target(head)
         return self._router.of_route(route, head)
+
+    def _refusal(self, head: RequestHead) -> Reply | None:
+        """Return the error reply to a request of another kind that is rejected before its body is received."""
+        if head.path.startswith(PREFIX):
+            return self._openai.target(head).refusal
+        route = routes.find_route(head.path)
+        return None if route is None else self._router.locked(route.endpoint.category, head)
 
     def _relay(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         work = RelayedWork(self._core, connection)
@@ -112,7 +131,7 @@ class GrpcRelay:
         reply_type = self._methods[path].response
 
         def relay(request: Message, answer: Answer) -> None:
-            def take(piece: RelayedPiece, data: list[Buffer]) -> None:
+            def take(piece: RelayedPiece, _name: bytes, data: list[Buffer]) -> None:
                 (content,) = data
                 if piece is RelayedPiece.ERROR:
                     answer(messages.error_of(json.loads(bytes(content))))

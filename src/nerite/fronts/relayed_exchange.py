@@ -9,7 +9,7 @@ from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import CancelReason
 from nerite.core.tensor import Buffer
-from nerite.fronts.messages import CHANGING, RelayedPiece
+from nerite.fronts.messages import CHANGING, RelayedPiece, work_name
 from nerite.transports.http import reply, routes
 from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.head import RequestHead
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ReplyRelay(Protocol):
     """Sends the pieces of replies to the front."""
 
-    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer]) -> None:
-        """Send a piece of a relayed reply."""
+    def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer], name: bytes = b"") -> None:
+        """Send a piece of a relayed reply. ``name`` is that of the work, see ``work_name``."""
 
     def after_acknowledgement(self, send: Callable[[], None]) -> None:
         """Send a reply once all fronts know what has changed until now."""
@@ -87,17 +87,18 @@ class RelayedExchange:
         """Send the complete reply."""
         if self.gone:
             return
+        name = self._work_name()
         self._end()
         parts = [self._addressed(bytes(parts[0])), *parts[1:]]
         route = routes.find_route(self.head.path) if self.head.method == "POST" else None
         if route is not None and route.endpoint.category in CHANGING:
             self._relay.publish()
-        self._relay.after_acknowledgement(lambda: self._relay.relayed(self._number, RelayedPiece.SEND, parts))
+        self._relay.after_acknowledgement(lambda: self._relay.relayed(self._number, RelayedPiece.SEND, parts, name))
 
     def open(self, first: bytes, data: bytes = b"") -> None:
         """Begin a reply with a head and a first chunk."""
         if not self.gone:
-            self._relay.relayed(self._number, RelayedPiece.OPEN, [self._addressed(first), data])
+            self._relay.relayed(self._number, RelayedPiece.OPEN, [self._addressed(first), data], self._work_name())
 
     def send_chunk(self, data: bytes) -> None:
         """Send one chunk of the reply."""
@@ -127,6 +128,14 @@ class RelayedExchange:
         self.writable = not paused
         if self.request is not None:
             self.request.pause(paused)
+
+    def _work_name(self) -> bytes:
+        request = self.request
+        if request is None:
+            return b""
+        header = request.header
+        version = header.model_version if header.route is None else header.route.version.label
+        return work_name(request.id, header.model_name, version)
 
     def _addressed(self, first: bytes) -> bytes:
         return reply.addressed(first, self.head, last=False)

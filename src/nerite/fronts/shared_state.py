@@ -20,8 +20,8 @@ class SharedState:
 
     models: list[Description] = field(default_factory=list)
     """Models that were added or have changed."""
-    regions: list[tuple[str, str, int, int]] | None = None
-    """Shared memory regions of clients: name, key, offset, size."""
+    regions: list[tuple[int, str, str, int, int]] | None = None
+    """Shared memory regions of clients: number, name, key, offset, size."""
     keys: dict[str, tuple[bytes, ...]] | None = None
     """Keys in the files of restrictions, by path."""
     policy: AdmissionPolicy | None = None
@@ -37,7 +37,11 @@ class FrontStart:
     helpers: int
     """Maximum number of helper processes."""
     max_bytes: int
-    """Limit of the bytes of requests in flight; 0 for none."""
+    """Limit of the bytes of requests in flight in all processes; 0 for none."""
+    index: int
+    """Number of the front."""
+    fronts: int
+    """Number of fronts."""
     ports: tuple[str, ...]
     """Names of the ports that are open."""
     number: int

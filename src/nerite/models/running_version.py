@@ -196,6 +196,12 @@ class RunningVersion:
             self._begin_trace(request)
         self._submit(request)
 
+    def enqueue(self, request: InferenceRequest) -> None:
+        """Enqueue a request as ``submit`` does; its data were already checked."""
+        if self._begin_trace is not None:
+            self._begin_trace(request)
+        self._submit(request)
+
     def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
         """Record the trace of a request to this version that was answered at ``at``. Thread-safe."""
         if self.statistics.stages is not None:

@@ -38,7 +38,7 @@ class AccessRecord:
 
     def asks(self, request: HttpWork | None) -> None:
         """Record the inference that the exchange runs, if any."""
-        if request is None:
+        if request is None or not request.header.model_name:
             return
         self.model, self.request_id = request.header.model_name, request.id
         self.version = request.header.model_version

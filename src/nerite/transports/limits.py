@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from nerite.core.errors import Exhausted
@@ -30,10 +31,13 @@ class ConnectionEntry(Protocol):
 
     @property
     def served(self) -> int:
-        """Number that changes with each request."""
+        """Number of requests so far."""
 
     def retire(self) -> None:
         """Close the connection, which is idle."""
+
+    def drain(self) -> None:
+        """Have the client send further requests over another connection; answer those in progress."""
 
 
 class ConnectionTable:
@@ -51,6 +55,9 @@ class ConnectionTable:
 
     def __len__(self) -> int:
         return len(self._activity)
+
+    def __iter__(self) -> Iterator[ConnectionEntry]:
+        return iter(self._activity)
 
     @property
     def full(self) -> bool:
@@ -126,21 +133,24 @@ Closing: TypeAlias = Literal["refused", "displaced", "idle", "stalled"]
 class BytesInFlight:
     """Bytes of requests that arrive, wait or run. Thread-safe."""
 
-    __slots__ = ("_lock", "elsewhere", "limit", "refused", "used")
+    __slots__ = ("_lock", "limit", "refused", "used")
 
     def __init__(self, limit: int) -> None:
         """0 means unlimited."""
         self.limit = limit
         self.used = 0
-        self.elsewhere = 0
-        """Bytes in other processes of the server."""
         self.refused = 0
         """Number of requests refused because the limit was reached."""
         self._lock = threading.Lock()
 
+    @property
+    def total(self) -> int:
+        """Bytes in flight in all processes of the server."""
+        return self.used
+
     def fits(self, size: int) -> bool:
         """Return whether ``size`` more bytes fit now."""
-        return not self.limit or self.used + size <= self.limit
+        return not self.limit or self.total + size <= self.limit
 
     def take(self, size: int) -> bool:
         """Add ``size`` bytes; return False, without adding any, if they do not fit."""
@@ -165,6 +175,45 @@ class BytesInFlight:
         return Exhausted(
             f"requests in progress use the {self.limit} bytes of --max-bytes-in-flight. Try again in 1 s", 1
         )
+
+
+class SharedBytesInFlight(BytesInFlight):
+    """Bytes in flight of a server with several processes: each counts its own in a slot of shared memory.
+
+    Processes that take bytes at the same moment may exceed the limit, each by one request.
+    """
+
+    __slots__ = ("_own", "_slots")
+
+    def __init__(self, limit: int, slots: memoryview, own: int) -> None:
+        """``slots`` has one unsigned number of 64 bits for each process; ``own`` is the index of this one."""
+        super().__init__(limit)
+        self._slots = slots
+        self._own = own
+
+    @property
+    def total(self) -> int:
+        """Bytes in flight in all processes of the server."""
+        return sum(self._slots)
+
+    def take(self, size: int) -> bool:
+        """Add ``size`` bytes; return False, without adding any, if they do not fit."""
+        with self._lock:
+            if self.limit and self.total + size > self.limit:
+                return False
+            self.used += size
+            self._slots[self._own] = self.used
+            return True
+
+    def give_back(self, size: int) -> None:
+        """Release bytes that were taken."""
+        with self._lock:
+            self.used -= size
+            self._slots[self._own] = self.used
+
+    def ended(self, process: int) -> None:
+        """Release the bytes of a process that has ended."""
+        self._slots[process] = 0
 
 
 class ByteReservation:
@@ -241,7 +290,7 @@ class TransportLimits:
     def patience(self, seconds: float) -> float:
         """Return how long a request may make no progress: ``seconds``, or less when the bytes in flight run out."""
         taken = self.bytes
-        return seconds / CHECKS if taken.limit and taken.used > taken.limit * _HIGH_USE else seconds
+        return seconds / CHECKS if taken.limit and taken.total > taken.limit * _HIGH_USE else seconds
 
 
 METRICS: Final = MetricTable[TransportLimits]((
@@ -252,7 +301,7 @@ METRICS: Final = MetricTable[TransportLimits]((
            "Connections that were closed or refused because of a limit",
            lambda limits: {str(why): count for why, count in limits.closed.items()}, "reason"),
     Metric("nerite_bytes_in_flight", "gauge",
-           "Bytes of requests that arrive, wait or run", lambda limits: limits.bytes.used + limits.bytes.elsewhere),
+           "Bytes of requests that arrive, wait or run", lambda limits: limits.bytes.total),
     Metric("nerite_bytes_in_flight_limit", "gauge",
            "Maximum bytes of requests in flight, 0 for unlimited", lambda limits: limits.bytes.limit),
     Metric("nerite_arrivals_refused_total", "counter",
@@ -261,14 +310,14 @@ METRICS: Final = MetricTable[TransportLimits]((
 ))  # fmt: skip
 
 
-def connections_for(files: int) -> int:
-    """Return the maximum number of connections for a limit of open file descriptors.
+def connections_for(files: int, most: int = _MAX_CONNECTIONS) -> int:
+    """Return the maximum number of connections, no more than ``most``, for a limit of open file descriptors.
 
     A quarter is left for models, workers and their files; of a very small limit, half.
     """
     if files == resource.RLIM_INFINITY:
-        return _MAX_CONNECTIONS
-    return min(files - max(files // 4, min(files // 2, 256)), _MAX_CONNECTIONS)
+        return most
+    return min(files - max(files // 4, min(files // 2, 256)), most)
 
 
 def bytes_for(memory: int) -> int:

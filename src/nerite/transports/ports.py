@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -73,8 +74,8 @@ class OpenablePort(TransportListener, Protocol):
 class ConnectionFronts(Protocol):
     """Processes that serve the connections of ports, and relay to this one what they cannot answer."""
 
-    bounds: TransportLimits
-    """Limits of all processes together."""
+    def share(self, bounds: TransportLimits) -> None:
+        """Apply the limits of this process to all processes together."""
 
     def http(self, handler: HttpHandler) -> OpenablePort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
@@ -113,7 +114,7 @@ class ServerPorts:
         self._fronts = fronts
         self._bounds = limits_of(options)
         if fronts is not None:
-            fronts.bounds = self._bounds
+            fronts.share(self._bounds)
         self._factory = ListenerFactory(options, self._bounds, key_files, callers)
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
@@ -212,8 +213,10 @@ class ServerPorts:
 
     async def _open_grpc(self) -> None:
         # Imported here, because a server without gRPC need not load its code.
+        from nerite.transports.grpc.delays import Delays
         from nerite.transports.grpc.methods import GrpcAdministration
 
+        Delays(os.environ).report()
         options = self._options.grpc
         administration = GrpcAdministration(self._server).handler
         tls = tls_context(options.tls, ["h2"])

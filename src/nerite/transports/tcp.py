@@ -12,7 +12,7 @@ import ssl
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
@@ -99,6 +99,8 @@ _ACCEPT_BATCH: Final = 64
 """Maximum number of connections accepted in Python in one turn of the loop."""
 _ACCEPT_PAUSE: Final = 0.1
 """Pause after the system ran out of file descriptors or memory for a connection, in seconds."""
+_TAKE_PAUSE: Final = 0.01
+"""Pause after an accepted connection could not be passed on, in seconds."""
 _LINGER: Final = 1.0
 """Seconds that a refused connection stays open: if closed at once, its client might not see the refusal."""
 _MAX_LINGERING: Final = 64
@@ -166,11 +168,12 @@ async def listen(
         # It accepts connections itself, so that slow handshakes count as connections from the start.
         secured = _AcceptedConnections(connection, bounds, tls)
 
-        def secure(client: socket.socket) -> None:
+        def secure(client: socket.socket) -> bool:
             if _admitted(bounds):
                 secured.start(client)
             else:
                 client.close()
+            return True
 
         accepting = await AcceptingPort.open(service, address, port, secure, reuse_port=reuse_port)
         return accepting, accepting.number
@@ -245,14 +248,21 @@ class _RefusedConnection(asyncio.Protocol):
         transport.abort()
 
 
-class _Handshake:
-    """Table entry of a connection during its TLS handshake."""
+class _BeginningConnection:
+    """Table entry of an accepted connection until its protocol begins. During a TLS handshake it is never idle."""
 
-    busy = True
     served = 0
 
+    def __init__(self, busy: bool) -> None:
+        self.busy = busy
+        self.retired = False
+
     def retire(self) -> None:
-        """Do nothing: a handshake is never idle."""
+        """Have it closed instead of begun."""
+        self.retired = True
+
+    def drain(self) -> None:
+        """Do nothing: a handshake has no requests."""
 
 
 class _AcceptedConnections:
@@ -271,27 +281,48 @@ class _AcceptedConnections:
         self._connection = connection
         self._bounds = bounds
         self._tls = tls
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, accepted: socket.socket, connection: _Connect | None = None) -> None:
-        """Begin a connection; ``connection`` makes its protocol, if it is not the usual one."""
+    def start(self, accepted: socket.socket) -> None:
+        """Begin a connection."""
+        beginning = _BeginningConnection(busy=self._tls is not None)
+        self._bounds.connections.add(beginning, time.monotonic())
+        self._run(self._begin(accepted, beginning))
+
+    def refuse(self, accepted: socket.socket, protocol: asyncio.Protocol) -> None:
+        """Have ``protocol`` refuse a connection."""
+        self._run(self._connect(accepted, lambda: protocol))
+        self._failed()
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _begin(self, accepted: socket.socket, beginning: _BeginningConnection) -> None:
+        """Pass the connection to its protocol, unless it is retired before."""
+        if beginning.retired:
+            accepted.close()
+            transport = None
+        else:
+            transport = await self._connect(accepted, self._connection)
+        self._bounds.connections.remove(beginning)
+        if transport is None:
+            self._failed()
+        elif beginning.retired:
+            transport.abort()
+
+    async def _connect(self, accepted: socket.socket, connection: _Connect) -> asyncio.Transport | None:
+        """Perform the TLS handshake, if any, and pass the connection to its protocol. Return None if that failed."""
         accepted.setblocking(False)
-        task = self._loop.create_task(self._handshake(accepted, connection or self._connection))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
-
-    async def _handshake(self, accepted: socket.socket, connection: _Connect) -> None:
-        """Perform the TLS handshake, if any, and pass the connection to its protocol."""
-        table = self._bounds.connections
-        handshake = _Handshake()
-        table.add(handshake, time.monotonic())
         timeout = None if self._tls is None else _HANDSHAKE_TIMEOUT
         try:
-            await self._loop.connect_accepted_socket(connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout)
+            transport, _ = await self._loop.connect_accepted_socket(
+                connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout
+            )
         except OSError:  # the client disconnected, does not speak TLS, or has no valid certificate
-            pass
-        finally:
-            table.remove(handshake)
+            return None
+        return transport
 
 
 class AdoptedPort:
@@ -322,8 +353,7 @@ class AdoptedPort:
         if not limit or _made_room(self._bounds):
             self._accepted.start(accepted)
         elif self._tls is None:
-            self._accepted.start(accepted, lambda: _RefusedConnection(self._refusal, limit))
-            self._closed()
+            self._accepted.refuse(accepted, _RefusedConnection(self._refusal, limit))
         else:
             accepted.close()
             self._closed()
@@ -335,19 +365,25 @@ class AdoptedPort:
 class AcceptingPort:
     """Port that accepts connections in Python and passes on their sockets."""
 
-    def __init__(self, sockets: list[socket.socket], take: Callable[[socket.socket], None]) -> None:
+    def __init__(self, sockets: list[socket.socket], take: Callable[[socket.socket], bool]) -> None:
+        """``take`` returns False if it cannot take a socket yet; the port then offers it again."""
         self.number: int = sockets[0].getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self.sockets = sockets
         self._take = take
         self._pause_timer: asyncio.TimerHandle | None = None
+        self._held: socket.socket | None = None
+        """Accepted connection that could not be passed on yet. Others wait in the backlog meanwhile."""
         self._resume_accepting()
 
     @classmethod
     async def open(
-        cls, service: str, address: str, port: int, take: Callable[[socket.socket], None], *, reuse_port: bool
+        cls, service: str, address: str, port: int, take: Callable[[socket.socket], bool], *, reuse_port: bool
     ) -> AcceptingPort:
-        """Listen, and call ``take`` with each accepted socket. Raises ``Unavailable`` with the service's name."""
+        """Listen, and call ``take`` with each accepted socket. Raises ``Unavailable`` with the service's name.
+
+        ``take`` returns False for a socket that cannot be taken yet; it is called again after a pause.
+        """
         sockets: list[socket.socket] = []
         try:
             for family, place in await _bind_addresses(address, port):
@@ -367,10 +403,22 @@ class AcceptingPort:
         for listening in self.sockets:
             self._loop.remove_reader(listening)
             listening.close()
+        if self._held is not None:
+            self._held.close()
 
     def _resume_accepting(self) -> None:
+        if self._held is not None:
+            if not self._take(self._held):
+                self._pause(_TAKE_PAUSE)
+                return
+            self._held = None
         for listening in self.sockets:
             self._loop.add_reader(listening, self._accept, listening)
+
+    def _pause(self, seconds: float) -> None:
+        for listening in self.sockets:
+            self._loop.remove_reader(listening)
+        self._pause_timer = self._loop.call_later(seconds, self._resume_accepting)
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept pending connections in batches, so that open connections get their turn."""
@@ -380,11 +428,12 @@ class AcceptingPort:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:  # out of file descriptors or memory: retrying at once would fail the same way
-                for each in self.sockets:
-                    self._loop.remove_reader(each)
-                self._pause_timer = self._loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
+                self._pause(_ACCEPT_PAUSE)
                 return
-            self._take(accepted)
+            if not self._take(accepted):
+                self._held = accepted
+                self._pause(_TAKE_PAUSE)
+                return
 
 
 def admit_no_more(sockets: Iterable[socket.socket]) -> None:

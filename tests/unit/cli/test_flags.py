@@ -12,6 +12,7 @@ from nerite.cli.command import UsageError
 from nerite.cli.command_line import TRITON as TRITONSERVER
 from nerite.cli.command_line import parse_command_line, usage
 from nerite.cli.flags import BY_NAME, FLAGS, GROUPS, at, reference
+from nerite.config.flag import AUTO
 from nerite.config.options import ConnectionOptions, QueueOptions, ServerOptions
 
 ROOT = Path(__file__).parents[3]
@@ -134,6 +135,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "allow-console",
         "policy-file",
         "stay-awake-microseconds",
+        "front-processes",
         "stall-seconds",
         "repository-cache-directory",
         "environment-directory",
@@ -194,6 +196,20 @@ def test_bounds_of_queues() -> None:
     assert given.queue == QueueOptions(0, 1.5, 0)
     with pytest.raises(UsageError, match=r"out of bound. Got -1"):
         options("--max-queue-seconds=-1")
+
+
+@pytest.mark.parametrize(("text", "count"), [("1", 1), ("64", 64), ("auto", AUTO)])
+def test_numbers_of_front_processes(text: str, count: int) -> None:
+    assert options("--front-processes", text).front_processes == count
+    assert options(environment={"NERITE_FRONT_PROCESSES": text}).front_processes == count
+    assert options().front_processes == 1
+
+
+@pytest.mark.parametrize("text", ["0", "65", "-1", "2.5", "many", "", "AUTO"])
+def test_what_is_no_number_of_front_processes(text: str) -> None:
+    remedy = "Give a number from 1, for a single process, to 64, or 'auto'"
+    with pytest.raises(UsageError, match=f"Got {text}. {remedy}"):
+        options(f"--front-processes={text}")
 
 
 def test_bounds_of_connections() -> None:

@@ -15,6 +15,9 @@ class Fake:
     def retire(self) -> None:
         raise AssertionError("a decider closes nothing")
 
+    def drain(self) -> None:
+        raise AssertionError("a decider closes nothing")
+
 
 def table_of(limit: int, *connections: ConnectionEntry, idle_seconds: float = 0) -> ConnectionTable:
     """A table to which a connection came each second."""

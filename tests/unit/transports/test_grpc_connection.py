@@ -785,10 +785,13 @@ def test_a_connection_in_the_table() -> None:
     peer.service.waiting[0].respond(OK)
     peer.hear()
     assert not connection.busy
+    peer.call("/echo", message(b"x"))
+    peer.flush()
+    assert connection.served == 2
     connection.retire()
     peer.hear()
     (goaway,) = [event for event in peer.events if isinstance(event, h2.events.ConnectionTerminated)]
-    assert (goaway.error_code, goaway.last_stream_id) == (0, 1)
+    assert (goaway.error_code, goaway.last_stream_id) == (0, 3)
     assert peer.transport.closed
     connection.connection_lost(None)
     assert len(peer.bounds.connections) == 0

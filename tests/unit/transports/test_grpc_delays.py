@@ -87,12 +87,13 @@ class Call:
 def test_nothing_is_in_the_way_without_a_variable(capfd: pytest.CaptureFixture[str]) -> None:
     target: Any = Target()
     none = Delays({"TRITONSERVER_DELAY_GRPC_PROCESS": "0", "PATH": "/bin"})
+    none.report()
     assert none.target(target) is none.stream(target) is none.handler(target) is target
     assert capfd.readouterr() == ("", "")
 
 
 def test_what_is_set_is_logged_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    Delays({delays.COMPLETE: "50ms", delays.ADMINISTRATION: "2", delays.WITHOUT_EFFECT[0]: "5"})
+    Delays({delays.COMPLETE: "50ms", delays.ADMINISTRATION: "2", delays.WITHOUT_EFFECT[0]: "5"}).report()
     (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith(
         '"gRPC calls are delayed for tests of clients, as set in the environment: '
@@ -104,7 +105,9 @@ def test_what_is_set_is_logged_in_one_line(capfd: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("value", ["soon", "", "-5"])
 def test_what_is_no_number_delays_nothing(value: str, capfd: pytest.CaptureFixture[str]) -> None:
     target: Any = Target()
-    assert Delays({delays.PROCESS: value}).target(target) is target
+    given = Delays({delays.PROCESS: value})
+    given.report()
+    assert given.target(target) is target
     complaint = f"Unable to parse the debug variable {delays.PROCESS}. Value provided: '{value}' is not"
     assert (complaint in capfd.readouterr().err) is (value != "-5")
 

@@ -131,6 +131,13 @@ def test_one_response_each_in_the_order_of_the_requests() -> None:
     assert peer.stream not in peer.ended
 
 
+def test_requests_of_a_stream_count_for_its_connection() -> None:
+    peer = StreamPeer()
+    assert peer.connection.served == 1
+    peer.say("a", "refuse b", "c")
+    assert peer.connection.served == 3
+
+
 def test_responses_of_decoupled_models_leave_at_once() -> None:
     peer = StreamPeer()
     peer.say("slow", "decoupled 1", "decoupled 2")

@@ -11,7 +11,14 @@ import pytest
 from doubles import FakeAside, samples, written
 from nerite.core.errors import Exhausted
 from nerite.transports import ports
-from nerite.transports.limits import ByteReservation, BytesInFlight, TransportLimits, bytes_for, connections_for
+from nerite.transports.limits import (
+    ByteReservation,
+    BytesInFlight,
+    SharedBytesInFlight,
+    TransportLimits,
+    bytes_for,
+    connections_for,
+)
 
 GB = 2**30
 
@@ -56,6 +63,22 @@ def test_no_limit() -> None:
     assert of.fits(10**15)
     assert ByteReservation(of).take(10**15)
     assert of.used == 10**15
+
+
+def test_processes_share_one_limit() -> None:
+    slots = memoryview(bytearray(3 * 8)).cast("Q")
+    first, second = (SharedBytesInFlight(100, slots, own) for own in (0, 1))
+    assert first.take(60)
+    assert second.fits(40) and not second.fits(41)
+    assert not second.take(41)
+    assert second.take(30)
+    assert first.total == second.total == 90
+    assert (first.used, second.used) == (60, 30)
+    first.give_back(60)
+    assert second.take(70) and second.total == 100
+    slots[2] = 7  # of a process that then ends
+    first.ended(2)
+    assert first.total == 100
 
 
 def test_a_refusal_says_whether_it_helps_to_wait() -> None:

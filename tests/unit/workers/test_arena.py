@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -329,6 +330,20 @@ def test_every_loan_has_a_token_of_its_own(arena: Arena) -> None:
     tokens = [buffer_leases.lend(view, 0) for _ in range(100)]
     assert len(set(tokens)) == 100
     assert all(0 < token <= 0xFFFFFFFF for token in tokens)
+
+
+def test_a_closed_borrower_unmaps_what_is_not_viewed() -> None:
+    descriptor = memory_file(MB)
+    borrower = BufferBorrower()
+    unused, viewed = (weakref.ref(borrower.add(number, descriptor, MB).memory) for number in range(2))
+    view = borrower.view(1, 0, 5, 1)
+    borrower.close()
+    assert unused() is None
+    assert bytes(view) == bytes(5)
+    del view
+    assert viewed() is None
+    assert borrower.take_released() == [1]
+    os.close(descriptor)
 
 
 def test_a_file_to_read_only() -> None:

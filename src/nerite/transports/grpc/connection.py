@@ -321,6 +321,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._keepalive = Keepalive(shared.rules, loop.time())
         self.http2 = Http2Connection(self, shared.limits, loop.time(), GRPC_METADATA.put)
         self.calls: dict[int, GrpcCall | StreamCall] = {}
+        self.streamed = 0
+        """Number of requests on streams."""
         self.congested = False
         """The client has not read what was written: the write buffer is above its high-water mark."""
         self._awaiting_message: list[GrpcCall | StreamCall] = []
@@ -428,8 +430,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     @property
     def served(self) -> int:
-        """Number that changes with each call."""
-        return self.http2.last_stream_id
+        """Number of calls and of requests on streams."""
+        return (self.http2.last_stream_id + 1) // 2 + self.streamed
 
     def retire(self) -> None:
         """Close an idle connection. GOAWAY tells the client that a call still on its way was not processed."""

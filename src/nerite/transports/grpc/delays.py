@@ -45,9 +45,11 @@ class Delays:
     """Delays requested by the environment, in seconds."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Read the variables, and log those that are set."""
+        """Read the variables."""
         known = (ADMINISTRATION, PROCESS, ENTRY, *ANSWERS, COMPLETE, RESPONSE)
-        found = {name: _number(name, environment[name]) for name in known if name in environment}
+        given = {name: environment[name] for name in known if name in environment}
+        self._invalid = {name: value for name, value in given.items() if _NUMBER.match(value) is None}
+        found = {name: _number(value) for name, value in given.items()}
         milliseconds = {name: found.get(name, 0) / 1000 for name in known}
         self._administration = float(found.get(ADMINISTRATION, 0))
         self._start = milliseconds[PROCESS] + milliseconds[ENTRY]
@@ -55,10 +57,16 @@ class Delays:
         self._entry = milliseconds[ENTRY]
         self._complete = milliseconds[COMPLETE]
         self._response = milliseconds[RESPONSE]
-        active = [f"{name}={value}" for name, value in found.items() if value]
-        active += [f"{name} (ignored)" for name in WITHOUT_EFFECT if name in environment]
-        if active:
-            log.warning(f"gRPC calls are delayed for tests of clients, as set in the environment: {', '.join(active)}")
+        self._active = [f"{name}={value}" for name, value in found.items() if value]
+        self._active += [f"{name} (ignored)" for name in WITHOUT_EFFECT if name in environment]
+
+    def report(self) -> None:
+        """Log the variables that are set, and those that are invalid."""
+        for name, value in self._invalid.items():
+            log.error(f"Unable to parse the debug variable {name}. Value provided: '{value}' is not a valid integer.")
+        if self._active:
+            delays = ", ".join(self._active)
+            log.warning(f"gRPC calls are delayed for tests of clients, as set in the environment: {delays}")
 
     def handler(self, handler: Handler) -> Handler:
         """Wrap the handler of an administrative method so that its replies are delayed."""
@@ -75,11 +83,9 @@ class Delays:
         return _LateStream(stream, self._entry, self._complete, self._response)
 
 
-def _number(name: str, value: str) -> int:
+def _number(value: str) -> int:
     """Return the number at the start of a value; 0 if it is negative or missing, as in Triton."""
     found = _NUMBER.match(value)
-    if found is None:
-        log.error(f"Unable to parse the debug variable {name}. Value provided: '{value}' is not a valid integer.")
     return max(0, int(found[1])) if found is not None else 0
 
 

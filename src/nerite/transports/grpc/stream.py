@@ -51,6 +51,8 @@ class StreamConnection(Protocol):
     """Calls in progress by stream id."""
     congested: bool
     """The client has not read what was written."""
+    streamed: int
+    """Number of requests on streams."""
 
     @property
     def full(self) -> bool:
@@ -273,6 +275,7 @@ class StreamCall:
 
     def begin(self, request: InferenceRequest, decoupled: bool) -> None:
         """Record a request that is in progress."""
+        self.connection.streamed += 1
         self._requests[request] = None if decoupled else self._order.begin()
         if self._message_share is not None:
             self._request_shares[request] = self._message_share

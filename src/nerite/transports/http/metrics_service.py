@@ -156,9 +156,10 @@ ERRORS: Final = MetricTable[InternalErrors]((
 INTERNAL_CACHES: Final = MetricTable[ByteBudget]((
     Metric("nerite_internal_cache_bytes", "gauge",
            "Upper bound of the memory of the server's internal caches of requests, headers and replies, in bytes",
-           lambda budget: budget.used),
+           lambda budget: budget.used + budget.elsewhere),
     Metric("nerite_internal_cache_limit_bytes", "gauge",
-           "Memory limit of the server's internal caches, in bytes", lambda budget: budget.limit),
+           "Memory limit of the server's internal caches, in bytes",
+           lambda budget: budget.limit * budget.processes),
     Metric("nerite_internal_cache_evictions_total", "counter",
            "Entries evicted from the server's internal caches to make room", lambda budget: budget.evictions),
 ), labels=("cache",))  # fmt: skip

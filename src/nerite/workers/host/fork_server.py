@@ -305,6 +305,9 @@ class _ForkServerProcess:
             self._process.wait(_END_PATIENCE)
         self._process.kill()
         self._process.wait()
+        for worker in self._workers.copy().values():
+            if not worker.begun.done():
+                worker.begun.set_exception(ConnectionError("the server is shutting down"))
 
     def _hang_up(self) -> None:
         if self._control.fileno() >= 0:

@@ -74,6 +74,7 @@ class Channel:
             self._foreign_segments.remove(number)
         self._own_foreign_segments.clear()
         self._buffer_leases = BufferLeases()
+        self._borrower.close()
 
     # What derived classes define.
 

@@ -38,6 +38,8 @@ from nerite.workers.ipc.messages import PADDING
 from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases, address_of
 
 _RECORD: Final = struct.Struct("<II")
+RECORD_SIZE: Final = _RECORD.size
+"""Bytes of a plain record before its data."""
 _PLACE: Final = struct.Struct("<QQII")
 _SIZE: Final = struct.Struct("<Q")
 

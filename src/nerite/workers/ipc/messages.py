@@ -90,7 +90,7 @@ NO_BATCH: Final = 0
 """Batch number of a call that is not made for a particular batch."""
 ALL: Final = 0xFFFF
 """Request index of a call that is made for a whole batch."""
-_ERROR_DETAILS: Final = ("retry_after", "begun", "refused")
+_ERROR_DETAILS: Final = ("retry_after", "begun")
 PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
@@ -181,7 +181,6 @@ def error_of(value: dict[str, Any]) -> NeriteError:
     kind = BY_NAME.get(value.get("kind", "")) or BY_CODE.get(value["code"], Internal)
     error = kind(value["message"], value.get("retry_after", 0))
     error.begun = value.get("begun", False)
-    error.refused = value.get("refused", False)
     return error
 
 
@@ -198,13 +197,6 @@ def batch_message(
     ``count`` is the number of records; for PART and LAST, the index of the request. CALL and ANSWER have the number of
     the call in place of the batch.
     """
-    return b"".join(batch_parts(kind, batch, count, tokens, timings, records))
-
-
-def batch_parts(
-    kind: int, batch: int, count: int, tokens: Sequence[int], timings: ExecutionTimes | None, records: list[Buffer]
-) -> tuple[Buffer, ...]:
-    """Return the parts of a ``batch_message``."""
     head = _BATCH.pack(batch, len(tokens))
     if tokens:
         padded = (*tokens, 0) if len(tokens) & 1 else tokens
@@ -212,7 +204,7 @@ def batch_parts(
     if timings is not None:
         head += packed_times(timings)
     size = FRAME.size + len(head) + sum(map(len, records))
-    return (FRAME.pack(size, kind, count), head, *records)
+    return b"".join((FRAME.pack(size, kind, count), head, *records))
 
 
 def request_frame(kind: int, batch: int, index: int) -> bytes:

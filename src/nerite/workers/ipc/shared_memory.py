@@ -241,6 +241,10 @@ class BufferBorrower:
         """Drop a segment: it is unmapped with the last view on it."""
         self._segments.pop(number, None)
 
+    def close(self) -> None:
+        """Drop all segments."""
+        self._segments.clear()
+
     def view(self, segment: int, offset: int, size: int, token: int) -> memoryview:
         """Return a view on borrowed memory; ``token`` appears in ``released`` when the last view on it is gone."""
         array = self._segments[segment].array(offset, size)
