@@ -64,7 +64,7 @@ BY_THE_OPERATOR: Final = {
     "admission/accounts.py:_uses", "server_process.py:_key_files", "llm/openai/large_bodies.py:_template",
     "transports/ports.py:_listeners", "transports/ports.py:opened",
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
-    "fronts/process.py:_keys", "fronts/process.py:_listeners",
+    "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
 SMALL: Final = {

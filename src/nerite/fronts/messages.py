@@ -25,7 +25,7 @@ SPAN: Final = 65  # JSON: the client's span that the next CALL or RELAY_HTTP bel
 CANCEL: Final = 66  # the count is the reason: see ``REASONS``
 PAUSE: Final = 67  # the client does not read: no more responses for now
 RESUME: Final = 68
-USES: Final = 77  # JSON: names of the shared memory regions that the next CALL uses
+USES: Final = 79  # JSON: names of the shared memory regions that the next CALL uses
 RELAY_HTTP: Final = 69  # the count is 1 for a client that is connected over TLS
 RELAY_GRPC: Final = 70
 CALLS: Final = 76  # inferences with one header (``groups``); the count as in CALL
@@ -34,7 +34,7 @@ CLOSED: Final = 72  # the count is the number of the port
 LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
-ADOPTED: Final = 77  # a connection was taken over
+ADOPTED: Final = 78  # a connection was taken over
 # From the core.
 START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes

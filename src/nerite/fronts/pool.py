@@ -143,7 +143,6 @@ class FrontPool:
         self._http: HttpHandler
         self._grpc: Callable[[str], Handler]
         self._methods = methods()
-        self._ports: list[FrontedPort] = []
         self._bounds: TransportLimits
         self._bytes: SharedBytesInFlight
         self._bytes_file: int = -1
@@ -176,23 +175,18 @@ class FrontPool:
     def http(self, handler: HttpHandler) -> FrontedPort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
         self._http = handler
-        return self._port("http", "HTTP")
+        return FrontedPort(self, "http", "HTTP")
 
     def grpc(self, administration: Callable[[str], Handler]) -> FrontedPort:
         """Return the gRPC port; ``administration`` returns the handler of each method but those of inference."""
         self._grpc = administration
-        return self._port("grpc", "GRPC")
-
-    def _port(self, name: str, service: str) -> FrontedPort:
-        port = FrontedPort(self, name, service)
-        self._ports.append(port)
-        return port
+        return FrontedPort(self, "grpc", "GRPC")
 
     def accepted(self, port: int, client: socket.socket) -> bool:
         """Hand an accepted connection to the front with the least to do; return False if none can take it yet."""
         loads = [_load(front) if front is not None and front.accepts else None for front in self.fronts]
         limit = self._bounds.connections.limit
-        full = 0 < limit <= sum(each.open_connections for each in self._ports)
+        full = 0 < limit <= sum(sum(front.connections) for front in self.fronts if front is not None)
         while (chosen := self._balancer.choose(loads)) is not None:
             front = self.fronts[chosen]
             assert front is not None

@@ -301,15 +301,17 @@ class _AcceptedConnections:
 
     async def _begin(self, accepted: socket.socket, beginning: _BeginningConnection) -> None:
         """Pass the connection to its protocol, unless it is retired before."""
-        if beginning.retired:
-            accepted.close()
-            transport = None
-        else:
-            transport = await self._connect(accepted, self._connection)
-        self._bounds.connections.remove(beginning)
-        if transport is None:
-            self._failed()
-        elif beginning.retired:
+        transport: asyncio.Transport | None = None
+        try:
+            if beginning.retired:
+                accepted.close()
+            else:
+                transport = await self._connect(accepted, self._connection)
+        finally:
+            self._bounds.connections.remove(beginning)
+            if transport is None:
+                self._failed()
+        if transport is not None and beginning.retired:
             transport.abort()
 
     async def _connect(self, accepted: socket.socket, connection: _Connect) -> asyncio.Transport | None:

@@ -30,6 +30,8 @@ from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 
 LARGE = 100_000
 """Size of a tensor that goes through shared memory."""
+MOST_CONNECTIONS = 1000
+"""Number of connections for which the front has descriptors."""
 
 
 class Process(ForkedProcess):
@@ -163,7 +165,7 @@ class Ends:
         descriptors, others = socket.socketpair()
         self.process = Process("front_0", channel, descriptors)
         server: Any = self.server
-        self.core = FrontConnection(self.process, ForeignSegments(), server, self.owner)
+        self.core = FrontConnection(self.process, ForeignSegments(), server, self.owner, MOST_CONNECTIONS)
         """The core's end."""
         self.front = CoreConnection(self.sockets[1], others, ForeignSegments(), self.events)
         """The front's end."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from inspect import getsource
 from typing import Any
 
 import pytest
@@ -130,3 +132,9 @@ def test_all_arrive_while_headers_are_evicted(calls: list[tuple[int, int]], budg
     assert found == {
         number: (f"model {which}", [bytes([value] * (1 + which)), b"xy"]) for number, (which, value) in enumerate(calls)
     }
+
+
+def test_each_kind_of_message_has_a_number_of_its_own() -> None:
+    numbers = [int(number) for number in re.findall(r"^[A-Z_]+: Final = (\d\d)\b", getsource(kinds), re.MULTILINE)]
+    assert len(numbers) > 20
+    assert len(set(numbers)) == len(numbers)

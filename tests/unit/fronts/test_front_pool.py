@@ -290,12 +290,43 @@ def test_connections_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(6):
             client, accepted = socket.socketpair()
             clients.append(client)
-            fixture.pool.accepted(1, accepted)
+            assert fixture.pool.accepted(1, accepted)
         await fixture.settle()
         assert [len(front.adopted) for front in fixture.started] == [3, 3]
         limits = sorted(limit for front in fixture.started for _, _, limit in front.adopted)
         assert limits == [0, 0, 0, 0, 4, 4], "those over the limit are told so"
         assert samples(fixture.pool.write_metrics)["nerite_front_connections"] == {'front="0"': 3, 'front="1"': 3}
+        for client in clients:
+            client.close()
+
+    tell_pool(monkeypatch, 2, story)
+
+
+def test_a_connection_that_no_front_can_take_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(fixture: Fixture) -> None:
+        client, accepted = socket.socketpair()
+        with client, accepted:
+            for front in fixture.started:
+                front.stand_still()
+            await fixture.pass_time(4.0)
+            assert not fixture.pool.accepted(1, accepted)
+            assert accepted.fileno() >= 0
+            assert [sum(front.connections) for front in fixture.pool.fronts if front is not None] == [0, 0]
+
+    tell_pool(monkeypatch, 2, story)
+
+
+def test_a_front_that_does_not_answer_gets_no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(fixture: Fixture) -> None:
+        fixture.started[0].stand_still()
+        await fixture.pass_time(4.0)
+        clients = []
+        for _ in range(4):
+            client, accepted = socket.socketpair()
+            clients.append(client)
+            assert fixture.pool.accepted(1, accepted)
+        await fixture.settle()
+        assert [len(front.adopted) for front in fixture.started] == [0, 4]
         for client in clients:
             client.close()
 

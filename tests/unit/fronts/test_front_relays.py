@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from front_channel import LARGE, Ends, tell, tensor, values
+from front_channel import LARGE, MOST_CONNECTIONS, Ends, tell, tensor, values
 from google.protobuf.message import Message
 
 from nerite.core.errors import NeriteError, NotFound, Overloaded
 from nerite.core.execution_observer import TraceContext
-from nerite.core.request import CancelReason
+from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts.balancer import Move
 from nerite.fronts.messages import DrainStep, RelayedPiece
 from nerite.fronts.relay import FrontRouting, GrpcRelay
 from nerite.fronts.shared_state import SharedState
 from nerite.transports.http.head import RequestHead, parse_head
+from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.reply import Reply
 from nerite.transports.limits import ByteReservation, BytesInFlight
+from nerite.transports.listeners import TargetOf
 from nerite.wire import grpc_service
 
 STATUS = "/inference.GRPCInferenceService/"
@@ -30,8 +32,8 @@ CHANGING = ["/v2/repository/models/m/load", "/v2/systemsharedmemory/region/r/reg
 class Work:
     """What answers a relayed request, for a while."""
 
-    id = ""
-    header: Any = None
+    id = "an id"
+    header = RequestHeader("é", "3", ())
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -91,6 +93,45 @@ class Client:
         self.told.append(("close", []))
 
 
+class FrontRouter:
+    """The front's router. It refuses what is in ``locked``, by category, and routes each inference to ``INFERENCE``."""
+
+    def __init__(self, **locked: Reply) -> None:
+        self._locked = locked
+
+    def locked(self, category: str, head: RequestHead) -> Reply | None:
+        return self._locked.get(category)
+
+    def of_route(self, route: Any, head: RequestHead) -> HttpTarget:
+        return INFERENCE
+
+
+class FrontOpenAi:
+    """The front's OpenAI endpoints. They route all requests to ``OPENAI``."""
+
+    def __init__(self, target: HttpTarget) -> None:
+        self._target = target
+
+    def target(self, head: RequestHead) -> HttpTarget:
+        return self._target
+
+
+INFERENCE = HttpTarget(encoding="inference")
+OPENAI = HttpTarget(encoding="openai")
+KEYLESS = Reply(403, b"no key")
+
+
+def wrapped(target_of: TargetOf) -> TargetOf:
+    """Mark the targets of a routing."""
+    return lambda head: target_of(head)._replace(accepts="wrapped")
+
+
+def routing_of(ends: Ends, openai: HttpTarget = OPENAI, **locked: Reply) -> FrontRouting:
+    router: Any = FrontRouter(**locked)
+    endpoints: Any = FrontOpenAi(openai)
+    return FrontRouting(router, endpoints, ends.front, wrapped)
+
+
 def head_of(path: str = "/v2", method: str = "GET", *lines: str) -> RequestHead:
     return parse_head("\r\n".join((f"{method} {path} HTTP/1.1", "Host: é", *lines, "", "")).encode("latin-1"))
 
@@ -99,14 +140,42 @@ async def relayed(ends: Ends, client: Client, head: RequestHead, body: bytes = b
     """Have a client's request relayed; return the core's handler."""
     if ends.owner.http_handler is None:
         ends.owner.http_handler = Handler()
-    anything: Any = None
-    target = FrontRouting(anything, anything, ends.front).target(head)
+    target = routing_of(ends).target(head)
     assert target.call is not None
+    assert target.accepts == "", "the core has wrapped its routing"
     connection: Any = client
     target.call(connection, head, memoryview(body))
     await ends.settle()
     handler: Handler = ends.owner.http_handler
     return handler
+
+
+INFER = "/v2/models/m/infer"
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [(INFER, INFERENCE), ("/v2/models/m/generate", INFERENCE), (CHAT, OPENAI)]
+)
+def test_inferences_stay_in_the_front(path: str, expected: HttpTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        routing = routing_of(ends)
+        assert routing.target(head_of(path, "POST")) == expected._replace(accepts="wrapped")
+        for head in (head_of(path), head_of(path, "POST", "Endpoint-Load-Metrics-Format: text")):
+            assert routing.target(head).call is not None, "the core answers"
+
+    tell(monkeypatch, story)
+
+
+def test_requests_without_a_key_are_refused_by_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        refused = HttpTarget(refusal=KEYLESS, accepts="wrapped")
+        routing = routing_of(ends, HttpTarget(refusal=KEYLESS), logging=KEYLESS)
+        assert routing.target(head_of("/v2/logging", "POST")) == refused
+        assert routing.target(head_of("/v1/models")) == refused
+        assert routing.target(head_of("/v2/models/m/stats")).call is not None
+
+    tell(monkeypatch, story)
 
 
 @pytest.mark.parametrize("size", [0, 5, LARGE])
@@ -121,10 +190,12 @@ def test_a_request_and_its_reply(size: int, secure: bool, monkeypatch: pytest.Mo
         assert (exchange.secure, exchange.outer_span) == (secure, client.outer_span)
         assert (exchange.head.method, exchange.head.path, exchange.head.fields) == (head.method, head.path, head.fields)
         assert ends.front.in_flight == len(ends.core.exchanges) == 1
+        work = client.request
         exchange.send([b"HTTP/1.1 200 OK\r\n\r\n", tensor(LARGE, 3)])
         exchange.send([b"again"])
         await ends.settle()
         assert client.told == [("send", [b"HTTP/1.1 200 OK\r\n\r\n", tensor(LARGE, 3)])]
+        assert (work.id, work.header.model_name, work.header.model_version) == ("an id", "é", "3"), "for the access log"
         assert ends.front.in_flight == len(ends.core.exchanges) == 0
         await relayed(ends, Client(), head_of())
         assert handler.exchanges[1].outer_span is None
@@ -333,6 +404,60 @@ def test_connections_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
             ends.front.closed(port)
         await ends.settle()
         assert ends.core.connections == [0, 0]
+
+    tell(monkeypatch, story)
+
+
+def test_a_front_takes_connections_when_it_is_ready_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        assert not ends.core.accepts
+        ends.front.ready()
+        await ends.settle()
+        assert ends.core.accepts
+        ends.loop.remove_reader(ends.sockets[1])  # the front stands still
+        accepting = []
+        for _ in range(4):
+            ends.core.measure()
+            await ends.settle()
+            accepting.append(ends.core.accepts)
+        assert accepting == [True, True, False, False]
+        assert not ends.core.responsive
+
+    tell(monkeypatch, story)
+
+
+def test_a_front_that_has_not_taken_over_many_connections_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        ends.front.ready()
+        await ends.settle()
+        client, accepted = socket.socketpair()
+        with client, accepted:
+            handed_over = 0
+            while ends.core.accepts:
+                assert ends.core.hand_over(accepted.fileno(), 1, 0)
+                handed_over += 1
+        assert handed_over == 64
+        for _ in range(handed_over):
+            await ends.settle()
+        assert ends.core.accepts, "the front has told that it took them over"
+        assert ends.core.connections == [0, 64]
+        for connection, _, _ in ends.events.adopted:
+            connection.close()
+
+    tell(monkeypatch, story)
+
+
+def test_a_front_without_room_takes_no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ends: Ends) -> None:
+        ends.front.ready()
+        await ends.settle()
+        ends.core.connections = [MOST_CONNECTIONS - 1, 0]
+        assert ends.core.accepts
+        ends.core.connections = [MOST_CONNECTIONS - 1, 1]
+        assert not ends.core.accepts
+        ends.front.closed(1)
+        await ends.settle()
+        assert ends.core.accepts
 
     tell(monkeypatch, story)
 
