@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload soak fuzz lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak fuzz lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -68,6 +68,12 @@ bench-llm: $(VENV)/dev  ## language models through the server, beside the bare e
 
 bench-llm-overload: $(VENV)/dev  ## a language model of which tenants and classes ask more than it can do (7 minutes)
 	$(BIN)/python benchmarks/llm_overload.py
+
+bench-fronts: $(VENV)/dev  ## front processes beside a single process, their phases and spread (20 minutes; needs py-spy on the path)
+	$(BIN)/python benchmarks/fronts.py --json $(VENV)/fronts.json
+	$(BIN)/python benchmarks/fronts.py --phases
+	$(BIN)/python benchmarks/fronts.py --spread --seconds 10
+	$(BIN)/python benchmarks/front_model.py --json $(VENV)/fronts.json
 
 soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted; fronts that are killed (20 minutes)
 	$(BIN)/python benchmarks/churn.py

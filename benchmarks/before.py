@@ -35,12 +35,14 @@ _PATIENCE = 60.0
 def family(process: int) -> Iterator[int]:
     """Yield a process and all that come from it."""
     yield process
-    try:
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except OSError:
-        return
-    for child in children:
-        yield from family(int(child))
+    # A child belongs to the thread that started it.
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        try:
+            children = thread.read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            yield from family(int(child))
 
 
 def spent(server: Contestant) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -109,7 +110,7 @@ def _running(
             stderr=subprocess.STDOUT,
         )
     with stopped(process):
-        wait_ready(http, process, log)
+        wait_ready(http, process, log, tls="--http-use-ssl=true" in flags)
         yield Contestant(name, http, grpc, process, metrics)
 
 
@@ -133,12 +134,17 @@ def wait_ready(
     log: Path,
     what: str = "v2/health/ready",
     seconds: float = _START_SECONDS,
+    *,
+    tls: bool = False,
 ) -> None:
     """Return when a server says that it, or a model, is ready. Raises ``RuntimeError`` if it ends or takes too long."""
     deadline = time.monotonic() + seconds
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{http}/{what}"
     while True:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{http}/{what}", timeout=1) as answer:
+            with urllib.request.urlopen(url, timeout=1, context=trusting if tls else None) as answer:
                 if answer.status == 200:
                     return
         except OSError:

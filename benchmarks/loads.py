@@ -41,15 +41,15 @@ def need(*tools: str) -> None:
         sys.exit(f"install {', '.join(packages.get(tool, tool) for tool in missing)} first (apt-get install)")
 
 
-def write_bodies(folder: Path) -> None:
-    """Write the requests that wrk and h2load post to the identity model."""
+def write_bodies(folder: Path, model: str = "identity") -> None:
+    """Write the requests that wrk and h2load post to an identity model."""
     from nerite.wire.grpc_service import ModelInferRequest
 
     for name, count in (("small", SMALL), ("large", LARGE)):
         data = b"\0\0\x80?" * count
         write_http(folder, name, ("INPUT0", [1, count], data), "OUTPUT0")
         message = ModelInferRequest(
-            model_name="identity",
+            model_name=model,
             inputs=[{"name": "INPUT0", "datatype": "FP32", "shape": [1, count]}],
             raw_input_contents=[data],
         ).SerializeToString()
@@ -75,11 +75,13 @@ def write_http(folder: Path, name: str, tensor: tuple[str, list[int], bytes], ou
     )
 
 
-def wrk(folder: Path, body: str, connections: int, seconds: float, model: str = "identity") -> Load:
+def wrk(
+    folder: Path, body: str, connections: int, seconds: float, model: str = "identity", *, tls: bool = False
+) -> Load:
     """Post the request written as ``body`` over HTTP/1.1 from ``connections`` connections."""
 
     def run(server: Contestant) -> Pace:
-        url = f"http://127.0.0.1:{server.http}/v2/models/{model}/infer"
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{server.http}/v2/models/{model}/infer"
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", f"{folder}/{body}.lua", url]
         said, spent = _output(command)
         if "Non-2xx" in said:
@@ -89,11 +91,11 @@ def wrk(folder: Path, body: str, connections: int, seconds: float, model: str = 
     return run
 
 
-def h2load(folder: Path, size: str, connections: int, streams: int, seconds: float) -> Load:
+def h2load(folder: Path, size: str, connections: int, streams: int, seconds: float, *, tls: bool = False) -> Load:
     """Post a serialized ModelInferRequest over HTTP/2, on ``streams`` streams of ``connections`` connections."""
 
     def run(server: Contestant) -> Pace:
-        url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
         command = ["h2load", f"-D{seconds:g}", f"-c{connections}", f"-m{streams}", "-t1", "-d", f"{folder}/{size}.grpc"]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers", url]
         said, spent = _output(command)

@@ -8,6 +8,8 @@ from typing import Any
 class AsyncEngineArgs:
     model: str = ""
     max_model_len: int = 100
+    max_num_seqs: int = 4
+    num_gpu_blocks_override: int = 64
     scheduling_policy: str = "fcfs"
     disable_log_stats: bool = False
     tasks: tuple[str, ...] = ("generate",)

@@ -67,9 +67,9 @@ class AsyncLLM:
 
     def __init__(self, args, loggers):
         self.vllm_config = SimpleNamespace(
-            cache_config=SimpleNamespace(num_gpu_blocks=64, block_size=16),
+            cache_config=SimpleNamespace(num_gpu_blocks=args.num_gpu_blocks_override, block_size=16),
             model_config=SimpleNamespace(max_model_len=args.max_model_len, max_logprobs=20),
-            scheduler_config=SimpleNamespace(max_num_seqs=4, policy=args.scheduling_policy),
+            scheduler_config=SimpleNamespace(max_num_seqs=args.max_num_seqs, policy=args.scheduling_policy),
         )
         self.renderer = Renderer(args.most_images)
         self.errored = False
@@ -146,8 +146,9 @@ class AsyncLLM:
             if last:
                 del self._running[id]
         running = len(self._running)
+        blocks = self.vllm_config.cache_config.num_gpu_blocks
         scheduler = SimpleNamespace(
-            num_running_reqs=running, num_waiting_reqs=0, kv_cache_usage=running / 64, spec_decoding_stats=None,
+            num_running_reqs=running, num_waiting_reqs=0, kv_cache_usage=running / blocks, spec_decoding_stats=None,
             prefix_cache_stats=SimpleNamespace(queries=2, hits=1),
         )  # fmt: skip
         for logger in self._loggers:
