@@ -114,19 +114,15 @@ class InferenceServer(InferenceEntry[RunningVersion]):
 
     def infer_all(self, requests: Sequence[InferenceRequest]) -> None:
         """Answer requests that have one header and whose data a front has checked, as ``infer`` does."""
-        where = f"of a request to model '{requests[0].header.model_name}'"
         try:
             version = self.version_of(requests[0])
         except Exception as error:
+            where = f"of a request to model '{requests[0].header.model_name}'"
             refusal = error if isinstance(error, NeriteError) else report("admission", error, where)
             for request in requests:
                 request.respond(InferenceResponse.failed(refusal.without_frames()))
             return
-        for request in requests:
-            try:
-                version.enqueue(request)
-            except Exception as error:
-                request.respond(InferenceResponse.failed(report("admission", error, where)))
+        version.enqueue(requests)
 
     def _running(self, model: str, version: str, namespace: str) -> RunningVersion:
         return self._manager.find(model, version, namespace)

@@ -83,6 +83,20 @@ class FrontRequest(InferenceRequest):
     number: int
     """Its number on the channel."""
 
+    def respond(self, response: InferenceResponse, final: bool = True) -> None:
+        """Pass on a response; the usual one, small and the only one of its request, at once to its group."""
+        sink, header = self.sink, response.header
+        if final and header is not None and type(sink) is FrontSink and not self.finished:
+            try:
+                if sink.connection.answer_in_group(self.number, header, response.data):
+                    self.finished = True
+                    self.on_cancel = self.on_pause = None
+                    return
+            except Exception as error:
+                self._sink_failed(error, response)
+                return
+        super().respond(response, final)
+
 
 class RepeatedFrontRequest(FrontRequest):
     """A request for one more completion of another request's prompt."""
@@ -101,12 +115,12 @@ class RegionFrontRequest(FrontRequest):
 class FrontSink:
     """Sink of inferences of one front; what traces need to know of them."""
 
-    __slots__ = ("_connection", "began_ns", "outer_span", "protocol")
+    __slots__ = ("began_ns", "connection", "outer_span", "protocol")
 
     def __init__(
         self, connection: FrontConnection, protocol: str, began_ns: int = 0, outer_span: TraceContext | None = None
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self.protocol = protocol
         self.began_ns = began_ns
         self.outer_span = outer_span
@@ -114,7 +128,7 @@ class FrontSink:
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response to the front."""
         assert isinstance(request, FrontRequest)
-        self._connection.answer(request, response, final)
+        self.connection.answer(request, response, final)
 
 
 class FrontConnection(CorkedChannel):
@@ -224,15 +238,19 @@ class FrontConnection(CorkedChannel):
         """Have clients reconnect, so that their requests go to other fronts."""
         self._send(messages.json_frame(kinds.RETIRE, [move.share, move.most]))
 
+    def answer_in_group(self, number: int, header: ResponseHeader, data: Sequence[Buffer]) -> bool:
+        """Send the only response to a call in a group; return False if that is not possible."""
+        if number not in self.calls or not self._groups.add(header, number, data, AnswerKind.LAST):
+            return False
+        del self.calls[number]
+        self._cork()
+        return True
+
     def answer(self, request: FrontRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response to a call; drop it if the front no longer waits."""
         number = request.number
         if final:
             if self.calls.pop(number, None) is None:
-                return
-            header = response.header
-            if header is not None and self._groups.add(header, number, response.data, AnswerKind.LAST):
-                self._cork()
                 return
             kind = AnswerKind.REFUSED if self._submitting and response.error is not None else AnswerKind.LAST
         elif number in self.calls:

@@ -25,11 +25,14 @@ _MOST: Final = 256
 class _Group(Generic[Header]):
     """A group that is being filled."""
 
-    __slots__ = ("count", "entry", "numbers", "parts", "times")
+    __slots__ = ("count", "entry", "numbers", "padding", "parts", "size", "times")
 
     def __init__(self, entry: HeaderEntry[Header], count: int) -> None:
         self.entry: HeaderEntry[Header] = entry
         self.count = count
+        self.size = entry.sizes[0] if len(entry.sizes) == 1 else -1
+        """Size of the only tensor of each record; -1 if there are none or several."""
+        self.padding = PADDING[self.size & 7] if self.size > 0 else b""
         self.numbers: list[int] = []
         self.times: list[int] = []
         self.parts: list[Buffer] = []
@@ -57,15 +60,19 @@ class GroupWriter(Generic[Header]):
             if entry is None or not entry.plain:
                 return False
             group = self._open[header] = _Group(entry, count)
-        sizes, parts, at = group.entry.sizes, group.parts, 0
-        for buffer in data:
-            if len(buffer) != sizes[at]:
+        parts = group.parts
+        if group.size >= 0:
+            (buffer,) = data
+            if len(buffer) != group.size:
                 return False
-            at += 1  # noqa: SIM113  # enumerate costs more
-        for buffer in data:
             parts.append(buffer)
-            if odd := len(buffer) & 7:
-                parts.append(PADDING[odd])
+            if group.padding:
+                parts.append(group.padding)
+        else:
+            if [*map(len, data)] != group.entry.sizes:
+                return False
+            for buffer in data:
+                parts += (buffer, PADDING[len(buffer) & 7])
         group.numbers.append(number)
         if time is not None:
             group.times.append(time)

@@ -196,11 +196,17 @@ class RunningVersion:
             self._begin_trace(request)
         self._submit(request)
 
-    def enqueue(self, request: InferenceRequest) -> None:
-        """Enqueue a request as ``submit`` does; its data were already checked."""
-        if self._begin_trace is not None:
-            self._begin_trace(request)
-        self._submit(request)
+    def enqueue(self, requests: Iterable[InferenceRequest]) -> None:
+        """Enqueue requests whose data were already checked. What is unforeseen ends only the request concerned."""
+        begin_trace, submit = self._begin_trace, self._submit
+        for request in requests:
+            try:
+                if begin_trace is not None:
+                    begin_trace(request)
+                submit(request)
+            except Exception as error:
+                failure = internal_errors.report("admission", error, f"of a request to model '{self.name}'", request.id)
+                request.respond(InferenceResponse.failed(failure))
 
     def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
         """Record the trace of a request to this version that was answered at ``at``. Thread-safe."""

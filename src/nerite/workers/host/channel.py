@@ -219,10 +219,7 @@ class WorkerChannel(Channel):
     def _result(self, count: int, body: memoryview) -> None:
         batch, tokens, at = messages.read_batch(body)
         timings, at = messages.read_timings(body, at)
-        responses: list[InferenceResponse | None] = []
-        for _ in range(count):
-            response, at = codec.read_response(self._results, body, at)
-            responses.append(response)
+        responses, at = codec.read_responses(self._results, body, at, count)
         # After the records: an output may be a part of an input that is returned with this very message.
         for token in tokens:
             self._buffer_leases.returned(token)

@@ -410,6 +410,24 @@ def read_response(
     return Reschedule(states if isinstance(states, ResponseHeader) else None, data), at
 
 
+def read_responses(
+    unpacker: Unpacker[ResponseHeader], body: memoryview, at: int, count: int
+) -> tuple[list[InferenceResponse | None], int]:
+    """Return the responses of ``count`` records, and where they end."""
+    responses: list[InferenceResponse | None] = []
+    known, unpack = unpacker.entries.get, _RECORD.unpack_from
+    for _ in range(count):
+        key, name_size = unpack(body, at)
+        entry = None if name_size else known(key)
+        if entry is None:
+            response, at = read_response(unpacker, body, at)
+        else:  # a plain record, which is the usual case
+            response = InferenceResponse(entry.header, [body[at + a : at + b] for a, b in entry.layout])
+            at += entry.extent
+        responses.append(response)
+    return responses, at
+
+
 def error_record(error: NeriteError, parts: list[Buffer]) -> None:
     """Append the record of an error."""
     raw = json.dumps(messages.error_json(error)).encode()
