@@ -84,6 +84,8 @@ class GrpcLine(asyncio.Protocol):
         self._peer = PeerSettings()
         self._window = frames.DEFAULT_WINDOW
         self._unreturned = 0
+        self._leaving = False
+        """The server has sent GOAWAY: calls in progress end here, and others begin on a new connection."""
         self._next_id = 1
         self._calls: dict[int, GrpcClientCall] = {}
         self._held = b""
@@ -96,7 +98,7 @@ class GrpcLine(asyncio.Protocol):
     def open(self, call: GrpcClientCall, message: bytes, *, last: bool) -> None:
         """Begin a call with a length-prefixed message. ``last``: no more messages follow."""
         transport = self._transport
-        if transport is None:
+        if transport is None or self._leaving:
             self._waiting.append((call, message, last))
             return
         stream_id = call.stream_id = self._next_id
@@ -218,6 +220,8 @@ class GrpcLine(asyncio.Protocol):
         if self._unreturned >= _RETURN_AT and self._transport is not None:
             self._transport.write(frames.window_update(0, self._unreturned))
             self._unreturned = 0
+        if self._leaving and not self._calls and self._transport is not None:
+            self._transport.close()
 
     def _take_data(self, call: GrpcClientCall | None, data: bytes, begin: int, end: int) -> None:
         self._unreturned += end - begin
@@ -265,8 +269,7 @@ class GrpcLine(asyncio.Protocol):
         elif kind == frames.RST_STREAM and stream_id in self._calls:
             self._calls.pop(stream_id).ended(f"the server reset the call (code {int.from_bytes(payload)})")
         elif kind == frames.GOAWAY:
-            # Like most clients, continue on a new connection.
-            self._transport.close()
+            self._leaving = True
 
     def _take_credit(self, stream_id: int, credit: int) -> None:
         if stream_id:
