@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Iterator
 from typing import Final
@@ -46,11 +45,6 @@ class CorkedChannel(Channel):
                 timer.cancel()
         self._corked.clear()
         super().close()
-
-    def _readable(self) -> None:
-        # Whoever waits for a processor may have more to send: the larger the batches, the fewer the wake-ups.
-        os.sched_yield()
-        super()._readable()
 
     def _send(self, message: bytes) -> None:
         self._cork()

@@ -234,9 +234,6 @@ async def _run(channel: int, descriptors: int) -> None:
 def main(channel: int, descriptors: int) -> None:
     """Run a front on its two sockets."""
     install_logging(log)
-    if hasattr(os, "SCHED_BATCH"):
-        # A front that is woken does not interrupt the core or a worker: with few processors it then finds more to do.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(channel, descriptors))
     os._exit(0)
