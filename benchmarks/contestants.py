@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT / "tests" / "conformance"))
 
 import triton_installation  # noqa: E402  the installer of the reference, which the conformance tests use too
 
+ASLEEP = "--stay-awake-microseconds=0"
+"""Flag that turns busy polling off."""
 _START_SECONDS = 240.0
 _CONFIG = """
 name: "identity"

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from contestants import Contestant, identity_repository, nerite
+from contestants import ASLEEP, Contestant, identity_repository, nerite
 from footprint import processor_seconds, resident
 from loads import Load, h2load, need, write_bodies, wrk
 from page import command_line, machine, publish
@@ -34,7 +34,6 @@ MODELS = (1, 10, 100, 1000)
 IDLE = (0, 10, 100, 1000)
 CONNECTIONS = (1, 4, 16, 64, 256, 1000)
 WAITING = (8, 64, 512, 4096)
-ASLEEP = "--stay-awake-microseconds=0"
 """Waiting awake would count as cost."""
 
 

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import trustme
-from contestants import Contestant, nerite
-from curves import ASLEEP
+from contestants import ASLEEP, Contestant, nerite
 from front_loads import FrontLoad, front_processes, loads
 from page import machine
 

@@ -28,8 +28,7 @@ from time import perf_counter
 from typing import Final
 
 import uvloop
-from contestants import ROOT, Contestant, nerite
-from curves import ASLEEP
+from contestants import ASLEEP, ROOT, Contestant, nerite
 from front_loads import warmed
 from loads import SMALL, h2load
 from page import machine

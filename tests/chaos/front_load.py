@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import h2.connection
+import h2.exceptions
 import numpy as np
 
 from nerite.wire.grpc_service import ModelInferRequest
@@ -25,6 +27,10 @@ SEQUENCE: Final = 5
 
 class LostConnectionError(Exception):
     """The connection has ended before the answer."""
+
+
+class MovedConnectionError(Exception):
+    """The server has asked for another connection, and h2 reads no more of this one after GOAWAY."""
 
 
 class HttpClient:
@@ -64,10 +70,15 @@ class GrpcClient:
         request.inputs.add(name="INPUT0", datatype="FP32", shape=tensor.shape)
         request.raw_input_contents.append(tensor.tobytes())
         connection = self._connection
-        stream = connection.begin(path)
-        connection.send(stream, framed(request.SerializeToString()), end=True)
-        while stream not in connection.ended and not connection.closed:
-            connection.hear()
+        try:
+            stream = connection.begin(path)
+            connection.send(stream, framed(request.SerializeToString()), end=True)
+            while stream not in connection.ended and not connection.closed:
+                connection.hear()
+        except h2.exceptions.ProtocolError as error:
+            if connection.http2.state_machine.state is not h2.connection.ConnectionState.CLOSED:
+                raise
+            raise MovedConnectionError from error
         if stream not in connection.ended:
             raise LostConnectionError
         assert connection.status(stream)[0] == 0, connection.status(stream)
@@ -107,6 +118,8 @@ class Asking:
                     self.answered += 1
                     if self._over.is_set():
                         return
+            except MovedConnectionError:
+                continue
             except LostConnectionError:
                 self.lost.append(self.port)
             except Exception as error:  # whatever it is, the test is to tell of it

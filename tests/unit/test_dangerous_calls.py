@@ -23,6 +23,8 @@ CALLS = {
     "yaml.unsafe_load",
 }
 KNOWN = {
+    # What the core sends to a front, which it has started, over a pair of sockets that have no name.
+    "nerite/fronts/process.py": ["pickle.loads", "pickle.loads"],
     # The conditions of our own packages, as they are installed.
     "nerite/tools/doctor_machine.py": ["eval"],
     # Between a worker and the process that it has started, over a pair of sockets that have no name.
