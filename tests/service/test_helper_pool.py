@@ -272,9 +272,11 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_has_not_started_when_the_server_ends() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
+        before = set(processes_of(os.getpid()))
         fork_server = ForkServer(loop, lambda *said: None)
         await loop.run_in_executor(None, spawn, fork_server)
-        (template,) = processes_of(os.getpid())[:1]
+        started = set(processes_of(os.getpid())) - before
+        (template,) = filter(is_template, started)
         os.kill(template, signal.SIGSTOP)
         spawned = loop.run_in_executor(None, spawn, fork_server)
         await asyncio.sleep(0.2)
@@ -283,6 +285,9 @@ def test_a_process_that_has_not_started_when_the_server_ends() -> None:
         with pytest.raises(Internal, match="the server is shutting down"):
             await spawned
         assert time.monotonic() - began < 15, "it was waited for in vain"
+
+    def is_template(pid: int) -> bool:
+        return Path(f"/proc/{pid}/comm").read_text() == "nerite template\n"
 
     def spawn(fork_server: ForkServer) -> None:
         process = fork_server.spawn(InstanceContext("helper"), None, {}, program="helper")
