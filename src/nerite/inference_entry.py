@@ -6,6 +6,7 @@ memoized on the header, so a header that repeats costs a comparison. Not thread-
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar, cast
@@ -62,7 +63,7 @@ class ServableVersion(ServedVersion, Protocol):
 Version = TypeVar("Version", bound=ServableVersion, covariant=True)
 
 
-class InferenceEntry(Generic[Version]):
+class InferenceEntry(ABC, Generic[Version]):
     """Accepts requests for the models that ``_running`` finds."""
 
     def __init__(self, regions: SharedMemoryRegions, helpers: HelperPool | None) -> None:
@@ -80,17 +81,17 @@ class InferenceEntry(Generic[Version]):
         assert self._helpers is not None
         return self._helpers
 
+    @abstractmethod
     def _running(self, model: str, version: str, namespace: str) -> Version:
         """Return the version that a request goes to. Raises Triton's errors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def running_versions(self) -> Iterable[Version]:
         """Return all versions that take requests, by the names of their models."""
-        raise NotImplementedError
 
+    @abstractmethod
     def version_directory(self, running: ServableVersion) -> Path | None:
         """Return the directory of a version's files, or None if it no longer has one."""
-        raise NotImplementedError
 
     def renew_routes(self) -> None:
         """Invalidate the routes of all headers, because a version was loaded or unloaded."""

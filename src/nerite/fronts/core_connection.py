@@ -76,7 +76,7 @@ class CoreConnection(CorkedChannel):
             whole_header_to_json,
         )
         self._responses = codec.response_unpacker(self._buffer_leases, self._borrower)
-        self._groups = GroupWriter(self._headers, kinds.CALLS, super()._post)
+        self._groups = GroupWriter(self._headers, kinds.CALLS, self._append)
         self._calls: dict[int, InferenceRequest] = {}
         self._relays: dict[int, TakePiece] = {}
         self._last_number = 0
@@ -129,18 +129,6 @@ class CoreConnection(CorkedChannel):
         request.on_pause = partial(self._pause, number)
         request.data = ()  # what was not copied is lent
 
-    def _send(self, message: bytes) -> None:
-        self._groups.close()
-        super()._send(message)
-
-    def _post(self, kind: int, number: int, count: int, records: list[Buffer]) -> None:
-        self._groups.close()
-        super()._post(kind, number, count, records)
-
-    def _flush(self) -> None:
-        self._groups.close()
-        super()._flush()
-
     def relay_http(
         self, head: bytes, body: memoryview, secure: bool, span: TraceContext | None, take: TakePiece
     ) -> int:
@@ -158,8 +146,8 @@ class CoreConnection(CorkedChannel):
         if self._relays.pop(number, None) is not None:
             self._send(messages.request_frame(kinds.CANCEL, number, _REASON_NUMBERS[why]))
 
-    def pause_relay(self, number: int, paused: bool) -> None:
-        """Pause the reply to a relayed request, or resume it."""
+    def pause(self, number: int, paused: bool) -> None:
+        """Pause the responses to an inference or a relayed request, or resume them."""
         self._send(messages.request_frame(kinds.PAUSE if paused else kinds.RESUME, number, 0))
 
     def closed(self, port: int) -> None:
@@ -202,7 +190,7 @@ class CoreConnection(CorkedChannel):
         self._send(messages.request_frame(kinds.CANCEL, number, _REASON_NUMBERS[why]))
 
     def _pause(self, number: int, _request: InferenceRequest, paused: bool) -> None:
-        self._send(messages.request_frame(kinds.PAUSE if paused else kinds.RESUME, number, 0))
+        self.pause(number, paused)
 
     # Messages of the core.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from nerite.core.tensor import Buffer
+from nerite.fronts.groups import GroupWriter
 from nerite.workers.ipc import messages
 from nerite.workers.ipc.channel import Channel
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, TRIM_STEP, Arena, ForeignSegments
@@ -17,7 +18,13 @@ _RETURN_EVERY: Final = 0.5
 
 
 class CorkedChannel(Channel):
-    """A channel with few messages per system call, which also looks after its own arena."""
+    """A channel with few messages per system call, which also looks after its own arena.
+
+    Records in ``_groups`` leave before any other message, which may be about one of them.
+    """
+
+    _groups: GroupWriter[Any]
+    """Set by the derived class."""
 
     def __init__(
         self,
@@ -47,11 +54,16 @@ class CorkedChannel(Channel):
         super().close()
 
     def _send(self, message: bytes) -> None:
+        self._groups.close()
         self._cork()
         self._corked.append(message)
 
     def _post(self, kind: int, number: int, count: int, records: list[Buffer]) -> None:
         """Send a message with records, and the tokens of released memory."""
+        self._groups.close()
+        self._append(kind, number, count, records)
+
+    def _append(self, kind: int, number: int, count: int, records: list[Buffer]) -> None:
         self._cork()
         tokens = self._borrower.take_released() if self._borrower.released else ()
         self._corked.append(messages.batch_message(kind, number, count, tokens, None, records))
@@ -64,6 +76,7 @@ class CorkedChannel(Channel):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._groups.close()
         self._flush_due = False
         if self._corked:
             message = b"".join(self._corked)

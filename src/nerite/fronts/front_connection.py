@@ -153,7 +153,7 @@ class FrontConnection(CorkedChannel):
         self._responses: codec.Packer[ResponseHeader] = codec.Packer(
             arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment
         )
-        self._groups = GroupWriter(self._responses, kinds.ANSWERS, super()._post)
+        self._groups = GroupWriter(self._responses, kinds.ANSWERS, self._append)
         self._sinks = [FrontSink(self, protocol) for protocol in PROTOCOLS]
         """Sinks of all inferences that have nothing special, by protocol."""
         self._submitting = False
@@ -258,18 +258,6 @@ class FrontConnection(CorkedChannel):
         else:
             return
         self._post(kinds.ANSWER, number, kind, codec.sendable_response(self._responses, response))
-
-    def _send(self, message: bytes) -> None:
-        self._groups.close()
-        super()._send(message)
-
-    def _post(self, kind: int, number: int, count: int, records: list[Buffer]) -> None:
-        self._groups.close()
-        super()._post(kind, number, count, records)
-
-    def _flush(self) -> None:
-        self._groups.close()
-        super()._flush()
 
     def relayed(self, number: int, piece: RelayedPiece, data: Sequence[Buffer], name: bytes = b"") -> None:
         """Send a piece of a relayed reply; drop it if the front is gone. ``name``: see ``work_name``."""
@@ -395,7 +383,7 @@ class FrontConnection(CorkedChannel):
         exchange.run(memoryview(content))
 
     def forget_heads(self) -> None:
-        """Route heads anew, because access rules have changed."""
+        """Discard the routes of heads, because access rules have changed."""
         self._heads.clear()
 
     def ended(self, number: int) -> None:

@@ -57,6 +57,8 @@ _SHORT_LIFE: Final = 2.0
 """Seconds of life of a front from which its successor starts at once."""
 _MAX_DELAY: Final = 10.0
 """Maximum number of seconds until a front is started again."""
+_HELPERS: Final = 4
+"""Maximum number of helper processes of all fronts together, unless there are more fronts."""
 _EXIT_PATIENCE: Final = 1.0
 """Seconds for a front to end after its channel has ended."""
 
@@ -79,7 +81,7 @@ class FrontedPort:
         return self.port.number
 
     def forget(self) -> None:
-        """Have all heads evaluated anew, because access rules have changed."""
+        """Discard what is known of heads, also in fronts, because access rules have changed."""
         self._pool.rules_changed()
 
     def drain(self) -> None:
@@ -235,7 +237,7 @@ class FrontPool:
         self._balancer.restarted(index)
         start = FrontStart(
             self._options,
-            max(1, 4 // len(self.fronts)),
+            max(1, _HELPERS // len(self.fronts)),
             self._bytes.limit,
             index,
             len(self.fronts),

@@ -45,7 +45,7 @@ class RelayedWork:
 
     def pause(self, paused: bool) -> None:
         """Pause the reply, or resume it."""
-        self._core.pause_relay(self.number, paused)
+        self._core.pause(self.number, paused)
 
     def take(self, piece: RelayedPiece, name: bytes, data: list[Buffer]) -> None:
         """Pass on a piece of the reply."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ _WRITABLE: Final = 1 << 30
 """Added to the number of a foreign segment that the other end maps for writing."""
 
 
-class Channel:
+class Channel(ABC):
     """Sends and receives messages; derived classes handle them (``_handle``) and the end (``_lost``)."""
 
     def __init__(
@@ -78,17 +79,17 @@ class Channel:
 
     # What derived classes define.
 
+    @abstractmethod
     def _handle(self, kind: int, count: int, body: memoryview) -> None:
         """Handle a message that is not about memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lost(self) -> None:
         """Handle the end of the channel; called once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _kill(self, reason: str) -> None:
         """End the other process, which can no longer be talked to."""
-        raise NotImplementedError
 
     # Receiving.
 
