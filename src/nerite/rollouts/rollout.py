@@ -117,8 +117,8 @@ class Rollout:
         """Time under way: that of pauses and of the server's downtime does not count."""
         self._in_step_ns = 0
         self._unready_ns = 0
-        self._requests_before = 0
-        """Requests of the candidate when the step began."""
+        self.requests_before = 0
+        """Requests that the candidate had answered when the step began."""
 
     @property
     def weight(self) -> float:
@@ -172,12 +172,12 @@ class Rollout:
 
     def _next_step(self, found: RolloutFindings) -> RolloutDecision | None:
         spec = self.spec
-        if self.in_step < spec.hold or found.requests - self._requests_before < spec.requests or not found.ready:
+        if self.in_step < spec.hold or found.requests - self.requests_before < spec.requests or not found.ready:
             return None
         if self.step + 2 < len(spec.steps):
             self.step += 1
             self._in_step_ns = 0
-            self._requests_before = found.requests
+            self.requests_before = found.requests
             text = f"no harm was shown: version {spec.to} gets {spec.steps[self.step]:g} % of the requests"
             return self._decide(RolloutState.RUNNING, RolloutReason.HELD, text)
         if found.not_worse:
@@ -238,7 +238,7 @@ class Rollout:
             raise Conflict(f"cannot {command} a rollout that is {self.state}: it must be {allowed}")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole state; ``rollout_of`` restores it."""
+        """Return the whole state; ``of_json`` restores it."""
         return {
             "spec": self.spec.as_json(),
             "state": str(self.state),
@@ -247,7 +247,7 @@ class Rollout:
             "elapsed_ns": self._elapsed_ns,
             "in_step_ns": self._in_step_ns,
             "unready_ns": self._unready_ns,
-            "requests_before": self._requests_before,
+            "requests_before": self.requests_before,
         }
 
     @classmethod
@@ -262,7 +262,7 @@ class Rollout:
         rollout._elapsed_ns = _count(document["elapsed_ns"])
         rollout._in_step_ns = _count(document["in_step_ns"])
         rollout._unready_ns = _count(document["unready_ns"])
-        rollout._requests_before = _count(document["requests_before"])
+        rollout.requests_before = _count(document["requests_before"])
         return rollout
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -16,13 +15,9 @@ _ARMS: Final = ("", "Version", "Weight", "Requests", "Errors", "p50 ms", "p99 ms
 _GATE_WIDTH: Final = 18
 
 
-def progress(statistic: float | None, boundary: float) -> float:
-    """Return how far an e-value has grown from 1 towards its boundary, from 0 to 1, on the scale of logarithms."""
-    if statistic is None or not statistic > 1 or not boundary > 1:
-        return 0.0
-    if math.isinf(statistic):
-        return 1.0
-    return min(1.0, math.log(statistic) / math.log(boundary))
+def progress(evidence: float | None, boundary: float | None) -> float:
+    """Return how far evidence, a logarithm of an e-value, has grown from 0 towards its boundary, from 0 to 1."""
+    return min(1.0, max(0.0, evidence / boundary)) if evidence is not None and boundary else 0.0
 
 
 def bar(part: float, width: int = _BAR) -> str:
@@ -53,8 +48,8 @@ def line(status: Status) -> str:
         f"{name} {arm['requests']} requests {arm['errors']} errors" for name, arm in arms.items() if arm["requests"]
     )
     gates = ", ".join(
-        f"{gate['gate']} harm {progress(gate['harm'], gate['harm_boundary']):.0%} "
-        f"proof {progress(gate['proof'], gate['proof_boundary']):.0%}"
+        f"{gate['gate']} harm {progress(gate['worse'], gate['worse_boundary']):.0%} "
+        f"proof {progress(gate['not_worse'], gate['not_worse_boundary']):.0%}"
         for gate in status["gates"]
     )
     return "   ".join(filter(None, (f"{status['model']} {status['state']} {where(status)}", counts, gates)))
@@ -116,21 +111,18 @@ def _gates(gates: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = [head.rstrip()]
     for gate in gates:
         cells = [f"{gate['gate']:<{_GATE_WIDTH}}"[:_GATE_WIDTH]]
-        for kind in ("harm", "proof"):
-            if gate[kind] is None:
-                cells.append(f"{gate['text'] if kind == 'harm' else '':<{_BAR + 9}}")
-            else:
-                part = progress(gate[kind], gate[f"{kind}_boundary"])
-                cells.append(f"{bar(part)} {part:>4.0%}  ")
+        for kind in ("worse", "not_worse"):
+            boundary = gate[f"{kind}_boundary"]
+            part = progress(gate[kind], boundary)
+            cells.append(f"{bar(part)} {part:>4.0%}  " if boundary else f"{'a hard limit':<{_BAR + 9}}")
         lines.append(" ".join(cells).rstrip())
     return lines
 
 
 def difference_line(difference: Mapping[str, Any]) -> str:
     """Return a difference between the versions as one line."""
-    change = f"{difference['from']} -> {difference['to']}" if difference.get("from") or difference.get("to") else ""
-    parts = f"{difference['severity']}: {difference['what']}", change, difference.get("consequence", "")
-    return ": ".join(filter(None, parts))
+    change = f"{difference['baseline']} -> {difference['candidate']}"
+    return f"{difference['severity']}: {difference['subject']}: {change}: {difference['consequence']}"
 
 
 def evidence_line(entry: Mapping[str, Any]) -> str:

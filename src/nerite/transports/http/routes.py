@@ -73,6 +73,10 @@ ENDPOINTS: Final = (
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/{model}/load"),
     _endpoint("logging", "GET POST", "logging", "/v2/logging"),
     _endpoint("trace", "GET POST", "trace", "/v2[/models/{model}]/trace/setting"),
+    _endpoint("rollouts", "GET", "model-repository", "/v2/rollouts"),
+    _endpoint("rollout", "GET POST", "model-repository", _MODEL + "/rollout"),
+    _endpoint("rollout_history", "GET", "model-repository", _MODEL + "/rollout/history"),
+    _endpoint("rollout_command", "POST", "model-repository", _MODEL + "/rollout/{command}"),
     _endpoint("regions", "GET", "shared-memory", _SYSTEM + _REGION + "/status"),
     _endpoint("register", "POST", "shared-memory", _SYSTEM + _REGION + "/register"),
     _endpoint("unregister", "POST", "shared-memory", _SYSTEM + _REGION + "/unregister"),
@@ -186,6 +190,12 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "trace": EndpointDescription(
         "Return or change the trace settings; null resets a setting", "TraceSettings", "TraceSettings"
     ),
+    "rollouts": EndpointDescription("Return the status of the last rollout of each model", gives="Rollouts"),
+    "rollout": EndpointDescription("Return the status of a model's rollout, or start one", "RolloutSpec", "Rollout"),
+    "rollout_history": EndpointDescription(
+        "Return the decisions of a model's rollouts with their evidence", gives="RolloutHistory"
+    ),
+    "rollout_command": EndpointDescription("Pause, resume, promote, abort or clear a rollout", "Force", "Rollout"),
     "regions": EndpointDescription("List the system shared memory regions", gives="Regions"),
     "register": EndpointDescription("Register a system shared memory region", "RegisterRequest"),
     "unregister": EndpointDescription("Unregister one or all system shared memory regions"),
@@ -211,6 +221,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "model": "Name of the model",
     "version": "Version of the model",
     "repository": "Name of the repository",
+    "command": "pause, resume, promote, abort or clear",
     "region": "Name of the region",
 }
 """Descriptions of the path arguments."""
