@@ -15,16 +15,15 @@ from uuid import uuid4
 
 from nerite.core.errors import Conflict, NeriteError, NotFound
 from nerite.core.failures import report
-from nerite.judge.gates import parse_gate
 from nerite.observability.exposition import Page
 from nerite.observability.log import log
 from nerite.rollouts import metrics
 from nerite.rollouts.check import differences
-from nerite.rollouts.declarations import DeclaredRollout, Declarations
+from nerite.rollouts.declarations import Declarations, DeclaredRollout
 from nerite.rollouts.difference import Difference, Severity
 from nerite.rollouts.record import RolloutRecord
 from nerite.rollouts.rollout import RolloutCommand, RolloutDecision, RolloutReason, RolloutState
-from nerite.rollouts.run import MAX_DIFFERENCES, RolloutRun, sticky_keys
+from nerite.rollouts.run import MAX_DIFFERENCES, RolloutRun
 from nerite.rollouts.spec import RolloutSpec, spec_of
 from nerite.rollouts.state_directory import StateWriter
 from nerite.rollouts.versions import RolloutVersions
@@ -140,7 +139,7 @@ class RolloutController:
 
     async def begin(self, model: str, document: object) -> dict[str, Any]:
         """Start a rollout; return its status, without waiting for the check. Raises ``NeriteError``."""
-        return await self._begin(model, spec_of(document, parse_gate, sticky_keys))
+        return await self._begin(model, spec_of(document))
 
     async def command(self, model: str, command: str, *, force: bool = False) -> dict[str, Any]:
         """Carry out a command; return the status. Raises ``NeriteError``."""
@@ -218,7 +217,7 @@ class RolloutController:
         state = decision.state
         if not state.is_end:
             if decision.reason in (RolloutReason.CHECKED, RolloutReason.HELD):
-                run.judge.begin_step()
+                run.judge.begin_step(self._clock())
             self._split(run)
         elif self._routes.get(run.model) is not None:
             self._routes.put(run.route())
@@ -312,7 +311,7 @@ class RolloutController:
         return document
 
     def _save(self, record: RolloutRecord) -> None:
-        self._writer.save(record.model, record.as_json(self._clock()))
+        self._writer.save(record.model, record.as_json())
 
     def _begin_task(self, record: RolloutRecord, work: Coroutine[Any, Any, None]) -> None:
         """Do ``work`` after what is already being done for the model, unless that is the caller."""
@@ -325,7 +324,7 @@ class RolloutController:
             try:
                 await work
             except Exception as error:
-                report("rollout", error, f"of model '{record.model}'")
+                report("loop", error, f"in the rollout of model '{record.model}'")
 
         task = self._tasks[record.model] = asyncio.get_running_loop().create_task(run())
         task.add_done_callback(lambda _: self._tasks.get(record.model) is task and self._tasks.pop(record.model))

@@ -19,9 +19,7 @@ from typing import Final
 
 from nerite.config.watched_file import FileContent, WatchedFile, read_content
 from nerite.core.errors import InvalidArgument
-from nerite.judge.gates import parse_gate
 from nerite.repository.remote import is_remote
-from nerite.rollouts.run import sticky_keys
 from nerite.rollouts.spec import MAX_SPEC, RolloutSpec, spec_of_file
 
 NAME: Final = "rollout.toml"
@@ -70,7 +68,7 @@ def parse_file(path: str, found: FileContent) -> RolloutSpec:
         text = found.data.decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{path} is not UTF-8: {error}") from None
-    return spec_of_file(text, path, parse_gate, sticky_keys)
+    return spec_of_file(text, path)
 
 
 def read_now(directory: Path) -> RolloutSpec | None:

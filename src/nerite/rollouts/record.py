@@ -62,10 +62,10 @@ class RolloutRecord:
             return (int(run.spec.baseline), int(run.spec.to)), int(run.spec.baseline)
         return ((int(self.pinned),), int(self.pinned)) if self.pinned else None
 
-    def as_json(self, now_ns: int) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return everything that outlives a restart of the server; ``of_json`` restores it."""
         return {
-            "run": None if self.run is None else self.run.as_json(now_ns),
+            "run": None if self.run is None else self.run.as_json(),
             "history": list(self.history),
             "pinned": self.pinned,
             "declared": self.declared,

@@ -12,16 +12,11 @@ from nerite.judge.outcome import Outcome
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
-from nerite.rollouts.spec import RolloutSpec, spec_of
-from nerite.scheduling.weighted_route import RouteArm, StickyKey, WeightedRoute
+from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
+from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
 MAX_DIFFERENCES: Final = 100
 """Differences between the versions that are kept and shown."""
-
-
-def sticky_keys(text: str) -> tuple[StickyKey, ...]:
-    """Return the keys in a specification: sources separated by commas. Raises ``InvalidArgument``."""
-    return tuple(StickyKey.parse(part.strip()) for part in text.split(",")) if text else ()
 
 
 class ArmGauges(NamedTuple):
@@ -161,14 +156,14 @@ class RolloutRun:
             "differences": list(self.differences),
         }
 
-    def as_json(self, now_ns: int) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return everything that outlives a restart of the server; ``of_json`` restores it."""
         return {
             "id": self.id,
             "started": self.started,
             "text": self.text,
             "rollout": self.rollout.as_json(),
-            "judge": self.judge.to_json(now_ns),
+            "judge": self.judge.to_json(),
             "baseline": self.baseline.as_json(),
             "candidate": self.candidate.as_json(),
             "differences": list(self.differences),

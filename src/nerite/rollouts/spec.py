@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import quoted_text, text_error
+from nerite.judge.gates import parse_gate
+from nerite.scheduling.weighted_route import StickyKey
 
 MAX_SPEC: Final = 64 * 1024
 """Bytes of a request or a file."""
@@ -161,15 +163,26 @@ def _at_deadline(value: object) -> AtDeadline:
     return AtDeadline(str(value))
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _gates(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_LIST:
         raise ValueError(f'must be a list of 1 to {_MAX_LIST} gates, as in ["errors", "p99=+10%"]')
     texts = tuple(_text(each) for each in value)
-    if len(set(texts)) < len(texts):
+    if len({parse_gate(text) for text in texts}) < len(texts):
         raise ValueError("has the same gate twice")
     return texts
+
+
+def sticky_keys(text: str) -> tuple[StickyKey, ...]:
+    """Return the sticky keys in a text: sources separated by commas. Raises ``InvalidArgument``."""
+    return tuple(StickyKey.parse(part.strip()) for part in text.split(",")) if text else ()
+
+
+def _sticky(value: object) -> str:
+    text = _text(value)
+    sticky_keys(text)
+    return text
 
 
 def _text(value: object) -> str:
@@ -199,7 +212,7 @@ def _switch(value: object) -> bool:
 class _Key(NamedTuple):
     field: str
     read: Callable[[object], Any]
-    """Raises ``ValueError`` with the end of a sentence about the value."""
+    """Raises ``ValueError`` or ``InvalidArgument`` with the end of a sentence about the value."""
 
 
 _KEYS: Final[Mapping[str, _Key]] = {
@@ -210,15 +223,13 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "requests": _Key("requests", _count),
     "deadline": _Key("deadline", duration_of),
     "at-deadline": _Key("at_deadline", _at_deadline),
-    "gate": _Key("gates", _texts),
-    "sticky": _Key("sticky", _text),
+    "gate": _Key("gates", _gates),
+    "sticky": _Key("sticky", _sticky),
     "webhook": _Key("webhook", _url),
     "force": _Key("force", _switch),
 }
 KEYS: Final[Sequence[str]] = tuple(_KEYS)
 """Keys of a specification."""
-Check = Callable[[str], object]
-"""Raises ``NeriteError`` or ``ValueError`` for a text that is not valid."""
 
 
 class SpecMistake(NamedTuple):
@@ -229,26 +240,24 @@ class SpecMistake(NamedTuple):
     """The end of a sentence about the key, with the remedy."""
 
 
-def spec_of(
-    document: object, gate: Check = lambda text: None, sticky: Check = lambda text: None, *, place: str = ""
-) -> RolloutSpec:
-    """Return the specification in a document of TOML or JSON. ``gate`` and ``sticky`` check what they are named after.
+def spec_of(document: object, *, place: str = "") -> RolloutSpec:
+    """Return the specification in a document of TOML or JSON.
 
     Raises ``InvalidArgument`` with all mistakes, one per line; each begins with ``place``.
     """
-    spec, mistakes = _read(document, gate, sticky)
+    spec, mistakes = _read(document)
     if spec is None:
         raise InvalidArgument("\n".join(f"{place}{each.key}: {each.what}" for each in mistakes))
     return spec
 
 
-def spec_of_file(text: str, file: str, gate: Check, sticky: Check) -> RolloutSpec:
+def spec_of_file(text: str, file: str) -> RolloutSpec:
     """Return the specification in the text of a file. Raises ``InvalidArgument`` with all mistakes and their lines."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # invalid TOML, overlong integers, deep nesting
         raise InvalidArgument(f"{file}: {error}") from None
-    spec, mistakes = _read(document, gate, sticky)
+    spec, mistakes = _read(document)
     if spec is None:
         raise InvalidArgument("\n".join(f"{file}{_line(text, each.key)}: {each.key}: {each.what}" for each in mistakes))
     return spec
@@ -262,7 +271,7 @@ def _line(text: str, key: str) -> str:
     return ""
 
 
-def _read(document: object, gate: Check, sticky: Check) -> tuple[RolloutSpec | None, Sequence[SpecMistake]]:
+def _read(document: object) -> tuple[RolloutSpec | None, Sequence[SpecMistake]]:
     if not isinstance(document, dict):
         return None, [SpecMistake("rollout", "must be an object with the keys to, steps, hold, gate and so on")]
     mistakes = list(_unknown(document))
@@ -271,19 +280,10 @@ def _read(document: object, gate: Check, sticky: Check) -> tuple[RolloutSpec | N
         if name in document:
             try:
                 values[key.field] = key.read(document[name])
-            except ValueError as error:
+            except (ValueError, InvalidArgument) as error:
                 mistakes.append(SpecMistake(name, str(error)))
     if "to" not in document:
         mistakes.append(SpecMistake("to", 'is missing: name the version to roll out, as in to = "2"'))
-    for name, texts, check in (
-        ("gate", values.get("gates", ()), gate),
-        ("sticky", (values["sticky"],) if values.get("sticky") else (), sticky),
-    ):
-        for each in texts:
-            try:
-                check(each)
-            except (InvalidArgument, ValueError) as error:
-                mistakes.append(SpecMistake(name, str(error)))
     if values.get("to") and values.get("to") == values.get("baseline"):
         mistakes.append(SpecMistake("from", "must be another version than to"))
     return (None if mistakes else RolloutSpec(**values)), mistakes

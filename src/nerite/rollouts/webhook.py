@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import queue
 import threading
@@ -13,9 +14,9 @@ import orjson
 
 from nerite import __version__
 from nerite.observability.log import log
-from nerite.observability.otlp import retry_delay
 
-MAX_ATTEMPTS: Final = 4
+DELAYS: Final = (1.0, 4.0, 15.0)
+"""Seconds between the attempts to deliver a document."""
 _MAX_WAITING: Final = 64
 """Decisions that wait for a receiver; more are dropped."""
 _TIMEOUT: Final = 10.0
@@ -57,17 +58,16 @@ def post(delivery: Delivery) -> None:
 def deliver(
     delivery: Delivery, wait: Callable[[float], bool], send: Callable[[Delivery], None] = post
 ) -> DeliveryFailed | None:
-    """Send a document, at most ``MAX_ATTEMPTS`` times; return why it was not accepted.
+    """Send a document, again after each of ``DELAYS`` if that may help; return why it was not accepted.
 
     ``wait`` waits for a number of seconds, and returns whether to give up.
     """
-    for attempt in range(1, MAX_ATTEMPTS + 1):
+    for delay in (*DELAYS, None):
         try:
             send(delivery)
             return None
         except DeliveryFailed as error:
-            delay = retry_delay(attempt, None)
-            if attempt == MAX_ATTEMPTS or not error.retryable or delay is None or wait(delay):
+            if delay is None or not error.retryable or wait(delay):
                 return error
     raise AssertionError("the last attempt returns")
 
@@ -76,7 +76,7 @@ class Webhooks:
     """Queue of documents, and the thread that sends them. The thread starts with the first document."""
 
     def __init__(self) -> None:
-        self._waiting: queue.Queue[Delivery] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.Queue[Delivery | None] = queue.Queue(_MAX_WAITING)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -93,13 +93,19 @@ class Webhooks:
     def close(self) -> None:
         """Stop: what waits for another attempt is dropped."""
         self._stopping.set()
+        with contextlib.suppress(queue.Full):  # then the thread sees it after the next one
+            self._waiting.put_nowait(None)
+
+    def join(self) -> None:
+        """Wait for the thread, after ``close``."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            try:
-                delivery = self._waiting.get(timeout=1.0)
-            except queue.Empty:
-                continue
+            delivery = self._waiting.get()
+            if delivery is None:
+                return
             failure = deliver(delivery, self._stopping.wait)
             if failure is not None:
                 log.warning(f"a decision was not posted to {_shown(delivery.url)}: {failure}")

@@ -42,7 +42,7 @@ class RolloutFollower:
             if not isinstance(error, Unreachable) and error.status not in (None, 503):
                 raise
             now = self._clock()
-            self._lost_at = self._lost_at or now
+            self._lost_at = now if self._lost_at is None else self._lost_at
             if now - self._lost_at > _PATIENCE:
                 raise
             self.lost = str(error).partition("\n")[0]
