@@ -279,7 +279,7 @@ class ServerProcess:
         identity = f"{options.id}:{options.http.port}:{options.grpc.port}"
         path = state_directory(options.rollout_state, options.repository.paths, identity, os.environ)
         writer = StateWriter(StateDirectory(path), self._loader)
-        return RolloutController(server, server.routes, writer, Webhooks())
+        return RolloutController(server, server.routes, writer, Webhooks(), self._loader)
 
     def _front_pool(
         self, count: int, server: InferenceServer, fork_server: ForkServer, foreign_segments: ForeignSegments

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -22,6 +23,7 @@ from nerite.rollouts.check import differences
 from nerite.rollouts.declarations import Declarations, DeclaredRollout
 from nerite.rollouts.difference import Difference, Severity
 from nerite.rollouts.record import RolloutRecord
+from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import RolloutCommand, RolloutDecision, RolloutReason, RolloutState
 from nerite.rollouts.run import MAX_DIFFERENCES, RolloutRun
 from nerite.rollouts.spec import RolloutSpec, spec_of
@@ -52,6 +54,7 @@ class RolloutController:
         routes: RouteTable,
         writer: StateWriter,
         webhooks: Webhooks,
+        executor: Executor,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -59,6 +62,7 @@ class RolloutController:
         self._routes = routes
         self._writer = writer
         self._webhooks = webhooks
+        self._executor = executor
         self._clock = clock
         self._versions = RolloutVersions(server)
         self._records: dict[str, RolloutRecord] = {}
@@ -91,6 +95,7 @@ class RolloutController:
             run = record.active
             if run is None:
                 continue
+            self._record(run)
             log.info(f"the rollout of '{run.model}' from version {run.spec.baseline} to {run.spec.to} goes on")
             if run.rollout.state is RolloutState.CHECKING:
                 self._begin_task(record, self._check(record, run))
@@ -118,6 +123,8 @@ class RolloutController:
         for record in self._records.values():
             if record.active is not None:
                 self._save(record)
+                if record.active.recording is not None:
+                    record.active.recording.close()
         self._writer.flush()
 
     # What clients ask
@@ -175,6 +182,7 @@ class RolloutController:
         record.run = RolloutRun(model, uuid4().hex[:12], spec, _now())
         record.run.loaded_before = self._versions.is_loaded(model, spec.to)
         log.info(f"a rollout of '{model}' from version {spec.baseline} to {spec.to} begins with a check")
+        self._record(record.run)
         self._save(record)
         self._begin_task(record, self._check(record, record.run))
         return self._status(record)
@@ -209,6 +217,8 @@ class RolloutController:
             self._apply(record, decision)
         elif self._ticks % _SAVE_EVERY == 0:
             self._save(record)
+        if run.recording is not None:
+            run.recording.flush()
 
     def _apply(self, record: RolloutRecord, decision: RolloutDecision) -> None:
         """Put a decision into effect, and tell of it."""
@@ -217,7 +227,7 @@ class RolloutController:
         state = decision.state
         if not state.is_end:
             if decision.reason in (RolloutReason.CHECKED, RolloutReason.HELD):
-                run.judge.begin_step(self._clock())
+                run.begin_step(self._clock())
             self._split(run)
         elif self._routes.get(run.model) is not None:
             self._routes.put(run.route())
@@ -309,6 +319,11 @@ class RolloutController:
         if self._writer.problem:
             document["problem"] = f"the state is not saved: {self._writer.problem}"
         return document
+
+    def _record(self, run: RolloutRun) -> None:
+        """Record what the judge is given from now on, if that was asked for."""
+        if run.spec.record:
+            run.recording = RolloutRecording(self._writer.directory.recording(run.model, run.id), self._executor)
 
     def _save(self, record: RolloutRecord) -> None:
         self._writer.save(record.model, record.as_json())

@@ -11,6 +11,7 @@ from nerite.judge.judge import Judge
 from nerite.judge.outcome import Outcome
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
+from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
@@ -47,6 +48,7 @@ class RolloutRun:
         self.loaded_before = False
         """The candidate was loaded before the rollout, and stays loaded after it."""
         self._ready = {spec.baseline: True, spec.to: True}
+        self.recording: RolloutRecording | None = None
         self.differences: Sequence[Mapping[str, Any]] = ()
         self._restarts_before: dict[str, float] = {}
 
@@ -97,6 +99,8 @@ class RolloutRun:
         """Take how a request ended."""
         (self.candidate if outcome.candidate else self.baseline).observe(outcome)
         self.judge.observe(outcome)
+        if self.recording is not None:
+            self.recording.outcome(outcome)
 
     def gauge(self, candidate: ArmGauges, baseline: ArmGauges, now_ns: int) -> None:
         """Take readings of both versions; restarts count from the first reading."""
@@ -108,6 +112,14 @@ class RolloutRun:
                     for arm, value in zip(("candidate", "baseline"), values, strict=True)
                 ]
             self.judge.gauge(name, values[0], values[1], now_ns)
+            if self.recording is not None and not all(map(math.isnan, values)):
+                self.recording.gauge(name, values[0], values[1], now_ns)
+
+    def begin_step(self, now_ns: int) -> None:
+        """Note that the weights change."""
+        self.judge.begin_step(now_ns)
+        if self.recording is not None:
+            self.recording.step(self.rollout.step + 1, now_ns)
 
     def findings(self, now_ns: int) -> RolloutFindings:
         """Ask the judge; return what is known now."""
@@ -154,6 +166,7 @@ class RolloutRun:
             "spec": spec.as_json(),
             **self.evidence(),
             "differences": list(self.differences),
+            "recording": "" if self.recording is None else str(self.recording.path),
         }
 
     def as_json(self) -> dict[str, Any]:

@@ -62,11 +62,13 @@ class RolloutSpec:
     deadline: float = 7200.0
     """Time under way after which ``at_deadline`` applies; 0: never."""
     at_deadline: AtDeadline = AtDeadline.STAY
-    gates: tuple[str, ...] = ("errors",)
+    gates: tuple[str, ...] = ("errors", "p99")
     sticky: str = ""
     """What keeps a caller on one version; empty: each request is assigned at random, but for sequences."""
     webhook: str = ""
     """URL that every decision is posted to."""
+    record: bool = False
+    """Record what the judge is given, for ``nerite rollout replay``."""
     force: bool = False
     """Start in spite of differences between the versions that block a rollout."""
 
@@ -83,6 +85,7 @@ class RolloutSpec:
             "gate": list(self.gates),
             "sticky": self.sticky,
             "webhook": self.webhook,
+            "record": self.record,
             "force": self.force,
         }
 
@@ -226,6 +229,7 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "gate": _Key("gates", _gates),
     "sticky": _Key("sticky", _sticky),
     "webhook": _Key("webhook", _url),
+    "record": _Key("record", _switch),
     "force": _Key("force", _switch),
 }
 KEYS: Final[Sequence[str]] = tuple(_KEYS)

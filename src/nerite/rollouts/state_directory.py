@@ -25,7 +25,7 @@ from nerite.observability.log import log
 VERSION: Final = 1
 """Version of the form of the documents. A file of a newer one is not read."""
 _SUFFIX: Final = ".json"
-_MAX_NAME: Final = 200
+_MAX_NAME: Final = 180
 """Bytes of a file's name, which file systems limit to 255."""
 
 
@@ -102,11 +102,18 @@ class StateDirectory:
         """Remove the document of a model. Raises ``OSError``."""
         self._file(model).unlink(missing_ok=True)
 
+    def recording(self, model: str, number: str) -> Path:
+        """Return the file of a rollout's recording."""
+        return self.path / f"{_file_name(model)}-{number}.jsonl"
+
     def _file(self, model: str) -> Path:
-        name = quote(model, safe=" ").replace(".", "%2E")
-        if len(name) > _MAX_NAME:
-            name = f"{name[:100]}-{hashlib.sha256(model.encode()).hexdigest()}"
-        return self.path / f"{name}{_SUFFIX}"
+        return self.path / f"{_file_name(model)}{_SUFFIX}"
+
+
+def _file_name(model: str) -> str:
+    """Return the beginning of the names of a model's files."""
+    name = quote(model, safe=" ").replace(".", "%2E")
+    return name if len(name) <= _MAX_NAME else f"{name[:100]}-{hashlib.sha256(model.encode()).hexdigest()}"
 
 
 class StateWriter:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.rollouts.declarations import NAME, DeclaredRollout, Declarations, declared_in, read_now
+from nerite.rollouts.declarations import NAME, Declarations, DeclaredRollout, declared_in, read_now
 
 
 class Changes:

@@ -20,7 +20,7 @@ SECOND = 1_000_000_000
 
 
 def begun(**given: object) -> RolloutRun:
-    spec = RolloutSpec(**{"to": "2", "baseline": "1", "steps": (50.0, 100.0), **given})  # type: ignore[arg-type]
+    spec = RolloutSpec(**{"to": "2", "baseline": "1", "steps": (50.0, 100.0), "gates": ("errors",), **given})  # type: ignore[arg-type]
     run = RolloutRun("m", "1a", spec, "2026-11-25T10:00:00.000Z")
     run.rollout.begin(0)
     return run

@@ -18,6 +18,7 @@ at-deadline = "rollback"
 gate = ["errors", "p99=+10%"]
 sticky = "header:x-user"
 webhook = "https://hooks.example.com:8443/a?b=c"
+record = true
 force = true
 """
 
@@ -35,6 +36,7 @@ def test_every_key_in_a_file_and_in_a_request() -> None:
         ("errors", "p99=+10%"),
         "header:x-user",
         "https://hooks.example.com:8443/a?b=c",
+        True,
         True,
     )
     assert spec_of(spec.as_json()) == spec

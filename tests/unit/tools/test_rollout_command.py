@@ -107,6 +107,7 @@ def test_the_command_line_gives_a_specification(monkeypatch: pytest.MonkeyPatch)
         "gate": ["errors", "p99=+10%"],
         "sticky": "header:x-user",
         "webhook": "https://h.example/a",
+        "record": False,
         "force": True,
     }
     assert started(monkeypatch, "m", "--to", "2") == RolloutSpec("2").as_json()

@@ -23,6 +23,7 @@ from nerite.core.errors import InvalidArgument
 from nerite.rollouts.spec import AtDeadline, RolloutSpec, duration_text, spec_of
 from nerite.tools.connection import add_connection, connected
 from nerite.tools.rollout import view
+from nerite.tools.rollout.replay import EXAMPLES, add_arguments, run_replay
 from nerite.tools.rollout.watch import STATUSES, follow, follow_lines
 
 _EPILOG: Final = """\
@@ -111,7 +112,7 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
     requests = f"minimum number of requests to the candidate in a step (default: {_DEFAULTS.requests})"
     parser.add_argument("--requests", metavar="N", help=requests)
     add_repeated(
-        parser, "--gate", "GATE", "what is compared, as in errors, p99=+10%%, ttft_p95=+10%% (default: errors)"
+        parser, "--gate", "GATE", "what is compared, as in errors, p99=+10%%, ttft_p95=+10%% (default: errors, p99)"
     )
     parser.add_argument(
         "--sticky",
@@ -127,6 +128,7 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
         f"(default: {_DEFAULTS.at_deadline})",
     )
     parser.add_argument("--webhook", metavar="URL", help="URL that every decision is posted to as JSON")
+    parser.add_argument("--record", action="store_true", help="record what the judge is given, for the command replay")
     parser.add_argument("--force", action="store_true", help="start in spite of differences that block a rollout")
     parser.add_argument("--wait", action="store_true", help="wait for the end of the rollout, and report it")
     _add_interval(parser)
@@ -145,8 +147,7 @@ def spec_document(options: argparse.Namespace) -> dict[str, Any]:
         for key in ("to", "from", "steps", "hold", "requests", "gate", "sticky", "deadline", "at-deadline", "webhook")
         if given[key.replace("-", "_")]
     }
-    if options.force:
-        document["force"] = True
+    document |= {key: True for key in ("record", "force") if given[key]}
     try:
         return spec_of(document, place="--").as_json()
     except InvalidArgument as error:
@@ -304,6 +305,13 @@ Examples:
         "Examples:\n  nerite rollout history resnet\n  nerite rollout history resnet --json\n",
         _add_history,
         run_history,
+    ),
+    "replay": _Command(
+        "judge a recording anew, also with other gates",
+        "Judge a recording of a rollout anew, with the same gates or others. No server is asked.",
+        EXAMPLES,
+        add_arguments,
+        run_replay,
     ),
 }  # fmt: skip
 """The commands by name."""

@@ -64,6 +64,8 @@ def frame(status: Status, width: int = 80, note: str = "") -> list[str]:
     lines += ["", status["text"] or "the candidate is being loaded and compared with the baseline"]
     for difference in status.get("differences", ()):
         lines.append(difference_line(difference))
+    if status.get("recording"):
+        lines.append(f"recorded in {status['recording']}")
     if status.get("problem"):
         lines.append(f"warning: {status['problem']}")
     if note:
