@@ -204,6 +204,12 @@ class Client:
         document: dict[str, Any] = self._json("GET", "/v2/quota")
         return document
 
+    def rollout_check(self, model: str, arms: Mapping[str, Any]) -> dict[str, Any]:
+        """Compare the arms of a rollout, ``from`` and ``to``. Only Nerite supports this."""
+        answer = self._ask("POST", f"{model_path(model, '')}/rollout/check", [orjson.dumps(dict(arms))])
+        document: dict[str, Any] = orjson.loads(answer.body)
+        return document
+
     def _is_ok(self, path: str) -> bool:
         try:
             return self._connection.ask("GET", path).status == 200

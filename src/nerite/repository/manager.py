@@ -550,9 +550,7 @@ class ModelManager:
         """Drain a version in the background, then close it."""
         return self._in_background(self._close(record, running))
 
-    async def _close(
-        self, record: ModelRecord | None, running: RunningVersion, patience: float | None = None
-    ) -> None:
+    async def _close(self, record: ModelRecord | None, running: RunningVersion, patience: float | None = None) -> None:
         """Close a version when it is drained, or after ``patience`` seconds."""
         drained, closed = asyncio.Event(), asyncio.Event()
         running.drain(drained.set)

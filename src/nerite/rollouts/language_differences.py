@@ -19,12 +19,14 @@ _SHOWN: Final = 3
 """Probe texts that are shown."""
 
 
-def language_differences(baseline: Facts, candidate: Facts, probes: Mapping[str, str]) -> Iterator[Difference]:
-    """Yield the differences between two models' files. ``probes`` are the texts whose token ids are known."""
-    yield from _tokens(baseline, candidate, probes)
+def language_differences(baseline: Facts, candidate: Facts) -> Iterator[Difference]:
+    """Yield the differences between two models' files."""
+    yield from _tokens(baseline, candidate, baseline["probes"])
     yield from _chats(baseline["rendered"], candidate["rendered"])
     for name, before, after in _changed(baseline["sampling"], candidate["sampling"]):
-        text = "Requests that do not set it are answered with the candidate's default."
+        text = (
+            "Clients that take their sampling from generation_config.json sample differently; the server applies none."
+        )
         yield warns(f"sampling default '{name}'", before, after, text)
     for name, before, after in _changed(baseline["stops"], candidate["stops"]):
         text = "Texts end elsewhere: too early, or only at max_tokens."
@@ -59,7 +61,8 @@ def _tokens(baseline: Facts, candidate: Facts, probes: Mapping[str, str]) -> Ite
             f" ({more} more of {len(probes)} probe texts differ)" if more > 0 and name == different[_SHOWN - 1] else ""
         )
         one, other = _ids_around(before[name], after[name])
-        text = f"The text {_quoted(probes[name])} becomes other tokens, which the model may not have been trained on{others}."
+        what = _quoted(probes[name])
+        text = f"The text {what} becomes other tokens, which the model may not have been trained on{others}."
         yield kind(f"tokenizer, probe text '{name}'", one, other, text)
 
 

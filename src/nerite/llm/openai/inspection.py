@@ -31,7 +31,7 @@ PROBES: Final[Mapping[str, str]] = {
     "Arabic": "نص حكيم له سر قاطع وذو شأن عظيم.",
     "Hindi": "ऋषियों को सताने वाले दुष्ट राक्षसों का नाश।",
     "Thai": "เป็นมนุษย์สุดประเสริฐเลิศคุณค่า",
-    "Chinese": "天地玄黄，宇宙洪荒。",
+    "Chinese": "天地玄黄宇宙洪荒。",
     "Japanese": "いろはにほへと ちりぬるを。カタカナ",
     "Korean": "키스의 고유조건은 입술끼리 만나야 한다.",
     "emoji": "👩‍👩‍👧 🇪🇺 ✈️ 🫠",
@@ -112,8 +112,8 @@ _MODULES: Final = {selection.OPENVINO: "openvino-genai", selection.VLLM: "vllm",
 def inspect(directory: str, template: str, engine: str, kinds: Sequence[str]) -> dict[str, Any]:
     """Describe the language model in a version directory.
 
-    ``template`` and ``engine`` are its parameters ``CHAT_TEMPLATE`` and ``ENGINE``, or the backend that names an engine;
-    ``kinds`` are the kinds of its instance groups.
+    ``template`` is its parameter ``CHAT_TEMPLATE``; ``engine`` its parameter ``ENGINE``, or the backend that names an
+    engine; ``kinds`` are the kinds of its instance groups.
     """
     version = Path(directory)
     checkpoint = _checkpoint(version)
@@ -122,6 +122,7 @@ def inspect(directory: str, template: str, engine: str, kinds: Sequence[str]) ->
     ids, why_not = _ids(checkpoint)
     return {
         "engine": _engine(version, engine, kinds),
+        "probes": dict(PROBES),
         "ids": ids,
         "why_no_ids": why_not,
         "tokenizer_files": _hashes(checkpoint),

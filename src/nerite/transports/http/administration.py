@@ -14,6 +14,7 @@ from nerite.transports.http import large_json, reply, request_bodies
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.json_text import LARGE, parse_settings
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.rollout_check import RolloutChecks
 
 if TYPE_CHECKING:
     from nerite.server import InferenceServer
@@ -30,6 +31,7 @@ class HttpAdministration:
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
         self._background_calls = BackgroundCalls()
+        self._rollout_checks = RolloutChecks(server)
 
     def live(self, connection: HttpExchange, body: memoryview) -> None:
         """Report whether the server is live."""
@@ -109,6 +111,10 @@ class HttpAdministration:
         if not isinstance(parameters, dict):  # Triton ignores it, too
             parameters = {}
         self._background_calls.start(connection, _done(self._server.unload(model, parameters)))
+
+    def rollout_check(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Compare the arms of a rollout."""
+        self._background_calls.start(connection, self._rollout_checks.answer(model, _json_object(body)))
 
     def regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """List the regions of shared memory."""

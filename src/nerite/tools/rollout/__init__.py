@@ -1,0 +1,1 @@
+"""``nerite rollout``: commands for rollouts of model versions on a running server."""
