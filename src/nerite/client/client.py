@@ -231,6 +231,10 @@ class Client:
         answer: dict[str, Any] = orjson.loads(self._ask("POST", path, [orjson.dumps(document)]).body)
         return answer
 
+    def rollout_check(self, model: str, arms: Mapping[str, Any]) -> dict[str, Any]:
+        """Compare the arms of a rollout, ``from`` and ``to``. Only Nerite supports this."""
+        return self._posted(f"{model_path(model, '')}/rollout/check", arms)
+
     def _is_ok(self, path: str) -> bool:
         try:
             return self._connection.ask("GET", path).status == 200

@@ -8,14 +8,16 @@ fails, the old versions continue unchanged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from nerite.config.loading import PolledModel
 from nerite.config.model_config import ModelVersionPolicy
@@ -42,6 +44,8 @@ from nerite.repository.version_maker import ContentHashes, VersionMaker
 
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
+_TRIAL_PATIENCE: Final = 2.0
+"""Seconds that requests of a trial have to end when the trial is over."""
 
 
 class ModelManager:
@@ -363,6 +367,33 @@ class ModelManager:
         self._kept.pop(name, None)
         self._ensembles.revise((name,))
 
+    @asynccontextmanager
+    async def trial(self, name: str, version: int) -> AsyncIterator[RunningVersion]:
+        """Load a version that clients cannot reach, and unload it afterwards, even if it is stuck.
+
+        What serves, polls and the repository index take no notice of it. Raises ``NeriteError`` if it cannot be loaded.
+        """
+        record = self._catalogue.meant(name)
+        load = object()
+        try:
+            folder = (await self._sources.fetch(name, load)).get(record.namespace)
+            if folder is None:
+                raise refusals.not_polled(name)
+            polled = (await self._read(record, folder, None)).polled
+            if version not in polled.existing:
+                raise refusals.no_version_to_load(name, version, polled)
+            if polled.config.ensemble_scheduling is not None:
+                raise refusals.no_trial_of_ensemble(name, version)
+            running = await self._maker.make(replace(polled, versions=(version,)), version)
+            self._sources.folders.use(folder, running)
+        finally:
+            await self._sources.leave(load)
+        try:
+            yield running
+        finally:
+            running.abandon(refusals.stopping())
+            self._in_background(self._close(None, running, _TRIAL_PATIENCE))
+
     async def _load_beside(self, record: ModelRecord, versions: Sequence[int]) -> None:
         """Load further versions of a model that runs, and route requests to them."""
         if not versions:
@@ -519,10 +550,14 @@ class ModelManager:
         """Drain a version in the background, then close it."""
         return self._in_background(self._close(record, running))
 
-    async def _close(self, record: ModelRecord | None, running: RunningVersion) -> None:
-        done = asyncio.Event()
-        running.drain(lambda: running.close(done.set))
-        await done.wait()
+    async def _close(self, record: ModelRecord | None, running: RunningVersion, patience: float | None = None) -> None:
+        """Close a version when it is drained, or after ``patience`` seconds."""
+        drained, closed = asyncio.Event(), asyncio.Event()
+        running.drain(drained.set)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(drained.wait(), patience)
+        running.close(closed.set)
+        await closed.wait()
         await self._sources.leave(running)
         if record is None:
             return

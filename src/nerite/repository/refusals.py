@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nerite.config.loading import PolledModel
 from nerite.config.mistake import Mistake, mistake_text
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unavailable
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.failures import system_error
 from nerite.repository.catalogue import IN_SEVERAL, ModelRecord, ModelState, VersionState
 
@@ -46,6 +46,14 @@ def no_version_to_load(name: str, version: int, polled: PolledModel) -> NeriteEr
     refusal = f"failed to load '{name}': {why}"
     _log.error("%s", refusal)
     return NotFound(refusal)
+
+
+def no_trial_of_ensemble(name: str, version: int) -> NeriteError:
+    """Return the error for a trial of an ensemble's version, all of which have the same steps."""
+    return Unsupported(
+        f"version {version} of ensemble '{name}' is not loaded, and would have the same steps as the other versions. "
+        "Compare the models of its steps, or two ensembles."
+    )
 
 
 def kept_version_absent(name: str, folder: Path) -> NeriteError:

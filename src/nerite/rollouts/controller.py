@@ -19,9 +19,9 @@ from nerite.core.failures import report
 from nerite.observability.exposition import Page
 from nerite.observability.log import log
 from nerite.rollouts import metrics
-from nerite.rollouts.check import differences
+from nerite.rollouts.check import differences, refuse_if_blocked
 from nerite.rollouts.declarations import Declarations, DeclaredRollout
-from nerite.rollouts.difference import Difference, Severity
+from nerite.rollouts.difference import Difference
 from nerite.rollouts.record import RolloutRecord
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import RolloutCommand, RolloutDecision, RolloutReason, RolloutState
@@ -191,16 +191,17 @@ class RolloutController:
         """Load the candidate and compare it with the baseline; begin the first step, or end the rollout."""
         spec = run.spec
         try:
-            await self._versions.keep_both(run)
+            await self._versions.keep_baseline(run)
             found = await differences(self._server, run.model, spec.baseline, spec.to)
-        except NeriteError as error:
-            blocked = f"version {spec.to} cannot be rolled out: {error.message}"
-        else:
             run.differences = [each.as_json() for each in found][:MAX_DIFFERENCES]
-            blocks = [each for each in found if each.severity is Severity.BLOCKS]
             for each in found:
-                log.info(f"rollout of '{run.model}': {difference_text(each)}")
-            blocked = "" if spec.force else "; ".join(map(difference_text, blocks))
+                log.info(f"rollout of '{run.model}': {_text(each)}")
+            if not spec.force:
+                refuse_if_blocked(found)
+            await self._versions.keep_both(run)
+            blocked = ""
+        except NeriteError as error:
+            blocked = f"version {spec.to} was not rolled out: {error.message}"
         if run.rollout.state is not RolloutState.CHECKING:
             return  # it was aborted
         self._apply(record, run.rollout.block(blocked) if blocked else run.rollout.begin(self._clock()))
@@ -352,9 +353,8 @@ class RolloutController:
             task = self._tasks.get(model)
 
 
-def difference_text(found: Difference) -> str:
-    """Return a difference as a line of text."""
-    return f"{found.subject}: {found.baseline} -> {found.candidate}: {found.consequence}"
+def _text(found: Difference) -> str:
+    return f"{found.severity.value}: {found.subject}: {found.baseline} -> {found.candidate}: {found.consequence}"
 
 
 def _now() -> str:

@@ -62,6 +62,11 @@ class RolloutVersions:
         """Serve a version from the first load of the model on."""
         self._server.manager.keep_when_loaded(model, (int(version),), int(version))
 
+    async def keep_baseline(self, run: RolloutRun) -> None:
+        """Keep the baseline, and have it serve whatever else is loaded. Raises ``NeriteError``."""
+        baseline = int(run.spec.baseline)
+        await self._server.manager.keep_versions(run.model, (baseline,), default=baseline)
+
     async def keep_both(self, run: RolloutRun) -> None:
         """Load both versions of a rollout and keep them; the baseline serves. Raises ``NeriteError``."""
         baseline, candidate = int(run.spec.baseline), int(run.spec.to)

@@ -22,7 +22,7 @@ from nerite.client import Client, ClientError
 from nerite.core.errors import InvalidArgument
 from nerite.rollouts.spec import AtDeadline, RolloutSpec, duration_text, spec_of
 from nerite.tools.connection import add_connection, connected
-from nerite.tools.rollout import view
+from nerite.tools.rollout import check, view
 from nerite.tools.rollout.replay import EXAMPLES, add_arguments, run_replay
 from nerite.tools.rollout.watch import STATUSES, follow, follow_lines
 
@@ -46,6 +46,8 @@ _STATUSES: Final = """\
 The exit status is 0 if the candidate was promoted, 1 if it was rolled back or the rollout was aborted or refused, 2 for
 an invalid command line, 3 if the evidence was not sufficient by the deadline, 130 after Ctrl-C.
 """
+CHECK: Final = "check"
+"""A command with arguments and exit statuses of its own."""
 _DEFAULTS: Final = RolloutSpec("2")
 
 
@@ -64,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     options = _parse(arguments)
+    if options.command == CHECK:
+        return check.run([*arguments[: len(arguments) - len(options.rest) - 1], *options.rest])
     with connected(options) as client:
         status: int = options.run(client, options)
         return status
@@ -71,7 +75,8 @@ def _run(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     width = max(map(len, COMMANDS)) + 2
-    commands = "\n".join(f"  {name:{width}}{command.purpose}" for name, command in COMMANDS.items())
+    purposes = {CHECK: "compare two versions before the first request", **{k: c.purpose for k, c in COMMANDS.items()}}
+    commands = "\n".join(f"  {name:{width}}{purpose}" for name, purpose in purposes.items())
     usage = "nerite rollout [options] COMMAND ..."
     parser = new_parser("nerite rollout", "Roll out new versions of models.", _EPILOG.format(commands=commands), usage)
     add_connection(parser)
@@ -79,10 +84,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments or ["--help"])
     if options.command is None:
-        parser.error(f"a command is required: {', '.join(COMMANDS)}")
+        parser.error(f"a command is required: {', '.join(purposes)}")
+    if options.command == CHECK:
+        return options
     command = COMMANDS.get(options.command)
     if command is None:
-        near = did_you_mean(options.command, COMMANDS)
+        near = did_you_mean(options.command, purposes)
         parser.error(" ".join(filter(None, (f"unknown command '{options.command}'.", near))))
     own = new_parser(f"nerite rollout {options.command}", command.description, command.epilog)
     command.add_arguments(own)

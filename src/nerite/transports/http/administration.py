@@ -15,6 +15,7 @@ from nerite.transports.http import large_json, reply, request_bodies
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.json_text import LARGE, parse_settings
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.rollout_check import RolloutChecks
 
 if TYPE_CHECKING:
     from nerite.rollouts.controller import RolloutController
@@ -34,6 +35,7 @@ class HttpAdministration:
         self._server = server
         self._all_rollouts = rollouts
         self._background_calls = BackgroundCalls()
+        self._rollout_checks = RolloutChecks(server)
 
     def live(self, connection: HttpExchange, body: memoryview) -> None:
         """Report whether the server is live."""
@@ -145,6 +147,10 @@ class HttpAdministration:
         if self._all_rollouts is None:
             raise Unsupported("this port has no rollouts")
         return self._all_rollouts
+
+    def rollout_check(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Compare the arms of a rollout."""
+        self._background_calls.start(connection, self._rollout_checks.answer(model, _json_object(body)))
 
     def regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """List the regions of shared memory."""

@@ -84,6 +84,7 @@ ENDPOINTS: Final = (
     _endpoint("register_cuda", "POST", "shared-memory", _CUDA + _REGION + "/register"),
     _endpoint("unregister_cuda", "POST", "shared-memory", _CUDA + _REGION + "/unregister"),
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/{model}/unload"),
+    _endpoint("rollout_check", "POST", "model-repository", _MODEL + "/rollout/check"),
     _endpoint("openai_models", "GET", "metadata", "/v1/models"),
     _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
     _endpoint("openai_load", "POST", "model-repository", "/v1/models/{model}/load"),
@@ -202,6 +203,9 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "cuda_regions": EndpointDescription("List the CUDA shared memory regions", gives="Regions"),
     "register_cuda": EndpointDescription("Register a CUDA shared memory region", "RegisterCudaRequest"),
     "unregister_cuda": EndpointDescription("Unregister one or all CUDA shared memory regions"),
+    "rollout_check": EndpointDescription(
+        "Compare two versions of a model, and try the new one, before a rollout", "RolloutCheckRequest", "RolloutCheck"
+    ),
     "openai_models": EndpointDescription("List the models available through the OpenAI API", gives="OpenAiModels"),
     "openai_model": EndpointDescription("Describe a model in OpenAI's format", gives="OpenAiModel"),
     "openai_load": EndpointDescription("Load a model, and describe it in OpenAI's format", gives="OpenAiModel"),
