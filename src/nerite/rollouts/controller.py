@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -212,7 +213,7 @@ class RolloutController:
             return
         now = self._clock()
         self._versions.look(run, now)
-        run.look_under_way(self._routes.under_way(run.model, now), now)
+        run.look_under_way(self._routes.under_way(run.model), now)
         decision = run.rollout.advance(now, run.findings(now))
         if decision is not None:
             self._apply(record, decision)
@@ -291,7 +292,7 @@ class RolloutController:
         run = record.active
         try:
             if run is not None:
-                if self._versions.complete(model, spec, run.spec.baseline) == run.spec:
+                if replace(spec, baseline=spec.baseline or run.spec.baseline) == run.spec:
                     return
                 self._apply(record, run.rollout.supersede())
             await self._settled(model)

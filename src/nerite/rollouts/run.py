@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.judge.gates import parse_gate
@@ -14,6 +14,7 @@ from nerite.rollouts.arm_outcomes import ArmOutcomes
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
+from nerite.routes.table import RequestUnderWay
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
 MAX_DIFFERENCES: Final = 100
@@ -95,12 +96,19 @@ class RolloutRun:
         """Whether the candidate can serve, or the baseline cannot either: then the candidate is not the cause."""
         return self._ready[self.spec.to] or not self._ready[self.spec.baseline]
 
-    def observe(self, outcome: Outcome) -> None:
-        """Take how a request ended."""
+    def observe(self, outcome: Outcome, counted: int = 0) -> None:
+        """Take how a request ended. ``counted`` is what was counted of it while it was under way."""
         (self.candidate if outcome.candidate else self.baseline).observe(outcome)
-        self.judge.observe(outcome)
+        self.judge.observe(outcome, counted)
         if self.recording is not None:
             self.recording.outcome(outcome)
+
+    def look_under_way(self, requests: Iterable[RequestUnderWay], now_ns: int) -> None:
+        """Count requests that are already slower than a gate accepts, so that hanging is not better than answering."""
+        for request in requests:
+            outcome = request.outcome(now_ns)
+            if outcome.latency_us > self.judge.patience_us(outcome.stratum):
+                request.counted = self.judge.observe_running(outcome, request.counted)
 
     def gauge(self, candidate: ArmGauges, baseline: ArmGauges, now_ns: int) -> None:
         """Take readings of both versions; restarts count from the first reading."""

@@ -130,7 +130,7 @@ class StateWriter:
 
     def save(self, model: str, document: Mapping[str, Any] | None) -> None:
         """Write a document, or remove it if it is None."""
-        whole = b"" if document is None else orjson.dumps({"version": VERSION, "model": model, **document})
+        whole = b"" if document is None else orjson.dumps({"version": VERSION, "model": model, **document}, list)
         self._waiting[model] = whole
         with contextlib.suppress(RuntimeError):  # the executor is shut down: ``flush`` writes
             self._executor.submit(self.flush)
