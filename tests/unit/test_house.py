@@ -26,6 +26,7 @@ ROOMS: Final = (
     "regions",
     "testing",
     "repository",
+    "routes",
     "models",
     "workers",
     "ensembles",
@@ -40,6 +41,7 @@ ROOMS: Final = (
     "observability",
     "artifacts",
     "config",
+    "judge",
     "client",
     "core",
 )

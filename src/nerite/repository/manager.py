@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 from nerite.config.loading import PolledModel
 from nerite.config.options import RepositoryOptions
 from nerite.config.validate_ensemble import circular_ensembles
-from nerite.core.errors import NeriteError
+from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.failures import system_error
 from nerite.models.running_version import RunningVersion
 from nerite.observability.load_times import load_of, log_loaded, stage
@@ -35,6 +36,9 @@ from nerite.repository.repositories import (
     write_files,
 )
 from nerite.repository.version_maker import ContentHashes, VersionMaker
+from nerite.routes.route_file import RouteFile, read_route_file
+from nerite.routes.table import RouteTable
+from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
 Waits = dict[str, set[str]]
 """Ensembles by name, with the models that they wait for, in all rounds in progress."""
@@ -120,6 +124,7 @@ class ModelManager:
         maker: VersionMaker,
         loader: Executor,
         on_change: Callable[[], None],
+        routes: RouteTable,
     ) -> None:
         """``on_change`` is called whenever the routing of requests may have changed."""
         self._options = options
@@ -127,8 +132,9 @@ class ModelManager:
         self._maker = maker
         self._loader = loader
         self._on_change = on_change
-        self._catalogue = Catalogue(namespacing=options.namespacing)
-        self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._withdraw)
+        self._routes = routes
+        self._catalogue = Catalogue(routes, namespacing=options.namespacing)
+        self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._withdraw, routes)
         self._waits: Waits = {}
         self._hashes = ContentHashes()
         self._background: set[asyncio.Task[None]] = set()
@@ -260,14 +266,21 @@ class ModelManager:
         except OSError as error:
             raise refusals.not_polled(record.name, system_error(error)) from None
         record.seen = seen
+        route = await self._read_route(record, folder)
+        if route is not None and not seen.versions and seen.config is None:
+            await self._load_route(record, route.route, loading)
+            return
         renamed = self._sources.register.gives(record.name)
         with stage("configuration"):
             polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
         if polled.mistakes:
             raise refusals.unreadable(record, polled)
+        if route is not None:
+            polled = self._with_arms(record, polled, route)
         loaded = LoadedVersion(polled, seen, brought=delivery is not None and bool(delivery.files))
         if polled.config.ensemble_scheduling is not None:
             await self._load_ensemble(record, loaded, loading)
+            self._follow_route(record, route)
             return
         kept = record.unchanged(loaded)
         made = await self._launch(record, polled, kept)
@@ -276,7 +289,66 @@ class ModelManager:
         record.loaded = loaded
         record.assembly = None
         self._swap(record, {**kept, **made})
+        self._follow_route(record, route)
         self._in_background(self._hash(record, loaded, made))
+
+    async def _read_route(self, record: ModelRecord, folder: Path) -> RouteFile | None:
+        """Return the route in a model's directory, if it has one. Raises ``NeriteError`` for a mistake in it."""
+        try:
+            return await self._in_loader(read_route_file, folder)
+        except InvalidArgument as error:
+            raise refusals.no_route(record, error.message) from None
+        except OSError as error:
+            raise refusals.no_route(record, system_error(error, folder)) from None
+
+    async def _load_route(self, record: ModelRecord, route: WeightedRoute, loading: LoadingRound) -> None:
+        """Load the models behind a name that only a route has. Those that cannot be loaded get no requests."""
+        models = dict.fromkeys(arm.model for arm in route.arms)
+        with stage("its models"):
+            await loading.load_parts(record.name, models)
+        ready = [arm for arm in route.arms if self._runs(arm)]
+        if not any(arm.weight for arm in ready):
+            raise refusals.no_route(record, f"none of its arms is ready: {', '.join(models)}")
+        for arm in route.arms:
+            if arm not in ready:
+                _log.warning(
+                    "route '%s': arm '%s' is not ready and gets no requests until it is", route.name, arm.label
+                )
+        shares = ", ".join(f"{arm.label} {arm.weight:g}" for arm in route.arms)
+        record.states = {-1: VersionState(ModelState.READY, f"route: {shares}")}
+        record.unreadable = ""
+        self._follow_route(record, RouteFile(route, ()))
+
+    def _runs(self, arm: RouteArm) -> bool:
+        try:
+            return self._catalogue.find(arm.model, arm.version) is not None
+        except NeriteError:
+            return False
+
+    def _with_arms(self, record: ModelRecord, polled: PolledModel, route: RouteFile) -> PolledModel:
+        """Add the versions that a route names to those that are loaded. Raises ``NeriteError`` for missing ones."""
+        versions = set(polled.versions)
+        for arm, place in zip(route.route.arms, route.places, strict=True):
+            if arm.model == record.name:
+                version = int(arm.version)
+                if version not in polled.existing:
+                    there = ", ".join(map(str, polled.existing)) or "none"
+                    raise refusals.no_route(record, f"{place}: there is no version {version}; there are: {there}")
+                versions.add(version)
+        return replace(polled, versions=tuple(sorted(versions)))
+
+    def _follow_route(self, record: ModelRecord, route: RouteFile | None) -> None:
+        """Apply the route in a model's directory, or that it has none any more."""
+        if route is not None:
+            record.routed = True
+            self._routes.put(route.route)
+        elif record.routed:
+            record.routed = False
+            self._routes.remove(record.name)
+
+    def routes_changed(self) -> None:
+        """Update the ensembles that have steps on routes."""
+        self._ensembles.revise({route.name for route in self._routes})
 
     async def _load_ensemble(self, record: ModelRecord, loaded: LoadedVersion, loading: LoadingRound) -> None:
         """Load the models that an ensemble needs, and build it from them."""
@@ -416,6 +488,9 @@ class ModelManager:
         """Mark a model to be unloaded, unless it is loaded again before that."""
         record.asked = False
         record.assembly = None
+        self._follow_route(record, None)
+        if -1 in record.states and record.states[-1].state is ModelState.READY:
+            record.states[-1] = VersionState(ModelState.UNAVAILABLE, "unloaded")
         record.going = bool(record.running)
         for version in record.running:
             record.states[version] = VersionState(ModelState.UNLOADING)
