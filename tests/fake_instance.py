@@ -31,6 +31,7 @@ class FakeInstance:
         self.on_report: OnReport
         self.told: list[tuple[str, InferenceRequest]] = []
         self.on_usable: Callable[[ModelInstance], None]
+        self.on_lost: Callable[[Sequence[InferenceRequest]], None]
         self.batch: Batch | None = None
         self.next: Batch | None = None
         self.batches: list[Batch] = []

@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeAlias, TypeVar, cast
+from random import Random
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.core.failures import report
@@ -19,45 +20,21 @@ from nerite.core.request import (
     ReplySink,
     RequestHeader,
     RequestRoute,
-    ServedVersion,
     SharedMemoryInput,
     SharedMemoryRequest,
 )
 from nerite.core.response import InferenceResponse
+from nerite.core.servable_version import ServableVersion
 from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.regions import SharedMemoryRegions
 from nerite.repository import refusals
+from nerite.routes.split import RouteSplit
+from nerite.routes.table import RouteTable
 from nerite.workers.helper_pool import HelperPool
 from nerite.workers.ipc.shared_memory import MIN_SIZE
 
 _NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transaction policy"
-
-
-class ServableVersion(ServedVersion, Protocol):
-    """A model version as transports see it."""
-
-    @property
-    def name(self) -> str:
-        """The name of the model."""
-
-    @property
-    def decoupled(self) -> bool:
-        """Whether a request may get several responses."""
-
-    @property
-    def signature(self) -> Signature:
-        """Inputs and outputs."""
-
-    @property
-    def generates(self) -> bool:
-        """Whether the model runs on an LLM engine."""
-
-    def parameter(self, name: str) -> str:
-        """Return a parameter of the model's configuration; empty if it has none of that name."""
-
-    def receive_buffer(self, size: int) -> memoryview | None:
-        """Return writable shared memory that instances can read without a copy; None if there is none."""
 
 
 Version = TypeVar("Version", bound=ServableVersion, covariant=True)
@@ -66,11 +43,19 @@ Version = TypeVar("Version", bound=ServableVersion, covariant=True)
 class InferenceEntry(ABC, Generic[Version]):
     """Accepts requests for the models that ``_running`` finds."""
 
-    def __init__(self, regions: SharedMemoryRegions, helpers: HelperPool | None) -> None:
-        """Without ``helpers`` large JSON cannot be read."""
+    def __init__(
+        self, regions: SharedMemoryRegions, helpers: HelperPool | None, routes: RouteTable, *, owns_routes: bool
+    ) -> None:
+        """Without ``helpers`` large JSON cannot be read. ``owns_routes``: the table is not a replica."""
+        self._owns_routes = owns_routes
         self.regions = regions
         """Shared memory regions of clients."""
+        self.routes = routes
+        """Weighted routes."""
         self._epoch = object()
+        self._splits: dict[tuple[str, str], RouteSplit] = {}
+        """Routes that were used in this epoch, by name and namespace."""
+        self._coin = Random()
         self._stopping = False
         """New requests are rejected."""
         self._helpers = helpers
@@ -94,8 +79,9 @@ class InferenceEntry(ABC, Generic[Version]):
         """Return the directory of a version's files, or None if it no longer has one."""
 
     def renew_routes(self) -> None:
-        """Invalidate the routes of all headers, because a version was loaded or unloaded."""
+        """Invalidate the routes of all headers, because a version was loaded or unloaded, or a weight changed."""
         self._epoch = object()
+        self._splits.clear()
 
     def infer(self, request: InferenceRequest, decoupled: str = _NOT_OVER_HTTP) -> None:
         """Answer a request through ``request.respond``; guarantees exactly one final response.
@@ -155,10 +141,40 @@ class InferenceEntry(ABC, Generic[Version]):
         header = request.header
         if self._stopping and not isinstance(request, ChildRequest):
             raise refusals.stopping()
+        if self.routes and (split := self._split(header)) is not None:
+            if decoupled and split.decoupled:
+                raise Unsupported(decoupled)
+            route = header.route = RequestRoute(self._epoch, split)
+            return route
         version = self.find(header.model_name, header.model_version, decoupled, header.namespace)
         version.signature.bind(header, request.id)
         route = header.route = RequestRoute(self._epoch, version)
         return route
+
+    def _split(self, header: RequestHeader) -> RouteSplit | None:
+        """Return the route that a request takes; None if it goes to a model, or to the version that it names."""
+        if header.assignment is not None:
+            name = header.assignment.route
+        elif header.model_version:
+            return None
+        else:
+            name = header.model_name
+        return self.split(name, header.namespace)
+
+    def split(self, name: str, namespace: str = "") -> RouteSplit | None:
+        """Return the arms of a route that are ready; None if there is no route of that name.
+
+        Raises ``Unavailable`` if none is ready.
+        """
+        split = self._splits.get((name, namespace))
+        if split is None and (state := self.routes.state(name)) is not None:
+
+            def find(model: str, version: str) -> Version:
+                return self._running(model, version, namespace)
+
+            split = RouteSplit(state, find, self._epoch, self._coin, owns=self._owns_routes)
+            self._splits[name, namespace] = split
+        return split
 
     def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP, namespace: str = "") -> Version:
         """Return the running version that a request goes to; an empty ``namespace`` searches all repositories.

@@ -6,9 +6,11 @@ access files are coroutines. Not thread-safe: everything must be called on the l
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from nerite import __version__
 from nerite.admission.tenants import TenantAdmission
@@ -17,13 +19,14 @@ from nerite.config.open_ports import LOAD, open_ports, remedy, rights
 from nerite.config.options import ServerOptions
 from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.core.servable_version import ServableVersion
 from nerite.core.text import MAX_VALUE
 from nerite.dispatch.interface import ServerEntry
-from nerite.inference_entry import InferenceEntry, ServableVersion
+from nerite.inference_entry import InferenceEntry
 from nerite.instances.instance import all_ready
 from nerite.models.running_version import RunningVersion
 from nerite.observability.custom_metrics import Reading
@@ -37,6 +40,8 @@ from nerite.repository.catalogue import ModelState, version_origin
 from nerite.repository.descriptions import Descriptions
 from nerite.repository.manager import ModelManager
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
+from nerite.routes.observation import HandOver
+from nerite.routes.table import RouteTable
 from nerite.workers.helper_pool import HelperPool
 
 EXTENSIONS = (
@@ -66,9 +71,12 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         cache: ResponseCache | None = None,
         tenant_admission: TenantAdmission | None = None,
         helpers: HelperPool | None = None,
+        routes: RouteTable | None = None,
     ) -> None:
         """``manager_of`` creates the model manager, given this server and a callback for loaded and unloaded models."""
-        super().__init__(SharedMemoryRegions(allowed=options.device.allow_client_shared_memory), helpers)
+        regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
+        super().__init__(regions, helpers, RouteTable() if routes is None else routes, owns_routes=True)
+        self.routes.on_changed = self._routes_changed
         self._options = options
         self._cache = cache
         self._tenant_admission = tenant_admission
@@ -77,7 +85,12 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._manager = manager_of(self, self._models_changed)
         self._descriptions = Descriptions(self._manager)
         self.on_models_changed: Callable[[], None] = lambda: None
-        """Called when a version was loaded or unloaded."""
+        """Called when a version was loaded or unloaded, or a route was changed."""
+        self.on_header_names_changed: Callable[[], None] = lambda: None
+        """Called when other header fields than before are keys of routes."""
+        self._header_names: Sequence[str] = ()
+        self._watched: WeakSet[RunningVersion] = WeakSet()
+        """Versions that report when they cannot run requests."""
         self._starting = True
         self._draining = False
         """A graceful shutdown has begun; requests are still accepted."""
@@ -88,9 +101,14 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         return self._manager
 
     def _models_changed(self) -> None:
-        """Invalidate the routes of all headers, because a version was loaded or unloaded."""
+        """Invalidate the routes of all headers, because a version was loaded or unloaded, or a weight changed."""
         self.renew_routes()
         self._trace_running()
+        if self.routes:
+            self._watch_versions()
+        if self._header_names != self.routes.header_names:
+            self._header_names = self.routes.header_names
+            self.on_header_names_changed()
         if self._cache is not None:
             self._renew_origins(lasting=self._cache.shared)
         self.on_models_changed()
@@ -111,6 +129,50 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             tracing = self.tracing if self.tracing.wants(record.name) else None
             for running in record.running.values():
                 running.trace(tracing)
+
+    # Routes
+
+    def _routes_changed(self) -> None:
+        self._models_changed()
+        self._manager.routes_changed()
+
+    def _watch_versions(self) -> None:
+        """Have all running versions, which may be arms, report when they cannot run requests."""
+        for running in self.running_versions():
+            if running not in self._watched:
+                self._watched.add(running)
+                running.watch(self._usable_changed, self._hand_over)
+
+    def _usable_changed(self, running: RunningVersion) -> None:
+        """Route requests around a version whose last instance is down, and to it again once it has one."""
+        if self.routes:
+            self.renew_routes()
+            self.on_models_changed()
+            if not running.usable:
+                asyncio.get_running_loop().call_soon(self._hand_back, running)
+
+    def _hand_back(self, running: RunningVersion) -> None:
+        if not running.usable:
+            running.hand_back(
+                self._hand_over, Unavailable(f"no instance of model '{running.name}', version {running.label}, is up")
+            )
+
+    def _hand_over(self, request: InferenceRequest) -> bool:
+        """Have another arm answer a request that is about to fail because its own arm has lost it.
+
+        Return False if no other arm can, or one has tried already. A sequence has its state on its arm.
+        """
+        header = request.header
+        if header.assignment is None or header.sequence_id or request.finished:
+            return False
+        try:
+            split = self.split(header.assignment.route, header.namespace)
+        except NeriteError:
+            return False
+        if split is None or not split.has_other(request):
+            return False
+        HandOver(request, split.again)
+        return True
 
     def infer_all(self, requests: Sequence[InferenceRequest]) -> None:
         """Answer requests that have one header and whose data a front has checked, as ``infer`` does."""
@@ -173,11 +235,11 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
         """Report whether a model is ready; False if it does not exist. Raises Triton's errors for the version."""
         try:
-            record = self._manager.meant(model)
+            self._manager.meant(model)
         except NeriteError:
             answered(False)
         else:
-            record.find(version).ask_ready(answered)
+            self._manager.find(model, version).ask_ready(answered)
 
     # Metadata and statistics
 

@@ -51,6 +51,7 @@ from nerite.rollouts.controller import RolloutController
 from nerite.rollouts.declarations import declared_in
 from nerite.rollouts.state_directory import StateDirectory, StateWriter, state_directory
 from nerite.rollouts.webhook import Webhooks
+from nerite.routes.table import RouteTable
 from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.server import InferenceServer
 from nerite.transports import access
@@ -74,7 +75,9 @@ def welcome_lines(
     """Return the start-up message: served models, open ``ports`` by service, and commands to try the server."""
     host = "localhost" if address in ("0.0.0.0", "::", "") else address
     ready = [record for record in server.manager.records if record.running]
-    failed = [record.name for record in server.manager.records if record.states and not record.running]
+    failed = [
+        record.name for record in server.manager.records if record.states and not (record.running or record.routed)
+    ]
     lines = [f"Nerite {__version__} serves {_count(len(ready), 'model')}" + _failures(failed)]
     services = [f"{name} {host}:{port}" for name, port in ports.items()]
     lines.append(f"Listening: {', '.join(services)}")
@@ -190,6 +193,7 @@ class ServerProcess:
         if front_count == AUTO:
             front_count = automatic_fronts(os.cpu_count() or 1)
         loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
+        routes = RouteTable()
 
         def manager(server: ServerEntry, on_change: Callable[[], None]) -> ModelManager:
             server_context = ServerContext(
@@ -212,14 +216,15 @@ class ServerProcess:
             settings_of = self._options.settings_of
             repository = self._options.repository
             maker = VersionMaker(repository, settings_of, Launcher(server_context), self._loader, loading, placement)
-            return ModelManager(repository, self._repositories, maker, self._loader, on_change)
+            return ModelManager(repository, self._repositories, maker, self._loader, on_change, routes)
 
-        server = InferenceServer(self._options, manager, cache, tenant_admission, helpers)
+        server = InferenceServer(self._options, manager, cache, tenant_admission, helpers, routes)
         callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
         fronts = None if front_count == 1 else self._front_pool(front_count, server, fork_server, foreign_segments)
         self._fronts = fronts
         self._rollouts = self._rollout_controller(server)
         self._ports = ServerPorts(server, self._options, self._key_files, callers, gpu_metrics, fronts, self._rollouts)
+        server.on_header_names_changed = self._ports.forget
         watchdog: LoopWatchdog | None = None
         try:
             start = loop.create_task(self._start(server))

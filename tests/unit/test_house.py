@@ -27,6 +27,7 @@ ROOMS: Final = (
     "regions",
     "testing",
     "repository",
+    "routes",
     "models",
     "workers",
     "ensembles",

@@ -194,12 +194,21 @@ class AdmissionQueue(FrontStage):
             self._statistics.failed(RequestOutcome.NOT_LET_IN, request.arrived_ns)
         request.respond(InferenceResponse.failed(error))
 
+    def hand_back(self, take: Callable[[InferenceRequest], bool], error: NeriteError) -> None:
+        """Answer with ``error`` the waiting requests that ``take`` returns True for."""
+        for request in [each for each in self.held if take(each)]:
+            self._withdraw(request, error, RequestOutcome.OTHER)
+        super().hand_back(take, error)
+
     def _cancelled(self, request: InferenceRequest) -> None:
+        self._withdraw(request, Cancelled(""), RequestOutcome.CANCELED)
+
+    def _withdraw(self, request: InferenceRequest, error: NeriteError, outcome: RequestOutcome) -> None:
         ticket = self._tickets[request]
         self.controller.withdraw(ticket, monotonic_ns())
         self._remove(ticket)
-        self._statistics.failed(RequestOutcome.CANCELED, request.arrived_ns)
-        request.respond(InferenceResponse.failed(Cancelled("")))
+        self._statistics.failed(outcome, request.arrived_ns)
+        request.respond(InferenceResponse.failed(error))
         self.check_soon()  # it may have blocked others that fit (head-of-line blocking)
         self._check_drained()
 

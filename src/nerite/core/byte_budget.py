@@ -124,6 +124,8 @@ SEQUENCES: Final = ByteBudget("sequences", 16 * _MB)
 """Request and response headers of sequences, extended by controls and states."""
 ENSEMBLES: Final = ByteBudget("ensembles", 8 * _MB)
 """Request headers of ensemble steps, and the headers of the ensembles' responses."""
+ROUTES: Final = ByteBudget("routes", 6 * _MB)
+"""Headers of requests to routes, as each arm gets them."""
 WORKER_HEADERS: Final = ByteBudget("worker_headers", 12 * _MB)
 """Headers that the server has interned with its workers. A worker keeps the headers it has received."""
 WORKER_REPLIES: Final = ByteBudget("worker_replies", 2 * _MB)
@@ -131,7 +133,8 @@ WORKER_REPLIES: Final = ByteBudget("worker_replies", 2 * _MB)
 
 BUDGETS: Final = (
     HTTP_HEADS, HTTP_PLANS, HTTP_REPEATS, HTTP_REPLIES, GRPC_METADATA, GRPC_PLANS, REFUSALS, ACCESS_LOG, CACHE_KEYS,
-    RESPONSE_HEADERS, CALLS, MODEL_CALLS, GRAMMARS, TRACES, SEQUENCES, ENSEMBLES, WORKER_HEADERS, WORKER_REPLIES,
+    RESPONSE_HEADERS, CALLS, MODEL_CALLS, GRAMMARS, TRACES, SEQUENCES, ENSEMBLES, ROUTES, WORKER_HEADERS,
+    WORKER_REPLIES,
 )  # fmt: skip
 """All budgets. Their sum is at most ``TOTAL``."""
-TOTAL: Final = 128 * _MB
+TOTAL: Final = 132 * _MB

@@ -114,6 +114,14 @@ class Unavailable(NeriteError):
     grpc_status = 14
 
 
+class QueueFull(Unavailable):
+    """Rejected because the model's queue has its maximum size."""
+
+
+class QueueTimeout(Unavailable):
+    """The request has waited longer than the queue policy allows."""
+
+
 class Overloaded(Unavailable):
     """Rejected by load shedding: more work is queued than the policy allows."""
 

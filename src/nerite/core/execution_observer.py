@@ -148,6 +148,15 @@ class ForwardingSink(ExecutionObserver):
     def __init__(self, sink: ReplySink) -> None:
         self._sink = sink
 
+    @property
+    def behind(self) -> ReplySink:
+        """The sink that it forwards to."""
+        return self._sink
+
+    @behind.setter
+    def behind(self, sink: ReplySink) -> None:
+        self._sink = sink
+
     def ran(self, request: InferenceRequest, timings: ExecutionTimes | None) -> None:
         """Forward the event."""
         if isinstance(self._sink, ExecutionObserver):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nerite.core import tensor as dtypes
-from nerite.core.request import Caller, IdempotencyKey, RequestedOutput, RequestHeader
+from nerite.core.request import Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader
 from nerite.core.response import Parameter, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -63,6 +63,8 @@ def whole_header_to_json(header: RequestHeader) -> dict[str, Any]:
         "by_default": [header.binary_by_default, header.base64_by_default, header.empty_final],
         "caller": header.caller,
         "idempotency_key": header.idempotency_key,
+        "sticky_fields": header.sticky_fields,
+        "assignment": header.assignment,
     }
 
 
@@ -70,7 +72,7 @@ def whole_header_from_json(value: dict[str, Any]) -> RequestHeader:
     """Return the request header that ``whole_header_to_json`` was given."""
     sequence_id, start, end = value["sequence"]
     binary, base64, empty_final = value["by_default"]
-    caller, key = value["caller"], value["idempotency_key"]
+    caller, key, assignment = value["caller"], value["idempotency_key"], value["assignment"]
     return RequestHeader(
         value["model"],
         value["version"],
@@ -90,6 +92,8 @@ def whole_header_from_json(value: dict[str, Any]) -> RequestHeader:
         empty_final=empty_final,
         caller=None if caller is None else Caller(*caller),
         idempotency_key=None if key is None else IdempotencyKey(*key),
+        sticky_fields=value["sticky_fields"],
+        assignment=None if assignment is None else Assignment(*assignment),
     )
 
 
@@ -134,6 +138,8 @@ def request_header_bytes(header: RequestHeader) -> int:
             size += PARAMETER + 4 * len(output.place.region)
     if header.parameters:
         size += parameters_bytes(header.parameters)
+    if header.sticky_fields:
+        size += parameters_bytes(header.sticky_fields)
     return size if header.caller is None else size + 4 * len(header.caller.wanted_class)
 
 

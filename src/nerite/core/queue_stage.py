@@ -34,6 +34,9 @@ class QueueStage(Protocol):
     def abandon(self, error: NeriteError) -> None:
         """Answer all waiting requests with ``error``. Running requests continue."""
 
+    def hand_back(self, take: Callable[[InferenceRequest], bool], error: NeriteError) -> None:
+        """Answer with ``error`` the waiting requests that ``take`` returns True for, because they can run elsewhere."""
+
 
 class FrontStage(ABC):
     """Base of the stages in front of another one."""
@@ -77,6 +80,10 @@ class FrontStage(ABC):
         self._refuse_held(error)
         self._following.abandon(error)
         self._check_drained()
+
+    def hand_back(self, take: Callable[[InferenceRequest], bool], error: NeriteError) -> None:
+        """Answer with ``error`` the waiting requests that ``take`` returns True for. Those held here stay."""
+        self._following.hand_back(take, error)
 
     def _check_drained(self) -> None:
         """Let the following stage drain once this one holds nothing. To be called whenever a held request has left."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -89,6 +89,20 @@ class ServedVersion(Protocol):
         """Return whether an instance has started ``request``, which this version holds."""
 
 
+class Assignment(NamedTuple):
+    """The arm of a route that a request was assigned to first."""
+
+    route: str
+    arm: str
+    """Label of the arm."""
+    candidate: bool
+    """The arm is the one that a rollout compares with the others."""
+    probability: float
+    """Probability with which the candidate was chosen."""
+    cluster: int = 0
+    """Hash of the sticky key; 0 without one, and where the key is in the data."""
+
+
 class RequestRoute(NamedTuple):
     """The version that a request goes to."""
 
@@ -105,6 +119,7 @@ class RequestHeader:
     """
 
     __slots__ = (
+        "assignment",
         "base64_by_default",
         "batch_key",
         "batch_size",
@@ -127,6 +142,7 @@ class RequestHeader:
         "sequence_start",
         "shared",
         "sizes",
+        "sticky_fields",
         "timeout_us",
         "wanted",
     )
@@ -153,6 +169,8 @@ class RequestHeader:
         shared: bool = False,
         caller: Caller | None = None,
         idempotency_key: IdempotencyKey | None = None,
+        sticky_fields: Mapping[str, str] | None = None,
+        assignment: Assignment | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -184,6 +202,10 @@ class RequestHeader:
         """Identity of the client for admission control; None if no policy is in force."""
         self.idempotency_key = idempotency_key
         """Key under which the client may retry the request. Models never see it."""
+        self.sticky_fields = sticky_fields
+        """Header fields that keep the client on an arm of a route. Models never see them."""
+        self.assignment = assignment
+        """The arm that the request was assigned to, if its model was named by a route."""
         self.route: RequestRoute | None = None
         self.batch_size = 1
         """Rows of this request; 1 for a model without a batch dimension."""
@@ -203,6 +225,19 @@ class RequestHeader:
         for name, value in values.items():
             setattr(other, name, value)
         return other
+
+    def readdressed(self, model: str, version: str, assignment: Assignment | None) -> RequestHeader:
+        """Return a copy for another model or version, without memos."""
+        return self.changed(
+            model_name=model,
+            model_version=version,
+            assignment=assignment,
+            route=None,
+            batch_size=1,
+            batch_key=None,
+            call=None,
+            replies=Memo(),
+        )
 
     def identity(self) -> tuple[object, ...]:
         """Return a hashable value that is equal for headers with equal content."""
@@ -227,6 +262,7 @@ class RequestHeader:
             self.shared,
             self.caller,
             self.idempotency_key,
+            tuple(self.sticky_fields.items()) if self.sticky_fields else None,
         )
 
 

@@ -47,6 +47,10 @@ class ResponseDispatcher:
         """Whether no state is kept for any request."""
         return not (self.open or self._progress or self._positions)
 
+    def answering(self, request: InferenceRequest) -> bool:
+        """Return whether a request has had a response, and gets more."""
+        return request in self._progress
+
     def begin(self, batch: Batch) -> None:
         """Assign response order to the requests of a batch that starts."""
         if self._order is not None:

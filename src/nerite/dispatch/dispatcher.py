@@ -39,7 +39,7 @@ class Dispatcher:
         "_admission", "_answers", "_dispatching", "_executed", "_granted", "_instances", "_leases", "_loop",
         "_name", "_on_cancel", "_on_done", "_on_drained", "_on_part", "_picker", "_picker_since_ns", "_poll_again",
         "_retiring", "_settles", "_soon", "_splits", "_stalled", "_statistics", "_timed", "_timer",
-        "_unregistered", "_yielding", "on_usable", "sound",
+        "_unregistered", "_yielding", "on_lost", "on_usable", "sound",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,8 @@ class Dispatcher:
         self._on_drained: list[Callable[[], None]] = []
         self.on_usable: Callable[[], object] = tuple
         """Called when an instance was added or removed, went down, came up, or failed to come up."""
+        self.on_lost: Callable[[InferenceRequest], object] = bool
+        """Called with a request that is about to fail because its instance has died, or none can be started."""
         for instance in instances:
             self._adopt(instance)
 
@@ -156,10 +158,7 @@ class Dispatcher:
             self._notify_picker(self._set_timer)
 
     def _admit(self, request: InferenceRequest, now: int) -> bool:
-        """Return whether ``request`` may be queued; under overload, reject it or a request of lower priority.
-
-        A call that another request depends on is never rejected: that request was admitted already.
-        """
+        """Return whether ``request`` may be queued; under overload, reject it, or instead one of lower priority."""
         admission = self._admission
         granted = admission.grant(self._picker.size, self._executed, now)
         self._granted = max(granted - 1, 0)
@@ -174,10 +173,7 @@ class Dispatcher:
         return least is not request
 
     def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Return calls to other models; ``request``, which is in this version, stays blocked until one is answered.
-
-        Empty if an instance is free or will become free without any of them.
-        """
+        """Return the calls that block ``request``; none if an instance is free, or will be without any of them."""
         for instance in self._instances:
             if (calls := instance.calls_for(request)) is not None:
                 return calls
@@ -213,6 +209,7 @@ class Dispatcher:
         instance.part = self._on_part
         instance.traced = self._on_part == self._observed_part
         instance.on_usable = self._usable
+        instance.on_lost = self._lost
         self._instances.append(instance)
         if instance.usable:  # a worker may have died right after its start
             self._picker.add_instance(instance)
@@ -245,10 +242,27 @@ class Dispatcher:
         """Answer all waiting requests with ``error``. Running batches go on."""
         try:
             for request in self._picker.drain():
+                self.on_lost(request.origin)
                 self._answers.refuse(request, error, RequestOutcome.OTHER)
         except Exception as failure:
             self._replace_picker(failure)
         self._check_drained()
+
+    def hand_back(self, take: Callable[[InferenceRequest], bool], error: NeriteError) -> None:
+        """Answer with ``error`` the waiting requests that ``take`` returns True for, unless they are of sequences."""
+        try:
+            for request in () if self._settles else self._picker.drain():
+                refusal = error if take(request.origin) else self._picker.offer(request, request.queued_ns)
+                if refusal is not None:
+                    self._answers.refuse(request, refusal, RequestOutcome.OTHER)
+        except Exception as failure:
+            self._replace_picker(failure)
+        self._check_drained()
+
+    def _lost(self, requests: Sequence[InferenceRequest]) -> None:
+        for request in requests:
+            if not self._answers.answering(request):
+                self.on_lost(request.origin)
 
     def notify_observers(self) -> None:
         """Report executions to sinks that are an ``ExecutionObserver`` from now on; until then none is looked for."""
@@ -325,11 +339,8 @@ class Dispatcher:
         self._run_next(instance, BatchSplit(batch))
 
     def _run_next(self, instance: ModelInstance, split: BatchSplit) -> None:
-        """Run the requests of a split batch one by one, until the instance is busy or the batch is complete.
-
-        A loop instead of recursion, because an instance may answer before ``run`` returns.
-        """
-        split.looping = True
+        """Run the requests of a split batch one by one, until the instance is busy or the batch is complete."""
+        split.looping = True  # instead of recursion, because an instance may answer before ``run`` returns
         while (index := split.next()) is not None:
             alone = self._picker.alone(split.batch, index)
             self._splits[id(alone)] = split
@@ -389,11 +400,7 @@ class Dispatcher:
         self._check_drained()
 
     def _replace_picker(self, error: Exception) -> NeriteError:
-        """Replace a picker that raised, as its state cannot be trusted, by an empty one; return the error to answer.
-
-        Waiting requests are answered with it; the next audit finds those that the picker has lost. Running batches go
-        on.
-        """
+        """Replace a picker that raised by an empty one; return the error with which waiting requests were answered."""
         failure = report("dispatcher", error, f"of model '{self._name}'")
         before, self._picker = self._picker, self._picker.renewed()
         self._picker_since_ns = monotonic_ns()

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from nerite.core.errors import Unavailable
+from nerite.core.errors import QueueTimeout
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import NOBODY, InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -157,7 +157,7 @@ class AnyInstancePicker:
 
     def expire(self, now: int) -> Sequence[Refusal]:
         """Drop and return the requests that have waited too long."""
-        return [(request, Unavailable("Request timeout expired")) for request in self._decider.expire(now)]
+        return [(request, QueueTimeout("Request timeout expired")) for request in self._decider.expire(now)]
 
     def withdraw(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Drop ``request``, if it waits."""

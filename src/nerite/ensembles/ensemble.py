@@ -339,6 +339,9 @@ class Ensemble:
         for run in tuple(self._runs):
             run.fail(error, RequestOutcome.OTHER)
 
+    def hand_back(self, take: Callable[[InferenceRequest], bool], error: NeriteError) -> None:
+        """Do nothing: requests wait in the queues of the steps' models."""
+
     def audit(self) -> list[str]:
         """Fail each unanswered request of which no step runs or waits; return a description of the findings."""
         stuck = [run for run in self._runs if run.stuck]

@@ -95,6 +95,7 @@ class CatalogueWriter:
             "number": running.number,
             "decoupled": running.decoupled,
             "generates": running.generates,
+            "usable": running.usable,
             "parameters": {name: running.parameter(name) for name in running.config_json.get("parameters", {})},
             "directory": "" if record.loaded is None else str(record.loaded.polled.directory / running.label),
             "signature": signature,
@@ -112,6 +113,8 @@ class FrontVersion:
         """Unique among all versions that the core loads."""
         self.decoupled: bool = description["decoupled"]
         self.generates: bool = description["generates"]
+        self.usable: bool = description["usable"]
+        """Whether an instance can run requests."""
         self.directory: str = description["directory"]
         """Directory of its files; empty if it has none."""
         self._parameters: dict[str, str] = description["parameters"]
@@ -126,6 +129,11 @@ class FrontVersion:
                 request.respond(InferenceResponse.failed(wrong))
                 return
         self._core.call(request)
+
+    def enqueue(self, requests: Iterable[InferenceRequest]) -> None:
+        """Send requests to the core whose data were checked before."""
+        for request in requests:
+            self._core.call(request)
 
     def parameter(self, name: str) -> str:
         """Return a parameter of the model's configuration; empty if it has none of that name."""
@@ -168,6 +176,7 @@ def follow(catalogue: Catalogue, descriptions: Iterable[Description], core: Core
             known = before.get(version)
             if known is None or known.number != described["number"]:
                 known = FrontVersion(each["name"], version, described, core)
+            known.usable = described["usable"]
             running[version] = known
         # The catalogue is typed for the core's versions; of them a front uses what is in ``ServableVersion``.
         record.running = cast(dict[int, RunningVersion], running)

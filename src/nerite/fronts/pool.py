@@ -327,7 +327,7 @@ class FrontPool:
     def _publish(self) -> None:
         change = SharedState(models=self._writer.changes(self._server.manager.records))
         now = self._current_state()
-        for name in ("regions", "keys", "policy", "log"):
+        for name in ("regions", "keys", "policy", "log", "routes"):
             value = getattr(now, name)
             if value is not None and value != getattr(self._published, name):
                 setattr(change, name, value)
@@ -345,13 +345,19 @@ class FrontPool:
             keys={path: file.values for path, file in self._key_files.items()},
             policy=None if self._policy is None else self._policy(),
             log={name: value for name, value in log.settings.items() if name != "log_file"},
+            routes=list(self._server.routes),
         )
 
     def _whole_state(self) -> SharedState:
         """Return the state as of the last change that was published."""
         published = self._published
         return SharedState(
-            self._writer.everything(), published.regions, published.keys, published.policy, published.log
+            self._writer.everything(),
+            published.regions,
+            published.keys,
+            published.policy,
+            published.log,
+            published.routes,
         )
 
     def rules_changed(self) -> None:

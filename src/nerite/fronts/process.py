@@ -9,7 +9,7 @@ import os
 import pickle
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,19 +18,22 @@ import uvloop
 from nerite.admission.policy import AdmissionPolicy
 from nerite.core.byte_budget import BUDGETS
 from nerite.core.failures import internal_errors, report
+from nerite.core.servable_version import ServableVersion
 from nerite.fronts import messages as kinds
 from nerite.fronts.catalogue import Description, FrontVersion, follow
 from nerite.fronts.connection_retirement import ConnectionRetirement
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.relay import FrontRouting, GrpcRelay
 from nerite.fronts.shared_state import FrontStart, SharedState
-from nerite.inference_entry import InferenceEntry, ServableVersion
+from nerite.inference_entry import InferenceEntry
 from nerite.llm.openai.api import OpenAi
 from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.observability.log import install_logging, log
 from nerite.observability.log_records import LogRecord
 from nerite.regions import SharedMemoryRegions
 from nerite.repository.catalogue import Catalogue
+from nerite.routes.table import RouteTable
+from nerite.scheduling.weighted_route import WeightedRoute
 from nerite.transports.access import AccessKeys, Callers
 from nerite.transports.http.inference_router import InferenceRouter
 from nerite.transports.http.service import HttpService
@@ -50,9 +53,10 @@ class FrontEntry(InferenceEntry[FrontVersion]):
 
     def __init__(self, core: CoreConnection, start: FrontStart, helpers: HelperPool) -> None:
         options = start.options
-        super().__init__(SharedMemoryRegions(allowed=options.device.allow_client_shared_memory), helpers)
+        regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
+        super().__init__(regions, helpers, RouteTable(), owns_routes=False)
         self._core = core
-        self._catalogue = Catalogue(namespacing=options.repository.namespacing)
+        self._catalogue = Catalogue(self.routes, namespacing=options.repository.namespacing)
 
     def _running(self, model: str, version: str, namespace: str) -> FrontVersion:
         return cast(FrontVersion, self._catalogue.find(model, version, namespace))
@@ -67,9 +71,11 @@ class FrontEntry(InferenceEntry[FrontVersion]):
         assert isinstance(running, FrontVersion)
         return Path(running.directory) if running.directory else None
 
-    def follow(self, models: list[Description]) -> None:
-        """Take over changes of models."""
+    def follow(self, models: list[Description], routes: Sequence[WeightedRoute] | None) -> None:
+        """Take over changes of models and routes."""
         follow(self._catalogue, models, self._core)
+        if routes is not None:
+            self.routes.replace_all(routes)
         self.renew_routes()
 
 
@@ -161,8 +167,11 @@ class FrontProcess:
         self._core.acknowledge(number)
 
     def _take_over(self, change: SharedState) -> None:
-        if change.models:
-            self._entry.follow(change.models)
+        rules = change.policy is not None or change.keys is not None
+        if change.models or change.routes is not None:
+            before = self._entry.routes.header_names
+            self._entry.follow(change.models, change.routes)
+            rules = rules or before != self._entry.routes.header_names
         if change.regions is not None:
             self._entry.regions.follow(change.regions)
         if change.log is not None:
@@ -172,7 +181,7 @@ class FrontProcess:
         if change.keys is not None:
             for path, keys in change.keys.items():
                 self._keys[path].replace(keys)
-        if change.policy is not None or change.keys is not None:
+        if rules:
             for listener in self._listeners.values():
                 listener.forget()
 

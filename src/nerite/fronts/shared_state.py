@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from nerite.admission.policy import AdmissionPolicy
 from nerite.config.options import ServerOptions
 from nerite.fronts.catalogue import Description
+from nerite.scheduling.weighted_route import WeightedRoute
 
 PROGRAM: Final = "nerite.fronts.process:main"
 """The program of a front, as the fork server names it."""
@@ -27,6 +28,8 @@ class SharedState:
     policy: AdmissionPolicy | None = None
     log: Mapping[str, bool | int | str] | None = None
     """Settings of the log."""
+    routes: Sequence[WeightedRoute] | None = None
+    """All weighted routes."""
 
 
 @dataclass

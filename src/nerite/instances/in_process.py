@@ -48,6 +48,7 @@ class InProcessInstance:
         """Always None: reports of engines in this process are not supported."""
         self.on_report: OnReport
         self.on_usable: Callable[[ModelInstance], None]
+        self.on_lost: Callable[[Sequence[InferenceRequest]], None]
         self._instance = instance
 
     def cancel(self, request: InferenceRequest) -> None:

@@ -50,6 +50,8 @@ class ModelInstance(Protocol):
     called whenever that changes, and when an attempt to restart it failed. ``failure`` is the error of the last such
     attempt, None if it succeeded. ``restarts`` counts the successful ones.
 
+    ``on_lost`` is called with requests that are about to be answered with an error, because their worker has died.
+
     With ``traced`` the model gets the trace contexts of its requests.
 
     ``metrics`` are those that the models in its process count themselves, None if that process is the server.
@@ -69,6 +71,7 @@ class ModelInstance(Protocol):
     report: EngineReport | None
     on_report: OnReport
     on_usable: Callable[[ModelInstance], None]
+    on_lost: Callable[[Sequence[InferenceRequest]], None]
 
     @property
     def busy(self) -> bool:

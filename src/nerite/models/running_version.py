@@ -142,6 +142,12 @@ class RunningVersion:
         return tuple(instance for plan, instance in self._instances.items() if not plan.passive)
 
     @property
+    def usable(self) -> bool:
+        """Whether an instance can run requests, now or after what it runs. An ensemble has none, and always can."""
+        active = self._active
+        return not active or any(instance.usable for instance in active)
+
+    @property
     def pending(self) -> int:
         """Number of requests that wait for an instance."""
         return self._pipeline.first.pending
@@ -321,6 +327,26 @@ class RunningVersion:
             else:
                 dispatcher.remove(leaving, self._close_one)
         self.config, self.config_json = config, config_json
+
+    def watch(self, on_usable: Callable[[RunningVersion], None], on_lost: Callable[[InferenceRequest], object]) -> None:
+        """Report when an instance goes down or comes up, and each request just before it fails for want of an instance.
+
+        To be called once.
+        """
+        dispatcher = self._scheduler
+        if isinstance(dispatcher, Dispatcher):
+            before = dispatcher.on_usable
+
+            def report_both() -> None:
+                before()
+                on_usable(self)
+
+            dispatcher.on_usable = report_both
+            dispatcher.on_lost = on_lost
+
+    def hand_back(self, take: Callable[[InferenceRequest], bool], error: NeriteError) -> None:
+        """Answer with ``error`` the waiting requests that ``take`` returns True for, because they can run elsewhere."""
+        self._pipeline.first.hand_back(take, error)
 
     def server_stops(self) -> None:
         """Prepare for graceful shutdown: reject requests that would wait without ever being served."""

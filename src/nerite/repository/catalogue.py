@@ -24,6 +24,8 @@ from nerite.core.byte_budget import REFUSALS, Memo
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
 from nerite.core.signature import Signature
 from nerite.models.running_version import RunningVersion
+from nerite.routes import route_file
+from nerite.routes.table import RouteTable
 
 Find = Callable[[str, str, str], RunningVersion]
 
@@ -71,6 +73,8 @@ class ModelFingerprint:
     shared: tuple[FileEntry, ...]
     versions: dict[int, tuple[FileEntry, ...]]
     config: FileEntry | None = None
+    route: FileEntry | None = None
+    """The file that divides requests among versions, which is no reason to load them again."""
 
 
 def directory_fingerprint(directory: Path) -> tuple[FileEntry, ...]:
@@ -98,6 +102,7 @@ def model_fingerprint(directory: Path) -> ModelFingerprint:
     versions: dict[int, tuple[FileEntry, ...]] = {}
     shared: list[FileEntry] = []
     config: FileEntry | None = None
+    route: FileEntry | None = None
     try:
         children = sorted(os.scandir(directory), key=lambda child: child.name)
     except OSError as error:
@@ -121,9 +126,11 @@ def model_fingerprint(directory: Path) -> ModelFingerprint:
             entry = (child.name, status.st_size, status.st_mtime_ns)
             if child.name == "config.pbtxt":
                 config = entry
+            elif child.name == route_file.FILE:
+                route = entry
             else:
                 shared.append(entry)
-    return ModelFingerprint(tuple(shared), versions, config)
+    return ModelFingerprint(tuple(shared), versions, config, route)
 
 
 def _ignore_if_absent(error: OSError) -> None:
@@ -200,6 +207,8 @@ class ModelRecord:
     """Versions without which the model is ready, because they are only tried."""
     parts: tuple[object, ...] = ()
     """The properties of the ensemble's models on which it was built."""
+    routed: bool = False
+    """Its directory has a route to it, or is that of a route and nothing else."""
     unreadable: str = ""
     """The mistake in the files because of which no load was tried."""
 
@@ -272,7 +281,9 @@ def version_number(text: str) -> int:
 class Catalogue:
     """Models by namespace and name. Without namespacing all namespaces are empty and names are unique."""
 
-    def __init__(self, *, namespacing: bool = False) -> None:
+    def __init__(self, routes: RouteTable | None = None, *, namespacing: bool = False) -> None:
+        """A name that only a route has stands for its arm with the largest weight of those that run."""
+        self._routes = RouteTable() if routes is None else routes
         self._namespacing = namespacing
         self._named: dict[str, dict[str, ModelRecord]] = {}
         self._near: Memo[str, str] = Memo()
@@ -307,6 +318,8 @@ class Catalogue:
     def meant(self, name: str) -> ModelRecord:
         """Resolve a model's name as a request uses it. Raises Triton's errors."""
         tried = [record for record in self._named.get(name, {}).values() if record.known]
+        if self._routes and not any(record.running for record in tried) and (found := self._arm(name)) is not None:
+            return found[0]
         if not tried:
             raise self._unknown(name)
         if not self._namespacing:
@@ -329,6 +342,8 @@ class Catalogue:
         namespace, or if that was unloaded or is about to be, the only running one of that name.
         """
         named = self._named.get(name, {})
+        if self._routes and not any(each.running for each in named.values()) and (found := self._arm(name)) is not None:
+            return found[0]
         if not self._namespacing:
             return named.get("")
         if namespace:
@@ -344,12 +359,29 @@ class Catalogue:
 
         Raises Triton's errors.
         """
+        if self._routes and not version and (found := self._arm(name, namespace)) is not None:
+            return found[1]
         if not namespace:
-            return self.meant(name).find(version)
-        record = self.record(namespace, name)
-        if record is None:
+            record = self.meant(name)
+            if version and record.name != name:
+                raise NotFound(f"Request for unknown model: '{name}' is a route and has no versions of its own")
+            return record.find(version)
+        own = self.record(namespace, name)
+        if own is None:
             raise self._unknown(name)
-        return record.find(version)
+        return own.find(version)
+
+    def _arm(self, name: str, namespace: str = "") -> tuple[ModelRecord, RunningVersion] | None:
+        """Return the arm of a route with the largest weight among those that are ready; None if there is none."""
+        route = self._routes.get(name)
+        found: list[tuple[ModelRecord, RunningVersion]] = []
+        for arm in () if route is None else route.by_weight:
+            records = [each for each in self._named.get(arm.model, {}).values() if namespace in ("", each.namespace)]
+            for record in records if len(records) == 1 else ():
+                running = record.running.get(int(arm.version) if arm.version else record.latest)
+                if running is not None:
+                    found.append((record, running))
+        return next((each for each in found if each[1].usable), found[0] if found else None)
 
     def _unknown(self, name: str) -> NeriteError:
         near = self._near.get(name)

@@ -34,7 +34,7 @@ class Descriptions:
     def metadata(self, model: str, version: str) -> dict[str, Any]:
         """Return a model's versions and signature. Raises Triton's errors."""
         record = self._manager.meant(model)
-        running = record.find(version)
+        running = self._manager.find(model, version)
         batch = [-1] if running.config.max_batch_size > 0 else []
 
         def tensors(declared: Any) -> list[dict[str, Any]]:

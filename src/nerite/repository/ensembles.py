@@ -20,6 +20,7 @@ from nerite.models.running_version import RunningVersion
 from nerite.repository import refusals
 from nerite.repository.catalogue import Catalogue, EnsembleDefinition, ModelRecord, StepTarget, find_targets
 from nerite.repository.version_maker import VersionMaker
+from nerite.routes.table import RouteTable
 from nerite.scheduling.ensemble import StepModel
 
 _log = logging.getLogger("nerite.repository")
@@ -37,12 +38,14 @@ class EnsembleLinker:
         maker: VersionMaker,
         serve: Callable[[ModelRecord, dict[int, RunningVersion]], list[asyncio.Task[None]]],
         withdraw: Callable[[ModelRecord], list[asyncio.Task[None]]],
+        routes: RouteTable,
     ) -> None:
         """``serve`` routes requests to new versions; ``withdraw`` stops routing. Both return the tasks that drain."""
         self._catalogue = catalogue
         self._maker = maker
         self._serve = serve
         self._withdraw = withdraw
+        self._routes = routes
 
     def put_together(self, record: ModelRecord, assembly: EnsembleDefinition, mistakes: Sequence[Mistake]) -> None:
         """Build and serve an ensemble; ``mistakes`` are those already found in its files.
@@ -86,10 +89,11 @@ class EnsembleLinker:
 
     def dependents(self, name: str) -> list[ModelRecord]:
         """Return the ensembles that need a model of this name, whether they run or wait for it."""
+        names = {name, *(route.name for route in self._routes if any(arm.model == name for arm in route.arms))}
         return [
             record
             for record in self._catalogue
-            if record.assembly is not None and any(step.model_name == name for step in record.assembly.steps)
+            if record.assembly is not None and any(step.model_name in names for step in record.assembly.steps)
         ]
 
     def spare_without(self, record: ModelRecord) -> list[ModelRecord]:

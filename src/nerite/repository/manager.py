@@ -13,7 +13,6 @@ import logging
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from nerite.models.running_version import RunningVersion
 from nerite.observability.load_times import load_of, log_loaded, stage
 from nerite.repository import catalogue, refusals
 from nerite.repository.catalogue import Catalogue, LoadedVersion, ModelRecord, ModelState, VersionState
+from nerite.repository.declared_routes import DeclaredRoutes, with_arms, with_kept
 from nerite.repository.ensembles import EnsembleLinker
 from nerite.repository.kept_versions import KeptVersions, default_version, remaining_versions
 from nerite.repository.loading_round import LoadingRound, Waits
@@ -41,6 +41,7 @@ from nerite.repository.repositories import (
     write_files,
 )
 from nerite.repository.version_maker import ContentHashes, VersionMaker
+from nerite.routes.table import RouteTable
 
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
@@ -58,6 +59,7 @@ class ModelManager:
         maker: VersionMaker,
         loader: Executor,
         on_change: Callable[[], None],
+        routes: RouteTable,
     ) -> None:
         """``on_change`` is called whenever the routing of requests may have changed."""
         self._options = options
@@ -65,8 +67,9 @@ class ModelManager:
         self._maker = maker
         self._loader = loader
         self._on_change = on_change
-        self._catalogue = Catalogue(namespacing=options.namespacing)
-        self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._withdraw)
+        self._catalogue = Catalogue(routes, namespacing=options.namespacing)
+        self._routes = DeclaredRoutes(routes, self._catalogue, self._in_loader)
+        self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._withdraw, routes)
         self._waits: Waits = {}
         self._hashes = ContentHashes()
         self._kept: dict[str, KeptVersions] = {}
@@ -195,12 +198,20 @@ class ModelManager:
     async def _load(
         self, record: ModelRecord, folder: Path, delivery: LoadOverrides | None, loading: LoadingRound
     ) -> None:
+        route = await self._routes.read(record, folder)
+        if route is not None:
+            seen = await self._fingerprint(record, folder)
+            if not seen.versions and seen.config is None:
+                record.seen = seen
+                await self._routes.load(record, route.route, loading)
+                return
         loaded = await self._read(record, folder, delivery)
         record.seen = loaded.seen
-        loaded = replace(loaded, polled=self._with_kept(record, loaded.polled))
-        polled = loaded.polled
+        polled = with_arms(record, with_kept(record, self._kept.get(record.name), loaded.polled), route)
+        loaded = replace(loaded, polled=polled)
         if polled.config.ensemble_scheduling is not None:
             await self._load_ensemble(record, loaded, loading)
+            self._routes.follow(record, route)
             return
         unchanged = record.unchanged(loaded)
         made = await self._launch(record, polled, unchanged)
@@ -209,14 +220,12 @@ class ModelManager:
         record.loaded = loaded
         record.assembly = None
         self._swap(record, {**unchanged, **made})
+        self._routes.follow(record, route)
         self._in_background(self._hash(record, loaded, made))
 
     async def _read(self, record: ModelRecord, folder: Path, delivery: LoadOverrides | None) -> LoadedVersion:
         """Read a model's files. Raises ``NeriteError`` for the first mistake in them."""
-        try:
-            seen = await self._in_loader(catalogue.model_fingerprint, folder)
-        except OSError as error:
-            raise refusals.not_polled(record.name, system_error(error)) from None
+        seen = await self._fingerprint(record, folder)
         renamed = self._sources.register.gives(record.name)
         with stage("configuration"):
             polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
@@ -225,17 +234,15 @@ class ModelManager:
             raise refusals.unreadable(record, polled)
         return LoadedVersion(polled, seen, brought=delivery is not None and bool(delivery.files))
 
-    def _with_kept(self, record: ModelRecord, polled: PolledModel) -> PolledModel:
-        """Add the kept versions to those that are loaded. Raises ``NeriteError`` if one runs that has no files now."""
-        kept = self._kept.get(record.name)
-        record.optional = kept.optional if kept is not None else frozenset()
-        if kept is None:
-            return polled
-        for version in kept.absent(polled):
-            absence = refusals.kept_version_absent(record.name, polled.directory / str(version))
-            if version in record.running:
-                raise absence
-        return replace(polled, versions=kept.add_to(polled))
+    async def _fingerprint(self, record: ModelRecord, folder: Path) -> catalogue.ModelFingerprint:
+        try:
+            return await self._in_loader(catalogue.model_fingerprint, folder)
+        except OSError as error:
+            raise refusals.not_polled(record.name, system_error(error)) from None
+
+    def routes_changed(self) -> None:
+        """Update the ensembles that have steps on routes."""
+        self._ensembles.revise(self._routes.names)
 
     async def _load_ensemble(self, record: ModelRecord, loaded: LoadedVersion, loading: LoadingRound) -> None:
         """Load the models that an ensemble needs, and build it from them."""
@@ -367,7 +374,7 @@ class ModelManager:
         self._kept.pop(name, None)
         self._ensembles.revise((name,))
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def trial(self, name: str, version: int) -> AsyncIterator[RunningVersion]:
         """Load a version that clients cannot reach, and unload it afterwards, even if it is stuck.
 
@@ -520,6 +527,9 @@ class ModelManager:
         """Mark a model to be unloaded, unless it is loaded again before that."""
         record.asked = False
         record.assembly = None
+        self._routes.follow(record, None)
+        if -1 in record.states and record.states[-1].state is ModelState.READY:
+            record.states[-1] = VersionState(ModelState.UNAVAILABLE, "unloaded")
         record.going = bool(record.running)
         for version in record.running:
             record.states[version] = VersionState(ModelState.UNLOADING)

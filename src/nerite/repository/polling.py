@@ -99,7 +99,7 @@ class Poller:
         found = await manager.poll()
         records = {(record.namespace, record.name): record for record in manager.records}
         known = {model: record.seen for model, record in records.items()}
-        running: list[Model] = [model for model, record in records.items() if record.running]
+        running: list[Model] = [model for model, record in records.items() if record.running or record.routed]
         findings = self._watch.compare(found, known, running, time.monotonic_ns())
         for name, error in await manager.load_all(name for _, name in findings.changed):
             _log.error("failed to reload '%s': %s", name, error.message)

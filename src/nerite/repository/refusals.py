@@ -94,6 +94,14 @@ def unfit(record: ModelRecord, mistakes: Sequence[Mistake]) -> NeriteError:
     return InvalidArgument(f"load failed for model '{record.name}': {first.message}\n{first.place}\n    {first.remedy}")
 
 
+def no_route(record: ModelRecord, why: str) -> NeriteError:
+    """Log and record why the route of a model's directory cannot be used; return the error of the load."""
+    _log.error("%s", why)
+    if not record.running:
+        record.unreadable = why
+    return InvalidArgument(f"load failed for model '{record.name}': {why}")
+
+
 def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteError:
     """Log and record why versions failed to load; return the load's error. Running versions keep their state."""
     reasons = ""

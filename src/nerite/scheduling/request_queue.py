@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.errors import NeriteError, QueueFull
 from nerite.core.request import InferenceRequest, with_request_id
 from nerite.scheduling.decider import BatchingRules, QueuePolicy
 
@@ -105,7 +105,7 @@ class RequestQueue:
         """Apply a level's policy to an incoming request; return an error if it must be rejected."""
         policy = level.policy
         if policy.max_size and level.size >= policy.max_size:
-            return with_request_id(Unavailable("Exceeds maximum queue size", retry_after=1), request.id)
+            return with_request_id(QueueFull("Exceeds maximum queue size", retry_after=1), request.id)
         if policy.timeout_us:
             self._sequence += 1
             deadline = now + policy.timeout_for(request.header.timeout_us) * 1000

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
+from nerite.core.errors import InvalidArgument, NeriteError, QueueTimeout, Unavailable
 from nerite.scheduling.decider import DIRECT, DYNAMIC
 from nerite.scheduling.sequence import (
     DirectSlots,
@@ -270,7 +270,7 @@ class SequenceBatcher(Generic[Instance]):
         lost, self._failed = self._failed, []
         for sequence in self._backlog.expire(now):
             lost += [
-                (request, Unavailable("timeout of the corresponding sequence has been expired"))
+                (request, QueueTimeout("timeout of the corresponding sequence has been expired"))
                 for request in self._end(sequence, "one of its requests timed out waiting for a slot")
             ]
         for sequence in [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
@@ -49,6 +49,8 @@ class SenderHeaders(NamedTuple):
     """Headers that are passed to the model as parameters."""
     caller: Caller | None = None
     idempotency_key: IdempotencyKey | None = None
+    sticky_fields: Mapping[str, str] | None = None
+    """Headers that keep the sender on an arm of a route; None if there are none."""
 
 
 def header_text(name: str, value: str) -> str:
@@ -90,6 +92,12 @@ def key_of(get: Get) -> IdempotencyKey | None:
     """Return the idempotency key of a request, if it has one."""
     value = get(NAME)
     return None if value is None else IdempotencyKey(value)
+
+
+def sticky_fields(get: Get, names: Sequence[str]) -> Mapping[str, str] | None:
+    """Return the headers of these names that a request has. Raises ``InvalidArgument`` for a value that is too long."""
+    found = {name: checked(value, f"header '{name}'") for name in names if (value := get(name)) is not None}
+    return found or None
 
 
 class Callers:

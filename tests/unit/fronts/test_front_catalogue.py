@@ -66,6 +66,7 @@ def running(number: int, *, decoupled: bool = False, parameters: dict[str, str] 
         label=str(number),
         decoupled=decoupled,
         generates=decoupled,
+        usable=True,
         config_json={"parameters": given},
         parameter=given.__getitem__,
         signature=Signature("m", 0, [SignatureInput("IN", dtypes.INT32, (2,))], []),

@@ -34,7 +34,8 @@ from nerite.transports.http.infer_request import Call, HttpTarget
 from nerite.transports.http.reply import json_reply
 
 if TYPE_CHECKING:
-    from nerite.inference_entry import ServableVersion, TransportEntry
+    from nerite.core.servable_version import ServableVersion
+    from nerite.inference_entry import TransportEntry
     from nerite.server import InferenceServer
     from nerite.transports.http.handler import HttpExchange
     from nerite.transports.http.head import RequestHead

@@ -31,7 +31,8 @@ from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls, ToolCallFam
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from nerite.inference_entry import ServableVersion, TransportEntry
+    from nerite.core.servable_version import ServableVersion
+    from nerite.inference_entry import TransportEntry
 
 Clock = Callable[[], datetime]
 BRIEF: Final = 0.002

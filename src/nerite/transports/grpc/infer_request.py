@@ -391,6 +391,7 @@ class InferReader:
             parameters={**custom, **self._sender.forwarded},
             caller=self._sender.caller,
             idempotency_key=self._sender.idempotency_key,
+            sticky_fields=self._sender.sticky_fields,
             shared=any("shared_memory_region" in tensor.parameters for tensor in message.inputs),
             **fields,
         )

@@ -25,7 +25,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.http2 import RequestHeaders
 from nerite.transports import access_log
-from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, texts
+from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, sticky_fields, texts
 from nerite.transports.grpc import messages as status
 from nerite.transports.grpc import wire
 from nerite.transports.grpc.connection import CallTarget, GrpcCall
@@ -144,12 +144,13 @@ class GrpcService:
         if sender.idempotency_key is not None:  # keys are unique, so a memo would be useless
             return InferReader(sender)
         # Request headers memoize their target, which differs between unary and streaming calls.
-        key = (path, sender.caller, *sorted(sender.forwarded.items()))
+        sticky = sender.sticky_fields or {}
+        key = (path, sender.caller, *sticky.items(), None, *sorted(sender.forwarded.items()))
         reader = self._readers.get(key)
         if reader is None:
             reader = InferReader(sender)
             wanted_class = "" if sender.caller is None else sender.caller.wanted_class
-            size = _READER_BYTES + parameters_bytes(sender.forwarded) + len(wanted_class)
+            size = _READER_BYTES + parameters_bytes({**sticky, **sender.forwarded}) + len(wanted_class)
             GRPC_PLANS.put(self._readers, key, reader, size)
         return reader
 
@@ -170,7 +171,8 @@ class GrpcService:
             for name, value in headers.fields
             if name not in _PROTOCOL_HEADERS
         )
-        return SenderHeaders(forwarded(fields, self._forward), caller, key_of(get))
+        sticky = sticky_fields(get, self._server.routes.header_names)
+        return SenderHeaders(forwarded(fields, self._forward), caller, key_of(get), sticky)
 
     def _reply_encoding(self, headers: RequestHeaders) -> str:
         if not self._level:

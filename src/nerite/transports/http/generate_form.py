@@ -113,6 +113,7 @@ class GenerateForm:
             base64_by_default=self._base64,
             caller=self._sender.caller,
             idempotency_key=self._sender.idempotency_key,
+            sticky_fields=self._sender.sticky_fields,
         )
         if self.wrong == "":
             header.sizes = [*map(len, self.data)]

@@ -100,6 +100,7 @@ class HttpInferReader:
                 binary_by_default=binary,
                 caller=self._sender.caller,
                 idempotency_key=self._sender.idempotency_key,
+                sticky_fields=self._sender.sticky_fields,
             )
         )[0]
 
@@ -142,6 +143,7 @@ class HttpInferReader:
             shared=SharedMemoryInput in map(type, places),
             caller=self._sender.caller,
             idempotency_key=self._sender.idempotency_key,
+            sticky_fields=self._sender.sticky_fields,
             **fields,
         )
 

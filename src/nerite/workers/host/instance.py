@@ -44,6 +44,7 @@ class RemoteInstance:
         self.report: EngineReport | None = None
         self.on_report: OnReport = _ignored
         self.on_usable: Callable[[ModelInstance], None] = lambda _instance: None
+        self.on_lost: Callable[[Sequence[InferenceRequest]], None] = lambda _requests: None
         self.restarts = 0
         self.metrics: ReportedMetrics | None = worker_process.metrics
         self.failure: NeriteError | None = None
@@ -240,6 +241,7 @@ class RemoteInstance:
         error = Internal(
             f"Stub process '{self.name}' is not healthy. The worker died while it ran this request: {ending}."
         )
+        self.on_lost([*(batch or ()), *unanswered])
         for request in unanswered:
             self.part(request, InferenceResponse.failed(error), True, None)
         if batch is not None:

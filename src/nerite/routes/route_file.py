@@ -1,0 +1,147 @@
+"""Reads and writes routes as text: ``route.toml`` in the directory of a model or of a name, and JSON of the API."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from nerite.core.client_text import checked
+from nerite.core.errors import InvalidArgument
+from nerite.core.text import quoted_text
+from nerite.scheduling.weighted_route import MAX_ARMS, RouteArm, StickyKey, WeightedRoute
+
+FILE: Final = "route.toml"
+_LARGEST: Final = 64 * 1024
+_TOP: Final = ("arm", "sticky", "salt")
+_ARM: Final = ("model", "version", "weight")
+_Path = tuple[str | int, ...]
+_Place = Callable[[_Path], str]
+
+
+class RouteFile(NamedTuple):
+    """A route that was read from a file, and where its arms are in it."""
+
+    route: WeightedRoute
+    places: Sequence[str]
+    """For each arm, file and line."""
+
+
+def read_route_file(directory: Path) -> RouteFile | None:
+    """Return the route in a model's directory; None if it has none.
+
+    Raises ``InvalidArgument`` for a mistake, with file and line; and ``OSError`` for a file that cannot be read.
+    """
+    file = directory / FILE
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_LARGEST + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if len(raw) > _LARGEST:
+        raise InvalidArgument(f"{file}: more than {_LARGEST} bytes are not a route")
+    return parse_route_file(raw, str(file), directory.name)
+
+
+def parse_route_file(raw: bytes, file: str, name: str) -> RouteFile:
+    """Return the route ``name`` in the content of a file. Raises ``InvalidArgument`` with file and line."""
+    try:
+        text = raw.decode()
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, overlong integers, deep nesting
+        raise InvalidArgument(f"{file}: {error}") from None
+    lines = text.splitlines()
+
+    def place(path: _Path) -> str:
+        line = _line(lines, path)
+        return f"{file}:{line}" if line else file
+
+    route = _route(table, name, place)
+    return RouteFile(route, [place(("arm", index)) for index in range(len(route.arms))])
+
+
+def route_from_json(value: Any, name: str) -> WeightedRoute:
+    """Return the route ``name`` in a JSON document of the form of ``route_to_json``. Raises ``InvalidArgument``."""
+    if not isinstance(value, dict):
+        raise InvalidArgument('a route is an object, as in {"arm": [{"version": 1, "weight": 90}, …]}')
+    return _route({key: each for key, each in value.items() if key != "name"}, name, lambda path: f"route '{name}'")
+
+
+def route_to_json(route: WeightedRoute) -> dict[str, Any]:
+    """Return the JSON form of a route, whose keys are those of the file."""
+    return {
+        "name": route.name,
+        "arm": [{"model": arm.model, "version": arm.version, "weight": arm.weight} for arm in route.arms],
+        "sticky": [str(key) for key in route.sticky],
+        "salt": route.salt,
+    }
+
+
+def _route(table: Mapping[str, Any], name: str, place: _Place) -> WeightedRoute:
+    def wrong(path: _Path, what: str) -> InvalidArgument:
+        return InvalidArgument(f"{place(path)}: {what}")
+
+    for key in table:
+        if key not in _TOP:
+            raise wrong((key,), f"'{quoted_text(key)}' is not known. A route has: {', '.join(_TOP)}")
+    arms = table.get("arm")
+    if not isinstance(arms, list) or not arms or not all(isinstance(arm, dict) for arm in arms):
+        raise wrong(("arm",), "a route needs arms: write [[arm]] and below it model or version, and weight, for each")
+    if len(arms) > MAX_ARMS:
+        raise wrong(("arm",), f"a route has at most {MAX_ARMS} arms, this one has {len(arms)}")
+    sticky = table.get("sticky", [])
+    if isinstance(sticky, str):
+        sticky = [sticky]
+    if not isinstance(sticky, list) or not all(isinstance(key, str) for key in sticky):
+        raise wrong(("sticky",), 'sticky must be a list of keys, as in ["header:x-user", "tenant"]')
+    salt = table.get("salt", "")
+    if not isinstance(salt, str):
+        raise wrong(("salt",), "salt must be text")
+    read = tuple(_arm(arm, index, name, wrong) for index, arm in enumerate(arms))
+    try:
+        keys = tuple(StickyKey.parse(checked(key, "a sticky key")) for key in sticky)
+    except InvalidArgument as error:
+        raise wrong(("sticky",), error.message) from None
+    try:
+        return WeightedRoute(name, read, keys, checked(salt, "the salt"))
+    except InvalidArgument as error:
+        raise wrong(("arm",), error.message) from None
+
+
+def _arm(arm: Mapping[str, Any], index: int, name: str, wrong: Callable[[_Path, str], InvalidArgument]) -> RouteArm:
+    for key in arm:
+        if key not in _ARM:
+            raise wrong(("arm", index, key), f"'{quoted_text(key)}' is not known. An arm has: {', '.join(_ARM)}")
+    model, version, weight = arm.get("model", name), arm.get("version", ""), arm.get("weight")
+    if not isinstance(model, str) or not model:
+        raise wrong(("arm", index, "model"), "model must be the name of a model")
+    if isinstance(version, bool) or not isinstance(version, int | str) or (isinstance(version, int) and version < 1):
+        raise wrong(("arm", index, "version"), "version must be a version number, 1 or more")
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise wrong(("arm", index, "weight"), "weight must be a number: the arm gets this share of the sum of weights")
+    try:
+        checked(model, "the model of an arm")
+        return RouteArm(model, checked(str(version), "the version of an arm"), float(weight))
+    except OverflowError:
+        raise wrong(("arm", index, "weight"), "weight is too large") from None
+    except InvalidArgument as error:
+        raise wrong(("arm", index, "model"), error.message) from None
+
+
+def _line(lines: Sequence[str], path: _Path) -> int:
+    """Return the line of a key, or of the arm that it is missing in; 0 if there is neither."""
+    index, arm = -1, -1
+    for number, line in enumerate(lines, 1):
+        if re.match(r"\s*\[\[\s*arm\s*\]\]", line):
+            index += 1
+            if path[:2] == ("arm", index) or path == ("arm",):
+                arm = number
+                if len(path) <= 2:
+                    return number
+        elif (len(path) == 1 and index < 0) or (len(path) == 3 and path[1] == index):
+            match = re.match(r"\s*[\"']?([^\"'=#\s]+)[\"']?\s*=", line)
+            if match is not None and match[1] == path[-1]:
+                return number
+    return max(arm, 0)
