@@ -34,6 +34,7 @@ HTTP: Final = {
     "GET /v2/docs": "service/test_docs.py::test_the_page",
     "GET /v2/docs/openapi.json": "service/test_docs.py::test_the_document_is_valid",
     "GET /v2/quota": "service/test_token_admission.py::test_rates",
+    "POST /v2/models/{model}/rollout/check": "service/test_rollout_check.py::test_documents_that_are_refused",
     "GET /v1/models": f"{_OPENAI}::test_models",
     "GET /v1/models/{model}": f"{_OPENAI}::test_models",
     "POST /v1/models/{model}/load": f"{_OPENAI}::test_models_that_come_and_go",

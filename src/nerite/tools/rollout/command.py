@@ -9,7 +9,10 @@ from typing import Final
 from nerite.cli.command import complain, did_you_mean, show
 
 COMMANDS: Final = {
-    "check": ("tools.rollout.check:run", "compare two versions of a model before the first request"),
+    "check": (
+        "tools.rollout.check:run",
+        "compare two versions of a model, and try the new one, before its first request",
+    ),
 }
 """Function and purpose of each command."""
 
