@@ -40,6 +40,7 @@ HTTP: Final = {
     "POST /v2/models/{model}/rollout": f"{_ROLLOUTS}::test_over_http",
     "GET /v2/models/{model}/rollout/history": f"{_ROLLOUTS}::test_over_http",
     "POST /v2/models/{model}/rollout/{command}": f"{_ROLLOUTS}::test_over_http",
+    "POST /v2/models/{model}/rollout/check": "service/test_rollout_check.py::test_documents_that_are_refused",
     "GET /v1/models": f"{_OPENAI}::test_models",
     "GET /v1/models/{model}": f"{_OPENAI}::test_models",
     "POST /v1/models/{model}/load": f"{_OPENAI}::test_models_that_come_and_go",

@@ -66,6 +66,7 @@ BY_THE_OPERATOR: Final = {
     "transports/ports.py:_listeners", "transports/ports.py:opened",
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
+    "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
 SMALL: Final = {
@@ -78,6 +79,13 @@ SMALL: Final = {
     "http2/headers.py:_checked": "fields of at most 128 bytes, at most 4,096",
     "scheduling/ensemble.py:_plans": "steps of an ensemble by the outputs that are wanted, at most 64 times",
     "observability/model_metrics.py:_powers_up_to": "a few numbers for each size of batches",
+    "judge/counts.py:_clusters": "numbers, at most 16,384 for each gate of a rollout",
+    "judge/limits.py:_clusters": "numbers, at most 4,096 for each rollout",
+    "judge/judge.py:_arrived": "pairs of numbers for each weight that a rollout had",
+    "judge/outcome.py:token_stratum": "classes of requests, at most 1,024",
+    "judge/thresholds.py:_before": "thresholds of the strata of a rollout, whose number is bounded",
+    "judge/thresholds.py:_frozen": "thresholds of the strata of a rollout, whose number is bounded",
+    "judge/thresholds.py:_seen": "thresholds of the strata of a rollout, whose number is bounded",
     "observability/histogram.py:exemplars": "one for each bucket of a histogram",
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",
@@ -101,6 +109,7 @@ WITH_REQUESTS: Final = {
     "admission/ticket.py:charged": "of one request",
     "transports/grpc/connection.py:_arrival_timeouts": "open streams, whose number HTTP/2 limits",
     "transports/http/handler.py:connections": "open connections",
+    "routes/table.py:under_way": "requests that have not ended",
     "llm/openai/exchange.py:_places": "of one request",
     "triton_python_backend_utils/request.py:_requested": "of one request",
     "transports/http/generate_form.py:_parameters": "of one request",

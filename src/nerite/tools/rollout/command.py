@@ -75,7 +75,10 @@ def _run(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     width = max(map(len, COMMANDS)) + 2
-    purposes = {CHECK: "compare two versions before the first request", **{k: c.purpose for k, c in COMMANDS.items()}}
+    purposes = {
+        CHECK: "compare two versions, and try the new one, before its first request",
+        **{k: c.purpose for k, c in COMMANDS.items()},
+    }
     commands = "\n".join(f"  {name:{width}}{purpose}" for name, purpose in purposes.items())
     usage = "nerite rollout [options] COMMAND ..."
     parser = new_parser("nerite rollout", "Roll out new versions of models.", _EPILOG.format(commands=commands), usage)
