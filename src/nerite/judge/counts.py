@@ -28,16 +28,18 @@ class CountRow(NamedTuple):
     """Requests."""
     baseline: int
     candidate_units: float
-    """Bad events in independent ones: those of one burst are one together, those of one cluster are one."""
+    """Bad events by their weight: those of one burst are at most one together, those of one cluster are one."""
     baseline_units: float
 
 
 class EventCounts:
     """The counts of one gate, in windows.
 
-    Requests of one batch fail together, and a stall delays all that are under way: bad events within ``burst_ns`` share
-    one unit of evidence. That is valid however they depend on each other, because a product of ratios to powers whose
-    sum is one has a mean of at most one if each ratio has. Of requests with one sticky key, the first bad event counts.
+    Requests of one batch fail together, and a stall delays all that are under way: bad events within ``burst_ns`` are
+    one burst. An event has the weight 1 / s, where s is the size of the burst in which the average bad event so far
+    was, or that of its own burst, if that is greater. So a burst is at most one unit of evidence. The weight of smaller
+    bursts does not depend on their size: those of an arm with little traffic are small, and would count for too much.
+    Of requests with one sticky key, the first bad event counts.
     """
 
     def __init__(self, burst_ns: int) -> None:
@@ -48,6 +50,8 @@ class EventCounts:
         self._burst = -1
         self._pending: list[tuple[Stratum, float, int]] = []
         """Of each bad event of the burst: its row, and where in that its unit is counted."""
+        self._sizes = [0, 0]
+        """Of bursts: sum, and sum of squares."""
         self._clusters: set[int] = set()
         self.uncounted = 0
         """Bad events of clusters that no place was left for."""
@@ -91,9 +95,11 @@ class EventCounts:
         self._pending.append((stratum, probability, 4 + arm))
 
     def close_burst(self) -> None:
-        """Divide one unit among the bad events of the last burst."""
-        if self._pending:
-            share = 1.0 / len(self._pending)
+        """Give the bad events of the last burst their weight."""
+        if size := len(self._pending):
+            self._sizes[0] += size
+            self._sizes[1] += size * size
+            share = 1.0 / max(size, self._sizes[1] / self._sizes[0])
             for stratum, probability, index in self._pending:
                 self._row(stratum, probability)[index] += share
             self._pending.clear()
@@ -168,7 +174,7 @@ class EventCounts:
             "first": self._first,
             "strata": self._strata,
             "windows": [[[*key, *row] for key, row in window.items()] for window in self._windows],
-            "burst": [self._burst, self._pending],
+            "burst": [self._burst, self._pending, self._sizes],
             "clusters": b64encode(np.array(sorted(self._clusters), "<u4").tobytes()).decode(),
             "uncounted": self.uncounted,
         }
@@ -183,6 +189,7 @@ class EventCounts:
         ]
         self._burst = int(state["burst"][0])
         self._pending = [(Stratum(*each[0]), float(each[1]), int(each[2])) for each in state["burst"][1]]
+        self._sizes = [int(each) for each in state["burst"][2]]
         self._clusters = set(np.frombuffer(b64decode(state["clusters"]), "<u4").tolist())
         self.uncounted = int(state["uncounted"])
 

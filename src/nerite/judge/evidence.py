@@ -13,7 +13,7 @@ All functions work on arrays whose last axis is that of the probabilities; any a
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +101,39 @@ def log_below(bad: Array, requests: Array, rate: float) -> Array:
 def log_mismatch(candidate: Array, baseline: Array, probabilities: Array) -> Array:
     """Return log e-values that outcomes of an arm are missing: the labels of all requests do not fit the assignment."""
     return log_evidence(candidate, baseline, probabilities, 1.0, np.concatenate([WORSE, BETTER]))
+
+
+class GateEvidence(NamedTuple):
+    """Log e-values of one gate."""
+
+    worse: Array
+    """That the candidate is worse than the gate accepts."""
+    not_worse: Array
+    """That it is not, or so good that the baseline does not matter."""
+    strata: Array
+    """That it is worse in each stratum."""
+
+
+def gate_evidence(
+    candidate: Array,
+    baseline: Array,
+    probabilities: Array,
+    bad: Array,
+    requests: Array,
+    *,
+    tolerated: float,
+    floor: float,
+    first: int = 1,
+) -> GateEvidence:
+    """Return the evidence of the counts of a gate.
+
+    ``candidate`` and ``baseline`` are units of bad events (..., window, stratum, probability); ``bad`` and ``requests``
+    are those of the candidate (...); ``tolerated`` and ``floor`` are the gate's; ``first`` is as in ``log_harm``.
+    """
+    worse, strata = log_harm(candidate, baseline, probabilities, tolerated, first)
+    safety = log_safety(candidate.sum(axis=(-3, -2)), baseline.sum(axis=(-3, -2)), probabilities, tolerated)
+    not_worse = log_mean(np.stack([safety, log_below(bad, requests, floor)], axis=-1))
+    return GateEvidence(worse, not_worse, strata)
 
 
 def risk_interval(candidate: Array, baseline: Array, probabilities: Array, level: float) -> tuple[float, float, float]:

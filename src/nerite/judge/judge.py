@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from nerite.judge import evidence
 from nerite.judge.confidence import UNKNOWN, Interval, bucket_of, quantile_interval, rate_interval
 from nerite.judge.counts import CountRow, EventCounts, total
+from nerite.judge.evidence import gate_evidence, log_mismatch, risk_interval
 from nerite.judge.gates import METRICS, Gate, LimitGate, RateGate, TailGate, parse_gate
 from nerite.judge.limits import GaugeLimit, GrossFailure
 from nerite.judge.outcome import Outcome, Stratum
@@ -29,9 +29,9 @@ from nerite.judge.verdict import ArmCounts, Decision, GateVerdict, Verdict
 DEFAULT_GATES: Final = ("errors", "p99", "ttft_p95", "itl")
 _GROSS_SHARE: Final = 0.1
 """Of ``alpha``, for the rule of gross failure. The other gates divide the rest equally."""
-_LEAST_BAD: Final = 3.0
+LEAST_BAD: Final = 3.0
 """Units of bad events of the candidate without which it is not rolled back, whatever the e-value is."""
-_SUSPICION: Final = math.log(3.0)
+SUSPICION: Final = math.log(3.0)
 """Log e-value of harm in one stratum above which the candidate is not promoted."""
 _MISMATCH: Final = math.log(1000.0)
 _UNMATCHED: Final = 0.2
@@ -42,6 +42,11 @@ _LN10: Final = math.log(10.0)
 LOAD: Final = "load"
 """A gauge that is no gate: requests under way per instance. Arms are comparable if they have about the same."""
 _LOAD_RATIO: Final = 1.5
+
+
+def log_boundary(alpha: float, gates: int) -> float:
+    """Return the log e-value at which each of so many gates rolls back."""
+    return -math.log(alpha * (1 - _GROSS_SHARE) / max(gates, 1))
 
 
 class Judge:
@@ -59,12 +64,12 @@ class Judge:
         beta: float = 0.05,
         least_requests: int = 100,
         window_ns: int = 300_000_000_000,
-        burst_ns: int = 50_000_000,
+        burst_ns: int = 20_000_000,
     ) -> None:
         """Judge by ``gates``.
 
         ``least_requests`` is how many the candidate must have had before it is promoted. ``window_ns`` is how often
-        thresholds are computed anew. Bad events within ``burst_ns`` count as one together; 0: each counts.
+        thresholds are computed anew. Bad events within ``burst_ns`` count as one together, at most; 0: each counts.
         """
         if not gates:
             raise ValueError("a judge without gates could decide nothing; the default is " + ", ".join(DEFAULT_GATES))
@@ -81,7 +86,7 @@ class Judge:
         self._limits = [GaugeLimit(gate) for gate in gates if isinstance(gate, LimitGate)]
         self._load = GaugeLimit(LimitGate(LOAD, LOAD, False, _LOAD_RATIO - 1, relative=True))
         self._gross = GrossFailure(alpha * _GROSS_SHARE)
-        self._boundary = -math.log(alpha * (1 - _GROSS_SHARE) / max(len(self._events), 1))
+        self._boundary = log_boundary(alpha, len(self._events))
         self._safe = -math.log(beta)
         self._arrived: dict[float, list[int]] = {}
         """Requests without sticky key by probability: of the candidate, of the baseline."""
@@ -241,19 +246,25 @@ class Judge:
         worst = ""
         risk = UNKNOWN
         if probabilities.size:
-            harm, strata = evidence.log_harm(candidate, baseline, probabilities, gate.tolerated, counts.first)
-            worse = float(harm)
+            found = gate_evidence(
+                candidate,
+                baseline,
+                probabilities,
+                np.array(float(bad)),
+                np.array(float(requests)),
+                tolerated=gate.tolerated,
+                floor=gate.floor,
+                first=counts.first,
+            )
+            worse, not_worse, strata = float(found.worse), float(found.not_worse), found.strata
             units, other_units = candidate.sum(axis=(0, 1)), baseline.sum(axis=(0, 1))
-            safety = evidence.log_safety(units, other_units, probabilities, gate.tolerated)
-            below = evidence.log_below(np.array(float(bad)), np.array(float(requests)), gate.floor)
-            not_worse = float(evidence.log_mean(np.array([safety, below])))
-            risk = Interval(*evidence.risk_interval(units, other_units, probabilities, self.alpha))
+            risk = Interval(*risk_interval(units, other_units, probabilities, self.alpha))
             index = int(strata.argmax())
             if strata[index] > 0:
                 worst = counts.strata[index].label
-            if strata[index] > _SUSPICION:
+            if strata[index] > SUSPICION:
                 holds.append(f"{gate.text}: it looks worse for {worst}, which is not certain")
-        enough = candidate.sum() >= _LEAST_BAD
+        enough = candidate.sum() >= LEAST_BAD
         if worse >= self._boundary and enough:
             decision = Decision.ROLL_BACK
         elif not_worse >= self._safe:
@@ -292,7 +303,7 @@ class Judge:
         missing = []
         arrived = np.array(list(self._arrived.values()), dtype=float).reshape(-1, 2)
         probabilities = np.array(list(self._arrived))
-        if arrived.size and evidence.log_mismatch(arrived[:, 0], arrived[:, 1], probabilities) >= _MISMATCH:
+        if arrived.size and log_mismatch(arrived[:, 0], arrived[:, 1], probabilities) >= _MISMATCH:
             expected = float((arrived.sum(axis=1) * probabilities).sum())
             missing.append(
                 f"{arrived[:, 0].sum():.0f} requests to the candidate have ended where {expected:.0f} are expected: "

@@ -15,7 +15,7 @@ _STALE_NS: Final = 60_000_000_000
 
 _FIRST: Final = 20
 _FAILED: Final = 10
-_STEPS: Final = 10
+_STEPS: Final = 6
 """Steps of a rollout that begin with a look at the first requests."""
 _MAX_CLUSTERS: Final = 4096
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -31,8 +32,8 @@ def _wider(stratum: Stratum) -> Iterable[Stratum]:
 class BaselineThresholds:
     """Thresholds by stratum and (field of an ``Outcome``, quantile).
 
-    They are computed anew from the baseline's requests, older windows counting for half each, at the end of each window
-    and when the requests have doubled. A request is held to those that were in force when it began.
+    They are computed anew from the baseline's requests at the end of each window, older windows counting for half each,
+    and in the first window whenever the requests have doubled. A request is held to those in force when it began.
     """
 
     def __init__(self, learned: Sequence[tuple[str, float]]) -> None:
@@ -66,6 +67,7 @@ class BaselineThresholds:
         """Compute the thresholds anew, and let what was seen count for half from now on."""
         if self._requests:
             self._freeze(now_ns)
+            self._next = sys.maxsize
         for histograms in self._seen.values():
             for histogram in histograms:
                 halves = {bucket: count / 2 for bucket, count in histogram.items() if count >= 0.25}
