@@ -41,8 +41,9 @@ CRASHES = "def execute(self, requests):\n    os.kill(os.getpid(), signal.SIGKILL
 class Load:
     """Clients that send one request after the other, each on a connection of its own. Counts what comes back."""
 
-    def __init__(self, server: Serving, clients: int = 4) -> None:
+    def __init__(self, server: Serving, clients: int, model: str) -> None:
         self._server = server
+        self._path = f"/v2/models/{model}/infer"
         self._stop = threading.Event()
         self.sent = 0
         self.answers: Counter[str] = Counter()
@@ -59,7 +60,7 @@ class Load:
             with self._lock:
                 self.sent += 1
             try:
-                connection.request("POST", f"{MODEL}/infer", BODY)
+                connection.request("POST", self._path, BODY)
                 reply = connection.getresponse()
                 body = json.loads(reply.read())
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -80,9 +81,9 @@ class Load:
 
 
 @contextmanager
-def load(server: Serving, clients: int = 4) -> Iterator[Load]:
+def load(server: Serving, clients: int = 4, model: str = "adder") -> Iterator[Load]:
     """Send requests meanwhile; every one must have been answered once."""
-    made = Load(server, clients)
+    made = Load(server, clients, model)
     try:
         yield made
     finally:

@@ -97,6 +97,10 @@ def directory_fingerprint(directory: Path) -> tuple[FileEntry, ...]:
     return tuple(entries)
 
 
+ROLLOUT_FILE: Final = "rollout.toml"
+"""File beside a model that asks for a rollout. It is not part of the model: a change of it reloads nothing."""
+
+
 def model_fingerprint(directory: Path) -> ModelFingerprint:
     """Return the fingerprint of a model's directory. Raises ``OSError`` as ``directory_fingerprint`` does."""
     versions: dict[int, tuple[FileEntry, ...]] = {}
@@ -111,7 +115,7 @@ def model_fingerprint(directory: Path) -> ModelFingerprint:
     for child in children:
         if child.is_dir() and child.name.isdecimal():
             versions[int(child.name)] = directory_fingerprint(Path(child.path))
-        elif child.name == "__pycache__":
+        elif child.name in ("__pycache__", ROLLOUT_FILE):
             continue
         elif child.is_dir():
             shared += (

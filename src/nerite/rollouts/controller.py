@@ -113,7 +113,10 @@ class RolloutController:
             await asyncio.sleep(_TICK)
             self._ticks += 1
             for record in list(self._records.values()):
-                self._tick(record)
+                try:
+                    self._tick(record)
+                except Exception as error:  # the other rollouts go on
+                    report("loop", error, f"in the rollout of model '{record.model}'")
             if self._ticks % _FILES_EVERY == 0:
                 self._follow_files()
                 self._declarations.see(await asyncio.to_thread(self._declarations.read))
@@ -239,6 +242,7 @@ class RolloutController:
         if run.spec.webhook:
             self._webhooks.send(run.spec.webhook, entry)
         if state.is_end:
+            record.pinned = run.winner  # until it is settled, also if the server stops before that
             self._begin_task(record, self._end(record, run))
         self._save(record)
 
@@ -249,7 +253,6 @@ class RolloutController:
 
     async def _end(self, record: RolloutRecord, run: RolloutRun) -> None:
         """Make the winner the version that serves, remove the route, and unload the loser."""
-        record.pinned = run.winner
         try:
             record.pinned = await self._versions.settle(
                 run, partial(self._routes.remove, run.model), declared=record.declared is not None

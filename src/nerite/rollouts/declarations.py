@@ -19,10 +19,10 @@ from typing import Final
 
 from nerite.config.watched_file import FileContent, WatchedFile, read_content
 from nerite.core.errors import InvalidArgument
+from nerite.repository.catalogue import ROLLOUT_FILE
 from nerite.repository.remote import is_remote
 from nerite.rollouts.spec import MAX_SPEC, RolloutSpec, spec_of_file
 
-NAME: Final = "rollout.toml"
 _ABSENT: Final = FileContent(b"", "is not there")
 
 
@@ -73,7 +73,7 @@ def parse_file(path: str, found: FileContent) -> RolloutSpec:
 
 def read_now(directory: Path) -> RolloutSpec | None:
     """Return the specification beside a model; None without a valid one. Blocks on I/O."""
-    path = directory / NAME
+    path = directory / ROLLOUT_FILE
     if not path.exists():
         return None
     try:
@@ -86,7 +86,7 @@ def declared_in(repositories: Iterable[str]) -> dict[str, RolloutSpec]:
     """Return the specifications beside the models of local repositories. Blocks on I/O."""
     found: dict[str, RolloutSpec] = {}
     for repository in repositories:
-        for path in () if is_remote(repository) else sorted(Path(repository).glob(f"*/{NAME}")):
+        for path in () if is_remote(repository) else sorted(Path(repository).glob(f"*/{ROLLOUT_FILE}")):
             spec = read_now(path.parent)
             if spec is not None:
                 found[path.parent.name] = spec
@@ -106,7 +106,7 @@ class Declarations:
         for model in self._files.keys() - directories.keys():
             self._files.pop(model)
         for model, directory in directories.items():
-            path = str(directory / NAME)
+            path = str(directory / ROLLOUT_FILE)
             file = self._files.get(model)
             if file is None:
                 self._files[model] = DeclaredRollout(path)

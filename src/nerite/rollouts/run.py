@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.judge.gates import parse_gate
-from nerite.judge.judge import Judge
+from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
+from nerite.rollouts.webhook import shown_url
 from nerite.routes.table import RequestUnderWay
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
 MAX_DIFFERENCES: Final = 100
 """Differences between the versions that are kept and shown."""
+_LEAST_LOAD: Final = 2.0
+"""Requests per instance below which it does not matter which version has more."""
 
 
 class ArmGauges(NamedTuple):
@@ -123,6 +126,11 @@ class RolloutRun:
             if self.recording is not None and not all(map(math.isnan, values)):
                 self.recording.gauge(name, values[0], values[1], now_ns)
 
+    def load(self, candidate: float, baseline: float, now_ns: int) -> None:
+        """Take the number of requests that each version has per instance: with unequal load latencies differ, too."""
+        if max(candidate, baseline) >= _LEAST_LOAD:
+            self.judge.gauge(LOAD, candidate, baseline, now_ns)
+
     def begin_step(self, now_ns: int) -> None:
         """Note that the weights change."""
         self.judge.begin_step(now_ns)
@@ -171,7 +179,7 @@ class RolloutRun:
             "elapsed": round(rollout.elapsed, 3),
             "in_step": round(rollout.in_step, 3),
             "step_requests": max(0, self.candidate.answered - rollout.requests_before),
-            "spec": spec.as_json(),
+            "spec": {**spec.as_json(), "webhook": shown_url(spec.webhook)},
             **self.evidence(),
             "differences": list(self.differences),
             "recording": "" if self.recording is None else str(self.recording.path),

@@ -102,11 +102,11 @@ class RolloutVersions:
                 self._server.ask_model_ready(run.model, version, run.answer_of(version))
             except NeriteError:
                 run.answer_of(version)(False)
+        candidate, baseline = (self._running(run.model, version) for version in (run.spec.to, run.spec.baseline))
+        if candidate is not None and baseline is not None:
+            run.load(_load(candidate), _load(baseline), now_ns)
         if any(isinstance(parse_gate(text), LimitGate) for text in run.spec.gates):
-            candidate, baseline = (
-                _gauges(self._running(run.model, version)) for version in (run.spec.to, run.spec.baseline)
-            )
-            run.gauge(candidate, baseline, now_ns)
+            run.gauge(_gauges(candidate), _gauges(baseline), now_ns)
 
     def _record(self, model: str) -> ModelRecord:
         record = self._server.manager.meant(model)
@@ -136,6 +136,11 @@ class RolloutVersions:
             return self._record(model).running.get(int(version))
         except NeriteError:
             return None
+
+
+def _load(running: RunningVersion) -> float:
+    """Return the number of requests per instance that wait or run."""
+    return running.in_flight / max(1, len(running.instances))
 
 
 def _gauges(running: RunningVersion | None) -> ArmGauges:

@@ -85,7 +85,7 @@ class Webhooks:
         try:
             self._waiting.put_nowait(Delivery(url, orjson.dumps(document)))
         except queue.Full:
-            log.warning(f"a decision was not posted to {_shown(url)}: {_MAX_WAITING} others wait for a receiver")
+            log.warning(f"a decision was not posted to {shown_url(url)}: {_MAX_WAITING} others wait for a receiver")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
             self._thread.start()
@@ -108,10 +108,12 @@ class Webhooks:
                 return
             failure = deliver(delivery, self._stopping.wait)
             if failure is not None:
-                log.warning(f"a decision was not posted to {_shown(delivery.url)}: {failure}")
+                log.warning(f"a decision was not posted to {shown_url(delivery.url)}: {failure}")
 
 
-def _shown(url: str) -> str:
-    """Return a URL without what may be secret in it."""
+def shown_url(url: str) -> str:
+    """Return a URL without what may be secret in it; nothing for none."""
+    if not url:
+        return ""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nerite.rollouts.declarations import NAME, Declarations, DeclaredRollout, declared_in, read_now
+from nerite.repository.catalogue import ROLLOUT_FILE, model_fingerprint
+from nerite.rollouts.declarations import Declarations, DeclaredRollout, declared_in, read_now
 
 
 class Changes:
@@ -24,7 +25,7 @@ class Changes:
         self.told.append((model, "" if file.spec is None else file.spec.to, file.problem))
 
     def write(self, model: str, text: str) -> None:
-        (self.repository / model / NAME).write_text(text)
+        (self.repository / model / ROLLOUT_FILE).write_text(text)
 
     def look(self) -> list[tuple[str, str, str]]:
         """Read twice; return what was told."""
@@ -55,7 +56,7 @@ def test_a_mistake_is_told_and_the_last_content_stays(tmp_path: Path) -> None:
     assert problem == f"{tmp_path}/m/rollout.toml:2: hold: must be a duration, as in 30s, 5m or 1h30m"
     changes.write("m", 'to = "4"')
     assert changes.look() == [("m", "4", "")]
-    (tmp_path / "m" / NAME).unlink()
+    (tmp_path / "m" / ROLLOUT_FILE).unlink()
     ((model, to, problem),) = changes.look()
     assert to == "4" and "is gone" in problem
 
@@ -63,7 +64,7 @@ def test_a_mistake_is_told_and_the_last_content_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"\xff", b"to = ", b"x" * 100_000])
 def test_a_file_that_is_none(tmp_path: Path, text: bytes) -> None:
     changes = Changes(tmp_path, "m")
-    (tmp_path / "m" / NAME).write_bytes(text)
+    (tmp_path / "m" / ROLLOUT_FILE).write_bytes(text)
     ((_, to, problem),) = changes.look()
     assert to == "" and problem.startswith(f"{tmp_path}/m/rollout.toml")
     assert read_now(tmp_path / "m") is None
@@ -81,7 +82,14 @@ def test_models_come_and_go(tmp_path: Path) -> None:
 
 def test_what_is_declared_before_the_start(tmp_path: Path) -> None:
     Changes(tmp_path, "m", "n", "o")
-    (tmp_path / "m" / NAME).write_text('to = "2"\nfrom = "1"')
-    (tmp_path / "n" / NAME).write_text("to = ")
+    (tmp_path / "m" / ROLLOUT_FILE).write_text('to = "2"\nfrom = "1"')
+    (tmp_path / "n" / ROLLOUT_FILE).write_text("to = ")
     found = declared_in([str(tmp_path), "s3://bucket/models"])
     assert {model: spec.baseline for model, spec in found.items()} == {"m": "1"}
+
+
+def test_a_change_of_the_file_reloads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text("")
+    before = model_fingerprint(tmp_path)
+    (tmp_path / ROLLOUT_FILE).write_text('to = "2"')
+    assert model_fingerprint(tmp_path) == before

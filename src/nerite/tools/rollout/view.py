@@ -62,6 +62,8 @@ def frame(status: Status, width: int = 80, note: str = "") -> list[str]:
     if status["gates"]:
         lines += ["", *_gates(status["gates"])]
     lines += ["", status["text"] or "the candidate is being loaded and compared with the baseline"]
+    lines += [f"holds the promotion: {hold}" for hold in status.get("holds", ())]
+    lines += [f"warning: {warning}" for warning in status.get("warnings", ()) if warning not in status.get("holds", ())]
     for difference in status.get("differences", ()):
         lines.append(difference_line(difference))
     if status.get("recording"):
