@@ -232,7 +232,7 @@ def test_over_http(models: Path, fronts: int) -> None:
         return code, document.get("error", document.get("state"))
 
     with house(models, fronts=fronts) as server:
-        assert server.json("GET", "/v2/rollouts") == {"rollouts": []}
+        assert server.json("GET", "/v2/rollouts") == {"rollouts": [], "past": []}
         code, _, body = server.ask("GET", f"{MODEL}/rollout")
         assert (code, "nerite rollout start adder --to VERSION" in body.decode()) == (404, True)
         assert server.ask("GET", "/v2/models/nobody/rollout")[0] == 404

@@ -65,6 +65,8 @@ class ArmOutcomes:
         """Of requests that succeeded."""
         self.first = LatencyCounts()
         """Times to the first response of requests that succeeded."""
+        self.token = LatencyCounts()
+        """Mean times between responses or tokens of requests that succeeded and had several."""
 
     @property
     def requests(self) -> int:
@@ -87,6 +89,8 @@ class ArmOutcomes:
         if not outcome.error:
             self.latency.note(outcome.latency_us)
             self.first.note(outcome.first_us)
+            if outcome.token_us > 0:
+                self.token.note(outcome.token_us)
 
     def figures(self) -> dict[str, Any]:
         """Return what is shown."""
@@ -98,11 +102,17 @@ class ArmOutcomes:
             "p50_ms": _rounded(self.latency.quantile_ms(0.5)),
             "p99_ms": _rounded(self.latency.quantile_ms(0.99)),
             "first_p95_ms": _rounded(self.first.quantile_ms(0.95)),
+            "token_p95_ms": _rounded(self.token.quantile_ms(0.95)),
         }
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts; ``of_json`` restores them."""
-        return {"ends": self.ends, "latency": self.latency.as_json(), "first": self.first.as_json()}
+        return {
+            "ends": self.ends,
+            "latency": self.latency.as_json(),
+            "first": self.first.as_json(),
+            "token": self.token.as_json(),
+        }
 
     @classmethod
     def of_json(cls, document: Mapping[str, Any]) -> ArmOutcomes:
@@ -111,6 +121,7 @@ class ArmOutcomes:
         made.ends = {end: int(document["ends"].get(end, 0)) for end in ENDS}
         made.latency = LatencyCounts.of_json(document["latency"])
         made.first = LatencyCounts.of_json(document["first"])
+        made.token = LatencyCounts.of_json(document["token"])
         return made
 
 

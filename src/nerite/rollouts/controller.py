@@ -137,9 +137,15 @@ class RolloutController:
         """Return the status of the last rollout of each model."""
         return [self._status(record) for _, record in sorted(self._records.items()) if record.run is not None]
 
+    def past(self) -> list[dict[str, Any]]:
+        """Return the last decision of each earlier rollout, without its evidence."""
+        return [entry for _, record in sorted(self._records.items()) for entry in record.past()]
+
     def status(self, model: str) -> dict[str, Any]:
-        """Return the status of a model's last rollout. Raises ``NotFound``."""
-        return self._status(self._known(model))
+        """Return the status of a model's last rollout, with its evidence over time. Raises ``NotFound``."""
+        record = self._known(model)
+        assert record.run is not None
+        return {**self._status(record), "curve": record.run.curve.as_json()}
 
     def history(self, model: str) -> list[dict[str, Any]]:
         """Return the decisions of a model's rollouts, the oldest first. Raises ``NotFound`` for an unknown model."""

@@ -55,6 +55,12 @@ class RolloutRecord:
         self.history.append(entry)
         return entry
 
+    def past(self) -> list[dict[str, Any]]:
+        """Return the last decision of each rollout before ``run``, the oldest first, without evidence."""
+        present = self.run.id if self.run is not None else ""
+        last = {entry["id"]: entry for entry in self.history if entry["id"] != present}
+        return [{key: value for key, value in entry.items() if key != "evidence"} for entry in last.values()]
+
     def keeps(self) -> tuple[Iterable[int], int] | None:
         """Return the versions that must be loaded, and which of them serves; None if the version policy decides."""
         run = self.active

@@ -11,6 +11,7 @@ from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
+from nerite.rollouts.evidence_curve import EvidenceCurve
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
@@ -49,6 +50,7 @@ class RolloutRun:
         self.verdict: Verdict | None = None
         self.baseline = ArmOutcomes()
         self.candidate = ArmOutcomes()
+        self.curve = EvidenceCurve()
         self.loaded_before = False
         """The candidate was loaded before the rollout, and stays loaded after it."""
         self._ready = {spec.baseline: True, spec.to: True}
@@ -140,6 +142,8 @@ class RolloutRun:
     def findings(self, now_ns: int) -> RolloutFindings:
         """Ask the judge; return what is known now."""
         verdict = self.verdict = self.judge.verdict(now_ns)
+        if self.active:
+            self.curve.note(now_ns, self.rollout.weight, verdict.gates)
         return RolloutFindings(
             self.candidate.answered,
             self.ready,
@@ -156,6 +160,7 @@ class RolloutRun:
                 "baseline": {"version": self.spec.baseline, "weight": 100 - weight, **self.baseline.figures()},
                 "candidate": {"version": self.spec.to, "weight": weight, **self.candidate.figures()},
             },
+            "judge": {"decision": verdict.get("decision", ""), "reason": verdict.get("reason", "")},
             "gates": verdict.get("gates", []),
             "holds": verdict.get("holds", []),
             "warnings": verdict.get("warnings", []),
@@ -195,6 +200,7 @@ class RolloutRun:
             "judge": self.judge.to_json(),
             "baseline": self.baseline.as_json(),
             "candidate": self.candidate.as_json(),
+            "curve": self.curve.as_json(),
             "differences": list(self.differences),
             "loaded_before": self.loaded_before,
         }
@@ -207,8 +213,10 @@ class RolloutRun:
         run.rollout = Rollout.of_json(state, run.spec)
         run.text = str(document["text"])
         run.judge = Judge.from_json(document["judge"], now_ns)
+        run.verdict = run.judge.verdict(now_ns)
         run.baseline = ArmOutcomes.of_json(document["baseline"])
         run.candidate = ArmOutcomes.of_json(document["candidate"])
+        run.curve = EvidenceCurve.of_json(document["curve"])
         run.differences = [dict(each) for each in document["differences"][:MAX_DIFFERENCES]]
         run.loaded_before = bool(document["loaded_before"])
         return run

@@ -113,8 +113,10 @@ def test_everything_outlives_a_restart() -> None:
     again = RolloutRecord.of_json("m", document, now)
     assert json.loads(json.dumps(again.as_json())) == document
     assert again.run is not None
+    assert again.run.status() == run.status()
     again.run.findings(now)
     assert again.run.status() == run.status()
+    assert again.run.curve.as_json()["gates"].keys() == {"errors", "p99=+10%"}
     assert again.keeps() == ((1, 2), 1)
 
 
@@ -147,6 +149,19 @@ def test_the_history_is_bounded_and_has_evidence() -> None:
     assert (last["at"], last["state"], last["reason"], last["weight"]) == ("last", "aborted", "operator", 0)
     assert last["evidence"]["arms"]["baseline"]["weight"] == 100
     assert record.decisions[RolloutReason.OPERATOR] == MAX_HISTORY + 1
+
+
+def test_earlier_rollouts_are_told_by_their_last_decision() -> None:
+    record = record_of(begun())
+    assert record.run is not None
+    record.note(record.run.rollout.command(RolloutCommand.PAUSE, RolloutFindings()), "1")
+    record.note(record.run.rollout.command(RolloutCommand.ABORT, RolloutFindings()), "2")
+    assert record.past() == []
+    record.run = RolloutRun("m", "1b", record.run.spec, "3")
+    (told,) = record.past()
+    assert (told["id"], told["at"], told["state"], "evidence" in told) == ("1a", "2", "aborted", False)
+    record.run = None
+    assert [each["id"] for each in record.past()] == ["1a"]
 
 
 def test_metrics() -> None:
@@ -193,3 +208,7 @@ def test_ends_by_kind() -> None:
     for error in ("", "error", "timeout", "refused", "cancelled"):
         arm.observe(Outcome(True, 0.5, SECOND, 10.0, 10.0, error=error))
     assert (arm.requests, arm.errors, arm.answered, arm.latency.total) == (5, 2, 3, 1)
+    assert arm.figures()["token_p95_ms"] is None
+    arm.observe(Outcome(True, 0.5, SECOND, 90_000.0, 10_000.0, token_us=8000.0))
+    assert arm.figures()["token_p95_ms"] == pytest.approx(8, rel=0.05)
+    assert ArmOutcomes.of_json(arm.as_json()).figures() == arm.figures()

@@ -117,8 +117,9 @@ class HttpAdministration:
         self._background_calls.start(connection, _done(self._server.unload(model, parameters)))
 
     def rollouts(self, connection: HttpExchange, body: memoryview) -> None:
-        """Send the status of all rollouts."""
-        connection.send([reply.json_reply({"rollouts": self._rollouts.statuses()}).encode()])
+        """Send the status of the last rollout of each model, and how those before it have ended."""
+        told = {"rollouts": self._rollouts.statuses(), "past": self._rollouts.past()}
+        connection.send([reply.json_reply(told).encode()])
 
     def rollout(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Send the status of a model's rollout."""

@@ -255,7 +255,7 @@ COMMON: Final[dict[str, Schema]] = {
     ),
     "RolloutSpec": {"type": "object", "required": ["to"], "description": "The keys of `rollout.toml`."},
     "Rollout": _object(model=_TEXT, state=_TEXT, text=_TEXT, arms={"type": "object"}, gates=_list({"type": "object"})),
-    "Rollouts": _object(rollouts=_list(schema_reference("Rollout"))),
+    "Rollouts": _object(rollouts=_list(schema_reference("Rollout")), past=_list({"type": "object"})),
     "RolloutHistory": _object(history=_list({"type": "object"})),
     "Force": _object(force=_FLAG),
     "RegisterRequest": _object(key=_TEXT, offset=_NUMBER, byte_size=_NUMBER) | {"required": ["key", "byte_size"]},
