@@ -6,6 +6,8 @@ import { History } from "./history.js";
 import { ModelView } from "./model.js";
 import { Models } from "./models.js";
 import { Overview } from "./overview.js";
+import { RolloutView } from "./rollout.js";
+import { Rollouts } from "./rollouts.js";
 import * as server from "./server.js";
 import { Settings } from "./settings.js";
 import { Tenants } from "./tenants.js";
@@ -16,7 +18,7 @@ const LIST_EVERY = 10_000;
 /** After a slow poll, wait this many times its duration: metrics of a thousand models are expensive. */
 const REST = 10;
 const LONGEST = 15_000;
-const VIEWS = { models: ModelView, settings: Settings, tenants: Tenants, workers: Workers };
+const VIEWS = { models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, workers: Workers };
 
 const pulse = document.getElementById("pulse");
 const notice = document.getElementById("notice");

@@ -12,6 +12,8 @@ const scaled = (steps) => (value) => {
 };
 
 export const seconds = scaled([[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
+/** Format milliseconds, or nothing for null. */
+export const milliseconds = (value) => seconds(value === null ? null : value / 1000);
 export const bytes = scaled([[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]);
 
 /** Format a rate or a mean with three significant digits, or as an integer from 1000. */
@@ -23,6 +25,9 @@ export function number(value) {
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const share = (value) => (value === null || Number.isNaN(value) ? NOTHING : `${tenths.format(value * 100)} %`);
+
+/** Format a relative change with its sign. */
+export const change = (value) => `${value < 0 ? "−" : "+"}${share(Math.abs(value))}`;
 
 /** Format a duration in its two largest units. */
 export function span(seconds) {

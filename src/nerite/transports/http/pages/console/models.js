@@ -8,6 +8,8 @@ import * as server from "./server.js";
 export class Models {
   constructor() {
     this.versions = [];
+    /** The status of the last rollout of each model. */
+    this.rollouts = [];
     this.busy = new Map();
     /** Why models cannot be loaded and unloaded here, empty if they can; undefined until it is known. */
     this.fixed = undefined;
@@ -19,6 +21,7 @@ export class Models {
     this.versions = listed
       .map(({ name, version = "", state = "", reason = "", hash = "" }) => ({ name, version, state, reason, hash }))
       .sort((one, other) => one.name.localeCompare(other.name) || Number(one.version) - Number(other.version));
+    this.rollouts = (await server.get("v2/rollouts")).rollouts;
   }
 
   of(name) {

@@ -5,6 +5,7 @@ import { key } from "./exposition.js";
 import * as format from "./format.js";
 import { Actions, stateOf } from "./models.js";
 import { Plot } from "./plot.js";
+import { markOf } from "./rollouts.js";
 
 /** Name of a column, function that returns its value, formatter of the value. */
 const NUMBERS = [
@@ -59,7 +60,7 @@ export class Overview {
       const at = key(version.name, version.version);
       seen.add(at);
       if (!this.rows.has(at)) this.rows.set(at, new Row(version, this.console));
-      this.rows.get(at).update(version, history.recent(at));
+      this.rows.get(at).update(version, history.recent(at), markOf(models.rollouts, version.name, version.version));
     }
     for (const at of this.rows.keys()) if (!seen.has(at)) this.rows.delete(at);
     const sums = history.all();
@@ -132,6 +133,7 @@ const count = (models, state) =>
 class Row {
   constructor({ name, version }, console) {
     const href = `#/models/${encodeURIComponent(name)}${version && `/${version}`}`;
+    this.mark = element("a", { className: "mark", hidden: true });
     this.state = element("span");
     this.reason = element("small");
     this.cells = NUMBERS.map(() => element("td", { className: "number" }));
@@ -140,7 +142,7 @@ class Row {
     this.root = element(
       "tr",
       {},
-      element("th", { scope: "row" }, element("a", { href }, name)),
+      element("th", { scope: "row" }, element("a", { href }, name), this.mark),
       element("td", {}, version),
       element("td", {}, this.state, this.reason),
       ...this.cells,
@@ -148,7 +150,7 @@ class Row {
     );
   }
 
-  update(version, change) {
+  update(version, change, mark) {
     const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
@@ -156,6 +158,11 @@ class Row {
     this.reason.title = this.reason.textContent;
     const numbers = NUMBERS.map(([, read]) => read(change));
     NUMBERS.forEach(([, , text], at) => say(this.cells[at], text(numbers[at])));
+    this.mark.hidden = !mark;
+    if (mark) {
+      say(this.mark, mark.text);
+      Object.assign(this.mark, { href: mark.href, title: mark.title });
+    }
     this.values = [version.name, Number(version.version) || null, state, ...numbers];
     this.text = `${version.name} ${state}`.toLowerCase();
     this.actions.update();
