@@ -6,6 +6,9 @@ import * as format from "./format.js";
 
 const DECISIONS = { continue: ["not decided", "idle"], roll_back: ["worse", "bad"], not_worse: ["not worse", "good"] };
 
+/** Return a decision of the judge in words, and the CSS class of its colour. */
+export const decisionOf = (decision) => DECISIONS[decision] ?? [decision, "idle"];
+
 /** Return a function that formats the values of a gate, which its name tells the unit of. */
 function unitOf(gate) {
   if (gate.startsWith("memory")) return format.bytes;
@@ -59,7 +62,7 @@ class Gate {
   }
 
   show(verdict, curve) {
-    const [words, colour] = DECISIONS[verdict.decision] ?? [verdict.decision, "idle"];
+    const [words, colour] = decisionOf(verdict.decision);
     say(this.state, words);
     this.state.className = `state ${colour}`;
     say(this.reason, verdict.reason);
@@ -68,7 +71,7 @@ class Gate {
     if (!line || verdict.worse_boundary === null) return;
     if (!this.plot) {
       this.plot = new EvidencePlot();
-      this.root.append(this.plot.root);
+      this.facts.before(this.plot.root);
     }
     this.plot.draw(curve, line, verdict);
   }

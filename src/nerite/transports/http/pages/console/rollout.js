@@ -3,7 +3,7 @@
 import { Decisions } from "./decisions.js";
 import { element, say } from "./elements.js";
 import * as format from "./format.js";
-import { Gates } from "./gates.js";
+import { decisionOf, Gates } from "./gates.js";
 import { Polled } from "./polled.js";
 import { CATEGORY, isServing, stateOf } from "./rollouts.js";
 import * as server from "./server.js";
@@ -35,6 +35,7 @@ export class RolloutView extends Polled {
     this.arms = new Table(ARMS);
     this.words = element("div", { className: "judge" });
     this.gates = new Gates();
+    this.judged = part("Gates", this.gates.root);
     this.differences = new Table(DIFFERENCES);
     this.found = part("Differences between the versions", this.differences.root);
     this.decisions = new Decisions();
@@ -50,7 +51,7 @@ export class RolloutView extends Polled {
       this.steps,
       this.waits,
       element("div", { className: "halves" }, part("Both versions", this.arms.root), part("Judge", this.words)),
-      part("Gates", this.gates.root),
+      this.judged,
       this.found,
     );
     const head = element("div", { className: "head" }, heading, this.state, this.versions, ...(id ? [] : [this.steering.root]));
@@ -100,6 +101,7 @@ export class RolloutView extends Polled {
     this.arms.show(armRows(status.arms));
     this.showWords(status);
     this.gates.show(status.gates, status.curve);
+    this.judged.hidden = !status.gates.length;
     this.showDifferences(status.differences);
   }
 
@@ -111,7 +113,8 @@ export class RolloutView extends Polled {
     if (this.steps.dataset.shown !== shown) {
       this.steps.dataset.shown = shown;
       const item = (weight, at) => {
-        const className = at === now ? "now" : at < (now < 0 ? step : now) ? "done" : "";
+        const stopped = at === step && now < 0 && status.elapsed > 0;
+        const className = at === now ? "now" : at < (now < 0 ? step : now) ? "done" : stopped ? "stopped" : "";
         return element("li", { className, ...(at === now && { "aria-current": "step" }) }, `${format.number(weight)} %`);
       };
       this.steps.replaceChildren(...steps.map(item));
@@ -125,7 +128,9 @@ export class RolloutView extends Polled {
     this.words.dataset.shown = shown;
     const list = (title, texts) =>
       texts.length ? [element("h3", {}, title), element("ul", {}, ...texts.map((text) => element("li", {}, text)))] : [];
+    const [decision, colour] = judge.decision ? decisionOf(judge.decision) : ["nothing is known", "idle"];
     this.words.replaceChildren(
+      element("span", { className: `state ${colour}` }, decision),
       element("p", {}, judge.reason || "The judge has seen no requests yet."),
       ...list("What holds the promotion back", holds),
       ...list("Warnings", warnings),
