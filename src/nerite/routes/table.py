@@ -6,7 +6,7 @@ For the loop's thread only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from nerite.core.errors import NotFound
 from nerite.judge.outcome import Outcome
@@ -42,6 +42,13 @@ class RequestUnderWay(NamedTuple):
     """It has had a response."""
 
 
+class DescribesRequest(Protocol):
+    """Follows a request that has not ended."""
+
+    def describe(self, now_ns: int) -> RequestUnderWay:
+        """Return what is known of the request."""
+
+
 class PinnedSequence(NamedTuple):
     """Arm of a sequence that has begun, and the probability of the candidate when it did."""
 
@@ -60,8 +67,8 @@ class RouteState:
         """Takes what became of each request."""
         self.counters: dict[str, ArmCounters] = {}
         """By the label of the arm."""
-        self.under_way: dict[object, Callable[[int], RequestUnderWay]] = {}
-        """Requests that have not ended, by their sink; the value describes one at a time. Only while observed."""
+        self.under_way: set[DescribesRequest] = set()
+        """Requests that have begun while the route was observed, and have not ended."""
         self.sequences: dict[int | str, PinnedSequence] = {}
         """Sequences that have begun and not ended, the one used last at the end."""
 
@@ -134,13 +141,14 @@ class RouteTable:
         state = self._states.get(name)
         if state is not None:
             state.observer = take
+            self._changed()
         elif take is not None:
             raise NotFound(f"'{name}' has no route that could be observed")
 
     def under_way(self, name: str, now_ns: int) -> list[RequestUnderWay]:
         """Return the requests of an observed route that have not ended."""
         state = self._states.get(name)
-        return [] if state is None else [describe(now_ns) for describe in list(state.under_way.values())]
+        return [] if state is None else [each.describe(now_ns) for each in state.under_way]
 
     def counters(self, name: str) -> Mapping[str, ArmCounters]:
         """Return what was counted for each arm of a route, by its label."""
