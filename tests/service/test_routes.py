@@ -190,7 +190,7 @@ def test_completions_stay_with_the_beginning_of_their_prompt(server: Serving) ->
         answer = server.json("POST", "/v1/completions", {"model": "text", "prompt": prompt, "max_tokens": 5})
         return str(answer["choices"][0]["text"]).partition(":")[0]
 
-    beginnings = [f"a prompt {number:010}" for number in range(16)]
+    beginnings = [f"{number:016}" for number in range(16)]
     found = [complete(beginning) for beginning in beginnings]
     assert set(found) == {"v1", "v2"}
     assert [complete(f"{beginning} and more") for beginning in beginnings] == found

@@ -317,13 +317,14 @@ _CHAT_KNOWN: Final = frozenset(
 
 
 def chat_opening(given: dict[str, Any] | Buffer, size: int) -> bytes:
-    """Return the beginning of a conversation, which later messages do not change, of ``size`` bytes or more."""
+    """Return what a conversation begins with, of ``size`` bytes or more: the contents of its messages."""
     variables = given if isinstance(given, dict) else orjson.loads(given)
     opening = b""
     for message in variables["messages"]:
         if len(opening) >= size:
             break
-        opening += encoded("messages", message)
+        content = message.get("content")
+        opening += content.encode() if isinstance(content, str) else encoded("messages", content)
     return opening
 
 
