@@ -277,6 +277,15 @@ def test_too_many_sticky_keys_are_told() -> None:
     assert any("5 bad events of sticky keys" in each for each in judge.verdict(10**15).warnings)
 
 
+def test_thresholds_outlive_hours_without_requests() -> None:
+    judge = judge_of("p95")
+    for outcome in requests(1000, 0.0):
+        judge.observe(outcome)
+    for hour in range(1, 50):
+        judge.verdict(hour * 3600 * SECOND_NS)
+    assert math.isfinite(judge.patience_us(Stratum()))
+
+
 def test_load_that_differs_makes_the_arms_incomparable() -> None:
     judge = judge_of("errors")
     for index in range(5):
@@ -347,6 +356,12 @@ def test_the_rolled_back_stay_so_after_a_restart() -> None:
     judge = judge_of("errors")
     _, verdict = decided(judge, requests(5000, 0.5, candidate=failing(0.5)))
     assert Judge.from_json(judge.to_json(), 0).verdict(0).reason == verdict.reason
+
+
+@pytest.mark.parametrize("state", [{}, {"gates": ["errors"]}, judge_of("errors").to_json() | {"counts": [{}]}])
+def test_what_is_no_state_is_refused(state: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="saved state of the judge cannot be read"):
+        Judge.from_json(state, 0)
 
 
 def rows_of(seed: int) -> list[CountRow]:
