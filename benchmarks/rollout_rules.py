@@ -7,8 +7,8 @@
   measurements the rollout is aborted. A third template compares with the stable version instead: errors at most 1.2
   times as often.
 - Mann-Whitney test of the latencies so far, with normal approximation, at 98 % confidence as in Kayenta's default
-  judge: looked at as often as the judge here, and each five minutes. That judge compares averages over time and has a tolerance,
-  which are left out: this row shows what looking again and again does.
+  judge: looked at as often as the judge here, and each five minutes. That judge compares averages over time and has a
+  tolerance, which are left out: this row shows what looking again and again does.
 """
 
 from __future__ import annotations

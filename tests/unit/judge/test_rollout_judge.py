@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rollout_outcomes import SECOND_NS, STEP_NS, decided, failing, judge_of, requests, slower
 
-from nerite.judge.counts import MAX_CLUSTERS, CountRow
+from nerite.judge.counts import MAX_CLUSTERS, CountRow, difference
 from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome, Stratum, stratum_of
 from nerite.judge.verdict import Decision
@@ -384,6 +384,25 @@ def test_counts_of_replicas_add_up_in_any_order() -> None:
     assert one.candidate_requests == sum(row.candidate for rows in replicas for row in rows)
     assert one.gates[0].worse == pytest.approx(other.gates[0].worse)
     assert one.gates[0].not_worse == pytest.approx(other.gates[0].not_worse)
+
+
+def test_differences_of_scrapes_add_up() -> None:
+    judge, whole = judge_of("errors"), judge_of("errors")
+    scraped: list[CountRow] = []
+    for outcome in requests(2000, 0.3, errors=0.05):
+        whole.observe(outcome)
+        if outcome.at_ns % (300 * STEP_NS) == 0:
+            rows = whole.counts()["errors"]
+            judge.add("errors", difference(rows, scraped), outcome.at_ns)
+            scraped = rows
+    assert scraped[0].candidate > 500
+    assert judge.counts()["errors"] == scraped
+
+
+def test_a_replica_that_has_restarted_counts_from_zero() -> None:
+    before = CountRow(Stratum(), 0.1, 5, 9, 100, 900, 5.0, 9.0)
+    after = CountRow(Stratum(), 0.1, 1, 0, 20, 90, 1.0, 0.0)
+    assert difference([after], [before]) == [after]
 
 
 def test_a_fleet_decides_by_counts_alone() -> None:
