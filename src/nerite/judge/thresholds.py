@@ -13,6 +13,7 @@ from nerite.judge.outcome import Outcome, Stratum
 _NEEDED: Final = 3
 """Values that are expected above a threshold, in what it is computed from."""
 _FIRST: Final = 128
+_UNKNOWN: Final = "unknown"
 _ENOUGH: Final = 1000
 """Requests after which older ones begin to be forgotten."""
 _MAX_STRATA: Final = 256
@@ -97,6 +98,10 @@ class BaselineThresholds:
         self._frozen = {
             stratum: tuple(self._threshold(quantiles, stratum, *pair) for pair in self.learned) for stratum in merged
         }
+        for stream in (False, True):
+            classes = [values for stratum, values in self._frozen.items() if stratum.stream is stream]
+            if classes:
+                self._frozen[Stratum("", _UNKNOWN, "", stream)] = tuple(map(_greatest, zip(*classes, strict=True)))
         self._since_ns = now_ns
 
     @staticmethod
@@ -109,11 +114,16 @@ class BaselineThresholds:
         return math.nan
 
     def of(self, stratum: Stratum, began_ns: float) -> tuple[float, ...] | None:
-        """Return the thresholds of a request that began then, in the order of ``learned``; NaN, None: unknown."""
+        """Return the thresholds of a request that began then, in the order of ``learned``; NaN, None: unknown.
+
+        Whether a prompt was cached may not be known before its first token: until then its threshold is the greatest.
+        """
         frozen = self._frozen if began_ns >= self._since_ns else self._before
         found = frozen.get(stratum)
         if found is None and frozen:
             found = next((frozen[wider] for wider in _wider(stratum) if wider in frozen), None)
+            if found is None and not stratum.cached:
+                found = frozen.get(Stratum("", _UNKNOWN, "", stratum.stream))
         return found
 
     def known(self, index: int) -> bool:
@@ -142,6 +152,10 @@ class BaselineThresholds:
         self._frozen = {Stratum(*key): tuple(map(_number, values)) for key, values in state["frozen"]}
         self._before = {Stratum(*key): tuple(map(_number, values)) for key, values in state["before"]}
         self._since_ns = now_ns - int(state["age_ns"])
+
+
+def _greatest(values: tuple[float, ...]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def _json(value: float) -> float | None:

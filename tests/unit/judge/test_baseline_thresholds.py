@@ -90,6 +90,17 @@ def test_cached_and_uncached_requests_are_never_mixed() -> None:
     assert thresholds.of(stratum_of(500, 400, stream=True), math.inf) is None
 
 
+def test_before_the_first_token_the_greatest_threshold_counts() -> None:
+    thresholds = BaselineThresholds([P95])
+    for outcome in requests(2000, 0.0, stratum=stratum_of(500, 400, stream=True)):
+        thresholds.learn(outcome)
+        cold = outcome._replace(stratum=stratum_of(500, 0, stream=True), latency_us=outcome.latency_us * 4)
+        thresholds.learn(cold)
+    unknown = Stratum("<1k", "", "", True)
+    assert thresholds.of(unknown, math.inf) == thresholds.of(stratum_of(500, 0, stream=True), math.inf)
+    assert thresholds.of(unknown._replace(stream=False), math.inf) is None
+
+
 def test_single_responses_have_no_token_time() -> None:
     thresholds = BaselineThresholds([TOKEN])
     for outcome in requests(500, 0.0):
