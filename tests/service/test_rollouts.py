@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_top import Terminal
 
 from pages import run
 from serving import IN_PROCESS, NERITE, PATIENCE, Serving, adds, eventually, pbtxt, python_model, serving
@@ -357,6 +358,40 @@ def test_the_command_waits_for_the_end_and_a_recording_is_judged_anew(models: Pa
         recording = status(server)["recording"]
     printed = run([str(NERITE), "rollout", "replay", recording, "--gate", "errors=+50%,5%", "--every", "200ms"])
     assert re.search(r"^not worse: ", printed, re.MULTILINE)
+
+
+def screens(terminal: Terminal) -> list[list[str]]:
+    """Return the lines of each screen that was drawn so far."""
+    return [
+        [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip("\r") for line in screen.split("\r\n")]
+        for screen in terminal.look().split("\x1b[H")[1:]
+    ]
+
+
+def test_the_live_view_at_80_columns(models: Path) -> None:
+    python_model(models, "adder", adds(2), CONFIG + "\nversion_policy { specific { versions: [ 1 ] } }", version=2)
+    with house(models) as server, load(server):
+        start(server, {**SLOW, "steps": [50, 100], "gate": ["errors=+50%,5%", "p99"]})
+        words = [str(NERITE), "rollout", "watch", "adder", "--interval", "0.1", "--url", server.http]
+        terminal = Terminal(words, (24, 80))
+        try:
+            eventually(
+                lambda: any("[################] 100%" in line for screen in screens(terminal) for line in screen)
+            )
+            for screen in screens(terminal):
+                assert max(map(len, screen)) <= 80
+            server.ask("POST", f"{MODEL}/rollout/abort", b"")
+            assert terminal.process.wait(PATIENCE) == 1
+            last = terminal.look().rpartition("\x1b[?1049l")[2]
+        finally:
+            terminal.close()
+        assert "adder: version 1 -> 2   ABORTED   weight 0 %" in last
+        assert "an operator aborted the rollout" in last
+        again = Terminal([*words[:2], "watch", "adder", "--url", server.http], (24, 80))
+        try:
+            assert again.process.wait(PATIENCE) == 1, "it has ended"
+        finally:
+            again.close()
 
 
 def test_a_killed_server_goes_on_at_its_step(models: Path) -> None:

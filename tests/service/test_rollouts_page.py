@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -84,8 +85,9 @@ def test_a_recording_is_judged(server: Serving, tmp_path: Path) -> None:
         run([str(NERITE), "rollout", *words.split(), server.http])
     (recording,) = (tmp_path / "state").glob("*.jsonl")
     shutil.copy(recording, tmp_path / "recording.jsonl")
+    environment = {**os.environ, "PATH": f"{NERITE.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        PAGE.block("replay"), shell=True, cwd=tmp_path, env={"PATH": f"{NERITE.parent}"}, capture_output=True, text=True
+        PAGE.block("replay"), shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode in (0, 3), done.stderr
     assert "p99=+5%" in done.stdout

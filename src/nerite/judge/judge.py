@@ -137,7 +137,7 @@ class Judge:
     def gauge(self, name: str, candidate: float, baseline: float, now_ns: int) -> None:
         """Take a reading of a gauge: of a gate that has a hard limit, or ``load``. NaN: not known."""
         self._advance(now_ns)
-        if name == LOAD:
+        if name == LOAD and max(candidate, baseline) >= 1:
             self._load.read(max(candidate, baseline), min(candidate, baseline), now_ns)
         for limit in self._limits:
             if limit.gate.name == name:
@@ -194,7 +194,7 @@ class Judge:
             bad = test.is_bad(outcome, thresholds, ended)
             bit = 1 << index
             if bad is None:
-                if ended and outcome.candidate and test.unmatched(outcome, thresholds):
+                if ended and outcome.candidate and test.unmatched(outcome, thresholds, self._thresholds):
                     self._unmatched[0] += 1
                 if not (ended and counted & bit):
                     continue
@@ -243,7 +243,7 @@ class Judge:
         rows = [row for row in counts.rows() if 0.0 < row.probability < 1.0]
         bad, others_bad, requests, others = total(rows)
         worse = not_worse = 0.0
-        worst = ""
+        worst, suspected = "", False
         risk = UNKNOWN
         if probabilities.size:
             found = gate_evidence(
@@ -262,8 +262,7 @@ class Judge:
             index = int(strata.argmax())
             if strata[index] > 0:
                 worst = counts.strata[index].label
-            if strata[index] > SUSPICION:
-                holds.append(f"{gate.text}: it looks worse for {worst}, which is not certain")
+            suspected = bool(strata[index] > SUSPICION)
         enough = candidate.sum() >= LEAST_BAD
         if worse >= self._boundary and enough:
             decision = Decision.ROLL_BACK
@@ -271,6 +270,8 @@ class Judge:
             decision = Decision.NOT_WORSE
         else:
             decision = Decision.CONTINUE
+        if suspected and decision is not Decision.ROLL_BACK:
+            holds.append(f"{gate.text}: it looks worse for {worst}, which is not certain")
         summaries = self._summary(gate, 0, bad, requests), self._summary(gate, 1, others_bad, others)
         reason = _in_words(gate, summaries, risk, worst if len(counts.strata) > 1 else "")
         return GateVerdict(
@@ -354,7 +355,17 @@ class Judge:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any], now_ns: int) -> Judge:
-        """Return a judge with the state of another, as if that one's last event had been at ``now_ns``."""
+        """Return a judge with the state of another, as if that one's last event had been at ``now_ns``.
+
+        Raise ``ValueError`` for what is no such state.
+        """
+        try:
+            return cls._restored(state, now_ns)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the saved state of the judge cannot be read: {error!r}") from None
+
+    @classmethod
+    def _restored(cls, state: Mapping[str, Any], now_ns: int) -> Judge:
         judge = cls(
             [parse_gate(text) for text in state["gates"]],
             alpha=state["alpha"],
@@ -420,12 +431,14 @@ class _Test:
                 known = known or (value > 0.0 and threshold == threshold)
         return False if ended and known and not outcome.error else None
 
-    def unmatched(self, outcome: Outcome, thresholds: tuple[float, ...] | None) -> bool:
-        """Return whether the outcome would be compared if there were a threshold for its class."""
+    def unmatched(self, outcome: Outcome, thresholds: tuple[float, ...] | None, known: BaselineThresholds) -> bool:
+        """Return whether there are thresholds for other classes, and none for that of the outcome."""
         if not self._places or outcome.error:
             return False
-        return thresholds is None or any(
-            outcome[place] > 0.0 and thresholds[index] != thresholds[index]  # type: ignore[operator]
+        return any(
+            outcome[place] > 0.0  # type: ignore[operator]
+            and (thresholds is None or thresholds[index] != thresholds[index])
+            and known.known(index)
             for place, index in self._places
         )
 

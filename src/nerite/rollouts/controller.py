@@ -34,11 +34,10 @@ from nerite.rollouts.webhook import Webhooks
 from nerite.routes.table import RouteTable
 from nerite.server import InferenceServer
 
-_TICK: Final = 0.5
-"""Seconds between two looks at the rollouts."""
-_FILES_EVERY: Final = 2
-"""Ticks between two readings of the files beside the models."""
-_SAVE_EVERY: Final = 20
+_TICK: Final = 1.0
+"""Seconds between two looks at the rollouts, and at the files beside the models. A verdict holds the loop for some
+milliseconds."""
+_SAVE_EVERY: Final = 10
 """Ticks between two saves of evidence; decisions are saved at once."""
 CLEAR: Final = "clear"
 """The command that forgets a rollout which has ended."""
@@ -117,9 +116,8 @@ class RolloutController:
                     self._tick(record)
                 except Exception as error:  # the other rollouts go on
                     report("loop", error, f"in the rollout of model '{record.model}'")
-            if self._ticks % _FILES_EVERY == 0:
-                self._follow_files()
-                self._declarations.see(await asyncio.to_thread(self._declarations.read))
+            self._follow_files()
+            self._declarations.see(await asyncio.to_thread(self._declarations.read))
 
     def close(self) -> None:
         """Save the evidence so far. Blocks."""

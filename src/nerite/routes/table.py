@@ -16,7 +16,7 @@ _MAX_SEQUENCES: Final = 65_536
 """Maximum number of sequences of a route whose arm is remembered. Others stay on theirs until weights change."""
 
 TakeOutcome = Callable[[Outcome, int], None]
-"""Takes how a request ended, and what its ``RequestUnderWay`` said was counted of it before."""
+"""Takes how a request ended, and what was counted of it while it was under way."""
 
 
 class ArmCounters:
@@ -37,10 +37,10 @@ class RequestUnderWay(Protocol):
     """A request of an observed route that has not ended."""
 
     counted: int
-    """What an observer has already counted of it; 0 at first. Handed to the observer with its outcome."""
+    """What the observer has counted of it before its end; 0 at first. The observer gets it back with the outcome."""
 
     def outcome(self, now_ns: int) -> Outcome:
-        """Return the outcome that the request would have if it ended now."""
+        """Return the outcome that the request would have if it succeeded now."""
 
 
 class PinnedSequence(NamedTuple):
@@ -61,8 +61,8 @@ class RouteState:
         """Takes what became of each request."""
         self.counters: dict[str, ArmCounters] = {}
         """By the label of the arm."""
-        self.under_way: dict[RequestUnderWay, None] = {}
-        """Requests that have not ended. Only while observed."""
+        self.under_way: set[RequestUnderWay] = set()
+        """Requests that have begun while the route was observed, and have not ended."""
         self.sequences: dict[int | str, PinnedSequence] = {}
         """Sequences that have begun and not ended, the one used last at the end."""
 
@@ -135,6 +135,7 @@ class RouteTable:
         state = self._states.get(name)
         if state is not None:
             state.observer = take
+            self._changed()
         elif take is not None:
             raise NotFound(f"'{name}' has no route that could be observed")
 
