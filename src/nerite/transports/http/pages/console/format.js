@@ -26,6 +26,9 @@ const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const share = (value) => (value === null || Number.isNaN(value) ? NOTHING : `${tenths.format(value * 100)} %`);
 
+/** Format a rate that may be small, as a percentage with three significant digits. */
+export const rate = (value) => (value === null || Number.isNaN(value) ? NOTHING : `${number(value * 100)} %`);
+
 /** Format a relative change with its sign. */
 export const change = (value) => `${value < 0 ? "−" : "+"}${share(Math.abs(value))}`;
 

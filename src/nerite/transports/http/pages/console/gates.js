@@ -83,7 +83,7 @@ class Gate {
       facts.push([`${name}, baseline`, interval(baseline[part], text)], [`${name}, candidate`, interval(candidate[part], text)]);
     };
     both("Value", "value", this.unit);
-    both("Bad requests", "rate", format.share);
+    both("Bad requests", "rate", format.rate);
     if (risk.value !== null) facts.push(["Relative risk", interval(risk, format.number)]);
     if (tolerated !== null) facts.push(["Accepted up to", format.number(tolerated)]);
     if (worst) facts.push(["Most evidence of harm", worst]);

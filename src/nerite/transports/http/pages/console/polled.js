@@ -11,17 +11,17 @@ export class Polled {
     this.console = console;
     this.path = path;
     const why = `This page needs the key of the category ${category}, which whoever runs the server has set by --http-restricted-api.`;
-    const unlock = element("button", { type: "button", on: { click: () => this.update({ insist: true }) } }, "Enter the key");
+    const unlock = element("button", { type: "button", on: { click: () => this.unlock() } }, "Enter the key");
     this.locked = element("section", { className: "locked", hidden: true }, element("p", {}, why), unlock);
   }
 
-  async update({ insist = false } = {}) {
+  async update() {
     if (this.asking) return;
     this.asking = true;
     let refusal = "";
     let locked = false;
     try {
-      this.data = await server.get(this.path, { insist });
+      this.data = await server.get(this.path);
     } catch (error) {
       if (error.status) refusal = error.message; // Status 0: no connection, which the header already shows.
       locked = error.status === 403;
@@ -31,6 +31,12 @@ export class Polled {
     this.console.warn("page", refusal);
     this.locked.hidden = !locked;
     if (this.data) this.show();
+  }
+
+  /** Ask for the key again, although the user has declined. */
+  async unlock() {
+    await server.get(this.path, { insist: true }).catch(() => {}); // What is refused is shown by the next poll.
+    await this.update();
   }
 
   close() {

@@ -178,7 +178,7 @@ function waiting({ state, spec, elapsed, step, steps, in_step: inStep, step_requ
 }
 
 function armRows({ baseline, candidate }) {
-  const count = (name) => ({ requests, [name]: value }) => (requests ? `${format.number(value)} (${format.share(value / requests)})` : "–");
+  const count = (name) => ({ requests, [name]: value }) => (requests ? `${format.number(value)} (${format.rate(value / requests)})` : "–");
   const row = (name, text, change = "") => ({ texts: [name, text(baseline), text(candidate), change] });
   const rows = [
     row("Version", ({ version }) => version),
