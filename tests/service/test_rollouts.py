@@ -201,11 +201,22 @@ def test_a_version_that_hangs_is_rolled_back_before_it_answers(models: Path) -> 
         start(server, {**SLOW, "gate": ["errors", "p99"], "force": True})
         eventually(lambda: status(server)["arms"]["baseline"]["requests"] > 2000, what="there is no threshold yet")
         go.unlink()
+        late: list[threading.Thread] = []
+
+        def found_out() -> bool:
+            late.append(threading.Thread(target=served, args=(server,)))  # clients that do not wait for others
+            late[-1].start()
+            time.sleep(0.02)
+            return status(server)["state"] == "rolled_back"
+
         try:
-            found = reaches(server, "rolled_back")
+            eventually(found_out)
+            found = status(server)
             assert (found["reason"], found["arms"]["candidate"]["errors"]) == ("worse", 0)
         finally:
             go.touch()
+            for each in late:
+                each.join(PATIENCE)
     assert traffic.answers["2.0"] > 20
 
 
