@@ -124,7 +124,8 @@ class Judge:
         """Take a request that is still under way: ``at_ns`` is now, its latencies are what has passed so far.
 
         A request over a threshold is bad from then on, however late it ends, so a candidate does not win by not
-        answering. Return what is counted of it, for the next call about this request.
+        answering. Requests that arrived apart count apart, although they are looked at together: pass them in the order
+        of their arrival. Return what is counted of it, for the next call about this request.
         """
         self._advance(outcome.at_ns)
         return self._compare(outcome, counted, ended=False) if 0.0 < outcome.probability < 1.0 else counted
@@ -190,6 +191,9 @@ class Judge:
         """Count the request for each gate that can say whether it is bad; return the gates for which it is."""
         thresholds = self._thresholds.of(outcome.stratum, outcome.at_ns - outcome.latency_us * 1000)
         stratum = outcome.stratum.before_assignment
+        at_ns = outcome.at_ns
+        if not ended:  # when it became too slow, and not when that is seen
+            at_ns -= int(max(0.0, outcome.latency_us - self.patience_us(outcome.stratum)) * 1000)
         for index, test in enumerate(self._tests):
             bad = test.is_bad(outcome, thresholds, ended)
             bit = 1 << index
@@ -203,7 +207,7 @@ class Judge:
                 self._counts[index].exposed(stratum, outcome.probability, outcome.candidate)
             if bad and not counted & bit:
                 counted |= bit
-                self._counts[index].bad(stratum, outcome.probability, outcome.candidate, outcome.at_ns, outcome.cluster)
+                self._counts[index].bad(stratum, outcome.probability, outcome.candidate, at_ns, outcome.cluster)
         return counted
 
     def verdict(self, now_ns: int) -> Verdict:

@@ -16,7 +16,7 @@ _FIRST: Final = 128
 _UNKNOWN: Final = "unknown"
 _ENOUGH: Final = 1000
 """Requests after which older ones begin to be forgotten."""
-_MAX_STRATA: Final = 256
+_MAX_STRATA: Final = 64
 
 Histogram = dict[int, float]
 Frozen = dict[Stratum, tuple[float, ...]]
