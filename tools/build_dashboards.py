@@ -79,6 +79,48 @@ _MACHINE: Final = Panel(
     ],
 )
 
+
+def of_arms(query: str) -> str:
+    """Return the values of a query by model and version, for versions in a rollout: with the label ``arm``."""
+    return (
+        f"{query} * on (model, version) group_left (arm) max by (model, version, arm) (nerite_rollout_weight{_OF} ^ 0)"
+    )
+
+
+def towards_boundary(kind: str) -> str:
+    """Return how far the evidence of each gate has grown towards its boundary."""
+    of = _OF[:-1] + f',kind="{kind}"}}'
+    return f"max by (model, gate) (nerite_rollout_evidence{of} / nerite_rollout_evidence_boundary{of})"
+
+
+_ARM: Final = "{{model}} {{version}} {{arm}}"
+_ROLLOUT: Final = (
+    Panel("Rollout: weights", "percentunit",
+          [(f"max by (model, version, arm) (nerite_rollout_weight{_OF})", _ARM)]),
+    Panel("Rollout: requests", "reqps", [(rate("nerite_rollout_requests_total", "model, version, arm"), _ARM)]),
+    Panel("Rollout: errors", "percentunit",
+          [(rate("nerite_rollout_requests_total", "model, version, arm", 'outcome=~"error|timeout"') + " / "
+            + rate("nerite_rollout_requests_total", "model, version, arm"), _ARM)],
+          "Of all requests to a version."),
+    *(
+        Panel(f"Rollout: {title}", "s",
+              [(of_arms(percentile(share, metric, "model, version")), f"{_ARM} p{share * 100:g}")],
+              "Of all requests to a version, those that name it included.")
+        for title, share, metric in (
+            ("latency", 0.99, "nerite_request_duration_seconds"),
+            ("time to first token", 0.95, "vllm:time_to_first_token_seconds"),
+            ("time between tokens", 0.95, "vllm:inter_token_latency_seconds"),
+        )
+    ),
+    Panel("Rollout: evidence of harm", "percentunit", [(towards_boundary("worse"), "{{model}} {{gate}}")],
+          "At 100 % the candidate is rolled back."),
+    Panel("Rollout: proof", "percentunit", [(towards_boundary("not_worse"), "{{model}} {{gate}}")],
+          "Once all gates are at 100 %, the candidate may be promoted."),
+    Panel("Rollout: decisions", "short",
+          [(f"sum by (model, reason) (increase(nerite_rollout_decisions_total{_OF}[$__rate_interval]))",
+            "{{model}} {{reason}}")]),
+)  # fmt: skip
+
 DASHBOARDS: Final = {
     "overview": (
         "Nerite: overview",
@@ -112,17 +154,7 @@ DASHBOARDS: Final = {
             _MEMORY,
             _RESTARTS,
             Panel("Time to load", "s", [(f"max by (model) (nv_model_load_duration_secs{_OF})", "{{model}}")]),
-            Panel("Rollout: weights", "percentunit",
-                  [(f"max by (model, version, arm) (nerite_rollout_weight{_OF})", "{{model}} {{version}} {{arm}}")]),
-            Panel("Rollout: evidence", "percentunit",
-                  [("max by (model, gate, kind) "
-                    f"(nerite_rollout_evidence{_OF} / nerite_rollout_evidence_boundary{_OF})",
-                    "{{model}} {{gate}} {{kind}}")],
-                  "At 100 % the judge decides: worse rolls back, not_worse of all gates allows the promotion."),
-            Panel("Rollout: errors", "percentunit",
-                  [(rate("nerite_rollout_requests_total", "model, arm", 'outcome=~"error|timeout"') + " / "
-                    + rate("nerite_rollout_requests_total", "model, arm"), "{{model}} {{arm}}")],
-                  "Of all requests to a version."),
+            *_ROLLOUT,
         ),
     ),
     "llm": (

@@ -193,3 +193,22 @@ def test_every_panel_and_every_rule_is_answered(server: Serving, prometheus: Pro
     table = dict(re.findall(r"^\| `([\w:]+)` \| (\w+) \|", (ROOT / "docs" / "metrics.md").read_text(), re.M))
     assert types.items() <= table.items()
     assert len(types) > 30
+
+
+def test_the_panels_of_a_rollout_compare_both_versions(server: Serving, prometheus: Prometheus, tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "identity", IDENTITY, pbtxt(batch=8, more="dynamic_batching {}"), version=2)
+    spec = {"to": 2, "steps": [50, 100], "hold": "1h", "gate": ["errors"]}
+    assert server.ask("POST", "/v2/models/identity/rollout", spec)[0] == 200
+    queries = [(title, query) for title, query in panels() if "Rollout: " in title and "vllm:" not in query]
+    assert len(queries) >= 7
+
+    def missing() -> list[str]:
+        for number in range(20):
+            server.infer("identity", [float(number)])
+        return [title for title, query in queries if not prometheus.samples(query)]
+
+    eventually(lambda: not missing())
+    (query,) = [query for title, query in queries if title.endswith("Rollout: latency")]
+    eventually(lambda: not missing() and len(prometheus.samples(query)) == 2)
+    compared = {(each["metric"]["arm"], each["metric"]["version"]) for each in prometheus.samples(query)}
+    assert compared == {("baseline", "1"), ("candidate", "2")}
