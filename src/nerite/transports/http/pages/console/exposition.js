@@ -25,16 +25,30 @@ const HISTOGRAMS = {
   "vllm:inter_token_latency_seconds": "betweenTokens",
 };
 const MACHINE = { nv_cpu_utilization: "cpu", nv_cpu_memory_used_bytes: "memoryUsed", nv_cpu_memory_total_bytes: "memoryTotal" };
+/** Of shadows: with the label that their counts are told apart by. */
+const SHADOW_COUNTS = {
+  nerite_shadow_requests_total: ["requests"],
+  nerite_shadow_compared_total: ["compared", "result"],
+  nerite_shadow_dropped_total: ["dropped", "reason"],
+  nerite_shadow_labels_total: ["labels"],
+  nerite_shadow_labels_agreed_total: ["agreed"],
+};
+const SHADOW_HISTOGRAMS = {
+  nerite_shadow_distance: "distance",
+  nerite_shadow_text_shared_ratio: "text",
+  nerite_shadow_latency_difference_seconds: "latency",
+};
 const PART = /^(.*)_(bucket|sum|count)$/;
 const LABEL = /([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 
 /** A cumulative histogram, as in the metrics: counts up to each bound, the last of which is infinite. */
 export const emptyHistogram = () => ({ bounds: [], counts: [], sum: 0 });
 
-/** Return `versions` (by `key` of model and version) and `machine`. Histograms of stages are `stage:queue` and so on. */
+/** Return `versions` (by `key` of model and version), `machine`, and `shadows`. Histograms of stages are `stage:queue` and so on. */
 export function parse(text) {
   const versions = new Map();
   const machine = {};
+  const ofShadows = [];
   const of = (labels) => {
     const at = key(labels.model, labels.version);
     if (!versions.has(at)) versions.set(at, {});
@@ -45,6 +59,10 @@ export function parse(text) {
   let histogram = null;
   for (const line of text.split("\n")) {
     if (line === "" || line[0] === "#") continue;
+    if (line.startsWith("nerite_shadow_")) {
+      ofShadows.push(line);
+      continue;
+    }
     const space = line.lastIndexOf(" ");
     const value = number(line.slice(space + 1));
     const bound = line.lastIndexOf('le="');
@@ -75,7 +93,30 @@ export function parse(text) {
       (of(labels)[within] ??= emptyHistogram()).sum = value;
     }
   }
-  return { versions, machine };
+  return { versions, machine, shadows: readShadows(ofShadows) };
+}
+
+/** Return what is known of each shadow from its lines: `route`, `arm`, `counts`, and `histograms`. */
+function readShadows(lines) {
+  const shadows = new Map();
+  for (const line of lines) {
+    const [name, space] = [line.slice(0, line.indexOf("{")), line.lastIndexOf(" ")];
+    const [labels, value] = [read(line), number(line.slice(space + 1))];
+    const at = key(labels.route, labels.arm);
+    if (!shadows.has(at)) shadows.set(at, { route: labels.route, arm: labels.arm, counts: {}, histograms: {} });
+    const { counts, histograms } = shadows.get(at);
+    const [count, part] = SHADOW_COUNTS[name] ?? [];
+    const [, base, kind] = PART.exec(name) ?? [];
+    if (part) (counts[count] ??= {})[labels[part]] = value;
+    else if (count) counts[count] = value;
+    if (!(base in SHADOW_HISTOGRAMS)) continue;
+    const histogram = (histograms[SHADOW_HISTOGRAMS[base]] ??= emptyHistogram());
+    if (kind === "sum") histogram.sum = value;
+    if (kind !== "bucket") continue;
+    histogram.bounds.push(number(labels.le));
+    histogram.counts.push(value);
+  }
+  return [...shadows.values()];
 }
 
 export const key = (model, version) => `${model}\n${version}`;

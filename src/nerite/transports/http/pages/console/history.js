@@ -32,10 +32,13 @@ export class History {
     this.times = [];
     this.points = [];
     this.readings = [];
+    /** The shadows of routes, in the last reading. */
+    this.shadows = [];
   }
 
   /** Add a reading of the metrics page, taken at a time in seconds. */
-  note(time, { versions, machine }) {
+  note(time, { versions, machine, shadows }) {
+    this.shadows = shadows;
     const last = this.readings.at(-1);
     const point = new Map();
     for (const [key, now] of versions) {

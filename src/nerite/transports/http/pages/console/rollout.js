@@ -7,6 +7,7 @@ import { decisionOf, Gates } from "./gates.js";
 import { Polled } from "./polled.js";
 import { CATEGORY, isServing, stateOf } from "./rollouts.js";
 import * as server from "./server.js";
+import { Shadows } from "./shadows.js";
 import { Steering } from "./steering.js";
 import { Table } from "./table.js";
 
@@ -38,6 +39,7 @@ export class RolloutView extends Polled {
     this.judged = part("Gates", this.gates.root);
     this.differences = new Table(DIFFERENCES);
     this.found = part("Differences between the versions", this.differences.root);
+    this.shadows = new Shadows(console, model);
     this.decisions = new Decisions();
     const failed = (error) => this.console.failed(error);
     const changed = (command, status) => this.steered(command, status);
@@ -53,6 +55,7 @@ export class RolloutView extends Polled {
       element("div", { className: "halves" }, part("Both versions", this.arms.root), part("Judge", this.words)),
       this.judged,
       this.found,
+      this.shadows.root,
     );
     const head = element("div", { className: "head" }, heading, this.state, this.versions, ...(id ? [] : [this.steering.root]));
     this.steering.root.hidden = true;
@@ -61,6 +64,7 @@ export class RolloutView extends Polled {
   }
 
   async update() {
+    this.shadows.update();
     if (!(this.id && this.data)) await super.update();
   }
 

@@ -5,6 +5,7 @@ import { element } from "./elements.js";
 import { progress } from "./evidence.js";
 import * as format from "./format.js";
 import { Polled } from "./polled.js";
+import { Shadows } from "./shadows.js";
 import { Table } from "./table.js";
 
 const COLUMNS = [
@@ -47,7 +48,13 @@ export class Rollouts extends Polled {
     const command = element("code", {}, "nerite rollout start MODEL --to VERSION");
     this.empty = element("p", { className: "muted", hidden: true }, "There has been no rollout. Start one with: ", command);
     this.table.root.hidden = true;
-    this.root = element("div", {}, element("h1", {}, "Rollouts"), this.locked, element("div", { className: "bare" }, this.table.root), this.empty, this.earlier);
+    this.shadows = new Shadows(console);
+    this.root = element("div", {}, element("h1", {}, "Rollouts"), this.locked, element("div", { className: "bare" }, this.table.root), this.empty, this.earlier, this.shadows.root);
+  }
+
+  async update() {
+    this.shadows.update();
+    await super.update();
   }
 
   show() {
