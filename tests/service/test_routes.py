@@ -276,8 +276,9 @@ def test_an_arm_that_is_unloaded_gives_its_traffic_back(tmp_path: Path) -> None:
         eventually(lambda: server.ready("outer"))
         assert {added(server, "outer") for _ in range(5)} == {2}
         server.ask("POST", "/v2/repository/models/scorer_v2/unload")
-        status, _, body = server.ask("POST", "/v2/models/scorer/infer", ONE)
-        assert (status, b"route 'scorer' has no arm that is ready" in body) == (503, True)
+        # As long as the ensemble that needs it drains, it serves.
+        eventually(lambda: server.ask("POST", "/v2/models/scorer/infer", ONE)[0] == 503)
+        assert b"route 'scorer' has no arm that is ready" in server.ask("POST", "/v2/models/scorer/infer", ONE)[2]
         server.ask("POST", "/v2/repository/models/scorer/load")
         assert {added(server, "scorer") for _ in range(60)} == {1, 2}
         server.ask("POST", "/v2/repository/models/scorer/unload")
@@ -316,3 +317,31 @@ def test_a_sequence_stays_where_it_began(tmp_path: Path, fronts: str) -> None:
         assert ask(7) == ("1", 2)
         assert ask(7, end=True) == ("1", 3)
         assert ask(7, start=True) == ("2", 1)
+
+
+@pytest.mark.parametrize("fronts", ["1", "2"])
+def test_a_route_is_changed_by_a_request(tmp_path: Path, fronts: str) -> None:
+    """And whoever has the answer finds it changed in all processes."""
+    repository = write(tmp_path / "models")
+    with serving(repository, tmp_path / "log", f"--front-processes={fronts}") as server:
+        assert server.json("GET", "/v2/models/scorer/route") == {
+            "name": "scorer",
+            "arm": [
+                {"model": "scorer_v1", "version": "", "weight": 75},
+                {"model": "scorer_v2", "version": "", "weight": 25},
+            ],
+            "sticky": ["header:x-user"],
+            "salt": "",
+        }
+        for weights in ((0, 1), (1, 0)):
+            arms = [{"version": number, "weight": weight} for number, weight in enumerate(weights, 1)]
+            changed = server.json("POST", "/v2/models/m/route", {"arm": arms})
+            assert [arm["weight"] for arm in changed["arm"]] == [*weights]
+            assert {added(server, "m") for _ in range(20)} == {1 + weights[1]}
+        assert server.ask("POST", "/v2/models/m/route", {})[0] == 200
+        assert {added(server, "m") for _ in range(20)} == {2}
+        assert server.ask("GET", "/v2/models/m/route")[0] == 404
+        status, _, body = server.ask("POST", "/v2/models/m/route", {"arm": [{"version": 7, "weight": 1}]})
+        assert (status, b"version 7 is not found" in body) == (404, True)
+        status, _, body = server.ask("POST", "/v2/models/other/route", {"arm": [{"model": "scorer", "weight": 1}]})
+        assert (status, b"routes cannot be chained: 'other' leads to 'scorer'" in body) == (400, True)
