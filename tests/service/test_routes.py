@@ -84,6 +84,8 @@ def write(repository: Path) -> Path:
     route(repository, "m", ("1", 90), ("2", 10))
     route(repository, "text", ("1", 50), ("2", 50), sticky=["user", "prompt:16"])
     route(repository, "fragile", ("1", 50), ("2", 50))
+    (repository / "writer").mkdir()
+    (repository / "writer" / "route.toml").write_text('[[arm]]\nmodel = "text"\nversion = 2\nweight = 1\n')
     ensemble(repository, "outer", step("scorer", "INPUT0", "OUTPUT0"))
     python_model(repository, "caller", CALLS, pbtxt(more=""))
     return repository
@@ -202,7 +204,10 @@ def test_completions_stay_with_the_beginning_of_their_prompt(server: Serving) ->
 
 
 def test_models_behind_a_route_are_listed(server: Serving) -> None:
-    assert "text" in [each["id"] for each in server.json("GET", "/v1/models")["data"]]
+    names = [each["id"] for each in server.json("GET", "/v1/models")["data"]]
+    assert {"text", "writer"} <= {*names} and "scorer" not in names
+    answer = server.json("POST", "/v1/completions", {"model": "writer", "prompt": "a prompt", "max_tokens": 5})
+    assert (answer["model"], answer["choices"][0]["text"]) == ("writer", "v2:a prompt")
 
 
 def test_what_a_worker_loses_the_other_arm_answers(server: Serving) -> None:

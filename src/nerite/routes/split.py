@@ -75,8 +75,20 @@ class RouteSplit:
     """
 
     __slots__ = (
-        "_arms", "_choice", "_coin", "_headers", "_heaviest", "_high", "_limit", "_low", "_open", "_owns", "_route",
-        "_state", "_take",
+        "_arms",
+        "_choice",
+        "_coin",
+        "_headers",
+        "_heaviest",
+        "_high",
+        "_limit",
+        "_low",
+        "_open",
+        "_owns",
+        "_pinned",
+        "_route",
+        "_state",
+        "_take",
     )  # fmt: skip
 
     def __init__(self, state: RouteState, find: FindArm, epoch: object, coin: Random, *, owns: bool) -> None:
@@ -104,6 +116,8 @@ class RouteSplit:
         self._state = state
         self._owns = owns
         self._take = state.observer if owns else None
+        self._pinned: PinnedSequence | None = None
+        """Of the request of a sequence that is being submitted."""
         self._choice = ArmChoice(route, open_arms)
         self._arms: list[ReadyArm | None] = [None] * len(versions)
         for index, (arm, version) in enumerate(zip(route.arms, versions, strict=True)):
@@ -280,6 +294,7 @@ class RouteSplit:
         if arm is None or pinned is None:
             arm = self._assigned(header) or self._at(self._choice.by_key(key_of(self._route, request).value))
             pinned = PinnedSequence(arm.label, self._choice.probability)
+        self._pinned = pinned
         if header.sequence_end:
             state.sequences.pop(sequence, None)
         else:
@@ -291,7 +306,9 @@ class RouteSplit:
         own = request.header
         header = headers.by_arm[arm.index]
         if header is None:
-            assignment = own.assignment or arm.assignment._replace(cluster=headers.cluster)
+            assignment = own.assignment
+            if assignment is None or (own.sequence_id and self._owns):  # a front does not know where it has begun
+                assignment = arm.assignment._replace(cluster=headers.cluster)
             header = own.readdressed(arm.model, arm.version_text, assignment)
             header.route = arm.route
         assert header.assignment is not None
@@ -313,9 +330,8 @@ class RouteSplit:
         if headers.dynamic and not assignment.cluster:
             key = key_of(self._route, request).value
             assignment = assignment._replace(cluster=self._route.cluster(key) if key else 0)
-        sequence = request.header.sequence_id
-        if sequence and (pinned := self._state.sequences.get(sequence)) is not None:
-            assignment = assignment._replace(probability=pinned.probability)
+        if request.header.sequence_id and self._pinned is not None:
+            assignment = assignment._replace(probability=self._pinned.probability)
         strata = headers.strata
         if strata is None:
             strata = headers.strata = StrataOfHeader(request.header)
