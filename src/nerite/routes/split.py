@@ -53,7 +53,7 @@ class ReadyArm:
 class ArmHeaders:
     """What follows from the header of a request to a route."""
 
-    __slots__ = ("__weakref__", "arm", "by_arm", "cluster", "dynamic", "strata")
+    __slots__ = ("__weakref__", "arm", "by_arm", "by_coin", "cluster", "dynamic", "strata")
 
     def __init__(self, arm: ReadyArm | None, cluster: int, arms: int, *, dynamic: bool) -> None:
         self.arm = arm
@@ -61,6 +61,7 @@ class ArmHeaders:
         self.cluster = cluster
         self.dynamic = dynamic
         """The key depends on the request, not just on its header."""
+        self.by_coin = arm is None and not dynamic
         self.by_arm: list[RequestHeader | None] = [None] * arms
         """The header that each arm gets."""
         self.strata: StrataOfHeader | None = None
@@ -179,14 +180,11 @@ class RouteSplit:
     def submit(self, request: InferenceRequest) -> None:
         """Choose an arm for a request, and submit it there. Raises only unforeseen exceptions."""
         headers = self._headers.get(request.header) or self._prepare(request)
-        arm = headers.arm
-        if arm is None:
-            if headers.dynamic:
-                arm = self._by_request(request)
-            elif self._limit >= 0:
-                arm = self._low if self._coin() < self._limit else self._high
-            else:
-                arm = self._at(self._choice.by_coin(self._coin()))
+        if headers.by_coin:
+            coin = self._coin()
+            arm = self._low if coin < self._limit else self._high if self._limit >= 0 else self._by_coin(coin)
+        else:
+            arm = headers.arm or self._by_request(request)
         header = headers.by_arm[arm.index]
         arm.counters.requests += 1
         if header is not None and self._take is None:
@@ -249,6 +247,9 @@ class RouteSplit:
         request.header = header
         arm.version.submit(request)
         return True
+
+    def _by_coin(self, coin: float) -> ReadyArm:
+        return self._at(self._choice.by_coin(coin))
 
     def _at(self, index: int) -> ReadyArm:
         arm = self._arms[index]
