@@ -291,6 +291,8 @@ def test_over_http(models: Path, fronts: int) -> None:
         start(server, SLOW)
         code, _, body = server.ask("POST", f"{MODEL}/rollout", SLOW)
         assert (code, "promote or abort it first" in body.decode()) == (409, True)
+        code, _, body = server.ask("POST", f"{MODEL}/route", {"arms": []})
+        assert (code, "sets its weights: end it first" in body.decode()) == (409, True)
         assert command("pause") == (200, "paused")
         assert command("pause")[0] == 409
         assert command("resume") == (200, "running")

@@ -169,6 +169,14 @@ class RolloutController:
         self._apply(record, decision)
         return self._status(record)
 
+    def check_route(self, model: str) -> None:
+        """Raise ``Conflict`` if the route of a model is that of a rollout, which only the rollout may change."""
+        record = self._records.get(model)
+        if record is not None and record.active is not None:
+            raise Conflict(
+                f"a rollout of '{model}' is {record.active.rollout.state} and sets its weights: end it first"
+            )
+
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of the rollouts."""
         metrics.write(page, [self._records[model] for model in sorted(self._records)])
