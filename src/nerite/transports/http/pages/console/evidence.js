@@ -43,7 +43,7 @@ export class EvidencePlot extends Plot {
   /** Return the range of the logarithms: both boundaries, and not much more of curves that are beyond them. */
   reach(least, most) {
     const boundary = Math.max(1, this.data[2].at(-1) ?? 1, this.data[4].at(-1) ?? 1);
-    return [Math.min(-0.5, Math.max(least ?? 0, LOWEST)), Math.min(Math.max(most ?? 0, boundary), 1.5 * boundary) * 1.08];
+    return [Math.min(-0.5, Math.max(least ?? 0, LOWEST) - 0.1), Math.min(Math.max(most ?? 0, boundary), 1.5 * boundary) * 1.08];
   }
 
   options() {
@@ -64,7 +64,8 @@ export class EvidencePlot extends Plot {
   markSteps({ ctx, bbox, valToPos }, colour) {
     const ratio = devicePixelRatio;
     ctx.save();
-    Object.assign(ctx, { strokeStyle: colour, fillStyle: colour, lineWidth: ratio, font: `${11 * ratio}px system-ui, sans-serif` });
+    Object.assign(ctx, { strokeStyle: colour, fillStyle: colour, lineWidth: ratio });
+    Object.assign(ctx, { font: `${11 * ratio}px system-ui, sans-serif`, textAlign: "left", textBaseline: "alphabetic" });
     ctx.setLineDash([2 * ratio, 3 * ratio]);
     let free = -Infinity;
     for (const [time, weight] of this.steps) {
