@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -102,6 +103,24 @@ def press(browser: Browser, label: str) -> None:
     browser.press("Enter")
 
 
+SHADOW = """# TYPE nerite_shadow_requests_total counter
+nerite_shadow_requests_total{arm="adder:2",route="adder"} 1200
+nerite_shadow_compared_total{arm="adder:2",result="equal",route="adder"} 600
+nerite_shadow_compared_total{arm="adder:2",result="close",route="adder"} 300
+nerite_shadow_compared_total{arm="adder:2",result="shadow_failed",route="adder"} 100
+nerite_shadow_dropped_total{arm="adder:2",reason="queue_full",route="adder"} 200
+nerite_shadow_dropped_total{arm="adder:2",reason="late",route="adder"} 0
+nerite_shadow_labels_total{arm="adder:2",route="adder"} 40
+nerite_shadow_labels_agreed_total{arm="adder:2",route="adder"} 39
+nerite_shadow_distance_bucket{arm="adder:2",route="adder",le="0.001"} 100
+nerite_shadow_distance_bucket{arm="adder:2",route="adder",le="+Inf"} 100
+nerite_shadow_distance_sum{arm="adder:2",route="adder"} 0.05
+nerite_shadow_distance_count{arm="adder:2",route="adder"} 100
+nerite_shadow_latency_difference_seconds_bucket{arm="adder:2",route="adder",le="+Inf"} 2
+nerite_shadow_latency_difference_seconds_sum{arm="adder:2",route="adder"} 0.006
+nerite_shadow_latency_difference_seconds_count{arm="adder:2",route="adder"} 2
+nerite_queue_requests{model="adder",version="1"} 3
+"""
 PROOF = (
     "Number(/proof ([\\d.,e]+)/.exec(document.querySelector('.gate .plot')?.getAttribute('aria-label'))?.[1]"
     ".replaceAll(',', ''))"
@@ -224,6 +243,28 @@ def test_what_cannot_be_done_any_more_is_said(browser: Browser, tmp_path: Path) 
         browser.until(says("nobody", "#notice"))
     assert [each for each in browser.complaints if "409" not in each and "404" not in each and "400" not in each] == []
     browser.complaints.clear()
+
+
+def test_shadows_are_read_from_the_metrics(browser: Browser, tmp_path: Path) -> None:
+    with house(tmp_path) as server:
+        browser.open(at(server, "rollouts"))
+        browser.until(says("There has been no rollout"))
+        assert browser.evaluate("[...document.querySelectorAll('h2')].every((head) => !head.offsetParent)")
+        shown = f"""(async () => {{
+            const {{ parse }} = await import("./ui/exposition.js");
+            const {{ Shadows }} = await import("./ui/shadows.js");
+            const read = parse({json.dumps(SHADOW)});
+            const shadows = new Shadows({{ history: read }});
+            document.body.append(shadows.root);
+            shadows.update();
+            const cells = [...shadows.root.querySelector("tbody").children].map((row) => [...row.children]);
+            return JSON.stringify([cells.map((row) => row.map((cell) => cell.innerText)), [...read.versions.values()]]);
+        }})()"""
+        (row,), versions = json.loads(browser.evaluate(shown))
+    assert row[:5] == ["adder", "adder:2", "1,200", "90 %", "97.5 %"]
+    assert row[5:9] == ["0.0005", "0.00099", "\N{EN DASH}", "3 ms"]
+    assert row[9:] == ["600 equal, 300 close, 100 shadow failed", "200 queue full"]
+    assert versions == [{"queue": 3}]
 
 
 def test_a_page_that_needs_a_key_says_which(browser: Browser, tmp_path: Path) -> None:

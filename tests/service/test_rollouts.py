@@ -447,7 +447,7 @@ def test_a_killed_server_goes_on_at_its_step(models: Path) -> None:
     with serving(models, models.parent / "log", *flags, clean=False) as server:
         start(server, SLOW)
         server.ask("POST", f"{MODEL}/rollout/pause", b"")
-        eventually(lambda: "paused" in next((models.parent / "state").glob("*.json")).read_text())
+        eventually(lambda: any("paused" in file.read_text() for file in (models.parent / "state").glob("*.json")))
         server.process.send_signal(signal.SIGKILL)
         server.process.wait(PATIENCE)
     with house(models, log="again") as server:
