@@ -41,6 +41,7 @@ ROOMS: Final = (
     "artifacts",
     "config",
     "client",
+    "judge",
     "core",
 )
 """From top to bottom. A room imports only rooms below it; two in one line may import each other's files."""
