@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from nerite.judge.confidence import upper_edge
 from nerite.judge.evidence import gate_evidence
 from nerite.judge.gates import RateGate, TailGate, parse_gates
 from nerite.judge.judge import LEAST_BAD, SUSPICION, log_boundary
+from nerite.judge.latency_counts import upper_edge
 
 GATES: Final = ("errors", "p99=+10%", "ttft_p95=+10%")
 ALPHA: Final = 0.05

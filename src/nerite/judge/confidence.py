@@ -8,11 +8,10 @@ on either side of it (Howard and Ramdas 2022). References are in ``docs/decision
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-_WIDTH: Final = math.log(1.02)
-"""Width of a bucket of latencies, as a logarithm."""
+from nerite.judge.latency_counts import LatencyCounts
+
 _STEPS: Final = 28
 """Of a bisection."""
 
@@ -26,16 +25,6 @@ class Interval(NamedTuple):
 
 
 UNKNOWN: Final = Interval(math.nan, math.nan, math.nan)
-
-
-def bucket_of(latency_us: float) -> int:
-    """Return the number of the bucket that a latency is counted in."""
-    return int(math.log(latency_us) / _WIDTH) if latency_us > 1.0 else 0
-
-
-def upper_edge(bucket: int) -> float:
-    """Return the greatest latency of a bucket, in microseconds."""
-    return math.exp((bucket + 1) * _WIDTH)
 
 
 def _log_mixture(hits: float, misses: float) -> float:
@@ -68,9 +57,9 @@ def rate_interval(hits: float, requests: float, level: float) -> Interval:
     return Interval(rate, low, high)
 
 
-def quantile_interval(counts: Mapping[int, float], quantile: float, level: float) -> Interval:
-    """Return a quantile of latencies, counted by bucket, with bounds that hold at all times."""
-    total = sum(counts.values())
+def quantile_interval(counts: LatencyCounts, quantile: float, level: float) -> Interval:
+    """Return a quantile of latencies with bounds that hold at all times."""
+    total = counts.total
     if not total:
         return UNKNOWN
     of_one, of_other, boundary = math.log(quantile), math.log1p(-quantile), -math.log(level)
@@ -89,17 +78,7 @@ def quantile_interval(counts: Mapping[int, float], quantile: float, level: float
         most, greatest = (most, middle) if rejected(middle) else (middle, greatest)
     low, high = (0.0, math.inf)
     if rejected(0.0):
-        low = upper_edge(bucket_at(counts, math.ceil(least)) - 1)
+        low = counts.below(math.ceil(least))
     if rejected(total):
-        high = upper_edge(bucket_at(counts, min(math.floor(most) + 1, total)))
-    return Interval(upper_edge(bucket_at(counts, math.ceil(total * quantile))), low, high)
-
-
-def bucket_at(counts: Mapping[int, float], rank: float) -> int:
-    """Return the bucket of the value with this rank, from 1."""
-    seen, bucket = 0.0, 0
-    for bucket in sorted(counts):
-        seen += counts[bucket]
-        if seen >= rank:
-            break
-    return bucket
+        high = counts.at(min(math.floor(most) + 1, total))
+    return Interval(counts.quantile(quantile), low, high)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,6 +15,10 @@ MAX_WINDOWS: Final = 12
 MAX_CLUSTERS: Final = 16_384
 _OTHERS: Final = Stratum(prompt="others")
 _CLUSTER_BITS: Final = 0xFFFFFFFF
+
+
+Window = dict[tuple[Stratum, float], list[float]]
+"""By stratum and probability: the counts of a ``CountRow``."""
 
 
 class CountRow(NamedTuple):
@@ -44,7 +48,7 @@ class EventCounts:
 
     def __init__(self, burst_ns: int) -> None:
         self._burst_ns = burst_ns
-        self._windows: list[dict[tuple[Stratum, float], list[float]]] = [{}]
+        self._windows: list[Window] = [{}]
         self._first = 1
         self._strata: list[Stratum] = []
         self._burst = -1
@@ -55,12 +59,15 @@ class EventCounts:
         self._clusters: set[int] = set()
         self.uncounted = 0
         """Bad events of clusters that no place was left for."""
+        self._arrays: _Arrays | None = None
+        """What ``arrays`` returned last; None if windows, strata or probabilities have changed since."""
 
     def _row(self, stratum: Stratum, probability: float) -> list[float]:
         row = self._windows[-1].get((stratum, probability))
         if row is None:
             stratum = self._place(stratum)
             row = self._windows[-1].setdefault((stratum, probability), [0, 0, 0, 0, 0.0, 0.0])
+            self._arrays = None
         return row
 
     def _place(self, stratum: Stratum) -> Stratum:
@@ -71,9 +78,9 @@ class EventCounts:
                 self._strata.append(stratum)
         return stratum
 
-    def exposed(self, stratum: Stratum, probability: float, candidate: bool) -> None:
-        """Count a request that can be said to be bad or not."""
-        self._row(stratum, probability)[2 if candidate else 3] += 1
+    def exposed(self, stratum: Stratum, probability: float, candidate: bool, requests: int = 1) -> None:
+        """Count requests that can be said to be bad or not."""
+        self._row(stratum, probability)[2 if candidate else 3] += requests
 
     def bad(self, stratum: Stratum, probability: float, candidate: bool, now_ns: int, cluster: int) -> None:
         """Count a bad event."""
@@ -115,6 +122,7 @@ class EventCounts:
         if not self._windows[-1]:
             return
         self._windows.append({})
+        self._arrays = None
         if len(self._windows) > MAX_WINDOWS:
             eldest = self._windows.pop(1)
             self._first += 1
@@ -152,21 +160,22 @@ class EventCounts:
         """Number of the second window."""
         return self._first
 
+    def totals(self) -> list[int]:
+        """Return the sums of bad events and requests, of the candidate and of the baseline, of those that are compared.
+
+        Requests that were assigned for certain say nothing.
+        """
+        rows = [row for window in self._windows for key, row in window.items() if 0.0 < key[1] < 1.0]
+        return [int(sum(column)) for column in list(zip(*rows, strict=True))[:4]] or [0, 0, 0, 0]
+
     def arrays(self) -> tuple[Array, Array, Array]:
         """Return units of the candidate and of the baseline by (window, stratum, probability), and the probabilities.
 
-        Requests that were assigned for certain say nothing, and are left out.
+        Requests that were assigned for certain say nothing, and are left out. The arrays are valid until the next call.
         """
-        keys = {key for window in self._windows for key in window if 0.0 < key[1] < 1.0}
-        probabilities = sorted({probability for _, probability in keys})
-        strata = {stratum: index for index, stratum in enumerate(self._strata)}
-        places = {key: (strata[key[0]], probabilities.index(key[1])) for key in keys}
-        units = np.zeros((2, len(self._windows), len(strata), len(probabilities)))
-        for number, window in enumerate(self._windows):
-            for key, row in window.items():
-                if key in places:
-                    units[(slice(None), number, *places[key])] = row[4:]
-        return units[0], units[1], np.array(probabilities)
+        if self._arrays is None:
+            self._arrays = _Arrays(self._windows, self._strata)
+        return self._arrays.filled(self._windows[-1])
 
     def to_json(self) -> dict[str, Any]:
         """Return the state."""
@@ -181,6 +190,7 @@ class EventCounts:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a state that ``to_json`` has returned."""
+        self._arrays = None
         self._first = int(state["first"])
         self._strata = [Stratum(*each) for each in state["strata"]]
         self._windows = [
@@ -192,6 +202,30 @@ class EventCounts:
         self._sizes = [int(each) for each in state["burst"][2]]
         self._clusters = set(np.frombuffer(b64decode(state["clusters"]), "<u4").tolist())
         self.uncounted = int(state["uncounted"])
+
+
+class _Arrays:
+    """The units of all windows, of which only the last one changes."""
+
+    def __init__(self, windows: Sequence[Window], strata: Sequence[Stratum]) -> None:
+        keys = {key for window in windows for key in window if 0.0 < key[1] < 1.0}
+        probabilities = sorted({probability for _, probability in keys})
+        self._probabilities = np.array(probabilities)
+        self._places = {key: (strata.index(key[0]), probabilities.index(key[1])) for key in keys}
+        self._units = np.zeros((2, len(windows), len(strata), len(probabilities)))
+        for number, window in enumerate(windows):
+            self._fill(number, window)
+
+    def _fill(self, number: int, window: Window) -> None:
+        candidate, baseline = self._units[:, number]
+        for key, row in window.items():
+            place = self._places.get(key)
+            if place is not None:
+                candidate[place], baseline[place] = row[4:]
+
+    def filled(self, last: Window) -> tuple[Array, Array, Array]:
+        self._fill(-1, last)
+        return self._units[0], self._units[1], self._probabilities
 
 
 def difference(rows: list[CountRow], before: list[CountRow]) -> list[CountRow]:

@@ -12,19 +12,22 @@ What they assume is in ``docs/decisions/0021-rollout-judge.md``. A judge has no 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from nerite.judge.confidence import UNKNOWN, Interval, bucket_of, quantile_interval, rate_interval
 from nerite.judge.counts import CountRow, EventCounts, total
-from nerite.judge.evidence import gate_evidence, log_mismatch, risk_interval
-from nerite.judge.gates import METRICS, Gate, LimitGate, RateGate, TailGate, parse_gate
+from nerite.judge.evidence import gate_evidence, log_mismatch
+from nerite.judge.gate_test import FAILED, GateTest
+from nerite.judge.gates import Gate, LimitGate, RateGate, TailGate, parse_gate
+from nerite.judge.latency_counts import LatencyCounts
 from nerite.judge.limits import GaugeLimit, GrossFailure
 from nerite.judge.outcome import Outcome, Stratum
+from nerite.judge.outcome_batch import LATENCIES, OutcomeBatch
 from nerite.judge.thresholds import BaselineThresholds
-from nerite.judge.verdict import ArmCounts, Decision, GateVerdict, Verdict
+from nerite.judge.verdict import Decision, EventFigures, GateVerdict, LimitFigures, Verdict
 
 DEFAULT_GATES: Final = ("errors", "p99", "ttft_p95", "itl")
 _GROSS_SHARE: Final = 0.1
@@ -36,12 +39,13 @@ SUSPICION: Final = math.log(3.0)
 _MISMATCH: Final = math.log(1000.0)
 _UNMATCHED: Final = 0.2
 _UNMATCHED_LEAST: Final = 50
-_FAILED: Final = frozenset({"error", "timeout"})
-_MISSED: Final = frozenset({"error", "timeout", "refused"})
 _LN10: Final = math.log(10.0)
 LOAD: Final = "load"
 """A gauge that is no gate: requests under way per instance. Arms are comparable if they have about the same."""
 _LOAD_RATIO: Final = 1.5
+_MAX_PATIENCE: Final = 1024
+_BATCH: Final = 256
+"""Ends of requests that are counted together."""
 
 
 def log_boundary(alpha: float, gates: int) -> float:
@@ -52,8 +56,9 @@ def log_boundary(alpha: float, gates: int) -> float:
 class Judge:
     """Compares a candidate with a baseline by gates.
 
-    It is given each request's outcome once (``observe``), and may be given a request that takes long before it ends
-    (``observe_running``); or counts that others have taken (``add``).
+    It is given each request's outcome once (``observe``), and may be given requests that take long before they end
+    (``observe_running``); or counts that others have taken (``add``). Outcomes are counted some at a time, and before
+    anything else is done or asked for: nothing depends on when.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class Judge:
         self._counts = [EventCounts(burst_ns) for _ in self._events]
         learned = list(dict.fromkeys(pair for gate in self._events for pair in gate.learned))
         self._thresholds = BaselineThresholds(learned)
-        self._tests = [_Test(gate, learned) for gate in self._events]
+        self._tests = [GateTest(gate, learned) for gate in self._events]
         self._limits = [GaugeLimit(gate) for gate in gates if isinstance(gate, LimitGate)]
         self._load = GaugeLimit(LimitGate(LOAD, LOAD, False, _LOAD_RATIO - 1, relative=True))
         self._gross = GrossFailure(alpha * _GROSS_SHARE)
@@ -93,50 +98,112 @@ class Judge:
         self._requests = [0, 0]
         self._unmatched = [0, 0]
         """Requests of the candidate that no threshold of the baseline fits, and all to which one should."""
-        self._latencies: dict[str, tuple[dict[int, float], dict[int, float]]] = {
-            gate.field: ({}, {}) for gate in self._events if isinstance(gate, TailGate)
+        self._latencies: dict[str, tuple[LatencyCounts, LatencyCounts]] = {
+            gate.field: (LatencyCounts(), LatencyCounts()) for gate in self._events if isinstance(gate, TailGate)
         }
         self._window_began: int | None = None
         self._last_ns = 0
         self._rolled_back = ""
+        self._waiting: list[tuple[Outcome, int]] = []
+        """Outcomes that are not counted yet, with what was counted of them while they were under way."""
+        self._patience: dict[Stratum, float] = {}
+        self._patience_from: Mapping[Stratum, tuple[float, ...]] = {}
+        """The thresholds that ``_patience`` was computed from."""
+        self.on_counted: Callable[[OutcomeBatch], None] = _ignored
+        """Called with outcomes when they are counted."""
 
     def observe(self, outcome: Outcome, counted: int = 0) -> None:
         """Take the end of a request. ``counted`` is what ``observe_running`` has returned for it, if it was called."""
-        self._advance(outcome.at_ns)
-        candidate, probability = outcome.candidate, outcome.probability
-        if 0.0 < probability < 1.0:
-            self._requests[0 if candidate else 1] += 1
-            if not outcome.cluster:
-                self._arrived.setdefault(probability, [0, 0])[0 if candidate else 1] += 1
-            self._gross.observe(candidate, outcome.error in _FAILED, outcome.cluster)
-            self._compare(outcome, counted, ended=True)
-        answered = not outcome.error
-        for field, histograms in self._latencies.items():
-            value: float = getattr(outcome, field)
-            if value > 0.0 and (answered or outcome.error == "timeout"):
-                histogram = histograms[0 if candidate else 1]
-                bucket = bucket_of(value)
-                histogram[bucket] = histogram.get(bucket, 0) + 1
-        if not candidate and (answered or outcome.error == "timeout"):
-            self._thresholds.learn(outcome)
+        self._waiting.append((outcome, counted))
+        if len(self._waiting) >= _BATCH:
+            self.count()
 
-    def observe_running(self, outcome: Outcome, counted: int = 0) -> int:
-        """Take a request that is still under way: ``at_ns`` is now, its latencies are what has passed so far.
+    def count(self) -> None:
+        """Count the outcomes that are not counted yet."""
+        waiting = self._waiting
+        while waiting:
+            self._advance(waiting[0][0].at_ns)
+            size = self._before_thresholds_change(waiting)
+            part, waiting = waiting[:size], waiting[size:]
+            self._waiting = waiting
+            batch = OutcomeBatch(*zip(*part, strict=True))
+            self._last_ns = max(self._last_ns, int(batch.at_ns.max()))
+            self._count(batch)
+            self.on_counted(batch)
+
+    def _before_thresholds_change(self, waiting: Sequence[tuple[Outcome, int]]) -> int:
+        """Return how many outcomes can be counted together."""
+        assert self._window_began is not None
+        room, end_ns = self._thresholds.room, self._window_began + self._window_ns
+        if len(waiting) <= room and waiting[-1][0].at_ns < end_ns:
+            return len(waiting)
+        learned = 0
+        for number, (outcome, _) in enumerate(waiting):
+            if number and outcome.at_ns >= end_ns:
+                return number
+            learned += not outcome.candidate and outcome.error in ("", "timeout")
+            if learned == room:
+                return number + 1
+        return len(waiting)
+
+    def _count(self, batch: OutcomeBatch) -> None:
+        judged, candidate = batch.judged, batch.candidate
+        requests = int(np.count_nonzero(judged & candidate))
+        self._requests[0] += requests
+        self._requests[1] += int(np.count_nonzero(judged)) - requests
+        for group, count in Counter(batch.group[judged & batch.without_key()].tolist()).items():
+            _, probability, is_candidate = batch.groups[group]
+            self._arrived.setdefault(probability, [0, 0])[0 if is_candidate else 1] += count
+        for outcome in batch.outcomes if not self._gross.looked else ():
+            if 0.0 < outcome.probability < 1.0:
+                self._gross.observe(outcome.candidate, outcome.error in FAILED, outcome.cluster)
+        self._compare(batch, batch.at_ns.tolist(), ended=True)
+        for field, arms in self._latencies.items():
+            row = LATENCIES.index(field)
+            arms[0].add(batch.buckets_where(row, batch.timed & candidate))
+            arms[1].add(batch.buckets_where(row, batch.timed & ~candidate))
+        self._thresholds.learn(batch)
+
+    def observe_running(self, requests: Sequence[tuple[Outcome, int]]) -> list[int]:
+        """Take requests that are still under way: ``at_ns`` is now, their latencies are what has passed so far.
 
         A request over a threshold is bad from then on, however late it ends, so a candidate does not win by not
         answering. Requests that arrived apart count apart, although they are looked at together: pass them in the order
-        of their arrival. Return what is counted of it, for the next call about this request.
+        of their arrival, with what was returned for them before, or 0. Return what is counted of each.
         """
-        self._advance(outcome.at_ns)
-        return self._compare(outcome, counted, ended=False) if 0.0 < outcome.probability < 1.0 else counted
+        self.count()
+        if not requests:
+            return []
+        outcomes, counted = zip(*requests, strict=True)
+        self._advance(max(outcome.at_ns for outcome in outcomes))
+        late = [max(0.0, outcome.latency_us - self.patience_us(outcome.stratum)) for outcome in outcomes]
+        # When it became too slow, and not when that is seen.
+        at_ns = [outcome.at_ns - int(over * 1000) for outcome, over in zip(outcomes, late, strict=True)]
+        return self._compare(OutcomeBatch(outcomes, counted), at_ns, ended=False)
 
     def patience_us(self, stratum: Stratum) -> float:
         """Return after how long a request under way should be given to ``observe_running``; infinity: never."""
-        known = self._thresholds.of(stratum, math.inf)
-        return min((test.patience_us(known) for test in self._tests), default=math.inf)
+        self.count()
+        if self._patience_from is not self._thresholds.in_force:
+            self._patience_from = self._thresholds.in_force
+            self._patience.clear()
+        found = self._patience.get(stratum)
+        if found is None:
+            known = self._thresholds.of(stratum, math.inf)
+            found = min((test.patience_us(known) for test in self._tests), default=math.inf)
+            if len(self._patience) < _MAX_PATIENCE:
+                self._patience[stratum] = found
+        return found
+
+    def least_patience_us(self) -> float:
+        """Return the least ``patience_us`` of all classes."""
+        self.count()
+        classes = [*self._thresholds.in_force, Stratum()]
+        return min(map(self.patience_us, classes))
 
     def gauge(self, name: str, candidate: float, baseline: float, now_ns: int) -> None:
         """Take a reading of a gauge: of a gate that has a hard limit, or ``load``. NaN: not known."""
+        self.count()
         self._advance(now_ns)
         if name == LOAD and max(candidate, baseline) >= 1:
             self._load.read(max(candidate, baseline), min(candidate, baseline), now_ns)
@@ -146,6 +213,7 @@ class Judge:
 
     def add(self, gate: str, rows: Iterable[CountRow], now_ns: int) -> None:
         """Add counts that others have taken since the last call: differences of what their ``counts`` returned."""
+        self.count()
         self._advance(now_ns)
         names = [each.text for each in self._events]
         if gate not in names:
@@ -164,12 +232,14 @@ class Judge:
 
     def counts(self) -> dict[str, list[CountRow]]:
         """Return the counts of each gate, to be exported and added to those of other replicas."""
+        self.count()
         for counts in self._counts:
             counts.close_burst_before(self._last_ns)
         return {gate.text: counts.rows() for gate, counts in zip(self._events, self._counts, strict=True)}
 
     def begin_step(self, now_ns: int) -> None:
         """Note that weights change: what the candidate did so far no longer excuses what it does from now on."""
+        self.count()
         self._advance(now_ns)
         self._begin_window(now_ns)
         self._gross.begin_step()
@@ -187,31 +257,35 @@ class Judge:
         for counts in self._counts:
             counts.begin_window()
 
-    def _compare(self, outcome: Outcome, counted: int, *, ended: bool) -> int:
-        """Count the request for each gate that can say whether it is bad; return the gates for which it is."""
-        thresholds = self._thresholds.of(outcome.stratum, outcome.at_ns - outcome.latency_us * 1000)
-        stratum = outcome.stratum.before_assignment
-        at_ns = outcome.at_ns
-        if not ended:  # when it became too slow, and not when that is seen
-            at_ns -= int(max(0.0, outcome.latency_us - self.patience_us(outcome.stratum)) * 1000)
-        for index, test in enumerate(self._tests):
-            bad = test.is_bad(outcome, thresholds, ended)
-            bit = 1 << index
-            if bad is None:
-                if ended and outcome.candidate and test.unmatched(outcome, thresholds, self._thresholds):
-                    self._unmatched[0] += 1
-                if not (ended and counted & bit):
-                    continue
+    def _compare(self, batch: OutcomeBatch, at_ns: Sequence[int], *, ended: bool) -> list[int]:
+        """Count requests for each gate that can say whether they are bad; return for which they are, as bits.
+
+        ``at_ns`` is when they were bad.
+        """
+        thresholds = self._thresholds.of_all(batch)
+        judged = batch.judged
+        rows = [(stratum.before_assignment, probability, arm) for stratum, probability, arm in batch.groups]
+        counted = np.zeros(batch.size, np.int64) if batch.counted is None else batch.counted
+        for index, (test, counts) in enumerate(zip(self._tests, self._counts, strict=True)):
+            bad, known = test.bad(batch, thresholds, ended=ended)
+            before = (counted >> index & 1).astype(bool)
             if ended:
-                self._unmatched[1] += outcome.candidate
-                self._counts[index].exposed(stratum, outcome.probability, outcome.candidate)
-            if bad and not counted & bit:
-                counted |= bit
-                self._counts[index].bad(stratum, outcome.probability, outcome.candidate, at_ns, outcome.cluster)
-        return counted
+                if not known.all():
+                    unmatched = test.unmatched(batch, thresholds, self._thresholds) & ~known & judged & batch.candidate
+                    self._unmatched[0] += int(np.count_nonzero(unmatched))
+                exposed = (known | before) & judged
+                self._unmatched[1] += int(np.count_nonzero(exposed & batch.candidate))
+                for group, count in Counter(batch.group[exposed].tolist()).items():
+                    counts.exposed(*rows[group], count)
+            fresh = bad & judged & ~before
+            for place in fresh.nonzero()[0].tolist():
+                counts.bad(*rows[batch.group[place]], at_ns[place], batch.clusters[place])
+            counted = counted | fresh.astype(np.int64) << index
+        return counted.tolist()
 
     def verdict(self, now_ns: int) -> Verdict:
         """Return the decision at this time, with its numbers. May be called at any time and as often as one likes."""
+        self.count()
         self._advance(now_ns)
         gates: list[GateVerdict] = []
         holds: list[str] = []
@@ -244,11 +318,9 @@ class Judge:
     def _event_verdict(self, gate: RateGate | TailGate, counts: EventCounts, holds: list[str]) -> GateVerdict:
         counts.close_burst_before(self._last_ns)
         candidate, baseline, probabilities = counts.arrays()
-        rows = [row for row in counts.rows() if 0.0 < row.probability < 1.0]
-        bad, others_bad, requests, others = total(rows)
+        bad, others_bad, requests, others = counts.totals()
         worse = not_worse = 0.0
         worst, suspected = "", False
-        risk = UNKNOWN
         if probabilities.size:
             found = gate_evidence(
                 candidate,
@@ -261,14 +333,11 @@ class Judge:
                 first=counts.first,
             )
             worse, not_worse, strata = float(found.worse), float(found.not_worse), found.strata
-            units, other_units = candidate.sum(axis=(0, 1)), baseline.sum(axis=(0, 1))
-            risk = Interval(*risk_interval(units, other_units, probabilities, self.alpha))
             index = int(strata.argmax())
             if strata[index] > 0:
                 worst = counts.strata[index].label
             suspected = bool(strata[index] > SUSPICION)
-        enough = candidate.sum() >= LEAST_BAD
-        if worse >= self._boundary and enough:
+        if worse >= self._boundary and candidate.sum() >= LEAST_BAD:
             decision = Decision.ROLL_BACK
         elif not_worse >= self._safe:
             decision = Decision.NOT_WORSE
@@ -276,18 +345,20 @@ class Judge:
             decision = Decision.CONTINUE
         if suspected and decision is not Decision.ROLL_BACK:
             holds.append(f"{gate.text}: it looks worse for {worst}, which is not certain")
-        summaries = self._summary(gate, 0, bad, requests), self._summary(gate, 1, others_bad, others)
-        reason = _in_words(gate, summaries, risk, worst if len(counts.strata) > 1 else "")
+        latencies = self._latencies[gate.field] if isinstance(gate, TailGate) else None
+        figures = EventFigures(
+            self.alpha,
+            (requests, others),
+            (bad, others_bad),
+            (candidate.sum(axis=(0, 1)), baseline.sum(axis=(0, 1)), probabilities),
+            gate.quantile if isinstance(gate, TailGate) else 0.0,
+            None if latencies is None else (latencies[0].copy(), latencies[1].copy()),
+            worst if len(counts.strata) > 1 else "",
+        )
         return GateVerdict(
-            gate.text, decision, reason, worse / _LN10, self._boundary / _LN10, not_worse / _LN10, self._safe / _LN10,
-            *summaries, risk, gate.tolerated, worst,
+            gate.text, decision, figures, worse / _LN10, self._boundary / _LN10, not_worse / _LN10, self._safe / _LN10,
+            gate.tolerated, worst,
         )  # fmt: skip
-
-    def _summary(self, gate: RateGate | TailGate, arm: int, bad: int, requests: int) -> ArmCounts:
-        value = UNKNOWN
-        if isinstance(gate, TailGate):
-            value = quantile_interval(self._latencies[gate.field][arm], gate.quantile, self.alpha)
-        return ArmCounts(requests, bad, rate_interval(bad, requests, self.alpha), value)
 
     def _limit_verdict(self, limit: GaugeLimit, now_ns: int) -> GateVerdict:
         known = limit.known(now_ns)
@@ -299,9 +370,7 @@ class Judge:
         else:
             decision = Decision.CONTINUE if limit.violations else Decision.NOT_WORSE
             reason = f"{limit.candidate:g}, {limit.violations} of the last readings beyond the limit"
-        values = (Interval(value, value, value) for value in (limit.candidate, limit.baseline))
-        arms = [ArmCounts(value=value) for value in values]
-        return GateVerdict(limit.gate.text, decision, reason, candidate=arms[0], baseline=arms[1])
+        return GateVerdict(limit.gate.text, decision, LimitFigures(reason, limit.candidate, limit.baseline))
 
     def _missing(self) -> list[str]:
         """Return what the judge does not get to see: reasons not to promote."""
@@ -336,6 +405,7 @@ class Judge:
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole state. Times are relative to the last event."""
+        self.count()
         now = self._last_ns
         return {
             "gates": [gate.text for gate in self.gates],
@@ -352,7 +422,7 @@ class Judge:
             "arrived": [[probability, *arms] for probability, arms in self._arrived.items()],
             "requests": self._requests,
             "unmatched": self._unmatched,
-            "latencies": {field: [list(each.items()) for each in arms] for field, arms in self._latencies.items()},
+            "latencies": {field: [each.to_json() for each in arms] for field, arms in self._latencies.items()},
             "window_age_ns": None if self._window_began is None else now - self._window_began,
             "rolled_back": self._rolled_back,
         }
@@ -390,7 +460,7 @@ class Judge:
         judge._requests = [int(each) for each in state["requests"]]
         judge._unmatched = [int(each) for each in state["unmatched"]]
         for field, arms in state["latencies"].items():
-            first, second = ({int(bucket): float(count) for bucket, count in each} for each in arms)
+            first, second = map(LatencyCounts.of_json, arms)
             judge._latencies[field] = first, second
         age = state["window_age_ns"]
         judge._window_began = None if age is None else now_ns - int(age)
@@ -398,77 +468,5 @@ class Judge:
         return judge
 
 
-class _Test:
-    """Says of an outcome whether it is bad by one gate."""
-
-    def __init__(self, gate: RateGate | TailGate, learned: Sequence[tuple[str, float]]) -> None:
-        self._gate = gate
-        self._scale = 1.0 + gate.margin if isinstance(gate, TailGate) else 1.0
-        self._places = [(Outcome._fields.index(pair[0]), learned.index(pair)) for pair in gate.learned]
-        self._bad_ends: frozenset[str] = frozenset()
-        self._fixed: list[tuple[int, float]] = []
-        if isinstance(gate, RateGate):
-            ends = {"errors": _FAILED, "goodput": _MISSED}
-            self._bad_ends = ends.get(gate.name, frozenset({gate.name}))
-            self._fixed = [(Outcome._fields.index(field), limit) for field, limit in gate.objectives]
-            if not self._fixed and not self._places:
-                self.is_bad = self._is_bad_end  # type: ignore[method-assign]
-
-    def _is_bad_end(self, outcome: Outcome, thresholds: tuple[float, ...] | None, ended: bool) -> bool | None:
-        return outcome.error in self._bad_ends if ended else None
-
-    def is_bad(self, outcome: Outcome, thresholds: tuple[float, ...] | None, ended: bool) -> bool | None:
-        """Return None if it cannot be said: no threshold is known, or the request was given up before it."""
-        if ended and outcome.error in self._bad_ends:
-            return True
-        for place, limit in self._fixed:
-            if outcome[place] > limit:  # type: ignore[operator]
-                return True
-        known = bool(self._fixed)
-        if thresholds is not None:
-            scale = self._scale if outcome.candidate else 1.0
-            for place, index in self._places:
-                value: float = outcome[place]  # type: ignore[assignment]
-                threshold = thresholds[index]
-                if value > threshold * scale:
-                    return True
-                known = known or (value > 0.0 and threshold == threshold)
-        return False if ended and known and not outcome.error else None
-
-    def unmatched(self, outcome: Outcome, thresholds: tuple[float, ...] | None, known: BaselineThresholds) -> bool:
-        """Return whether there are thresholds for other classes, and none for that of the outcome."""
-        if not self._places or outcome.error:
-            return False
-        return any(
-            outcome[place] > 0.0  # type: ignore[operator]
-            and (thresholds is None or thresholds[index] != thresholds[index])
-            and known.known(index)
-            for place, index in self._places
-        )
-
-    def patience_us(self, thresholds: tuple[float, ...] | None) -> float:
-        """Return the least time after which a request under way is bad."""
-        token = METRICS["itl"]
-        limits = [limit for place, limit in self._fixed if Outcome._fields[place] != token]
-        if thresholds is not None:
-            limits += [thresholds[index] for place, index in self._places if Outcome._fields[place] != token]
-        return min((limit for limit in limits if not math.isnan(limit)), default=math.inf)
-
-
-def _in_words(gate: RateGate | TailGate, arms: tuple[ArmCounts, ArmCounts], risk: Interval, worst: str) -> str:
-    """Return the numbers of a gate in words."""
-    candidate, baseline = arms
-    if not candidate.requests:
-        return "no request to the candidate could be compared yet"
-    parts = []
-    if isinstance(gate, TailGate) and not math.isnan(candidate.value.value + baseline.value.value):
-        parts.append(f"{candidate.value.value / 1000:,.1f} ms against {baseline.value.value / 1000:,.1f} ms")
-    parts.append(
-        f"{candidate.bad:,} of {candidate.requests:,} requests bad ({candidate.rate.value:.2%}) against "
-        f"{baseline.bad:,} of {baseline.requests:,} ({baseline.rate.value:.2%})"
-    )
-    if not math.isnan(risk.value):
-        parts.append(f"relative risk {risk.value:.2g}, between {risk.low:.2g} and {risk.high:.2g}")
-    if worst:
-        parts.append(f"worst for {worst}")
-    return "; ".join(parts)
+def _ignored(_batch: OutcomeBatch) -> None:
+    """Do nothing: nobody else counts."""

@@ -75,7 +75,8 @@ class GrossFailure:
         self._step = 0
         self._counts = [0, 0, 0, 0]
         self._clusters: set[int] = set()
-        self._looked = False
+        self.looked = False
+        """Nothing more is counted in this step."""
         self.reason = ""
         """Why the candidate is rolled back; empty while it is not."""
 
@@ -85,11 +86,11 @@ class GrossFailure:
             self._step += 1
             self._counts = [0, 0, 0, 0]
             self._clusters.clear()
-            self._looked = self._step >= _STEPS
+            self.looked = self._step >= _STEPS
 
     def observe(self, candidate: bool, failed: bool, cluster: int) -> None:
         """Take a request, the first of each sticky key."""
-        if self._looked or cluster in self._clusters:
+        if self.looked or cluster in self._clusters:
             return
         if cluster and len(self._clusters) < _MAX_CLUSTERS:
             self._clusters.add(cluster)
@@ -97,12 +98,12 @@ class GrossFailure:
 
     def add(self, candidate_failed: int, candidate: int, baseline_failed: int, baseline: int) -> None:
         """Take counts."""
-        if self._looked:
+        if self.looked:
             return
         for index, value in enumerate((candidate_failed, candidate, baseline_failed, baseline)):
             self._counts[index] += value
         if self._counts[1] >= _FIRST:
-            self._looked = True
+            self.looked = True
             failed, requests, others_failed, others = self._counts
             chance = fisher(failed, requests, others_failed, others)
             if failed * _FIRST >= _FAILED * requests and chance <= self._alpha:
@@ -113,12 +114,12 @@ class GrossFailure:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state."""
-        return {"step": self._step, "counts": self._counts, "looked": self._looked, "reason": self.reason,
+        return {"step": self._step, "counts": self._counts, "looked": self.looked, "reason": self.reason,
                 "clusters": sorted(self._clusters)}  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a state that ``to_json`` has returned."""
-        self._step, self._looked, self.reason = int(state["step"]), bool(state["looked"]), str(state["reason"])
+        self._step, self.looked, self.reason = int(state["step"]), bool(state["looked"]), str(state["reason"])
         self._counts = [int(each) for each in state["counts"]]
         self._clusters = {int(each) for each in state["clusters"]}
 

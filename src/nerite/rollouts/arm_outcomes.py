@@ -6,53 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nerite.judge.outcome import ENDS, Outcome
+import numpy as np
 
-_WIDTH: Final = math.log(1.05)
-"""Width of a bucket of latencies, as a logarithm."""
-_MAX_BUCKET: Final = 600
-"""Of 60 days in microseconds; longer ones are counted here."""
+from nerite.judge.latency_counts import LatencyCounts
+from nerite.judge.outcome import ENDS
+from nerite.judge.outcome_batch import LATENCIES, Mask, OutcomeBatch
+
 FAILURES: Final = frozenset(("error", "timeout"))
 """Ends that are errors of the version, and not of its callers or of the load."""
-
-
-class LatencyCounts:
-    """Numbers of latencies by size. Quantiles are exact to 5 %."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (_MAX_BUCKET + 1)
-        self.total = 0
-
-    def note(self, latency_us: float) -> None:
-        """Count a latency."""
-        bucket = int(math.log(latency_us) / _WIDTH) if latency_us > 1 else 0
-        self._counts[min(bucket, _MAX_BUCKET)] += 1
-        self.total += 1
-
-    def quantile_ms(self, quantile: float) -> float | None:
-        """Return a quantile in milliseconds; None if nothing was counted."""
-        rank = math.ceil(self.total * quantile)
-        if not rank:
-            return None
-        seen = 0
-        for bucket, count in enumerate(self._counts):
-            seen += count
-            if seen >= rank:
-                return math.exp((bucket + 0.5) * _WIDTH) / 1000
-        return None
-
-    def as_json(self) -> dict[str, int]:
-        """Return the counts; ``of_json`` restores them."""
-        return {str(bucket): count for bucket, count in enumerate(self._counts) if count}
-
-    @classmethod
-    def of_json(cls, document: Mapping[str, Any]) -> LatencyCounts:
-        """Restore counts. Raises ``ValueError``, ``TypeError`` or ``IndexError`` for a document of another form."""
-        made = cls()
-        for bucket, count in document.items():
-            made._counts[int(bucket)] = int(count)
-        made.total = sum(made._counts)
-        return made
 
 
 class ArmOutcomes:
@@ -83,14 +44,14 @@ class ArmOutcomes:
         """Number of requests that failed."""
         return sum(self.ends[end] for end in FAILURES)
 
-    def observe(self, outcome: Outcome) -> None:
-        """Count a request."""
-        self.ends[outcome.error] += 1
-        if not outcome.error:
-            self.latency.note(outcome.latency_us)
-            self.first.note(outcome.first_us)
-            if outcome.token_us > 0:
-                self.token.note(outcome.token_us)
+    def count(self, batch: OutcomeBatch, arm: Mask) -> None:
+        """Count those of a batch that are requests of this arm."""
+        succeeded = arm & batch.answered
+        self.ends[""] += int(np.count_nonzero(succeeded))
+        for place in batch.failed:
+            self.ends[batch.errors[place]] += bool(arm[place])
+        for field, counts in (("latency_us", self.latency), ("first_us", self.first), ("token_us", self.token)):
+            counts.add(batch.buckets_where(LATENCIES.index(field), succeeded))
 
     def figures(self) -> dict[str, Any]:
         """Return what is shown."""
@@ -99,19 +60,19 @@ class ArmOutcomes:
             "errors": self.errors,
             "refused": self.ends["refused"],
             "cancelled": self.ends["cancelled"],
-            "p50_ms": _rounded(self.latency.quantile_ms(0.5)),
-            "p99_ms": _rounded(self.latency.quantile_ms(0.99)),
-            "first_p95_ms": _rounded(self.first.quantile_ms(0.95)),
-            "token_p95_ms": _rounded(self.token.quantile_ms(0.95)),
+            "p50_ms": _milliseconds(self.latency.quantile(0.5)),
+            "p99_ms": _milliseconds(self.latency.quantile(0.99)),
+            "first_p95_ms": _milliseconds(self.first.quantile(0.95)),
+            "token_p95_ms": _milliseconds(self.token.quantile(0.95)),
         }
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts; ``of_json`` restores them."""
         return {
             "ends": self.ends,
-            "latency": self.latency.as_json(),
-            "first": self.first.as_json(),
-            "token": self.token.as_json(),
+            "latency": self.latency.to_json(),
+            "first": self.first.to_json(),
+            "token": self.token.to_json(),
         }
 
     @classmethod
@@ -125,5 +86,5 @@ class ArmOutcomes:
         return made
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")
+def _milliseconds(latency_us: float) -> float | None:
+    return None if math.isnan(latency_us) else float(f"{latency_us / 1000:.3g}")

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome
+from nerite.judge.outcome_batch import OutcomeBatch
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
 from nerite.rollouts.evidence_curve import EvidenceCurve
@@ -47,9 +48,10 @@ class RolloutRun:
         self.text = ""
         """The last decision as a sentence."""
         self.judge = Judge([parse_gate(text) for text in spec.gates])
+        self.judge.on_counted = self._count
         self.verdict: Verdict | None = None
-        self.baseline = ArmOutcomes()
-        self.candidate = ArmOutcomes()
+        self._baseline = ArmOutcomes()
+        self._candidate = ArmOutcomes()
         self.curve = EvidenceCurve()
         self.loaded_before = False
         """The candidate was loaded before the rollout, and stays loaded after it."""
@@ -78,6 +80,18 @@ class RolloutRun:
         """The other version."""
         return self.spec.baseline if self.rollout.state is RolloutState.PROMOTED else self.spec.to
 
+    @property
+    def baseline(self) -> ArmOutcomes:
+        """How the requests of the baseline have ended."""
+        self.judge.count()
+        return self._baseline
+
+    @property
+    def candidate(self) -> ArmOutcomes:
+        """How the requests of the candidate have ended."""
+        self.judge.count()
+        return self._candidate
+
     def route(self) -> WeightedRoute:
         """Return the route with the present weights. The same callers stay together on every replica."""
         spec, weight = self.spec, self.rollout.weight
@@ -103,17 +117,28 @@ class RolloutRun:
 
     def observe(self, outcome: Outcome, counted: int = 0) -> None:
         """Take how a request ended. ``counted`` is what was counted of it while it was under way."""
-        (self.candidate if outcome.candidate else self.baseline).observe(outcome)
         self.judge.observe(outcome, counted)
         if self.recording is not None:
             self.recording.outcome(outcome)
 
+    def _count(self, batch: OutcomeBatch) -> None:
+        self._candidate.count(batch, batch.candidate)
+        self._baseline.count(batch, ~batch.candidate)
+
     def look_under_way(self, requests: Iterable[RequestUnderWay], now_ns: int) -> None:
         """Count requests that are already slower than a gate accepts, so that hanging is not better than answering."""
-        found = [(request.outcome(now_ns), request) for request in requests]
-        for outcome, request in sorted(found, key=lambda each: -each[0].latency_us):  # in the order of their arrival
-            if outcome.latency_us > self.judge.patience_us(outcome.stratum):
-                request.counted = self.judge.observe_running(outcome, request.counted)
+        judge = self.judge
+        least_ns = judge.least_patience_us() * 1000
+        late = []
+        for request in requests:
+            if now_ns - request.arrived_ns > least_ns:
+                outcome = request.outcome(now_ns)
+                if outcome.latency_us > judge.patience_us(outcome.stratum):
+                    late.append((outcome, request))
+        late.sort(key=lambda each: -each[0].latency_us)  # in the order of their arrival
+        counted = judge.observe_running([(outcome, request.counted) for outcome, request in late])
+        for (_, request), count in zip(late, counted, strict=True):
+            request.counted = count
 
     def gauge(self, candidate: ArmGauges, baseline: ArmGauges, now_ns: int) -> None:
         """Take readings of both versions; restarts count from the first reading."""
@@ -213,9 +238,10 @@ class RolloutRun:
         run.rollout = Rollout.of_json(state, run.spec)
         run.text = str(document["text"])
         run.judge = Judge.from_json(document["judge"], now_ns)
+        run.judge.on_counted = run._count
         run.verdict = run.judge.verdict(now_ns)
-        run.baseline = ArmOutcomes.of_json(document["baseline"])
-        run.candidate = ArmOutcomes.of_json(document["candidate"])
+        run._baseline = ArmOutcomes.of_json(document["baseline"])
+        run._candidate = ArmOutcomes.of_json(document["candidate"])
         run.curve = EvidenceCurve.of_json(document["curve"])
         run.differences = [dict(each) for each in document["differences"][:MAX_DIFFERENCES]]
         run.loaded_before = bool(document["loaded_before"])

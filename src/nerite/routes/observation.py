@@ -92,6 +92,11 @@ class ObservedSink(CallerSink):
         state.under_way.add(self)
         request.sink = self
 
+    @property
+    def arrived_ns(self) -> int:
+        """When the request arrived."""
+        return self._request.arrived_ns
+
     def lose(self) -> None:
         """Record that the arm has lost the request, which counts as its error even if another arm answers."""
         self._lost = True

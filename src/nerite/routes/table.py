@@ -36,6 +36,10 @@ class ArmCounters:
 class RequestUnderWay(Protocol):
     """A request of an observed route that has not ended."""
 
+    @property
+    def arrived_ns(self) -> int:
+        """When it arrived, monotonic."""
+
     counted: int
     """What the observer has counted of it before its end; 0 at first. The observer gets it back with the outcome."""
 

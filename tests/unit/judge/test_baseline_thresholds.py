@@ -8,16 +8,21 @@ import pytest
 from rollout_outcomes import SECOND_NS, STEP_NS, requests
 
 from nerite.judge.outcome import Outcome, Stratum, stratum_of
+from nerite.judge.outcome_batch import OutcomeBatch
 from nerite.judge.thresholds import BaselineThresholds
 
 P95 = ("latency_us", 0.95)
 TOKEN = ("token_us", 0.9)
 
 
+def learn(thresholds: BaselineThresholds, outcome: Outcome) -> None:
+    thresholds.learn(OutcomeBatch([outcome], [0]))
+
+
 def learned(count: int, *, stratum: Stratum = Stratum(), factor: float = 1.0) -> BaselineThresholds:  # noqa: B008
     thresholds = BaselineThresholds([P95, TOKEN])
     for outcome in requests(count, 0.0, stratum=stratum):
-        thresholds.learn(outcome._replace(latency_us=outcome.latency_us * factor))
+        learn(thresholds, outcome._replace(latency_us=outcome.latency_us * factor))
     return thresholds
 
 
@@ -32,7 +37,7 @@ def test_too_few_requests_have_no_threshold() -> None:
     assert learned(100).of(Stratum(), math.inf) is None
     thresholds = BaselineThresholds([("latency_us", 0.99), P95])
     for outcome in requests(200, 0.0):
-        thresholds.learn(outcome)
+        learn(thresholds, outcome)
     found = thresholds.of(Stratum(), math.inf)
     assert found is not None
     assert math.isnan(found[0])
@@ -45,7 +50,7 @@ def test_a_request_is_held_to_what_was_in_force_when_it_began() -> None:
     assert thresholds.of(Stratum(), frozen_ns - 1) is None
     before = thresholds.of(Stratum(), frozen_ns)
     for outcome in requests(128, 0.0, 2, begin_ns=frozen_ns):
-        thresholds.learn(outcome._replace(latency_us=outcome.latency_us * 10))
+        learn(thresholds, outcome._replace(latency_us=outcome.latency_us * 10))
     assert thresholds.of(Stratum(), 255 * STEP_NS) == before
     after = thresholds.of(Stratum(), 256 * STEP_NS)
     assert before is not None
@@ -58,7 +63,7 @@ def test_after_the_first_window_thresholds_change_with_windows_alone() -> None:
     thresholds.end_window(200 * STEP_NS)
     before = thresholds.of(Stratum(), math.inf)
     for outcome in requests(3000, 0.0, 2, begin_ns=200 * STEP_NS):
-        thresholds.learn(outcome._replace(latency_us=outcome.latency_us * 10))
+        learn(thresholds, outcome._replace(latency_us=outcome.latency_us * 10))
     assert thresholds.of(Stratum(), math.inf) == before
     thresholds.end_window(10**6 * SECOND_NS)
     assert thresholds.of(Stratum(), math.inf) != before
@@ -69,7 +74,7 @@ def test_older_requests_count_for_half() -> None:
     thresholds = BaselineThresholds([("latency_us", 0.5)])
     for latency in (1e3, 1e6):
         for index in range(1100):
-            thresholds.learn(Outcome(False, 0.0, index, latency, latency))
+            learn(thresholds, Outcome(False, 0.0, index, latency, latency))
         thresholds.end_window(1)
     found = thresholds.of(Stratum(), math.inf)
     assert found is not None
@@ -93,9 +98,9 @@ def test_cached_and_uncached_requests_are_never_mixed() -> None:
 def test_before_the_first_token_the_greatest_threshold_counts() -> None:
     thresholds = BaselineThresholds([P95])
     for outcome in requests(2000, 0.0, stratum=stratum_of(500, 400, stream=True)):
-        thresholds.learn(outcome)
+        learn(thresholds, outcome)
         cold = outcome._replace(stratum=stratum_of(500, 0, stream=True), latency_us=outcome.latency_us * 4)
-        thresholds.learn(cold)
+        learn(thresholds, cold)
     unknown = Stratum("<1k", "", "", True)
     assert thresholds.of(unknown, math.inf) == thresholds.of(stratum_of(500, 0, stream=True), math.inf)
     assert thresholds.of(unknown._replace(stream=False), math.inf) is None
@@ -104,7 +109,7 @@ def test_before_the_first_token_the_greatest_threshold_counts() -> None:
 def test_single_responses_have_no_token_time() -> None:
     thresholds = BaselineThresholds([TOKEN])
     for outcome in requests(500, 0.0):
-        thresholds.learn(outcome._replace(token_us=0.0))
+        learn(thresholds, outcome._replace(token_us=0.0))
     found = thresholds.of(Stratum(), math.inf)
     assert found is not None
     assert math.isnan(found[0])

@@ -1,18 +1,35 @@
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 
-from nerite.judge.confidence import bucket_of, quantile_interval, rate_interval, upper_edge
+from nerite.judge.confidence import quantile_interval, rate_interval
+from nerite.judge.latency_counts import LatencyCounts, buckets_of, upper_edge
+
+
+def counted(*latencies: float) -> LatencyCounts:
+    counts = LatencyCounts()
+    counts.add(buckets_of(np.array(latencies)))
+    return counts
 
 
 def test_a_bucket_contains_its_latencies() -> None:
     for latency in (0.0, 0.5, 1.0, 1.01, 17.0, 1e3, 123_456.0, 1e9):
-        bucket = bucket_of(latency)
+        (bucket,) = buckets_of(np.array([latency])).tolist()
         assert latency <= upper_edge(bucket) * (1 + 1e-9)
         assert bucket == 0 or latency > upper_edge(bucket - 1) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("latency", [0.0, 1.0, 999.0, 123_456.0, 1e13, 1e300])
+def test_quantiles_are_exact_to_two_percent(latency: float) -> None:
+    assert math.isnan(LatencyCounts().quantile(0.99))
+    counts = counted(*[latency] * 100)
+    assert counts.total == 100
+    assert counts.quantile(0.99) == pytest.approx(latency, rel=0.02, abs=2) or latency > 1e15
+    assert LatencyCounts.of_json(json.loads(json.dumps(counts.to_json()))).quantile(0.5) == counts.quantile(0.5)
 
 
 def test_a_rate_without_requests_is_unknown() -> None:
@@ -52,10 +69,9 @@ def test_a_quantile_is_inside_at_all_times() -> None:
     true = math.exp(8 + 0.5 * 1.2815516)
     outside = 0
     for _ in range(100):
-        counts: dict[int, float] = {}
+        counts = LatencyCounts()
         for number, latency in enumerate(np.exp(random.normal(8, 0.5, 400)), 1):
-            bucket = bucket_of(latency)
-            counts[bucket] = counts.get(bucket, 0) + 1
+            counts.add(buckets_of(np.array([latency])))
             if number % 20 == 0:
                 found = quantile_interval(counts, 0.9, 0.1)
                 if not found.low <= true <= found.high:
@@ -65,8 +81,8 @@ def test_a_quantile_is_inside_at_all_times() -> None:
 
 
 def test_few_values_bound_a_quantile_on_one_side_at_most() -> None:
-    found = quantile_interval({bucket_of(1000): 5}, 0.99, 0.05)
+    found = quantile_interval(counted(*[1000] * 5), 0.99, 0.05)
     assert found.high == math.inf
-    assert math.isnan(quantile_interval({}, 0.99, 0.05).value)
-    many = quantile_interval({bucket_of(1000): 100_000, bucket_of(5000): 5_000}, 0.5, 0.05)
+    assert math.isnan(quantile_interval(counted(), 0.99, 0.05).value)
+    many = quantile_interval(counted(*[1000] * 100_000, *[5000] * 5_000), 0.5, 0.05)
     assert many.low < 1000 < many.high * 1.02 < 1100

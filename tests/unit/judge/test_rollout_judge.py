@@ -197,11 +197,11 @@ def test_a_request_that_does_not_end_counts_as_soon_as_it_is_late() -> None:
     patience = judge.patience_us(Stratum())
     assert math.isfinite(patience)
     late = Outcome(True, 0.5, 2000 * STEP_NS, patience * 0.9, patience * 0.9)
-    assert judge.observe_running(late) == 0
+    assert judge.observe_running([(late, 0)]) == [0]
     late = late._replace(at_ns=2001 * STEP_NS, latency_us=patience * 2, first_us=patience * 2)
-    counted = judge.observe_running(late)
+    (counted,) = judge.observe_running([(late, 0)])
     assert counted
-    assert judge.observe_running(late._replace(at_ns=2002 * STEP_NS), counted) == counted
+    assert judge.observe_running([(late._replace(at_ns=2002 * STEP_NS), counted)]) == [counted]
     assert judge.verdict(2003 * STEP_NS).gates[0].candidate.bad == 1
     judge.observe(late._replace(at_ns=2004 * STEP_NS, error="cancelled"), counted)
     row = judge.verdict(2005 * STEP_NS).gates[0].candidate
@@ -217,7 +217,8 @@ def test_a_candidate_that_hangs_is_rolled_back_before_its_requests_end() -> None
         if not outcome.candidate:
             judge.observe(outcome)
         else:
-            judge.observe_running(outcome._replace(latency_us=1e7, first_us=1e7, at_ns=outcome.at_ns + 10 * SECOND_NS))
+            hanging = outcome._replace(latency_us=1e7, first_us=1e7, at_ns=outcome.at_ns + 10 * SECOND_NS)
+            judge.observe_running([(hanging, 0)])
     assert judge.verdict(3000 * STEP_NS).decision is Decision.ROLL_BACK
 
 
