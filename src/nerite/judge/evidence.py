@@ -13,6 +13,8 @@ All functions work on arrays whose last axis is that of the probabilities; any a
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,16 +26,18 @@ WORSE: Final = np.geomspace(1.1, 30.0, 16)
 """Relative risks, divided by the tolerated one, that evidence of harm is a mixture over."""
 BETTER: Final = 1.0 / np.geomspace(1.05, 30.0, 16)
 """The same for evidence that the candidate is not worse."""
+_EITHER: Final = np.concatenate([WORSE, BETTER])
 PLACES: Final = 16
 """For strata. Evidence of each has this share, so that how many there will be need not be known."""
 _BELOW: Final = np.array([0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85])
+_LN2: Final = math.log(2.0)
 _RISKS: Final = np.geomspace(1 / 100, 100, 281)
 
 
 def log_mean(values: Array, axis: int = -1) -> Array:
     """Return the logarithm of the mean of what ``values`` are logarithms of."""
-    top = values.max(axis=axis, keepdims=True)
-    mean: Array = np.log(np.exp(values - top).mean(axis=axis)) + np.squeeze(top, axis)
+    top = np.maximum.reduce(values, axis, keepdims=True)
+    mean: Array = np.log(np.add.reduce(np.exp(values - top), axis) / values.shape[axis]) + np.squeeze(top, axis)
     return mean
 
 
@@ -42,10 +46,18 @@ def log_evidence(candidate: Array, baseline: Array, probabilities: Array, tolera
 
     ``candidate`` and ``baseline`` are bad events by probability of assignment (last axis).
     """
-    odds = tolerated * probabilities / (1 - probabilities)
+    of_candidate, of_baseline = _log_ratios(probabilities.tobytes(), tolerated, ratios.tobytes())
+    return log_mean(candidate @ of_candidate + baseline @ of_baseline)
+
+
+@lru_cache(maxsize=256)
+def _log_ratios(probabilities: bytes, tolerated: float, ratios: bytes) -> tuple[Array, Array]:
+    """Return what an event of the candidate and one of the baseline add to log likelihood ratios."""
+    share, of_risks = np.frombuffer(probabilities), np.frombuffer(ratios)
+    odds = tolerated * share / (1 - share)
     # Of an odds ratio r: log of (r odds / (1 + r odds)) / (odds / (1 + odds)), and of the complement.
-    against = np.log1p(odds)[:, None] - np.log1p(odds[:, None] * ratios)
-    return log_mean(candidate @ (against + np.log(ratios)) + baseline @ against)
+    against = np.log1p(odds)[:, None] - np.log1p(odds[:, None] * of_risks)
+    return against + np.log(of_risks), against
 
 
 def start_weights(first: int, count: int) -> tuple[Array, float]:
@@ -59,8 +71,13 @@ def start_weights(first: int, count: int) -> tuple[Array, float]:
 
 def _since(counts: Array) -> Array:
     """Return the counts from each window on."""
-    since: Array = np.flip(np.cumsum(np.flip(counts, -3), axis=-3), -3)
+    since: Array = counts[..., ::-1, :, :].cumsum(axis=-3)[..., ::-1, :, :]
     return since
+
+
+def _with_sum(counts: Array) -> Array:
+    """Return the counts with one more stratum, which is all together."""
+    return np.concatenate([counts, np.add.reduce(counts, -2, keepdims=True)], -2)
 
 
 def log_harm(
@@ -73,15 +90,18 @@ def log_harm(
     rollout, the other half with one of the windows, so that a candidate that becomes worse late is not acquitted for
     its past. Of each, half is about all strata together, half the mean over strata.
     """
-    candidate, baseline = _since(candidate), _since(baseline)
-    pooled = log_evidence(candidate.sum(axis=-2), baseline.sum(axis=-2), probabilities, tolerated, WORSE)
-    strata = log_evidence(candidate, baseline, probabilities, tolerated, WORSE)
-    unseen = np.zeros((*strata.shape[:-1], PLACES - strata.shape[-1]))
-    begun = log_mean(np.stack([pooled, log_mean(np.concatenate([strata, unseen], axis=-1))], axis=-1))
+    found = log_evidence(
+        _with_sum(_since(candidate)), _with_sum(_since(baseline)), probabilities, tolerated, WORSE
+    )
+    pooled, strata = found[..., -1], found[..., :-1]
+    # The mean over all places: e-values of strata that were not seen are 1.
+    top = np.maximum(np.maximum.reduce(strata, -1), 0.0)
+    places = np.add.reduce(np.exp(strata - top[..., None]), -1) + (PLACES - strata.shape[-1]) * np.exp(-top)
+    begun = np.logaddexp(pooled, np.log(places / PLACES) + top) - _LN2
     weights, later = start_weights(first, begun.shape[-1])
-    top = np.maximum(begun.max(axis=-1), 0.0)
+    top = np.maximum(np.maximum.reduce(begun, -1), 0.0)
     total = np.log(np.exp(begun - top[..., None]) @ weights + later * np.exp(-top)) + top
-    top = np.maximum(strata.max(axis=-2), 0.0)
+    top = np.maximum(np.maximum.reduce(strata, -2), 0.0)
     mixed = np.einsum("...ws,w->...s", np.exp(strata - top[..., None, :]), weights) + later * np.exp(-top)
     return total, np.log(mixed) + top
 
@@ -95,12 +115,12 @@ def log_below(bad: Array, requests: Array, rate: float) -> Array:
     """Return log e-values that bad events are rarer than ``rate`` in one arm, whatever the other does."""
     rates = rate * _BELOW
     good = np.maximum(requests - bad, 0)
-    return log_mean(np.multiply.outer(bad, np.log(_BELOW)) + np.multiply.outer(good, np.log((1 - rates) / (1 - rate))))
+    return log_mean(bad[..., None] * np.log(_BELOW) + good[..., None] * np.log((1 - rates) / (1 - rate)))
 
 
 def log_mismatch(candidate: Array, baseline: Array, probabilities: Array) -> Array:
     """Return log e-values that outcomes of an arm are missing: the labels of all requests do not fit the assignment."""
-    return log_evidence(candidate, baseline, probabilities, 1.0, np.concatenate([WORSE, BETTER]))
+    return log_evidence(candidate, baseline, probabilities, 1.0, _EITHER)
 
 
 class GateEvidence(NamedTuple):
@@ -132,7 +152,7 @@ def gate_evidence(
     """
     worse, strata = log_harm(candidate, baseline, probabilities, tolerated, first)
     safety = log_safety(candidate.sum(axis=(-3, -2)), baseline.sum(axis=(-3, -2)), probabilities, tolerated)
-    not_worse = log_mean(np.stack([safety, log_below(bad, requests, floor)], axis=-1))
+    not_worse = np.logaddexp(safety, log_below(bad, requests, floor)) - _LN2
     return GateEvidence(worse, not_worse, strata)
 
 

@@ -10,6 +10,7 @@ import pytest
 from nerite.judge.outcome import Outcome
 from nerite.observability.exposition import Page
 from nerite.rollouts import metrics
+from nerite.rollouts.arm_outcomes import ArmOutcomes
 from nerite.rollouts.record import MAX_HISTORY, RolloutRecord
 from nerite.rollouts.rollout import RolloutCommand, RolloutFindings, RolloutReason, RolloutState
 from nerite.rollouts.run import ArmGauges, RolloutRun
@@ -226,6 +227,7 @@ def test_ends_by_kind() -> None:
     arm = run.candidate
     assert (arm.requests, arm.errors, arm.answered, arm.latency.total) == (5, 2, 3, 1)
     assert arm.figures()["token_p95_ms"] is None
-    arm.observe(Outcome(True, 0.5, SECOND, 90_000.0, 10_000.0, token_us=8000.0))
+    run.observe(Outcome(True, 0.5, SECOND, 90_000.0, 10_000.0, token_us=8000.0))
+    arm = run.candidate
     assert arm.figures()["token_p95_ms"] == pytest.approx(8, rel=0.05)
     assert ArmOutcomes.of_json(arm.as_json()).figures() == arm.figures()
