@@ -184,7 +184,7 @@ class EventCounts:
             "strata": self._strata,
             "windows": [[[*key, *row] for key, row in window.items()] for window in self._windows],
             "burst": [self._burst, self._pending, self._sizes],
-            "clusters": b64encode(np.array(sorted(self._clusters), "<u4").tobytes()).decode(),
+            "clusters": b64encode(np.sort(np.fromiter(self._clusters, "<u4", len(self._clusters))).tobytes()).decode(),
             "uncounted": self.uncounted,
         }
 

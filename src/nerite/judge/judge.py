@@ -12,7 +12,6 @@ What they assume is in ``docs/decisions/0021-rollout-judge.md``. A judge has no 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -104,8 +103,10 @@ class Judge:
         self._window_began: int | None = None
         self._last_ns = 0
         self._rolled_back = ""
-        self._waiting: list[tuple[Outcome, int]] = []
-        """Outcomes that are not counted yet, with what was counted of them while they were under way."""
+        self._waiting: list[Outcome] = []
+        """Outcomes that are not counted yet."""
+        self._waiting_counted: list[int] = []
+        """What was counted of each of them while it was under way."""
         self._patience: dict[Stratum, float] = {}
         self._patience_from: Mapping[Stratum, tuple[float, ...]] = {}
         """The thresholds that ``_patience`` was computed from."""
@@ -114,31 +115,30 @@ class Judge:
 
     def observe(self, outcome: Outcome, counted: int = 0) -> None:
         """Take the end of a request. ``counted`` is what ``observe_running`` has returned for it, if it was called."""
-        self._waiting.append((outcome, counted))
+        self._waiting.append(outcome)
+        self._waiting_counted.append(counted)
         if len(self._waiting) >= _BATCH:
             self.count()
 
     def count(self) -> None:
         """Count the outcomes that are not counted yet."""
-        waiting = self._waiting
-        while waiting:
-            self._advance(waiting[0][0].at_ns)
+        while waiting := self._waiting:
+            self._advance(waiting[0].at_ns)
             size = self._before_thresholds_change(waiting)
-            part, waiting = waiting[:size], waiting[size:]
-            self._waiting = waiting
-            batch = OutcomeBatch(*zip(*part, strict=True))
+            batch = OutcomeBatch(waiting[:size], self._waiting_counted[:size])
+            self._waiting, self._waiting_counted = waiting[size:], self._waiting_counted[size:]
             self._last_ns = max(self._last_ns, int(batch.at_ns.max()))
             self._count(batch)
             self.on_counted(batch)
 
-    def _before_thresholds_change(self, waiting: Sequence[tuple[Outcome, int]]) -> int:
+    def _before_thresholds_change(self, waiting: Sequence[Outcome]) -> int:
         """Return how many outcomes can be counted together."""
         assert self._window_began is not None
         room, end_ns = self._thresholds.room, self._window_began + self._window_ns
-        if len(waiting) <= room and waiting[-1][0].at_ns < end_ns:
+        if len(waiting) <= room and waiting[-1].at_ns < end_ns:
             return len(waiting)
         learned = 0
-        for number, (outcome, _) in enumerate(waiting):
+        for number, outcome in enumerate(waiting):
             if number and outcome.at_ns >= end_ns:
                 return number
             learned += not outcome.candidate and outcome.error in ("", "timeout")
@@ -151,17 +151,18 @@ class Judge:
         requests = int(np.count_nonzero(judged & candidate))
         self._requests[0] += requests
         self._requests[1] += int(np.count_nonzero(judged)) - requests
-        for group, count in Counter(batch.group[judged & batch.without_key()].tolist()).items():
+        for group, count in batch.sizes(batch.judged_without_key).items():
             _, probability, is_candidate = batch.groups[group]
             self._arrived.setdefault(probability, [0, 0])[0 if is_candidate else 1] += count
         for outcome in batch.outcomes if not self._gross.looked else ():
             if 0.0 < outcome.probability < 1.0:
                 self._gross.observe(outcome.candidate, outcome.error in FAILED, outcome.cluster)
         self._compare(batch, batch.at_ns.tolist(), ended=True)
+        timed = batch.timed & candidate, batch.timed & ~candidate
         for field, arms in self._latencies.items():
             row = LATENCIES.index(field)
-            arms[0].add(batch.buckets_where(row, batch.timed & candidate))
-            arms[1].add(batch.buckets_where(row, batch.timed & ~candidate))
+            for counts, where in zip(arms, timed, strict=True):
+                counts.add(batch.buckets_where(row, where))
         self._thresholds.learn(batch)
 
     def observe_running(self, requests: Sequence[tuple[Outcome, int]]) -> list[int]:
@@ -268,19 +269,23 @@ class Judge:
         counted = np.zeros(batch.size, np.int64) if batch.counted is None else batch.counted
         for index, (test, counts) in enumerate(zip(self._tests, self._counts, strict=True)):
             bad, known = test.bad(batch, thresholds, ended=ended)
-            before = (counted >> index & 1).astype(bool)
+            fresh = bad & judged
+            if batch.counted is not None:
+                before = (counted >> index & 1).astype(bool)
+                fresh &= ~before
             if ended:
+                exposed = judged
                 if not known.all():
                     unmatched = test.unmatched(batch, thresholds, self._thresholds) & ~known & judged & batch.candidate
                     self._unmatched[0] += int(np.count_nonzero(unmatched))
-                exposed = (known | before) & judged
+                    exposed = judged & (known if batch.counted is None else known | before)
                 self._unmatched[1] += int(np.count_nonzero(exposed & batch.candidate))
-                for group, count in Counter(batch.group[exposed].tolist()).items():
+                for group, count in batch.sizes(exposed).items():
                     counts.exposed(*rows[group], count)
-            fresh = bad & judged & ~before
             for place in fresh.nonzero()[0].tolist():
                 counts.bad(*rows[batch.group[place]], at_ns[place], batch.clusters[place])
-            counted = counted | fresh.astype(np.int64) << index
+            if not ended:
+                counted = counted | fresh.astype(np.int64) << index
         return counted.tolist()
 
     def verdict(self, now_ns: int) -> Verdict:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from operator import not_
 from typing import Final
 
@@ -34,10 +36,11 @@ class OutcomeBatch:
         """By row, as ``LATENCIES`` has them, and request."""
         self.buckets: Buckets = buckets_of(self.latencies)
         self.positive: Mask = self.latencies > 0.0
+        self._positive = self.positive.all(axis=1).tolist()
         self.counted = np.array(counted, np.int64) if any(counted) else None
         """None: nothing of all."""
-        keys = list(zip(strata, probability, candidate, strict=True))
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        numbers = _Numbers()
+        keys = zip(strata, probability, candidate, strict=True)
         self.group: npt.NDArray[np.intp] = np.fromiter(map(numbers.__getitem__, keys), np.intp, size)
         """Of each request, the number of its class: its stratum, probability and arm."""
         self.groups: list[tuple[Stratum, float, bool]] = list(numbers)
@@ -54,10 +57,29 @@ class OutcomeBatch:
             self.timed = self.answered.copy()
             self.timed[[place for place in self.failed if errors[place] == _TIMEOUT]] = True
 
-    def without_key(self) -> Mask:
-        """Return which requests have no sticky key."""
-        return np.fromiter(map(not_, self.clusters), bool, self.size)
+    @cached_property
+    def judged_without_key(self) -> Mask:
+        """Requests that are ``judged`` and have no sticky key."""
+        if not any(self.clusters):
+            return self.judged
+        return self.judged & np.fromiter(map(not_, self.clusters), bool, self.size)
+
+    def sizes(self, where: Mask) -> dict[int, int]:
+        """Return how many requests there are of each class, in the order of their first requests."""
+        return self._sizes if where is self.judged else Counter(self.group[where].tolist())
+
+    @cached_property
+    def _sizes(self) -> dict[int, int]:
+        return Counter(self.group[self.judged].tolist())
 
     def buckets_where(self, row: int, where: Mask) -> Buckets:
         """Return the buckets of one kind of latency, of the requests that have it."""
-        return self.buckets[row, where & self.positive[row]]
+        return self.buckets[row][where if self._positive[row] else where & self.positive[row]]
+
+
+class _Numbers(dict[tuple[Stratum, float, bool], int]):
+    """Numbers keys in their order."""
+
+    def __missing__(self, key: tuple[Stratum, float, bool]) -> int:
+        number = self[key] = len(self)
+        return number

@@ -17,7 +17,7 @@ from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
 from nerite.rollouts.webhook import shown_url
-from nerite.routes.table import RequestUnderWay
+from nerite.routes.table import RequestUnderWay, TakeOutcome
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
 MAX_DIFFERENCES: Final = 100
@@ -115,15 +115,17 @@ class RolloutRun:
         """Whether the candidate can serve, or the baseline cannot either: then the candidate is not the cause."""
         return self._ready[self.spec.to] or not self._ready[self.spec.baseline]
 
-    def observe(self, outcome: Outcome, counted: int = 0) -> None:
-        """Take how a request ended. ``counted`` is what was counted of it while it was under way."""
-        self.judge.observe(outcome, counted)
-        if self.recording is not None:
-            self.recording.outcome(outcome)
+    @property
+    def observe(self) -> TakeOutcome:
+        """What takes how a request ended, and what was counted of it while it was under way."""
+        return self.judge.observe
 
     def _count(self, batch: OutcomeBatch) -> None:
         self._candidate.count(batch, batch.candidate)
         self._baseline.count(batch, ~batch.candidate)
+        if self.recording is not None:
+            for outcome in batch.outcomes:
+                self.recording.outcome(outcome)
 
     def look_under_way(self, requests: Iterable[RequestUnderWay], now_ns: int) -> None:
         """Count requests that are already slower than a gate accepts, so that hanging is not better than answering."""

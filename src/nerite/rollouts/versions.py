@@ -11,7 +11,7 @@ from typing import Final
 from nerite.config.loading import select_versions
 from nerite.config.model_config import ModelVersionPolicy
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
-from nerite.judge.gates import LimitGate, parse_gate
+from nerite.judge.gates import LimitGate
 from nerite.models.running_version import RunningVersion
 from nerite.repository.catalogue import ModelRecord
 from nerite.rollouts.record import RolloutRecord
@@ -105,7 +105,7 @@ class RolloutVersions:
         candidate, baseline = (self._running(run.model, version) for version in (run.spec.to, run.spec.baseline))
         if candidate is not None and baseline is not None:
             run.load(_load(candidate), _load(baseline), now_ns)
-        if any(isinstance(parse_gate(text), LimitGate) for text in run.spec.gates):
+        if any(isinstance(gate, LimitGate) for gate in run.judge.gates):
             run.gauge(_gauges(candidate), _gauges(baseline), now_ns)
 
     def _record(self, model: str) -> ModelRecord:
