@@ -303,7 +303,8 @@ class ModelManager:
 
     async def _load_route(self, record: ModelRecord, route: WeightedRoute, loading: LoadingRound) -> None:
         """Load the models behind a name that only a route has. Those that cannot be loaded get no requests."""
-        models = dict.fromkeys(arm.model for arm in route.arms)
+        shadow = route.shadow
+        models = dict.fromkeys(arm.model for arm in (*route.arms, *([] if shadow is None else [shadow.arm])))
         with stage("its models"):
             await loading.load_parts(record.name, models)
         ready = [arm for arm in route.arms if self._runs(arm)]
@@ -328,7 +329,7 @@ class ModelManager:
     def _with_arms(self, record: ModelRecord, polled: PolledModel, route: RouteFile) -> PolledModel:
         """Add the versions that a route names to those that are loaded. Raises ``NeriteError`` for missing ones."""
         versions = set(polled.versions)
-        for arm, place in zip(route.route.arms, route.places, strict=True):
+        for arm, place in zip(route.arms, route.places, strict=True):
             if arm.model == record.name:
                 version = int(arm.version)
                 if version not in polled.existing:

@@ -75,8 +75,8 @@ class RouteSplit:
     """
 
     __slots__ = (
-        "_arms", "_choice", "_coin", "_headers", "_heaviest", "_high", "_limit", "_low", "_open", "_owns", "_route",
-        "_state", "_take",
+        "_arms", "_choice", "_coin", "_headers", "_heaviest", "_high", "_limit", "_low", "_open", "_owns", "_plain",
+        "_route", "_shadow", "_state", "_take",
     )  # fmt: skip
 
     def __init__(self, state: RouteState, find: FindArm, epoch: object, coin: Random, *, owns: bool) -> None:
@@ -104,6 +104,8 @@ class RouteSplit:
         self._state = state
         self._owns = owns
         self._take = state.observer if owns else None
+        self._shadow = state.shadow if owns else None
+        self._plain = self._take is None and self._shadow is None
         self._choice = ArmChoice(route, open_arms)
         self._arms: list[ReadyArm | None] = [None] * len(versions)
         for index, (arm, version) in enumerate(zip(route.arms, versions, strict=True)):
@@ -175,7 +177,7 @@ class RouteSplit:
                 arm = self._at(self._choice.by_coin(self._coin()))
         header = headers.by_arm[arm.index]
         arm.counters.requests += 1
-        if header is not None and self._take is None:
+        if header is not None and self._plain:
             request.header = header
         elif not self._begin(request, headers, arm):
             return
@@ -295,6 +297,8 @@ class RouteSplit:
             header = own.readdressed(arm.model, arm.version_text, assignment)
             header.route = arm.route
         assert header.assignment is not None
+        if self._shadow is not None:
+            self._shadow.begin(request, arm.label)
         if self._take is not None:
             self._observe(request, headers, header.assignment, self._take)
         request.header = header
