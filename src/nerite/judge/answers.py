@@ -18,9 +18,9 @@ from nerite.core.errors import NeriteError
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Array, Buffer, TensorSpec
 
-ELEMENTS: Final = 65_536
+ELEMENTS: Final = 16_384
 """Maximum number of elements of all outputs that one comparison looks at."""
-TEXT_BYTES: Final = 1 << 20
+TEXT_BYTES: Final = 1 << 18
 """Maximum number of bytes of one output of strings that a comparison looks at."""
 _STRINGS: Final = 1024
 """Maximum number of strings of an output that are compared one by one."""

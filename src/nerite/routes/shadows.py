@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -16,8 +17,14 @@ from nerite.routes.table import RouteTable
 class RunningShadows:
     """The shadows by route. For the loop's thread only."""
 
-    def __init__(self, routes: RouteTable, find: FindShadow) -> None:
+    def __init__(
+        self,
+        routes: RouteTable,
+        find: FindShadow,
+        loop_of: Callable[[], asyncio.AbstractEventLoop] = asyncio.get_running_loop,
+    ) -> None:
         """``find`` returns the version that a request to a shadow goes to."""
+        self._loop_of = loop_of
         self._routes = routes
         self._find = find
         self._coin = Random()
@@ -33,8 +40,7 @@ class RunningShadows:
             assert state is not None
             if running is None or running.settings != settings or state.shadow is not running:
                 samples = ShadowSamples(Path(settings.samples)) if settings.samples else None
-                loop = asyncio.get_running_loop()
-                made = RunningShadow(name, settings, self._find, loop, self._coin, samples)
+                made = RunningShadow(name, settings, self._find, self._loop_of(), self._coin, samples)
                 if running is not None and running.settings.arm == settings.arm:
                     made.results = running.results
                 state.shadow = self._running[name] = made
