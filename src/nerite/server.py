@@ -44,6 +44,7 @@ from nerite.routes.metrics import write_route_metrics
 from nerite.routes.observation import HandOver
 from nerite.routes.shadows import RunningShadows
 from nerite.routes.table import RouteTable
+from nerite.scheduling.weighted_route import WeightedRoute
 from nerite.workers.helper_pool import HelperPool
 
 EXTENSIONS = (
@@ -144,6 +145,25 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._shadows.follow()
         self._models_changed()
         self._manager.routes_changed()
+
+    def route(self, name: str) -> WeightedRoute:
+        """Return the route of a name. Raises ``NotFound`` if it has none."""
+        route = self.routes.get(name)
+        if route is None:
+            raise NotFound(f"'{name}' has no route")
+        return route
+
+    def put_route(self, route: WeightedRoute) -> None:
+        """Divide the requests to a name, until the next load of it. Raises ``NeriteError`` if no arm is ready."""
+        failures: list[NeriteError] = []
+        for arm in route.by_weight:
+            try:
+                self._manager.find(arm.model, arm.version)
+            except NeriteError as error:
+                failures.append(error.without_frames())
+        if len(failures) == len(route.by_weight):
+            raise failures[0]
+        self.routes.put(route)
 
     def _watch_versions(self) -> None:
         """Have all running versions, which may be arms, report when they cannot run requests."""

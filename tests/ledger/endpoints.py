@@ -33,6 +33,8 @@ HTTP: Final = {
     "POST /v2/cudasharedmemory[/region/{region}]/unregister": "shared_memory: CUDA",
     "GET /v2/docs": "service/test_docs.py::test_the_page",
     "GET /v2/docs/openapi.json": "service/test_docs.py::test_the_document_is_valid",
+    "GET /v2/models/{model}/route": "service/test_routes.py::test_a_route_is_changed_by_a_request",
+    "POST /v2/models/{model}/route": "service/test_routes.py::test_a_route_is_changed_by_a_request",
     "GET /v2/quota": "service/test_token_admission.py::test_rates",
     "GET /v1/models": f"{_OPENAI}::test_models",
     "GET /v1/models/{model}": f"{_OPENAI}::test_models",

@@ -84,6 +84,8 @@ def write(repository: Path) -> Path:
     route(repository, "m", ("1", 90), ("2", 10))
     route(repository, "text", ("1", 50), ("2", 50), sticky=["user", "prompt:16"])
     route(repository, "fragile", ("1", 50), ("2", 50))
+    (repository / "writer").mkdir()
+    (repository / "writer" / "route.toml").write_text('[[arm]]\nmodel = "text"\nversion = 2\nweight = 1\n')
     ensemble(repository, "outer", step("scorer", "INPUT0", "OUTPUT0"))
     python_model(repository, "caller", CALLS, pbtxt(more=""))
     return repository
@@ -202,7 +204,10 @@ def test_completions_stay_with_the_beginning_of_their_prompt(server: Serving) ->
 
 
 def test_models_behind_a_route_are_listed(server: Serving) -> None:
-    assert "text" in [each["id"] for each in server.json("GET", "/v1/models")["data"]]
+    names = [each["id"] for each in server.json("GET", "/v1/models")["data"]]
+    assert {"text", "writer"} <= {*names} and "scorer" not in names
+    answer = server.json("POST", "/v1/completions", {"model": "writer", "prompt": "a prompt", "max_tokens": 5})
+    assert (answer["model"], answer["choices"][0]["text"]) == ("writer", "v2:a prompt")
 
 
 def test_what_a_worker_loses_the_other_arm_answers(server: Serving) -> None:
@@ -276,8 +281,9 @@ def test_an_arm_that_is_unloaded_gives_its_traffic_back(tmp_path: Path) -> None:
         eventually(lambda: server.ready("outer"))
         assert {added(server, "outer") for _ in range(5)} == {2}
         server.ask("POST", "/v2/repository/models/scorer_v2/unload")
-        status, _, body = server.ask("POST", "/v2/models/scorer/infer", ONE)
-        assert (status, b"route 'scorer' has no arm that is ready" in body) == (503, True)
+        # As long as the ensemble that needs it drains, it serves.
+        eventually(lambda: server.ask("POST", "/v2/models/scorer/infer", ONE)[0] == 503)
+        assert b"route 'scorer' has no arm that is ready" in server.ask("POST", "/v2/models/scorer/infer", ONE)[2]
         server.ask("POST", "/v2/repository/models/scorer/load")
         assert {added(server, "scorer") for _ in range(60)} == {1, 2}
         server.ask("POST", "/v2/repository/models/scorer/unload")
@@ -316,3 +322,31 @@ def test_a_sequence_stays_where_it_began(tmp_path: Path, fronts: str) -> None:
         assert ask(7) == ("1", 2)
         assert ask(7, end=True) == ("1", 3)
         assert ask(7, start=True) == ("2", 1)
+
+
+@pytest.mark.parametrize("fronts", ["1", "2"])
+def test_a_route_is_changed_by_a_request(tmp_path: Path, fronts: str) -> None:
+    """And whoever has the answer finds it changed in all processes."""
+    repository = write(tmp_path / "models")
+    with serving(repository, tmp_path / "log", f"--front-processes={fronts}") as server:
+        assert server.json("GET", "/v2/models/scorer/route") == {
+            "name": "scorer",
+            "arm": [
+                {"model": "scorer_v1", "version": "", "weight": 75},
+                {"model": "scorer_v2", "version": "", "weight": 25},
+            ],
+            "sticky": ["header:x-user"],
+            "salt": "",
+        }
+        for weights in ((0, 1), (1, 0)):
+            arms = [{"version": number, "weight": weight} for number, weight in enumerate(weights, 1)]
+            changed = server.json("POST", "/v2/models/m/route", {"arm": arms})
+            assert [arm["weight"] for arm in changed["arm"]] == [*weights]
+            assert {added(server, "m") for _ in range(20)} == {1 + weights[1]}
+        assert server.ask("POST", "/v2/models/m/route", {})[0] == 200
+        assert {added(server, "m") for _ in range(20)} == {2}
+        assert server.ask("GET", "/v2/models/m/route")[0] == 404
+        status, _, body = server.ask("POST", "/v2/models/m/route", {"arm": [{"version": 7, "weight": 1}]})
+        assert (status, b"version 7 is not found" in body) == (404, True)
+        status, _, body = server.ask("POST", "/v2/models/other/route", {"arm": [{"model": "scorer", "weight": 1}]})
+        assert (status, b"routes cannot be chained: 'other' leads to 'scorer'" in body) == (400, True)

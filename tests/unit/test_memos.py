@@ -99,6 +99,7 @@ WITH_REQUESTS: Final = {
     "scheduling/sequence_batcher.py:_blocked": "instances",
     "scheduling/stall_detectors.py:_quiet_until": "instances",
     "admission/ticket.py:charged": "of one request",
+    "routes/table.py:under_way": "requests that have not ended",
     "transports/grpc/connection.py:_arrival_timeouts": "open streams, whose number HTTP/2 limits",
     "transports/http/handler.py:connections": "open connections",
     "llm/openai/exchange.py:_places": "of one request",

@@ -295,7 +295,10 @@ class ModelManager:
     async def _read_route(self, record: ModelRecord, folder: Path) -> RouteFile | None:
         """Return the route in a model's directory, if it has one. Raises ``NeriteError`` for a mistake in it."""
         try:
-            return await self._in_loader(read_route_file, folder)
+            route = await self._in_loader(read_route_file, folder)
+            if route is not None:
+                self._routes.check(route.route)
+            return route
         except InvalidArgument as error:
             raise refusals.no_route(record, error.message) from None
         except OSError as error:

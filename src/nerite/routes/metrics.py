@@ -1,4 +1,7 @@
-"""Metrics of routes: the weight of each arm, and what it was sent."""
+"""Metrics of routes: the weight of each arm, and what it was sent.
+
+The latency of an arm is that of its model version, which has metrics of its own.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from nerite.core.text import quoted_text
 from nerite.scheduling.weighted_route import MAX_ARMS, RouteArm, RouteShadow, StickyKey, WeightedRoute
 
 FILE: Final = "route.toml"
+SHADOW_RESULTS: Final = "shadow_results"
+"""Key of a route's JSON form for what its shadow has shown; has no effect in a request."""
 _LARGEST: Final = 64 * 1024
 _TOP: Final = ("arm", "sticky", "salt", "shadow")
 _ARM: Final = ("model", "version", "weight")
@@ -76,8 +78,11 @@ def route_from_json(value: Any, name: str) -> WeightedRoute:
         raise InvalidArgument('a route is an object, as in {"arm": [{"version": 1, "weight": 90}, …]}')
     shadow = value.get("shadow")
     if isinstance(shadow, dict) and shadow.get("samples"):
-        raise InvalidArgument(f"route '{name}': samples are written to files that only {FILE} of the repository names")
-    return _route({key: each for key, each in value.items() if key != "name"}, name, lambda path: f"route '{name}'")
+        raise InvalidArgument(
+            f"route '{name}': only {FILE} in the repository may name a file for samples. Leave samples out"
+        )
+    given = {key: each for key, each in value.items() if key not in ("name", SHADOW_RESULTS)}
+    return _route(given, name, lambda path: f"route '{name}'")
 
 
 def route_to_json(route: WeightedRoute) -> dict[str, Any]:

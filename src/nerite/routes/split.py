@@ -53,7 +53,7 @@ class ReadyArm:
 class ArmHeaders:
     """What follows from the header of a request to a route."""
 
-    __slots__ = ("__weakref__", "arm", "by_arm", "cluster", "dynamic", "strata")
+    __slots__ = ("__weakref__", "arm", "by_arm", "by_coin", "cluster", "dynamic", "strata")
 
     def __init__(self, arm: ReadyArm | None, cluster: int, arms: int, *, dynamic: bool) -> None:
         self.arm = arm
@@ -61,6 +61,7 @@ class ArmHeaders:
         self.cluster = cluster
         self.dynamic = dynamic
         """The key depends on the request, not just on its header."""
+        self.by_coin = arm is None and not dynamic
         self.by_arm: list[RequestHeader | None] = [None] * arms
         """The header that each arm gets."""
         self.strata: StrataOfHeader | None = None
@@ -75,8 +76,22 @@ class RouteSplit:
     """
 
     __slots__ = (
-        "_arms", "_choice", "_coin", "_headers", "_heaviest", "_high", "_limit", "_low", "_open", "_owns", "_plain",
-        "_route", "_shadow", "_state", "_take",
+        "_arms",
+        "_choice",
+        "_coin",
+        "_headers",
+        "_heaviest",
+        "_high",
+        "_limit",
+        "_low",
+        "_open",
+        "_owns",
+        "_pinned",
+        "_plain",
+        "_route",
+        "_shadow",
+        "_state",
+        "_take",
     )  # fmt: skip
 
     def __init__(self, state: RouteState, find: FindArm, epoch: object, coin: Random, *, owns: bool) -> None:
@@ -106,6 +121,8 @@ class RouteSplit:
         self._take = state.observer if owns else None
         self._shadow = state.shadow if owns else None
         self._plain = self._take is None and self._shadow is None
+        self._pinned: PinnedSequence | None = None
+        """Of the request of a sequence that is being submitted."""
         self._choice = ArmChoice(route, open_arms)
         self._arms: list[ReadyArm | None] = [None] * len(versions)
         for index, (arm, version) in enumerate(zip(route.arms, versions, strict=True)):
@@ -167,14 +184,11 @@ class RouteSplit:
     def submit(self, request: InferenceRequest) -> None:
         """Choose an arm for a request, and submit it there. Raises only unforeseen exceptions."""
         headers = self._headers.get(request.header) or self._prepare(request)
-        arm = headers.arm
-        if arm is None:
-            if headers.dynamic:
-                arm = self._by_request(request)
-            elif self._limit >= 0:
-                arm = self._low if self._coin() < self._limit else self._high
-            else:
-                arm = self._at(self._choice.by_coin(self._coin()))
+        if headers.by_coin:
+            coin = self._coin()
+            arm = self._low if coin < self._limit else self._high if self._limit >= 0 else self._by_coin(coin)
+        else:
+            arm = headers.arm or self._by_request(request)
         header = headers.by_arm[arm.index]
         arm.counters.requests += 1
         if header is not None and self._plain:
@@ -238,6 +252,9 @@ class RouteSplit:
         arm.version.submit(request)
         return True
 
+    def _by_coin(self, coin: float) -> ReadyArm:
+        return self._at(self._choice.by_coin(coin))
+
     def _at(self, index: int) -> ReadyArm:
         arm = self._arms[index]
         assert arm is not None, "only arms that are ready are chosen"
@@ -282,6 +299,7 @@ class RouteSplit:
         if arm is None or pinned is None:
             arm = self._assigned(header) or self._at(self._choice.by_key(key_of(self._route, request).value))
             pinned = PinnedSequence(arm.label, self._choice.probability)
+        self._pinned = pinned
         if header.sequence_end:
             state.sequences.pop(sequence, None)
         else:
@@ -293,7 +311,9 @@ class RouteSplit:
         own = request.header
         header = headers.by_arm[arm.index]
         if header is None:
-            assignment = own.assignment or arm.assignment._replace(cluster=headers.cluster)
+            assignment = own.assignment
+            if assignment is None or (own.sequence_id and self._owns):  # a front does not know where it has begun
+                assignment = arm.assignment._replace(cluster=headers.cluster)
             header = own.readdressed(arm.model, arm.version_text, assignment)
             header.route = arm.route
         assert header.assignment is not None
@@ -317,9 +337,8 @@ class RouteSplit:
         if headers.dynamic and not assignment.cluster:
             key = key_of(self._route, request).value
             assignment = assignment._replace(cluster=self._route.cluster(key) if key else 0)
-        sequence = request.header.sequence_id
-        if sequence and (pinned := self._state.sequences.get(sequence)) is not None:
-            assignment = assignment._replace(probability=pinned.probability)
+        if request.header.sequence_id and self._pinned is not None:
+            assignment = assignment._replace(probability=self._pinned.probability)
         strata = headers.strata
         if strata is None:
             strata = headers.strata = StrataOfHeader(request.header)

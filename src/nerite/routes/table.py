@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from nerite.core.errors import NotFound
+from nerite.core.errors import InvalidArgument, NotFound
 from nerite.core.request import InferenceRequest
 from nerite.judge.outcome import Outcome
 from nerite.scheduling.weighted_route import KeySource, RouteArm, WeightedRoute
@@ -117,7 +117,11 @@ class RouteTable:
         return len(self._states)
 
     def put(self, route: WeightedRoute) -> None:
-        """Add a route, or change the one of that name. Applies to the next request; sequences stay where they are."""
+        """Add a route, or change the one of that name. Applies to the next request; sequences stay where they are.
+
+        Raises ``InvalidArgument`` as ``check`` does.
+        """
+        self.check(route)
         state = self._states.get(route.name)
         if state is None:
             self._states[route.name] = RouteState(route)
@@ -126,6 +130,14 @@ class RouteTable:
         else:
             state.route = route
         self._changed()
+
+    def check(self, route: WeightedRoute) -> None:
+        """Raise ``InvalidArgument`` if an arm of a route would be another route."""
+        inner = next((arm.model for arm in route.arms if not arm.version and arm.model in self._states), "")
+        outer = next((each.name for each in self for arm in each.arms if arm[:2] == (route.name, "")), "")
+        if inner or outer:
+            chain = f"'{route.name}' leads to '{inner}'" if inner else f"'{outer}' leads to '{route.name}'"
+            raise InvalidArgument(f"routes cannot be chained: {chain}, which is a route itself. Name its arms instead")
 
     def remove(self, name: str) -> None:
         """Remove a route, if there is one: the name is that of a model again, or of nothing."""

@@ -113,9 +113,11 @@ def test_a_sequence_has_the_probability_with_which_it_began(entry: Entry, outcom
     entry.ask(head(sequence_id=4, sequence_start=True)).respond(PART)
     entry.route(0, 1)
     entry.ask(head(sequence_id=4)).respond(PART)
-    first, second = outcomes
-    assert first.probability == second.probability == 0.25
-    assert first.candidate == second.candidate
+    entry.ask(head(sequence_id=4, sequence_end=True)).respond(PART)
+    assert [outcome.probability for outcome in outcomes] == [0.25] * 3
+    assert len({outcome.candidate for outcome in outcomes}) == 1
+    entry.ask(head(sequence_id=4, sequence_start=True)).respond(PART)
+    assert outcomes[-1].probability == 1.0
 
 
 def test_an_observer_that_fails_fails_no_request(entry: Entry) -> None:

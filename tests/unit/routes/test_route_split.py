@@ -227,6 +227,8 @@ def test_the_core_keeps_a_sequence_where_it_began_whatever_a_front_says() -> Non
     core.route(0, 1)
     core.infer_assigned([request := assigned("m:2", sequence_id=5)])
     assert request in core.versions["m", "1"].requests
+    assert request.header.assignment is not None
+    assert not request.header.assignment.candidate
 
 
 def test_the_core_does_not_keep_to_an_arm_that_is_gone() -> None:

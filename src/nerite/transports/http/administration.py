@@ -9,6 +9,7 @@ import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
+from nerite.routes.route_file import SHADOW_RESULTS, route_from_json, route_to_json
 from nerite.transports import settings
 from nerite.transports.http import large_json, reply, request_bodies
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
@@ -142,6 +143,23 @@ class HttpAdministration:
         """Unregister a region of CUDA memory."""
         self._server.regions.unregister_cuda(region)
         connection.send([_DONE.encode()])
+
+    def route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Send how the requests to a name are divided."""
+        document = route_to_json(self._server.route(model))
+        if (results := self._server.routes.shadow_status(model)) is not None:
+            document[SHADOW_RESULTS] = results
+        connection.send([reply.json_reply(document).encode()])
+
+    def change_route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Change how the requests to a name are divided, and send the result."""
+        given = _json_object(body)
+        if not given:
+            self._server.routes.remove(model)
+            connection.send([_DONE.encode()])
+            return
+        self._server.put_route(route_from_json(given, model))
+        self.route(connection, body, model)
 
     def logging(self, connection: HttpExchange, body: memoryview) -> None:
         """Send the log settings."""
