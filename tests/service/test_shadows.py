@@ -106,6 +106,8 @@ def test_answers_that_differ_are_found_with_their_distance(server: Serving) -> N
     assert (sample["arm"], sample["shadow"], sample["agreement"]) == ("numbers:1", "numbers:2", "different")
     assert (output["largest"], output["relative"], output["differing"]) == (1.0, 0.5, 1)
     assert not {"inputs", "answer", "shadow_answer"} & sample.keys()
+    results = server.json("GET", "/v2/models/numbers/route")["shadow_results"]
+    assert (results["agreement"], results["largest"], results["held"]) == (0.0, 1.0, 0)
 
 
 def test_large_tensors(server: Serving) -> None:

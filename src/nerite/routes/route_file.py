@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -128,9 +129,13 @@ def _route(table: Mapping[str, Any], name: str, place: _Place) -> WeightedRoute:
     except InvalidArgument as error:
         raise wrong(("sticky",), error.message) from None
     try:
-        return WeightedRoute(name, read, keys, checked(salt, "the salt"), shadow)
+        route = WeightedRoute(name, read, keys, checked(salt, "the salt"))
     except InvalidArgument as error:
         raise wrong(("arm",), error.message) from None
+    try:
+        return replace(route, shadow=shadow)
+    except InvalidArgument as error:
+        raise wrong(("shadow",), error.message) from None
 
 
 def _shadow(table: Any, name: str, wrong: Callable[[_Path, str], InvalidArgument]) -> RouteShadow:
@@ -149,6 +154,8 @@ def _shadow(table: Any, name: str, wrong: Callable[[_Path, str], InvalidArgument
     samples = checked(table.get("samples", ""), "the path of the samples")
     if samples and not Path(samples).is_absolute():
         raise wrong(("shadow", "samples"), "samples must be the absolute path of a file")
+    if table.get("contents") and not samples:
+        raise wrong(("shadow", "contents"), "contents has no effect without samples: name a file for them")
     arm = {key: table[key] for key in ("model", "version") if key in table}
     unknown = next((key for key in table if key not in _SHADOW), None)
     if unknown is not None:
