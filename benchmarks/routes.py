@@ -4,7 +4,7 @@
 
 One server has a model, and names that are only routes to it. It is asked in turn, in another order in every other
 round. All weight is on the arm that is the model itself, so the work is the same: "coin" chooses for each request,
-"key" by a header field that each connection sends. The processor time is that of the server and its workers for a
+"key" by a header field, which all requests have. The processor time is that of the server and its workers for a
 request of 64 bytes; "cost" is the median of the differences within a round, in proportion to the time without a route.
 
 --instructions counts what the server executes for a request instead, with callgrind (Debian: valgrind), which is exact
@@ -27,7 +27,8 @@ from loads import need, write_bodies, wrk
 from page import command_line, machine, publish
 
 CONNECTIONS = 32
-TARGETS = {"no route": ("identity", "small"), "coin": ("coin", "small"), "key": ("keyed", "keyed")}
+TARGETS = {"no route": "identity", "coin": "coin", "key": "keyed"}
+"""What is asked, by its name in the tables."""
 LIMIT = 0.02
 """Share of the processor time of a small request that a route may cost."""
 ROUTE = """
@@ -67,9 +68,8 @@ def spent_ns(server: Contestant) -> int:
 
 def measure(server: Contestant, folder: Path, target: str, seconds: float) -> float:
     """Return the microseconds of processor time of the server for a request."""
-    model, body = TARGETS[target]
     before = spent_ns(server)
-    pace = wrk(folder, body, CONNECTIONS, seconds, model)(server)
+    pace = wrk(folder, "keyed", CONNECTIONS, seconds, TARGETS[target])(server)
     return (spent_ns(server) - before) / 1e3 / (pace.rate * seconds)
 
 
@@ -110,9 +110,9 @@ def counted_rows(seconds: float, rounds: int) -> Sequence[str]:
         server = opened.enter_context(nerite("counted", repository, folder, ASLEEP, under=under))
         found: dict[str, list[float]] = {target: [] for target in TARGETS}
         for number in range(rounds + 1):  # the first warms it up
-            for target, (model, body) in TARGETS.items():
+            for target, model in TARGETS.items():
                 counted(server, written)
-                requests = wrk(folder, body, 1, seconds, model)(server).rate * seconds
+                requests = wrk(folder, "keyed", 1, seconds, model)(server).rate * seconds
                 if number:
                     found[target].append(counted(server, written) / requests)
     direct = statistics.median(found["no route"])
@@ -125,7 +125,7 @@ def counted_rows(seconds: float, rounds: int) -> Sequence[str]:
 
 
 def write_requests(folder: Path) -> None:
-    """Write the request, and the same with a key."""
+    """Write the request, which has a key whether it is used or not."""
     write_bodies(folder)
     (folder / "keyed.lua").write_text((folder / "small.lua").read_text() + 'wrk.headers["X-User"] = "someone"\n')
 

@@ -3,8 +3,8 @@
     python benchmarks/shadows.py [--seconds S] [--rounds N] [--rate R] [--print]
 
 One server has the same model under several names: without a route, with one, and with routes whose shadow gets a share
-of the requests. Requests come at random times, whatever comes back, and each name is asked in turn. Shadow and model share
-the processors, so a shadow that computes takes time from callers; one that waits or has died does not.
+of the requests. Requests come at random times, whatever comes back, and each name is asked in turn. Shadow and model
+share the processors, so a shadow that computes takes time from callers; one that waits or has died does not.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from nerite.repository.repositories import (
     write_files,
 )
 from nerite.repository.version_maker import ContentHashes, VersionMaker
-from nerite.routes.route_file import RouteFile, read_route_file
+from nerite.routes.route_file import RouteFile, read_route_file, versions_of
 from nerite.routes.table import RouteTable
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
@@ -331,15 +331,11 @@ class ModelManager:
 
     def _with_arms(self, record: ModelRecord, polled: PolledModel, route: RouteFile) -> PolledModel:
         """Add the versions that a route names to those that are loaded. Raises ``NeriteError`` for missing ones."""
-        versions = set(polled.versions)
-        for arm, place in zip(route.arms, route.places, strict=True):
-            if arm.model == record.name:
-                version = int(arm.version)
-                if version not in polled.existing:
-                    there = ", ".join(map(str, polled.existing)) or "none"
-                    raise refusals.no_route(record, f"{place}: there is no version {version}; there are: {there}")
-                versions.add(version)
-        return replace(polled, versions=tuple(sorted(versions)))
+        try:
+            arms = versions_of(route, record.name, polled.existing)
+        except InvalidArgument as error:
+            raise refusals.no_route(record, error.message) from None
+        return replace(polled, versions=tuple(sorted(arms.union(polled.versions))))
 
     def _follow_route(self, record: ModelRecord, route: RouteFile | None) -> None:
         """Apply the route in a model's directory, or that it has none any more."""
