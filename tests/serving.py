@@ -25,7 +25,7 @@ NERITE = Path(sys.executable).with_name("nerite")
 PATIENCE = 90.0
 """Seconds after which something hangs, however busy the machine. Less than pytest gives a test, so that it can tell."""
 _FRONT = "front_"
-_NOTED = re.compile("was read: |was read and is in force|The previous policy stays in force")
+_NOTED = re.compile("was read: |was read and is in force|The previous policy stays in force|until it is corrected")
 _STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 
 

@@ -112,6 +112,17 @@ DASHBOARDS: Final = {
             _MEMORY,
             _RESTARTS,
             Panel("Time to load", "s", [(f"max by (model) (nv_model_load_duration_secs{_OF})", "{{model}}")]),
+            Panel("Rollout: weights", "percentunit",
+                  [(f"max by (model, version, arm) (nerite_rollout_weight{_OF})", "{{model}} {{version}} {{arm}}")]),
+            Panel("Rollout: evidence", "percentunit",
+                  [("max by (model, gate, kind) "
+                    f"(nerite_rollout_evidence{_OF} / nerite_rollout_evidence_boundary{_OF})",
+                    "{{model}} {{gate}} {{kind}}")],
+                  "At 100 % the judge decides: worse rolls back, not_worse of all gates allows the promotion."),
+            Panel("Rollout: errors", "percentunit",
+                  [(rate("nerite_rollout_requests_total", "model, arm", 'outcome=~"error|timeout"') + " / "
+                    + rate("nerite_rollout_requests_total", "model, arm"), "{{model}} {{arm}}")],
+                  "Of all requests to a version."),
         ),
     ),
     "llm": (

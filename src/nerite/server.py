@@ -243,7 +243,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         """Report readiness: with strict readiness, every version that was tried to load must be ready.
 
         As in Triton, a model with an unreadable configuration has no versions and does not count. A repository that was
-        never read successfully does.
+        never read successfully does. Versions that are only tried, such as the candidate of a rollout, do not count.
         """
         if self._starting or self._draining or self._manager.unread:
             answered(False)
@@ -253,11 +253,13 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             return
         running: list[RunningVersion] = []
         for record in self._manager.records:
-            for state in record.states.values():
+            for version, state in record.states.items():
+                if version in record.optional:
+                    continue
                 if state.state is not ModelState.READY and state.reason != "unloaded":
                     answered(False)
                     return
-            running += record.running.values()
+            running += (each for version, each in record.running.items() if version not in record.optional)
         all_ready([version.ask_ready for version in running], answered)
 
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:

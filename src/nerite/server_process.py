@@ -47,6 +47,10 @@ from nerite.repository.polling import Poller
 from nerite.repository.remote import is_remote, repository_at
 from nerite.repository.repositories import LocalRepository, Repository
 from nerite.repository.version_maker import GpuPlacement, VersionMaker
+from nerite.rollouts.controller import RolloutController
+from nerite.rollouts.declarations import declared_in
+from nerite.rollouts.state_directory import StateDirectory, StateWriter, state_directory
+from nerite.rollouts.webhook import Webhooks
 from nerite.routes.table import RouteTable
 from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.server import InferenceServer
@@ -156,6 +160,7 @@ class ServerProcess:
         self._tenant_admission: TenantAdmission
         self._ports: ServerPorts
         self._fronts: FrontPool | None = None
+        self._rollouts: RolloutController
         self._stop_requested = asyncio.Event()
 
     async def serve(self) -> int:
@@ -217,7 +222,8 @@ class ServerProcess:
         callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
         fronts = None if front_count == 1 else self._front_pool(front_count, server, fork_server, foreign_segments)
         self._fronts = fronts
-        self._ports = ServerPorts(server, self._options, self._key_files, callers, gpu_metrics, fronts)
+        self._rollouts = self._rollout_controller(server)
+        self._ports = ServerPorts(server, self._options, self._key_files, callers, gpu_metrics, fronts, self._rollouts)
         server.on_header_names_changed = self._ports.forget
         watchdog: LoopWatchdog | None = None
         try:
@@ -246,6 +252,7 @@ class ServerProcess:
             for repository in self._repositories:
                 repository.close()
             await _cancel_other_tasks()
+            self._rollouts.close()
             await server.manager.close()
             server.tracing.close()
             if cache is not None:
@@ -272,6 +279,13 @@ class ServerProcess:
         except NeriteError as error:
             raise error.prefixed(f"error: creating server: {_CODE_TEXTS.get(error.code, error.code)} - ") from None
 
+    def _rollout_controller(self, server: InferenceServer) -> RolloutController:
+        options = self._options
+        identity = f"{options.id}:{options.http.port}:{options.grpc.port}"
+        path = state_directory(options.rollout_state, options.repository.paths, identity, os.environ)
+        writer = StateWriter(StateDirectory(path), self._loader)
+        return RolloutController(server, server.routes, writer, Webhooks(), self._loader)
+
     def _front_pool(
         self, count: int, server: InferenceServer, fork_server: ForkServer, foreign_segments: ForeignSegments
     ) -> FrontPool:
@@ -295,8 +309,10 @@ class ServerProcess:
         """Load the models and open the ports; on failure, log the reason and return False."""
         try:
             await self._ports.check()
+            self._rollouts.restore(declared_in(self._options.repository.paths))
             if not await self._load_initial_models(server):
                 return False
+            await self._rollouts.start()
             if self._fronts is not None:
                 await self._fronts.start()
             await self._ports.open()
@@ -355,6 +371,7 @@ class ServerProcess:
     def _background_work(self, server: InferenceServer) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         """Yield the background tasks: audits, and monitors of slow batches, repositories and watched files."""
         yield Auditor(lambda: _versions(server)).run
+        yield self._rollouts.run
         if self._options.stall_seconds:
             yield SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds).run
         if self._options.repository.control_mode == "poll":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+_ROLLOUTS: Final = "service/test_rollouts.py"
 _OPENAI: Final = "service/test_openai_api.py"
 
 HTTP: Final = {
@@ -36,6 +37,12 @@ HTTP: Final = {
     "GET /v2/models/{model}/route": "service/test_routes.py::test_a_route_is_changed_by_a_request",
     "POST /v2/models/{model}/route": "service/test_routes.py::test_a_route_is_changed_by_a_request",
     "GET /v2/quota": "service/test_token_admission.py::test_rates",
+    "GET /v2/rollouts": f"{_ROLLOUTS}::test_over_http",
+    "GET /v2/models/{model}/rollout": f"{_ROLLOUTS}::test_over_http",
+    "POST /v2/models/{model}/rollout": f"{_ROLLOUTS}::test_over_http",
+    "GET /v2/models/{model}/rollout/history": f"{_ROLLOUTS}::test_over_http",
+    "POST /v2/models/{model}/rollout/{command}": f"{_ROLLOUTS}::test_over_http",
+    "POST /v2/models/{model}/rollout/check": "service/test_rollout_check.py::test_documents_that_are_refused",
     "GET /v1/models": f"{_OPENAI}::test_models",
     "GET /v1/models/{model}": f"{_OPENAI}::test_models",
     "POST /v1/models/{model}/load": f"{_OPENAI}::test_models_that_come_and_go",

@@ -23,8 +23,8 @@ from tools import require
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"
-ELSEWHERE = ("vllm:", "nerite_llm_", "nerite_admission_", "nv_gpu_", "nv_energy_")
-"""What only servers with a language model, a policy or a GPU have: that these names exist is for docs/metrics.md."""
+ELSEWHERE = ("vllm:", "nerite_llm_", "nerite_admission_", "nerite_rollout_", "nv_gpu_", "nv_energy_")
+"""What only servers with a language model, a policy, a rollout or a GPU have: docs/metrics.md says which there are."""
 UNITS = {"short", "ops", "reqps", "s", "bytes", "percentunit", "watt"}
 """Of those that Grafana has, by their ids."""
 _METRIC = re.compile(r"\b(?:nv|nerite)_\w+|vllm:\w+")

@@ -40,9 +40,10 @@ def command(server: Serving, *words: str) -> list[str]:
 class Terminal:
     """A terminal with the command in it."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], size: tuple[int, int] = SIZE) -> None:
+        """``size``: rows and columns."""
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs)
         self._theirs = theirs

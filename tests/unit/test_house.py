@@ -21,6 +21,7 @@ ROOMS: Final = (
     "server_process",
     "fronts",
     "transports llm.openai",
+    "rollouts",
     "server",
     "inference_entry",
     "regions",
@@ -41,8 +42,8 @@ ROOMS: Final = (
     "observability",
     "artifacts",
     "config",
-    "judge",
     "client",
+    "judge",
     "core",
 )
 """From top to bottom. A room imports only rooms below it; two in one line may import each other's files."""

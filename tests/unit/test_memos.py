@@ -56,8 +56,8 @@ BY_THE_OPERATOR: Final = {
     "observability/load_times.py:_intervals",
     "observability/tracing.py:_template", "observability/trace.py:_models",
     "observability/trace.py:_set", "repository/catalogue.py:_named", "repository/version_maker.py:_known",
-    "repository/ensembles.py:_verdicts", "repository/manager.py:_cycles",
-    "repository/manager.py:_tasks", "repository/remote/repository.py:_busy",
+    "repository/ensembles.py:_verdicts", "repository/loading_round.py:_cycles",
+    "repository/loading_round.py:_tasks", "repository/manager.py:_waits", "repository/remote/repository.py:_busy",
     "repository/polling.py:_missing", "repository/polling.py:_restless", "scheduling/rate_limiter.py:_amounts",
     "scheduling/rate_limiter.py:_limits", "scheduling/rate_limiter.py:_rivals", "scheduling/rate_limiter.py:taken",
     "admission/accounts.py:_accounts", "admission/fair_queue.py:_levels",
@@ -66,6 +66,7 @@ BY_THE_OPERATOR: Final = {
     "transports/ports.py:_listeners", "transports/ports.py:opened",
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
+    "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
 SMALL: Final = {
@@ -78,6 +79,13 @@ SMALL: Final = {
     "http2/headers.py:_checked": "fields of at most 128 bytes, at most 4,096",
     "scheduling/ensemble.py:_plans": "steps of an ensemble by the outputs that are wanted, at most 64 times",
     "observability/model_metrics.py:_powers_up_to": "a few numbers for each size of batches",
+    "judge/counts.py:_clusters": "hashes, at most 16,384 for each gate of a rollout",
+    "judge/limits.py:_clusters": "hashes, at most 4,096 for each rollout",
+    "judge/judge.py:_arrived": "one for each weight that a rollout has given its candidate",
+    "judge/thresholds.py:_seen": "classes of requests, at most 64, with one number for each bucket of a histogram",
+    "judge/thresholds.py:_frozen": "classes of requests, at most 64",
+    "judge/thresholds.py:_before": "classes of requests, at most 64",
+    "judge/outcome.py:token_stratum": "classes of requests, at most 1,024",
     "observability/histogram.py:exemplars": "one for each bucket of a histogram",
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",

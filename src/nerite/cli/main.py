@@ -21,6 +21,7 @@ COMMANDS = {
     "check": ("tools.check:run", "validate model repositories without serving them"),
     "doctor": ("tools.doctor:run", "diagnose this machine: limits, ports, installed packages, GPUs"),
     "client": ("tools.client:run", "query a running server: models, inference, load and unload, statistics"),
+    "rollout": ("tools.rollout.command:run", "roll out a new version step by step, with automatic rollback"),
     "top": ("tools.top:run", "monitor a running server in a full-screen view"),
     "bench": ("tools.bench.command:run", "measure the throughput and latency of a model on a running server"),
     "analyze": ("tools.analyze.command:run", "find the fastest configuration of a model by measuring"),

@@ -204,6 +204,37 @@ class Client:
         document: dict[str, Any] = self._json("GET", "/v2/quota")
         return document
 
+    def rollouts(self) -> list[dict[str, Any]]:
+        """Return the status of every rollout: the last one of each model."""
+        found: list[dict[str, Any]] = self._json("GET", "/v2/rollouts")["rollouts"]
+        return found
+
+    def rollout(self, model: str) -> dict[str, Any]:
+        """Return the status of a model's rollout."""
+        document: dict[str, Any] = self._json("GET", f"{model_path(model, '')}/rollout")
+        return document
+
+    def rollout_history(self, model: str) -> list[dict[str, Any]]:
+        """Return the decisions of a model's rollouts with their evidence, the oldest first."""
+        found: list[dict[str, Any]] = self._json("GET", f"{model_path(model, '')}/rollout/history")["history"]
+        return found
+
+    def start_rollout(self, model: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a rollout and return its status. The keys of ``spec`` are those of ``rollout.toml``."""
+        return self._posted(f"{model_path(model, '')}/rollout", spec)
+
+    def command_rollout(self, model: str, command: str, *, force: bool = False) -> dict[str, Any]:
+        """Pause, resume, promote, abort or clear a rollout; return its status."""
+        return self._posted(f"{model_path(model, '')}/rollout/{command}", {"force": True} if force else {})
+
+    def _posted(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = orjson.loads(self._ask("POST", path, [orjson.dumps(document)]).body)
+        return answer
+
+    def rollout_check(self, model: str, arms: Mapping[str, Any]) -> dict[str, Any]:
+        """Compare the arms of a rollout, ``from`` and ``to``. Only Nerite supports this."""
+        return self._posted(f"{model_path(model, '')}/rollout/check", arms)
+
     def _is_ok(self, path: str) -> bool:
         try:
             return self._connection.ask("GET", path).status == 200

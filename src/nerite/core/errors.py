@@ -164,6 +164,15 @@ class KeyReused(NeriteError):
     grpc_status = 9
 
 
+class Conflict(NeriteError):
+    """The state of the resource does not allow the request; it may be allowed in another state."""
+
+    plain = True
+    code = "INVALID_ARG"
+    http_status = 409
+    grpc_status = 9
+
+
 class DeadlineExceeded(NeriteError):
     """The deadline has passed or could not be met."""
 

@@ -1,40 +1,76 @@
-"""How one request of a judged route ended: what the judge of a rollout is given."""
+"""How a request of a judged route ended, and the class of requests that it is compared with."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+ENDS: Final = ("", "error", "timeout", "refused", "cancelled")
+"""Values of ``Outcome.error``."""
+_PROMPT_CLASSES: Final = ((256, "<256"), (1024, "<1k"), (4096, "<4k"), (16384, "<16k"))
 
 
 class Stratum(NamedTuple):
-    """Class of comparable requests: a judge compares arms within it, so that a change of mix does not mislead it."""
+    """A class of requests within which the arms are compared.
 
-    prompt: int
-    """Class of the prompt's length, or of the request's size."""
-    cached: int
-    """Class of the number of prompt tokens that were in the engine's prefix cache."""
-    tenant: str
-    """Tenant, or its class; empty if no policy is in force."""
-    stream: bool
-    """The caller gets its answer in several responses."""
+    ``cached`` is known only after the assignment, and may depend on the arm: a new version begins with a cold cache. So
+    it selects the latency threshold that a request is held to, and nothing else.
+    """
+
+    prompt: str = ""
+    """Class of the prompt's length, in tokens; empty for tensors."""
+    cached: str = ""
+    """How much of the prompt was in the prefix cache: '', 'none', 'part' or 'most'."""
+    tenant: str = ""
+    """Class of the tenant."""
+    stream: bool = False
+
+    @property
+    def label(self) -> str:
+        """The stratum in words, for people."""
+        parts = [f"prompt {self.prompt}" if self.prompt else "", f"cached {self.cached}" if self.cached else ""]
+        parts += [f"tenant {self.tenant}" if self.tenant else "", "stream" if self.stream else ""]
+        return ", ".join(part for part in parts if part) or "all requests"
+
+    @property
+    def before_assignment(self) -> Stratum:
+        """The stratum without what the arm itself may have changed."""
+        return self._replace(cached="") if self.cached else self
+
+
+@lru_cache(maxsize=1024)
+def token_stratum(prompt_class: str, cached_class: str, tenant: str, stream: bool) -> Stratum:
+    """Return the one object for these classes."""
+    return Stratum(prompt_class, cached_class, tenant, stream)
+
+
+def stratum_of(prompt_tokens: int, cached_tokens: int = 0, tenant: str = "", stream: bool = False) -> Stratum:
+    """Return the stratum of a request to a language model; 0 prompt tokens: a request with tensors."""
+    prompt = cached = ""
+    if prompt_tokens > 0:
+        prompt = next((name for limit, name in _PROMPT_CLASSES if prompt_tokens < limit), ">=16k")
+        share = cached_tokens / prompt_tokens
+        cached = "none" if share < 0.1 else "part" if share < 0.7 else "most"
+    return token_stratum(prompt, cached, tenant, stream)
 
 
 class Outcome(NamedTuple):
-    """How one request of a judged route ended."""
+    """How one request of a judged route ended. Of a request that was tried again, only the first attempt counts."""
 
     candidate: bool
-    """It was assigned to the candidate arm first, even if the other arm has answered it."""
+    """Assigned to the candidate by the first assignment, even if the baseline answered in the end."""
     probability: float
-    """Probability with which the router assigned it to the candidate."""
+    """With which the router assigned it to the candidate. 0 or 1: nothing was compared; teaches thresholds only."""
     at_ns: int
-    """End of the request (``time.monotonic_ns``)."""
+    """Monotonic, the end of the request."""
     latency_us: float
-    """From the arrival to the last response."""
+    """From its arrival to its end, however it ended."""
     first_us: float
-    """From the arrival to the first response; equal to ``latency_us`` for a single response."""
-    token_us: float
-    """Mean time between two responses; 0 if there were fewer than two."""
-    error: str
-    """Empty, ``error``, ``timeout``, ``refused`` or ``cancelled``."""
-    stratum: Stratum
-    cluster: int
-    """Hash of the sticky key: requests with one key are not independent; 0 without a key."""
+    """To the first response. Equal to ``latency_us`` if there is one response, or if it ended without any."""
+    token_us: float = 0.0
+    """Mean time between responses or tokens; 0 if there were fewer than two."""
+    error: str = ""
+    """'' | 'error' | 'timeout' | 'refused' (admission, no room in the KV cache) | 'cancelled' (by the client)."""
+    stratum: Stratum = Stratum()
+    cluster: int = 0
+    """Hash of the sticky key; 0 without one."""

@@ -86,6 +86,30 @@ def number_in(file: Path) -> int:
         return 0
 
 
+def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Return the bytes of memory that processes can still take, on the machine and in the container; 0 if unknown."""
+    try:
+        available = memory_sizes(meminfo)["MemAvailable"]
+    except OSError:
+        return 0
+    limit = cgroup_limit(cgroup)
+    if not limit:
+        return available
+    used = number_in(cgroup / "memory.current") or number_in(cgroup / "memory" / "memory.usage_in_bytes")
+    return min(available, max(limit - used + _inactive_files(cgroup), 0))
+
+
+def _inactive_files(cgroup: Path) -> int:
+    """Return the bytes of cached files that the container can drop."""
+    for file in (cgroup / "memory.stat", cgroup / "memory" / "memory.stat"):
+        try:
+            lines = dict(line.split() for line in file.read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        return int(lines.get("total_inactive_file") or lines.get("inactive_file", "0"))
+    return 0
+
+
 def usable_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     """Return the bytes of memory of the machine, or the limit of the container if less; 0 if unknown."""
     try:

@@ -97,6 +97,10 @@ def directory_fingerprint(directory: Path) -> tuple[FileEntry, ...]:
     return tuple(entries)
 
 
+ROLLOUT_FILE: Final = "rollout.toml"
+"""File beside a model that asks for a rollout. It is not part of the model: a change of it reloads nothing."""
+
+
 def model_fingerprint(directory: Path) -> ModelFingerprint:
     """Return the fingerprint of a model's directory. Raises ``OSError`` as ``directory_fingerprint`` does."""
     versions: dict[int, tuple[FileEntry, ...]] = {}
@@ -111,7 +115,7 @@ def model_fingerprint(directory: Path) -> ModelFingerprint:
     for child in children:
         if child.is_dir() and child.name.isdecimal():
             versions[int(child.name)] = directory_fingerprint(Path(child.path))
-        elif child.name == "__pycache__":
+        elif child.name in ("__pycache__", ROLLOUT_FILE):
             continue
         elif child.is_dir():
             shared += (
@@ -167,6 +171,17 @@ class LoadedVersion:
     brought: bool = False
     """True if the files came with a load request, and therefore match neither the repository nor another request."""
 
+    def with_versions(self, versions: Iterable[int], later: LoadedVersion) -> LoadedVersion:
+        """Return this with versions that were added from files read ``later``.
+
+        If the shared files or the configuration have changed since, the next load reloads all versions.
+        """
+        files = {version: later.seen.versions.get(version, ()) for version in versions}
+        same = self.seen.shared == later.seen.shared and _reload_key(later.polled.config) == _reload_key(
+            self.polled.config
+        )
+        return replace(self, seen=replace(self.seen, versions={**self.seen.versions, **files})) if same else self
+
 
 @dataclass(eq=False)
 class ModelRecord:
@@ -192,6 +207,8 @@ class ModelRecord:
     """True if the model was loaded explicitly, not just because an ensemble needs it."""
     assembly: EnsembleDefinition | None = None
     """The definition of an ensemble, whether it runs or waits for its models; None for other models."""
+    optional: frozenset[int] = frozenset()
+    """Versions without which the model is ready, because they are only tried."""
     parts: tuple[object, ...] = ()
     """The properties of the ensemble's models on which it was built."""
     routed: bool = False

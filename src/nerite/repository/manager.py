@@ -8,16 +8,18 @@ fails, the old versions continue unchanged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from nerite.config.loading import PolledModel
+from nerite.config.model_config import ModelVersionPolicy
 from nerite.config.options import RepositoryOptions
 from nerite.config.validate_ensemble import circular_ensembles
 from nerite.core.errors import InvalidArgument, NeriteError
@@ -26,7 +28,10 @@ from nerite.models.running_version import RunningVersion
 from nerite.observability.load_times import load_of, log_loaded, stage
 from nerite.repository import catalogue, refusals
 from nerite.repository.catalogue import Catalogue, LoadedVersion, ModelRecord, ModelState, VersionState
+from nerite.repository.declared_routes import DeclaredRoutes, with_arms, with_kept
 from nerite.repository.ensembles import EnsembleLinker
+from nerite.repository.kept_versions import KeptVersions, default_version, remaining_versions
+from nerite.repository.loading_round import LoadingRound, Waits
 from nerite.repository.repositories import (
     LoadOverrides,
     RegisteredRepository,
@@ -36,82 +41,12 @@ from nerite.repository.repositories import (
     write_files,
 )
 from nerite.repository.version_maker import ContentHashes, VersionMaker
-from nerite.routes.route_file import RouteFile, read_route_file, versions_of
 from nerite.routes.table import RouteTable
-from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
-
-Waits = dict[str, set[str]]
-"""Ensembles by name, with the models that they wait for, in all rounds in progress."""
-
-
-class LoadingRound:
-    """One round of loads: each model is loaded at most once, and no load waits for itself. For the loop's thread."""
-
-    def __init__(
-        self, bring: Callable[[str, LoadOverrides | None, LoadingRound], Awaitable[None]], waits: Waits
-    ) -> None:
-        """``bring`` loads a model, and raises ``NeriteError``."""
-        self._bring = bring
-        self._waits = waits
-        self._tasks: dict[str, asyncio.Future[None]] = {}
-        self._cycles: dict[str, str] = {}
-        """Models on a cycle, each with the ensemble before it."""
-
-    @property
-    def names(self) -> Iterable[str]:
-        """The models that this round has loaded or tried to load."""
-        return self._tasks.keys()
-
-    async def load(self, name: str, delivery: LoadOverrides | None = None) -> None:
-        """Load a model, or wait for its load in this round. Raises as ``bring`` does."""
-        await self._task(name, delivery)
-
-    def forget(self) -> None:
-        """Drop the results of the loads: the frames of an error refer to this round."""
-        self._tasks.clear()
-
-    async def load_parts(self, ensemble: str, parts: Iterable[str]) -> None:
-        """Load the models of an ensemble's steps concurrently. Failures are not raised; the ensemble finds them later.
-
-        Models whose load waits for the ensemble itself are left out, and the cycle is recorded.
-        """
-        waits = self._waits[ensemble] = set()
-        tasks = []
-        for part in parts:
-            chain = self._wait_chain(part, ensemble)
-            if chain:
-                for before, each in zip((ensemble, *chain), chain, strict=False):
-                    self._cycles[each] = before
-            else:
-                waits.add(part)
-                tasks.append(self._task(part, None))
-        try:
-            await asyncio.gather(*tasks, return_exceptions=True)
-        finally:
-            self._waits.pop(ensemble, None)
-
-    def circle(self, ensemble: str) -> str:
-        """Return the last ensemble on the cycle through ``ensemble``; empty if it is not on a cycle."""
-        return self._cycles.get(ensemble, "")
-
-    def _task(self, name: str, delivery: LoadOverrides | None) -> asyncio.Future[None]:
-        if name not in self._tasks:
-            self._tasks[name] = asyncio.ensure_future(self._bring(name, delivery, self))
-        return self._tasks[name]
-
-    def _wait_chain(self, start: str, end: str) -> list[str]:
-        """Return the chain of models through which ``start`` waits for ``end``, both included; else nothing."""
-        if start == end:
-            return [start]
-        for each in self._waits.get(start, ()):
-            chain = self._wait_chain(each, end)
-            if chain:
-                return [start, *chain]
-        return []
-
 
 _log = logging.getLogger("nerite.repository")
 _T = TypeVar("_T")
+_TRIAL_PATIENCE: Final = 2.0
+"""Seconds that requests of a trial have to end when the trial is over."""
 
 
 class ModelManager:
@@ -132,11 +67,13 @@ class ModelManager:
         self._maker = maker
         self._loader = loader
         self._on_change = on_change
-        self._routes = routes
         self._catalogue = Catalogue(routes, namespacing=options.namespacing)
+        self._routes = DeclaredRoutes(routes, self._catalogue, self._in_loader)
         self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._withdraw, routes)
         self._waits: Waits = {}
         self._hashes = ContentHashes()
+        self._kept: dict[str, KeptVersions] = {}
+        """By the model's name, because they outlive its record."""
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -261,94 +198,51 @@ class ModelManager:
     async def _load(
         self, record: ModelRecord, folder: Path, delivery: LoadOverrides | None, loading: LoadingRound
     ) -> None:
-        try:
-            seen = await self._in_loader(catalogue.model_fingerprint, folder)
-        except OSError as error:
-            raise refusals.not_polled(record.name, system_error(error)) from None
-        record.seen = seen
-        route = await self._read_route(record, folder)
-        if route is not None and not seen.versions and seen.config is None:
-            await self._load_route(record, route.route, loading)
-            return
-        renamed = self._sources.register.gives(record.name)
-        with stage("configuration"):
-            polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
-        if polled.mistakes:
-            raise refusals.unreadable(record, polled)
+        route = await self._routes.read(record, folder)
         if route is not None:
-            polled = self._with_arms(record, polled, route)
-        loaded = LoadedVersion(polled, seen, brought=delivery is not None and bool(delivery.files))
+            seen = await self._fingerprint(record, folder)
+            if not seen.versions and seen.config is None:
+                record.seen = seen
+                await self._routes.load(record, route.route, loading)
+                return
+        loaded = await self._read(record, folder, delivery)
+        record.seen = loaded.seen
+        polled = with_arms(record, with_kept(record, self._kept.get(record.name), loaded.polled), route)
+        loaded = replace(loaded, polled=polled)
         if polled.config.ensemble_scheduling is not None:
             await self._load_ensemble(record, loaded, loading)
-            self._follow_route(record, route)
+            self._routes.follow(record, route)
             return
-        kept = record.unchanged(loaded)
-        made = await self._launch(record, polled, kept)
+        unchanged = record.unchanged(loaded)
+        made = await self._launch(record, polled, unchanged)
         for running in made.values():
             self._sources.folders.use(folder, running)
         record.loaded = loaded
         record.assembly = None
-        self._swap(record, {**kept, **made})
-        self._follow_route(record, route)
+        self._swap(record, {**unchanged, **made})
+        self._routes.follow(record, route)
         self._in_background(self._hash(record, loaded, made))
 
-    async def _read_route(self, record: ModelRecord, folder: Path) -> RouteFile | None:
-        """Return the route in a model's directory, if it has one. Raises ``NeriteError`` for a mistake in it."""
+    async def _read(self, record: ModelRecord, folder: Path, delivery: LoadOverrides | None) -> LoadedVersion:
+        """Read a model's files. Raises ``NeriteError`` for the first mistake in them."""
+        seen = await self._fingerprint(record, folder)
+        renamed = self._sources.register.gives(record.name)
+        with stage("configuration"):
+            polled = await self._maker.read(record.name, folder, delivery, renamed=renamed)
+        if polled.mistakes:
+            record.seen = seen
+            raise refusals.unreadable(record, polled)
+        return LoadedVersion(polled, seen, brought=delivery is not None and bool(delivery.files))
+
+    async def _fingerprint(self, record: ModelRecord, folder: Path) -> catalogue.ModelFingerprint:
         try:
-            route = await self._in_loader(read_route_file, folder)
-            if route is not None:
-                self._routes.check(route.route)
-            return route
-        except InvalidArgument as error:
-            raise refusals.no_route(record, error.message) from None
+            return await self._in_loader(catalogue.model_fingerprint, folder)
         except OSError as error:
-            raise refusals.no_route(record, system_error(error, folder)) from None
-
-    async def _load_route(self, record: ModelRecord, route: WeightedRoute, loading: LoadingRound) -> None:
-        """Load the models behind a name that only a route has. Those that cannot be loaded get no requests."""
-        shadow = route.shadow
-        models = dict.fromkeys(arm.model for arm in (*route.arms, *([] if shadow is None else [shadow.arm])))
-        with stage("its models"):
-            await loading.load_parts(record.name, models)
-        ready = [arm for arm in route.arms if self._runs(arm)]
-        if not any(arm.weight for arm in ready):
-            raise refusals.no_route(record, f"none of its arms is ready: {', '.join(models)}")
-        for arm in route.arms:
-            if arm not in ready:
-                _log.warning(
-                    "route '%s': arm '%s' is not ready and gets no requests until it is", route.name, arm.label
-                )
-        shares = ", ".join(f"{arm.label} {arm.weight:g}" for arm in route.arms)
-        record.states = {-1: VersionState(ModelState.READY, f"route: {shares}")}
-        record.unreadable = ""
-        self._follow_route(record, RouteFile(route, ()))
-
-    def _runs(self, arm: RouteArm) -> bool:
-        try:
-            return self._catalogue.find(arm.model, arm.version) is not None
-        except NeriteError:
-            return False
-
-    def _with_arms(self, record: ModelRecord, polled: PolledModel, route: RouteFile) -> PolledModel:
-        """Add the versions that a route names to those that are loaded. Raises ``NeriteError`` for missing ones."""
-        try:
-            arms = versions_of(route, record.name, polled.existing)
-        except InvalidArgument as error:
-            raise refusals.no_route(record, error.message) from None
-        return replace(polled, versions=tuple(sorted(arms.union(polled.versions))))
-
-    def _follow_route(self, record: ModelRecord, route: RouteFile | None) -> None:
-        """Apply the route in a model's directory, or that it has none any more."""
-        if route is not None:
-            record.routed = True
-            self._routes.put(route.route)
-        elif record.routed:
-            record.routed = False
-            self._routes.remove(record.name)
+            raise refusals.not_polled(record.name, system_error(error)) from None
 
     def routes_changed(self) -> None:
         """Update the ensembles that have steps on routes."""
-        self._ensembles.revise({route.name for route in self._routes})
+        self._ensembles.revise(self._routes.names)
 
     async def _load_ensemble(self, record: ModelRecord, loaded: LoadedVersion, loading: LoadingRound) -> None:
         """Load the models that an ensemble needs, and build it from them."""
@@ -362,10 +256,13 @@ class ModelManager:
         self._in_background(self._hash(record, loaded, record.running))
 
     async def _launch(
-        self, record: ModelRecord, polled: PolledModel, kept: Mapping[int, RunningVersion]
+        self, record: ModelRecord, polled: PolledModel, unchanged: Mapping[int, RunningVersion]
     ) -> dict[int, RunningVersion]:
-        """Make the versions that are not ``kept`` concurrently, and resize those that are: all or none."""
-        versions = [version for version in polled.versions if version not in kept]
+        """Make the versions that are not ``unchanged`` concurrently, and resize those that are: all or none.
+
+        When a model starts with kept versions, all but its default version may fail.
+        """
+        versions = [version for version in polled.versions if version not in unchanged]
         for version in versions:
             record.states[version] = VersionState(ModelState.LOADING)
             _log.info("loading: %s:%d", record.name, version)
@@ -381,12 +278,15 @@ class ModelManager:
                 failures[version] = refusals.refusal(outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
-        for version, running in kept.items() if not failures else ():
+        for version, running in unchanged.items() if not failures else ():
             try:
                 await self._maker.resize(polled, running)
             except NeriteError as error:
                 failures[version] = error.without_frames()
-        if failures:
+        kept = self._kept.get(record.name)
+        if failures and kept is not None and kept.default in made and not record.running:
+            refusals.failed(record, failures)  # logs and records them
+        elif failures:
             for running in made.values():
                 self._retire(None, running)
             for version in made:
@@ -400,7 +300,7 @@ class ModelManager:
         """Route requests to the new versions; return the tasks that drain the old ones."""
         old = record.running
         record.running = running
-        record.latest = max(running)
+        record.latest = default_version(self._kept.get(record.name), running)
         record.unreadable = ""
         record.going = False
         record.states.pop(-1, None)
@@ -419,6 +319,145 @@ class ModelManager:
             content = await self._in_loader(self._hashes.of_version, loaded, version)
             if content and record.running.get(version) is running:
                 running.content = content
+
+    # Versions that are kept
+
+    def kept(self, name: str) -> KeptVersions | None:
+        """Return the versions of a model that are kept; None if the version policy alone decides."""
+        return self._kept.get(name)
+
+    def keep_when_loaded(self, name: str, versions: Iterable[int], default: int) -> None:
+        """Keep versions of a model from its next load on: for a server that starts again during a rollout.
+
+        If other versions than ``default`` then fail to load, the model is served without them.
+        """
+        self._kept[name] = KeptVersions(frozenset((*versions, default)), default)
+
+    async def keep_versions(self, name: str, versions: Iterable[int], default: int | None = None) -> None:
+        """Load ``versions`` beside those that run, and keep all of them until ``release_versions``.
+
+        Requests that name no version go to ``default``, which is the version they go to now if it is not given.
+        Versions that run are neither reloaded nor interrupted. Raises ``NeriteError``; nothing has changed then.
+        """
+        record = self._catalogue.meant(name)
+        async with record.lock:
+            record.find("")
+            before = self._kept.get(name)
+            kept = before or KeptVersions(frozenset(), record.latest)
+            kept = kept.with_versions((*record.running, *versions))
+            if default is not None:
+                kept = kept.with_versions((default,))._replace(default=default)
+            optional, record.optional = record.optional, kept.optional
+            self._kept[name] = kept
+            try:
+                await self._load_beside(record, sorted(kept.versions - record.running.keys()))
+            except BaseException:  # re-raised below
+                del self._kept[name]
+                if before is not None:
+                    self._kept[name] = before
+                record.optional |= optional
+                raise
+        self._ensembles.revise((name,))
+
+    async def release_versions(self, name: str, without: Collection[int] = ()) -> None:
+        """Let the version policy choose again among the versions that run; the others are drained and unloaded.
+
+        Versions in ``without`` are unloaded even if the policy selects them; they stay unloaded until the next load
+        of the model. Raises ``InvalidArgument`` if no version would remain.
+        """
+        kept = self._kept.get(name)
+        if kept is None:
+            return
+        for record in self._catalogue.all_named(name):
+            async with record.lock:
+                await self._release(record, kept, without)
+        self._kept.pop(name, None)
+        self._ensembles.revise((name,))
+
+    @contextlib.asynccontextmanager
+    async def trial(self, name: str, version: int) -> AsyncIterator[RunningVersion]:
+        """Load a version that clients cannot reach, and unload it afterwards, even if it is stuck.
+
+        What serves, polls and the repository index take no notice of it. Raises ``NeriteError`` if it cannot be loaded.
+        """
+        record = self._catalogue.meant(name)
+        load = object()
+        try:
+            folder = (await self._sources.fetch(name, load)).get(record.namespace)
+            if folder is None:
+                raise refusals.not_polled(name)
+            polled = (await self._read(record, folder, None)).polled
+            if version not in polled.existing:
+                raise refusals.no_version_to_load(name, version, polled)
+            if polled.config.ensemble_scheduling is not None:
+                raise refusals.no_trial_of_ensemble(name, version)
+            running = await self._maker.make(replace(polled, versions=(version,)), version)
+            self._sources.folders.use(folder, running)
+        finally:
+            await self._sources.leave(load)
+        try:
+            yield running
+        finally:
+            running.abandon(refusals.stopping())
+            self._in_background(self._close(None, running, _TRIAL_PATIENCE))
+
+    async def _load_beside(self, record: ModelRecord, versions: Sequence[int]) -> None:
+        """Load further versions of a model that runs, and route requests to them."""
+        if not versions:
+            self._swap(record, record.running)
+            return
+        load = object()
+        with load_of(record.name):
+            try:
+                with stage("fetch"):
+                    folder = (await self._sources.fetch(record.name, load)).get(record.namespace)
+                if folder is None:
+                    raise refusals.not_polled(record.name)
+                loaded = await self._read(record, folder, None)
+                for version in versions:
+                    if version not in loaded.polled.existing:
+                        raise refusals.no_version_to_load(record.name, version, loaded.polled)
+                if record.assembly is not None:
+                    every = tuple(sorted((*record.running, *versions)))
+                    self._ensembles.put_together(record, replace(record.assembly, versions=every), [])
+                    return
+                made = await self._launch(record, replace(loaded.polled, versions=tuple(versions)), {})
+                for running in made.values():
+                    self._sources.folders.use(folder, running)
+                assert record.loaded is not None
+                record.loaded = record.loaded.with_versions(made, loaded)
+                self._swap(record, {**record.running, **made})
+                self._in_background(self._hash(record, loaded, made))
+            finally:
+                await self._sources.leave(load)
+
+    async def _release(self, record: ModelRecord, kept: KeptVersions, without: Collection[int]) -> None:
+        remaining = remaining_versions(await self._version_policy(record), record.running, without, record.name)
+        if record.running and not remaining:
+            raise InvalidArgument(f"no version of model '{record.name}' would remain loaded")
+        self._kept.pop(record.name, None)
+        record.optional = frozenset()
+        for version in kept.versions - record.running.keys():
+            record.states[version] = VersionState(ModelState.UNAVAILABLE, "unloaded")
+        if remaining:
+            if record.assembly is not None:
+                record.assembly = replace(record.assembly, versions=remaining)
+            self._swap(record, {version: record.running[version] for version in remaining})
+
+    async def _version_policy(self, record: ModelRecord) -> ModelVersionPolicy:
+        """Return the version policy in a model's files, or the one it was loaded with if they cannot be read."""
+        loaded = record.loaded
+        policy = loaded.polled.config.version_policy if loaded is not None else None
+        load = object()
+        try:
+            folder = (await self._sources.fetch(record.name, load)).get(record.namespace)
+            if folder is not None and loaded is not None and not loaded.brought:
+                policy = (await self._read(record, folder, None)).polled.config.version_policy
+        except NeriteError as error:
+            _log.warning("version policy of '%s' cannot be read again: %s", record.name, error.message)
+        finally:
+            await self._sources.leave(load)
+        return policy or ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=1))
 
     async def register(self, repository: RegisteredRepository, name: str) -> None:
         """Add a repository and load a model of it: both or neither. Raises ``NeriteError``."""
@@ -488,7 +527,7 @@ class ModelManager:
         """Mark a model to be unloaded, unless it is loaded again before that."""
         record.asked = False
         record.assembly = None
-        self._follow_route(record, None)
+        self._routes.follow(record, None)
         if -1 in record.states and record.states[-1].state is ModelState.READY:
             record.states[-1] = VersionState(ModelState.UNAVAILABLE, "unloaded")
         record.going = bool(record.running)
@@ -521,10 +560,14 @@ class ModelManager:
         """Drain a version in the background, then close it."""
         return self._in_background(self._close(record, running))
 
-    async def _close(self, record: ModelRecord | None, running: RunningVersion) -> None:
-        done = asyncio.Event()
-        running.drain(lambda: running.close(done.set))
-        await done.wait()
+    async def _close(self, record: ModelRecord | None, running: RunningVersion, patience: float | None = None) -> None:
+        """Close a version when it is drained, or after ``patience`` seconds."""
+        drained, closed = asyncio.Event(), asyncio.Event()
+        running.drain(drained.set)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(drained.wait(), patience)
+        running.close(closed.set)
+        await closed.wait()
         await self._sources.leave(running)
         if record is None:
             return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from nerite.config.loading import PolledModel
 from nerite.config.mistake import Mistake, mistake_text
-from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.failures import system_error
 from nerite.repository.catalogue import IN_SEVERAL, ModelRecord, ModelState, VersionState
 
@@ -36,6 +37,32 @@ def not_polled(name: str, why: str = "") -> NeriteError:
     refusal = f"failed to load '{name}', failed to poll from model repository" + (f"\n    {why}" if why else "")
     _log.error("%s", refusal)
     return Internal(refusal)
+
+
+def no_version_to_load(name: str, version: int, polled: PolledModel) -> NeriteError:
+    """Log and return the error for a version that has no directory."""
+    existing = ", ".join(map(str, polled.existing)) or "none"
+    why = f"version {version} has no directory {polled.directory / str(version)} (versions there: {existing})"
+    refusal = f"failed to load '{name}': {why}"
+    _log.error("%s", refusal)
+    return NotFound(refusal)
+
+
+def no_trial_of_ensemble(name: str, version: int) -> NeriteError:
+    """Return the error for a trial of an ensemble's version, all of which have the same steps."""
+    return Unsupported(
+        f"version {version} of ensemble '{name}' is not loaded, and would have the same steps as the other versions. "
+        "Compare the models of its steps, or two ensembles."
+    )
+
+
+def kept_version_absent(name: str, folder: Path) -> NeriteError:
+    """Log and return the error for a version that is kept for a rollout, and whose directory is gone."""
+    return not_polled(
+        name,
+        f"version {folder.name} is kept for a rollout, and its directory {folder} does not exist. "
+        "Restore the directory, or end the rollout.",
+    )
 
 
 def in_several(name: str, locations: Sequence[str]) -> NeriteError:

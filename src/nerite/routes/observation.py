@@ -23,8 +23,8 @@ from nerite.core.execution_observer import ForwardingSink, TraceContext
 from nerite.core.failures import report
 from nerite.core.request import Assignment, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.judge.outcome import Outcome, Stratum
-from nerite.routes.table import RequestUnderWay, RouteState, TakeOutcome
+from nerite.judge.outcome import Outcome, Stratum, token_stratum
+from nerite.routes.table import RouteState, TakeOutcome
 
 _REFUSALS = (Overloaded, QuotaExceeded, Exhausted, QueueFull)
 _TIMEOUTS = (DeadlineExceeded, QueueTimeout)
@@ -73,6 +73,7 @@ class ObservedSink(CallerSink):
         "_state",
         "_stratum",
         "_take",
+        "counted",
     )
 
     def __init__(
@@ -87,6 +88,7 @@ class ObservedSink(CallerSink):
         self._take = take
         self._first_ns = self._last_ns = self._count = 0
         self._lost = False
+        self.counted = 0
         state.under_way.add(self)
         request.sink = self
 
@@ -111,27 +113,28 @@ class ObservedSink(CallerSink):
                 report("admission", failure, f"while an outcome of route '{self._assignment.route}' was judged")
         self._sink.respond(request, response, final)
 
-    def describe(self, now_ns: int) -> RequestUnderWay:
-        """Return what is known of a request that has not ended."""
-        assignment = self._assignment
-        age = (now_ns - self._request.arrived_ns) / 1e3
-        return RequestUnderWay(assignment.candidate, assignment.probability, age, self._count > 0)
+    def outcome(self, now_ns: int) -> Outcome:
+        """Return the outcome that the request would have if it succeeded now."""
+        return self._outcome(now_ns, "")
 
     def _end(self, request: InferenceRequest, error: NeriteError | None, now: int) -> None:
-        _, arm, candidate, probability, cluster = self._assignment
         how = ""
         if error is not None or request.cancelled or self._lost:
             how = kind_of(error, cancelled=request.cancelled) or ("error" if self._lost else "")
-            counters = self._state.counters.get(arm)
+            counters = self._state.counters.get(self._assignment.arm)
             if how != "cancelled" and counters is not None:
                 counters.errors += 1
-        begun, count = request.arrived_ns, self._count
+        self._take(self._outcome(now, how), self.counted)
+
+    def _outcome(self, now: int, how: str) -> Outcome:
+        _, _, candidate, probability, cluster = self._assignment
+        begun, count = self._request.arrived_ns, self._count
         whole = (now - begun) / 1e3
         first = (self._first_ns - begun) / 1e3 if count else whole
         between = 0.0
         if count > 1:
             between = (self._last_ns - self._first_ns) / 1e3 / (count - 1)
-        self._take(Outcome(candidate, probability, now, whole, first, between, how, self._stratum, cluster))
+        return Outcome(candidate, probability, now, whole, first, between, how, self._stratum, cluster)
 
 
 class StrataOfHeader:
@@ -141,13 +144,14 @@ class StrataOfHeader:
     class here.
     """
 
-    __slots__ = ("_last", "_stream", "_tenant")
+    __slots__ = ("_last", "_size", "_stream", "_tenant")
 
     def __init__(self, header: RequestHeader) -> None:
         self._tenant = "" if header.caller is None else header.caller.tenant
         names = [spec.name for spec in header.inputs]
         self._stream = names.index(_STREAM) if _STREAM in names else -1
-        self._last = Stratum(-1, 0, "", False)
+        self._last = Stratum()
+        self._size = -1
 
     def of(self, request: InferenceRequest) -> Stratum:
         """Return the class of a request."""
@@ -155,8 +159,9 @@ class StrataOfHeader:
         size = sum(map(len, data)).bit_length() + 1 >> 1
         stream = self._stream >= 0 and bytes(data[self._stream][:1]) == b"\1"
         last = self._last
-        if last[0] != size or last[3] is not stream:
-            last = self._last = Stratum(size, 0, self._tenant, stream)
+        if self._size != size or last[3] is not stream:
+            self._size = size
+            last = self._last = token_stratum(f"<{4**size} B", "", self._tenant, stream)
         return last
 
 

@@ -16,7 +16,8 @@ from nerite.scheduling.weighted_route import KeySource, RouteArm, WeightedRoute
 _MAX_SEQUENCES: Final = 65_536
 """Maximum number of sequences of a route whose arm is remembered. Others stay on theirs until weights change."""
 
-TakeOutcome = Callable[[Outcome], None]
+TakeOutcome = Callable[[Outcome, int], None]
+"""Takes how a request ended, and what was counted of it while it was under way."""
 
 
 class ArmCounters:
@@ -33,21 +34,14 @@ class ArmCounters:
         """Requests assigned to it that another arm has answered, because it could not."""
 
 
-class RequestUnderWay(NamedTuple):
+class RequestUnderWay(Protocol):
     """A request of an observed route that has not ended."""
 
-    candidate: bool
-    probability: float
-    age_us: float
-    answering: bool
-    """It has had a response."""
+    counted: int
+    """What the observer has counted of it before its end; 0 at first. The observer gets it back with the outcome."""
 
-
-class DescribesRequest(Protocol):
-    """Follows a request that has not ended."""
-
-    def describe(self, now_ns: int) -> RequestUnderWay:
-        """Return what is known of the request."""
+    def outcome(self, now_ns: int) -> Outcome:
+        """Return the outcome that the request would have if it succeeded now."""
 
 
 class ShadowsRequests(Protocol):
@@ -80,7 +74,7 @@ class RouteState:
         """Set by the process that owns the route, if it has a shadow."""
         self.counters: dict[str, ArmCounters] = {}
         """By the label of the arm."""
-        self.under_way: set[DescribesRequest] = set()
+        self.under_way: set[RequestUnderWay] = set()
         """Requests that have begun while the route was observed, and have not ended."""
         self.sequences: dict[int | str, PinnedSequence] = {}
         """Sequences that have begun and not ended, the one used last at the end."""
@@ -170,10 +164,10 @@ class RouteTable:
         elif take is not None:
             raise NotFound(f"'{name}' has no route that could be observed")
 
-    def under_way(self, name: str, now_ns: int) -> list[RequestUnderWay]:
+    def under_way(self, name: str) -> list[RequestUnderWay]:
         """Return the requests of an observed route that have not ended."""
         state = self._states.get(name)
-        return [] if state is None else [each.describe(now_ns) for each in state.under_way]
+        return [] if state is None else list(state.under_way)
 
     def counters(self, name: str) -> Mapping[str, ArmCounters]:
         """Return what was counted for each arm of a route, by its label."""

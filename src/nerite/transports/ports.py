@@ -29,6 +29,7 @@ from nerite.transports.listeners import IdleCheck, ListenerFactory, TargetOf, li
 from nerite.transports.tcp import tls_context
 
 if TYPE_CHECKING:
+    from nerite.rollouts.controller import RolloutController
     from nerite.transports.grpc.methods import Handler
 
 _MAX_METRICS_BODY: Final = 64 * 1024
@@ -101,6 +102,7 @@ class ServerPorts:
         callers: Callers | None,
         gpus: GpuMetrics | None,
         fronts: ConnectionFronts | None = None,
+        rollouts: RolloutController | None = None,
     ) -> None:
         """``callers`` identifies callers if a policy is in force; ``key_files`` are those named by restrictions.
 
@@ -112,6 +114,7 @@ class ServerPorts:
         self._options = options
         self._gpus = gpus
         self._fronts = fronts
+        self._rollouts = rollouts
         self._bounds = limits_of(options)
         if fronts is not None:
             fronts.share(self._bounds)
@@ -164,6 +167,8 @@ class ServerPorts:
         self._bounds.write_metrics(page)
         if self._fronts is not None:
             self._fronts.write_metrics(page)
+        if self._rollouts is not None:
+            self._rollouts.write_metrics(page)
 
     async def refresh(self) -> None:
         """Bring what other processes have counted into this one."""
@@ -264,7 +269,7 @@ class ServerPorts:
         self._note("Vertex AI", "Vertex AI HTTPService", options.address, port)
 
     def _router(self, forward_pattern: re.Pattern[str] | None = None) -> Router:
-        return Router(self._server, **self._factory.routing(forward_pattern))
+        return Router(self._server, rollouts=self._rollouts, **self._factory.routing(forward_pattern))
 
     def _listener(self, name: str, handler: HttpHandler, max_body: int) -> HttpListener:
         listener = self._listeners[name.lower().replace(" ", "_")] = self._factory.http(name, handler, max_body)

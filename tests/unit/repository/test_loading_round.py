@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nerite.core.errors import Internal
-from nerite.repository.manager import LoadingRound, Waits
+from nerite.repository.loading_round import LoadingRound, Waits
 from nerite.repository.repositories import LoadOverrides
 
 

@@ -38,29 +38,31 @@ def entry() -> Entry:
 @pytest.fixture
 def outcomes(entry: Entry) -> list[Outcome]:
     taken: list[Outcome] = []
-    entry.routes.observe("m", taken.append)
+    entry.routes.observe("m", lambda outcome, _counted: taken.append(outcome))
     return taken
 
 
 def test_an_answer_is_one_outcome(entry: Entry, outcomes: list[Outcome]) -> None:
     request = entry.ask(head())
-    (under_way,) = entry.routes.under_way("m", monotonic_ns())
-    assert (under_way.candidate, under_way.probability, under_way.answering) == (True, 1.0, False)
-    assert under_way.age_us > 0
+    (under_way,) = entry.routes.under_way("m")
+    now = under_way.outcome(monotonic_ns())
+    assert (now.candidate, now.probability, now.error) == (True, 1.0, "")
+    assert now.latency_us == now.first_us > 0
     request.respond(PART)
     request.respond(PART)
     ((candidate, probability, at_ns, latency, first, token, error, stratum, cluster),) = outcomes
     assert (candidate, probability, error, token, cluster) == (True, 1.0, "", 0.0, 0)
     assert latency == first == at_ns / 1e3
-    assert stratum == Stratum(2, 0, "", False)
-    assert entry.routes.under_way("m", monotonic_ns()) == []
+    assert stratum == Stratum("<16 B")
+    assert entry.routes.under_way("m") == []
 
 
 def test_a_stream_has_the_time_of_its_first_answer_and_between_two(entry: Entry, outcomes: list[Outcome]) -> None:
     request = entry.ask(head())
     for _ in range(3):
         request.respond(PART, False)
-    assert entry.routes.under_way("m", monotonic_ns())[0].answering
+    now = entry.routes.under_way("m")[0].outcome(monotonic_ns())
+    assert now.first_us < now.latency_us
     request.respond(EMPTY)
     (outcome,) = outcomes
     assert 0 < outcome.first_us < outcome.latency_us
@@ -120,8 +122,18 @@ def test_a_sequence_has_the_probability_with_which_it_began(entry: Entry, outcom
     assert outcomes[-1].probability == 1.0
 
 
+def test_what_was_counted_under_way_comes_with_the_outcome(entry: Entry) -> None:
+    taken: list[int] = []
+    entry.routes.observe("m", lambda _outcome, counted: taken.append(counted))
+    request = entry.ask(head())
+    entry.routes.under_way("m")[0].counted = 5
+    request.respond(PART)
+    entry.ask(head()).respond(PART)
+    assert taken == [5, 0]
+
+
 def test_an_observer_that_fails_fails_no_request(entry: Entry) -> None:
-    def fail(_outcome: Outcome) -> None:
+    def fail(_outcome: Outcome, _counted: int) -> None:
         raise ValueError("a judge with a bug")
 
     entry.routes.observe("m", fail)

@@ -9,14 +9,17 @@ import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
+from nerite.rollouts.spec import MAX_SPEC
 from nerite.routes.route_file import SHADOW_RESULTS, route_from_json, route_to_json
 from nerite.transports import settings
 from nerite.transports.http import large_json, reply, request_bodies
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.json_text import LARGE, parse_settings
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.rollout_check import RolloutChecks
 
 if TYPE_CHECKING:
+    from nerite.rollouts.controller import RolloutController
     from nerite.server import InferenceServer
 
 _DONE: Final = Reply(200, b"", "application/json")
@@ -28,9 +31,12 @@ class HttpAdministration:
     Each method is named after its endpoint (``routes``), takes the arguments in the path, and sends one reply.
     """
 
-    def __init__(self, server: InferenceServer) -> None:
+    def __init__(self, server: InferenceServer, rollouts: RolloutController | None = None) -> None:
+        """Without ``rollouts``, rollouts are rejected."""
         self._server = server
+        self._all_rollouts = rollouts
         self._background_calls = BackgroundCalls()
+        self._rollout_checks = RolloutChecks(server)
 
     def live(self, connection: HttpExchange, body: memoryview) -> None:
         """Report whether the server is live."""
@@ -111,6 +117,42 @@ class HttpAdministration:
             parameters = {}
         self._background_calls.start(connection, _done(self._server.unload(model, parameters)))
 
+    def rollouts(self, connection: HttpExchange, body: memoryview) -> None:
+        """Send the status of all rollouts."""
+        connection.send([reply.json_reply({"rollouts": self._rollouts.statuses()}).encode()])
+
+    def rollout(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Send the status of a model's rollout."""
+        connection.send([reply.json_reply(self._rollouts.status(model)).encode()])
+
+    def change_rollout(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Start a rollout."""
+        if len(body) > MAX_SPEC:
+            raise InvalidArgument(f"a rollout may be described in at most {MAX_SPEC} bytes")
+        self._background_calls.start(connection, _json(self._rollouts.begin(model, parse_settings(body))))
+
+    def rollout_history(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Send the decisions of a model's rollouts."""
+        connection.send([reply.json_reply({"history": self._rollouts.history(model)}).encode()])
+
+    def rollout_command(self, connection: HttpExchange, body: memoryview, model: str, command: str) -> None:
+        """Pause, resume, promote, abort or clear a rollout."""
+        given = _json_object(body)
+        force = given.pop("force", False)
+        if given or type(force) is not bool:
+            raise InvalidArgument('the body of a command of a rollout may be empty, or {"force": true}')
+        self._background_calls.start(connection, _json(self._rollouts.command(model, command, force=force)))
+
+    @property
+    def _rollouts(self) -> RolloutController:
+        if self._all_rollouts is None:
+            raise Unsupported("this port has no rollouts")
+        return self._all_rollouts
+
+    def rollout_check(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Compare the arms of a rollout."""
+        self._background_calls.start(connection, self._rollout_checks.answer(model, _json_object(body)))
+
     def regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """List the regions of shared memory."""
         listed = self._server.regions.listed(region)
@@ -153,6 +195,8 @@ class HttpAdministration:
 
     def change_route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Change how the requests to a name are divided, and send the result."""
+        if self._all_rollouts is not None:
+            self._all_rollouts.check_route(model)
         given = _json_object(body)
         if not given:
             self._server.routes.remove(model)
@@ -212,6 +256,10 @@ class HttpAdministration:
 async def _done(work: Coroutine[Any, Any, None]) -> Reply:
     await work
     return _DONE
+
+
+async def _json(work: Coroutine[Any, Any, dict[str, Any]]) -> Reply:
+    return reply.json_reply(await work)
 
 
 def _health(healthy: bool) -> Reply:

@@ -238,6 +238,26 @@ COMMON: Final[dict[str, Schema]] = {
     "Index": _list(_object(name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT, content_hash=_TEXT)),
     "LoadRequest": _object(parameters={"type": "object", "additionalProperties": _TEXT}),
     "UnloadRequest": _object(parameters=_object(unload_dependents=_FLAG)),
+    "RolloutCheckRequest": _object(
+        to=_TEXT,
+        seconds=_NUMBER,
+        answer_seconds=_NUMBER,
+        cancel_seconds=_NUMBER,
+        memory_limit=_NUMBER,
+        **{"from": _TEXT},
+    )
+    | {"required": ["from", "to"]},
+    "RolloutCheck": _object(
+        differences=_list(
+            _object(
+                severity={"enum": ["blocks", "warns", "notes"]},
+                subject=_TEXT,
+                baseline=_TEXT,
+                candidate=_TEXT,
+                consequence=_TEXT,
+            )
+        )
+    ),
     "LogSettings": _object(
         log_file=_TEXT, log_info=_FLAG, log_warning=_FLAG, log_error=_FLAG, log_verbose_level=_NUMBER, log_format=_TEXT
     ),
@@ -249,6 +269,11 @@ COMMON: Final[dict[str, Schema]] = {
         trace_file=_TEXT,
         trace_mode=_TEXT,
     ),
+    "RolloutSpec": {"type": "object", "required": ["to"], "description": "The keys of `rollout.toml`."},
+    "Rollout": _object(model=_TEXT, state=_TEXT, text=_TEXT, arms={"type": "object"}, gates=_list({"type": "object"})),
+    "Rollouts": _object(rollouts=_list(schema_reference("Rollout"))),
+    "RolloutHistory": _object(history=_list({"type": "object"})),
+    "Force": _object(force=_FLAG),
     "RegisterRequest": _object(key=_TEXT, offset=_NUMBER, byte_size=_NUMBER) | {"required": ["key", "byte_size"]},
     "RegisterCudaRequest": _object(raw_handle=_object(b64=_TEXT), device_id=_NUMBER, byte_size=_NUMBER),
     "Regions": _list(_object(name=_TEXT, key=_TEXT, offset=_NUMBER, byte_size=_NUMBER)),

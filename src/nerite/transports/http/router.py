@@ -21,6 +21,7 @@ from nerite.transports.http.routes import Route
 from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
+    from nerite.rollouts.controller import RolloutController
     from nerite.server import InferenceServer
 
 
@@ -36,6 +37,7 @@ class Router(InferenceRouter):
         forward_pattern: re.Pattern[str] | None = None,
         half_precision: bool = False,
         callers: Callers | None = None,
+        rollouts: RolloutController | None = None,
     ) -> None:
         """``locks`` has the key check of each restricted category of endpoints.
 
@@ -50,7 +52,7 @@ class Router(InferenceRouter):
             callers=callers,
         )
         self._reporting_server = server
-        self._administration = HttpAdministration(server)
+        self._administration = HttpAdministration(server, rollouts)
         self._documentation = Documentation(server, locks)
         self._openai = OpenAi(
             server, ModelControl(server), locks=locks, max_input_size=max_input_size, sender_of=self.sender_of

@@ -74,6 +74,10 @@ ENDPOINTS: Final = (
     _endpoint("route", "GET POST", "model-repository", _MODEL + "/route"),
     _endpoint("logging", "GET POST", "logging", "/v2/logging"),
     _endpoint("trace", "GET POST", "trace", "/v2[/models/{model}]/trace/setting"),
+    _endpoint("rollouts", "GET", "model-repository", "/v2/rollouts"),
+    _endpoint("rollout", "GET POST", "model-repository", _MODEL + "/rollout"),
+    _endpoint("rollout_history", "GET", "model-repository", _MODEL + "/rollout/history"),
+    _endpoint("rollout_command", "POST", "model-repository", _MODEL + "/rollout/{command}"),
     _endpoint("regions", "GET", "shared-memory", _SYSTEM + _REGION + "/status"),
     _endpoint("register", "POST", "shared-memory", _SYSTEM + _REGION + "/register"),
     _endpoint("unregister", "POST", "shared-memory", _SYSTEM + _REGION + "/unregister"),
@@ -81,6 +85,7 @@ ENDPOINTS: Final = (
     _endpoint("register_cuda", "POST", "shared-memory", _CUDA + _REGION + "/register"),
     _endpoint("unregister_cuda", "POST", "shared-memory", _CUDA + _REGION + "/unregister"),
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/{model}/unload"),
+    _endpoint("rollout_check", "POST", "model-repository", _MODEL + "/rollout/check"),
     _endpoint("openai_models", "GET", "metadata", "/v1/models"),
     _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
     _endpoint("openai_load", "POST", "model-repository", "/v1/models/{model}/load"),
@@ -190,12 +195,21 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "trace": EndpointDescription(
         "Return or change the trace settings; null resets a setting", "TraceSettings", "TraceSettings"
     ),
+    "rollouts": EndpointDescription("Return the status of the last rollout of each model", gives="Rollouts"),
+    "rollout": EndpointDescription("Return the status of a model's rollout, or start one", "RolloutSpec", "Rollout"),
+    "rollout_history": EndpointDescription(
+        "Return the decisions of a model's rollouts with their evidence", gives="RolloutHistory"
+    ),
+    "rollout_command": EndpointDescription("Pause, resume, promote, abort or clear a rollout", "Force", "Rollout"),
     "regions": EndpointDescription("List the system shared memory regions", gives="Regions"),
     "register": EndpointDescription("Register a system shared memory region", "RegisterRequest"),
     "unregister": EndpointDescription("Unregister one or all system shared memory regions"),
     "cuda_regions": EndpointDescription("List the CUDA shared memory regions", gives="Regions"),
     "register_cuda": EndpointDescription("Register a CUDA shared memory region", "RegisterCudaRequest"),
     "unregister_cuda": EndpointDescription("Unregister one or all CUDA shared memory regions"),
+    "rollout_check": EndpointDescription(
+        "Compare two versions of a model, and try the new one, before a rollout", "RolloutCheckRequest", "RolloutCheck"
+    ),
     "openai_models": EndpointDescription("List the models available through the OpenAI API", gives="OpenAiModels"),
     "openai_model": EndpointDescription("Describe a model in OpenAI's format", gives="OpenAiModel"),
     "openai_load": EndpointDescription("Load a model, and describe it in OpenAI's format", gives="OpenAiModel"),
@@ -215,6 +229,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "model": "Name of the model",
     "version": "Version of the model",
     "repository": "Name of the repository",
+    "command": "pause, resume, promote, abort or clear",
     "region": "Name of the region",
 }
 """Descriptions of the path arguments."""
