@@ -109,8 +109,8 @@ def test_the_line_for_a_log() -> None:
 
 def test_the_command_line_gives_a_specification(monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
-        "m --to 2 --from 1 --steps 1,25,100 --shadow 10% --hold 5m --gate errors --gate p99=+10% --sticky header:x-user "
-        "--deadline 2h --at-deadline rollback --webhook https://h.example/a --requests 7 --force"
+        "m --to 2 --from 1 --steps 1,25,100 --shadow 10% --hold 5m --gate errors --gate p99=+10% "
+        "--sticky header:x-user --deadline 2h --at-deadline rollback --webhook https://h.example/a --requests 7 --force"
     )
     assert started(monkeypatch, *words.split()) == {
         "to": "2",
