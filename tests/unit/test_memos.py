@@ -67,6 +67,7 @@ BY_THE_OPERATOR: Final = {
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
+    "rollouts/run.py:shadow",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
 SMALL: Final = {
