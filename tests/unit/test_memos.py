@@ -67,7 +67,6 @@ BY_THE_OPERATOR: Final = {
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
-    "rollouts/run.py:shadow",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
 SMALL: Final = {
@@ -87,6 +86,7 @@ SMALL: Final = {
     "judge/thresholds.py:_frozen": "classes of requests, at most 64",
     "judge/thresholds.py:_before": "classes of requests, at most 64",
     "judge/outcome.py:token_stratum": "classes of requests, at most 1,024",
+    "rollouts/run.py:shadow": "results of a shadow, by their names in the program",
     "observability/histogram.py:exemplars": "one for each bucket of a histogram",
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",

@@ -30,13 +30,7 @@ class RouteFile(NamedTuple):
 
     route: WeightedRoute
     places: Sequence[str]
-    """For each arm, and the shadow if it has one, file and line."""
-
-    @property
-    def arms(self) -> Sequence[RouteArm]:
-        """The arms, and that of the shadow."""
-        shadow = self.route.shadow
-        return (*self.route.arms, shadow.arm) if shadow is not None else self.route.arms
+    """For each of its targets, file and line."""
 
 
 def read_route_file(directory: Path) -> RouteFile | None:
@@ -65,7 +59,7 @@ def is_route_alone(directory: Path) -> bool:
 def versions_of(route: RouteFile, model: str, existing: Sequence[int]) -> set[int]:
     """Return the versions of ``model`` that are arms of its route. Raises ``InvalidArgument`` for missing ones."""
     versions = set()
-    for arm, place in zip(route.arms, route.places, strict=True):
+    for arm, place in zip(route.route.targets, route.places, strict=True):
         if arm.model == model:
             versions.add(version := int(arm.version))
             if version not in existing:

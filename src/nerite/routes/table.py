@@ -127,8 +127,8 @@ class RouteTable:
 
     def check(self, route: WeightedRoute) -> None:
         """Raise ``InvalidArgument`` if an arm of a route would be another route."""
-        inner = next((arm.model for arm in route.arms if not arm.version and arm.model in self._states), "")
-        outer = next((each.name for each in self for arm in each.arms if arm[:2] == (route.name, "")), "")
+        inner = next((arm.model for arm in route.targets if not arm.version and arm.model in self._states), "")
+        outer = next((each.name for each in self for arm in each.targets if arm[:2] == (route.name, "")), "")
         if inner or outer:
             chain = f"'{route.name}' leads to '{inner}'" if inner else f"'{outer}' leads to '{route.name}'"
             raise InvalidArgument(f"routes cannot be chained: {chain}, which is a route itself. Name its arms instead")

@@ -145,7 +145,7 @@ class WeightedRoute:
                 raise InvalidArgument(f"{what} has the arm '{arm.label}' twice: give it one weight")
         if self.shadow is not None:
             self._check_shadow(what, self.shadow)
-        for arm in (*self.arms, *([] if self.shadow is None else [self.shadow.arm])):
+        for arm in self.targets:
             if not 0 <= arm.weight <= _MAX_WEIGHT:
                 raise InvalidArgument(
                     f"{what}: the weight {arm.weight} of arm '{arm.label}' is not between 0 and {_MAX_WEIGHT:.0e}"
@@ -171,6 +171,11 @@ class WeightedRoute:
                 raise InvalidArgument(f"{what}: {name} of the shadow must be from {least:g} to {most:g}")
         if not 0 < shadow.share <= 1:
             raise InvalidArgument(f"{what}: the share of the shadow must be more than 0 % and at most 100 %")
+
+    @property
+    def targets(self) -> Sequence[RouteArm]:
+        """The arms, and that of the shadow if there is one."""
+        return self.arms if self.shadow is None else (*self.arms, self.shadow.arm)
 
     @property
     def candidate(self) -> RouteArm:

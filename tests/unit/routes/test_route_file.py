@@ -86,7 +86,7 @@ def test_a_shadow() -> None:
     assert file.route.shadow == RouteShadow(
         RouteArm("m", "2", 0), 0.125, timeout=5, samples="/tmp/samples.jsonl", contents=True
     )
-    assert (file.places, [arm.version for arm in file.arms]) == (["route.toml:2", "route.toml:6"], ["1", "2"])
+    assert (file.places, [arm.version for arm in file.route.targets]) == (["route.toml:2", "route.toml:6"], ["1", "2"])
 
 
 @pytest.mark.parametrize(

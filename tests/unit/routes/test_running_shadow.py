@@ -10,7 +10,7 @@ import pytest
 from arms import Entry, FakeVersion, head
 
 from doubles import FakeLoop, written
-from nerite.core.errors import Cancelled, Internal, NeriteError, Overloaded
+from nerite.core.errors import Cancelled, Internal, InvalidArgument, NeriteError, Overloaded
 from nerite.core.request import MIXED, InferenceRequest, RequestedOutput, RequestHeader, SharedMemoryInput
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import from_array
@@ -337,3 +337,10 @@ def test_nothing_is_sent_once_the_server_stops(entry: Shadowed) -> None:
     request.respond(answer(1))
     entry.loop.settle()
     assert entry.shadow.requests == []
+
+
+def test_a_shadow_is_no_other_route(entry: Shadowed) -> None:
+    entry.route(1, name="other")
+    shadow = RouteShadow(RouteArm("other", "", 0), 1.0)
+    with pytest.raises(InvalidArgument, match="'third' leads to 'other', which is a route itself"):
+        entry.routes.check(WeightedRoute("third", (RouteArm("m", "1"),), (), "", shadow))
