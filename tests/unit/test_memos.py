@@ -86,6 +86,7 @@ SMALL: Final = {
     "judge/thresholds.py:_frozen": "classes of requests, at most 64",
     "judge/thresholds.py:_before": "classes of requests, at most 64",
     "judge/outcome.py:token_stratum": "classes of requests, at most 1,024",
+    "rollouts/run.py:shadow": "results of a shadow, by their names in the program",
     "observability/histogram.py:exemplars": "one for each bucket of a histogram",
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",

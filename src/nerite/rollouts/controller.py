@@ -228,6 +228,7 @@ class RolloutController:
             return
         now = self._clock()
         self._versions.look(run, now)
+        run.shadow = self._routes.shadow_status(run.model) or run.shadow
         run.look_under_way(self._routes.under_way(run.model), now)
         decision = run.rollout.advance(now, run.findings(now))
         if decision is not None:
@@ -261,7 +262,7 @@ class RolloutController:
     def _split(self, run: RolloutRun) -> None:
         """Route requests by the present weights, and observe how they end."""
         self._routes.put(run.route())
-        self._routes.observe(run.model, run.observe)
+        self._routes.observe(run.model, None if run.rollout.shadow else run.observe)
 
     async def _end(self, record: RolloutRecord, run: RolloutRun) -> None:
         """Make the winner the version that serves, remove the route, and unload the loser."""

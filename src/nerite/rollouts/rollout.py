@@ -83,6 +83,10 @@ class RolloutFindings(NamedTuple):
     """Why the candidate is worse, as a sentence; empty if that is not shown."""
     not_worse: str = ""
     """Why the candidate is not worse, as a sentence; empty if that is not shown."""
+    shadowed: int = 0
+    """Requests that were also sent to the candidate, whose answers were compared."""
+    agreement: str = ""
+    """What the comparisons have shown, as the beginning of a sentence."""
 
 
 class RolloutDecision(NamedTuple):
@@ -109,6 +113,8 @@ class Rollout:
         self.spec = spec
         self.state = RolloutState.CHECKING
         self.step = 0
+        self.shadowing = spec.shadow > 0
+        """Before its first step the candidate is sent some requests without answering them."""
         self.reason: RolloutReason | None = None
         """Reason of the last decision."""
         self._last_ns: int | None = None
@@ -124,8 +130,13 @@ class Rollout:
     def weight(self) -> float:
         """Percent of the requests that the candidate gets."""
         if self.state in _SERVING:
-            return self.spec.steps[self.step]
+            return 0.0 if self.shadowing else self.spec.steps[self.step]
         return 100.0 if self.state is RolloutState.PROMOTED else 0.0
+
+    @property
+    def shadow(self) -> float:
+        """Percent of the requests that are also sent to the candidate without being answered by it."""
+        return self.spec.shadow if self.shadowing and self.state in _SERVING else 0.0
 
     @property
     def elapsed(self) -> float:
@@ -142,6 +153,8 @@ class Rollout:
         self._expect("begin", RolloutState.CHECKING)
         self._last_ns = now_ns
         text = f"version {self.spec.to} gets {self.spec.steps[0]:g} % of the requests"
+        if self.shadowing:
+            text = f"{self.spec.shadow:g} % of the requests are also sent to version {self.spec.to}, which answers none"
         return self._decide(RolloutState.RUNNING, RolloutReason.CHECKED, text)
 
     def block(self, why: str) -> RolloutDecision:
@@ -172,6 +185,13 @@ class Rollout:
 
     def _next_step(self, found: RolloutFindings) -> RolloutDecision | None:
         spec = self.spec
+        if self.shadowing:
+            if self.in_step < spec.hold or found.shadowed < spec.requests or not found.ready:
+                return None
+            self.shadowing = False
+            self._in_step_ns = 0
+            text = f"{found.agreement}: version {spec.to} gets {spec.steps[0]:g} % of the requests"
+            return self._decide(RolloutState.RUNNING, RolloutReason.HELD, text)
         if self.in_step < spec.hold or found.requests - self.requests_before < spec.requests or not found.ready:
             return None
         if self.step + 2 < len(spec.steps):
@@ -243,6 +263,7 @@ class Rollout:
             "spec": self.spec.as_json(),
             "state": str(self.state),
             "step": self.step,
+            "shadowing": self.shadowing,
             "reason": str(self.reason or ""),
             "elapsed_ns": self._elapsed_ns,
             "in_step_ns": self._in_step_ns,
@@ -257,6 +278,7 @@ class Rollout:
         rollout.state = RolloutState(document["state"])
         rollout.reason = RolloutReason(document["reason"]) if document["reason"] else None
         rollout.step = _count(document["step"])
+        rollout.shadowing = bool(document.get("shadowing", False))
         if rollout.step > len(spec.steps) - 2:
             raise ValueError("the rollout has no such step")
         rollout._elapsed_ns = _count(document["elapsed_ns"])

@@ -17,10 +17,12 @@ from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
 from nerite.rollouts.webhook import shown_url
 from nerite.routes.table import RequestUnderWay
-from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
+from nerite.scheduling.weighted_route import RouteArm, RouteShadow, WeightedRoute
 
 MAX_DIFFERENCES: Final = 100
 """Differences between the versions that are kept and shown."""
+_SHADOWED: Final = 20
+"""Requests to a shadow after which it is rolled back if it has failed half of them."""
 _LEAST_LOAD: Final = 2.0
 """Requests per instance below which it does not matter which version has more."""
 
@@ -55,6 +57,8 @@ class RolloutRun:
         """The candidate was loaded before the rollout, and stays loaded after it."""
         self._ready = {spec.baseline: True, spec.to: True}
         self.recording: RolloutRecording | None = None
+        self.shadow: Mapping[str, Any] = {}
+        """What the comparisons of the candidate's answers with those of the baseline have shown; empty without any."""
         self.differences: Sequence[Mapping[str, Any]] = ()
         self._restarts_before: dict[str, float] = {}
 
@@ -80,12 +84,13 @@ class RolloutRun:
 
     def route(self) -> WeightedRoute:
         """Return the route with the present weights. The same callers stay together on every replica."""
-        spec, weight = self.spec, self.rollout.weight
+        spec, weight, shadow = self.spec, self.rollout.weight, self.rollout.shadow
         return WeightedRoute(
             self.model,
             (RouteArm(self.model, spec.baseline, 100.0 - weight), RouteArm(self.model, spec.to, weight)),
             sticky_keys(spec.sticky),
             f"{self.model}:{spec.baseline}:{spec.to}",
+            RouteShadow(RouteArm(self.model, spec.to, 0), shadow / 100) if shadow else None,
         )
 
     def answer_of(self, version: str) -> Callable[[bool], None]:
@@ -144,12 +149,28 @@ class RolloutRun:
         verdict = self.verdict = self.judge.verdict(now_ns)
         if self.active:
             self.curve.note(now_ns, self.rollout.weight, verdict.gates)
+        compared = self.shadow.get("compared", {})
+        shadowed = sum(compared.values())
+        agreeing = compared.get("equal", 0) + compared.get("close", 0)
         return RolloutFindings(
             self.candidate.answered,
             self.ready,
-            verdict.reason if verdict.decision is Decision.ROLL_BACK else "",
+            self._failing_shadow() or (verdict.reason if verdict.decision is Decision.ROLL_BACK else ""),
             verdict.reason if verdict.decision is Decision.NOT_WORSE else "",
+            shadowed,
+            f"{agreeing} of {shadowed} answers agreed",
         )
+
+    def _failing_shadow(self) -> str:
+        """Return why the candidate is worse in the step in which it answers nobody; empty if it is not."""
+        if not self.rollout.shadow:
+            return ""
+        compared, dropped = self.shadow.get("compared", {}), self.shadow.get("dropped", {})
+        failed = compared.get("shadow_failed", 0) + dropped.get("timeout", 0)
+        tried = sum(compared.values()) + dropped.get("timeout", 0)
+        if tried < _SHADOWED or 2 * failed < tried:
+            return ""
+        return f"version {self.spec.to} failed {failed} of {tried} requests that version {self.spec.baseline} answered"
 
     def evidence(self) -> dict[str, Any]:
         """Return the numbers that a decision is based on."""
@@ -164,6 +185,7 @@ class RolloutRun:
             "gates": verdict.get("gates", []),
             "holds": verdict.get("holds", []),
             "warnings": verdict.get("warnings", []),
+            "shadow": dict(self.shadow),
         }
 
     def status(self) -> dict[str, Any]:
@@ -180,10 +202,13 @@ class RolloutRun:
             "steps": list(spec.steps),
             "step": rollout.step,
             "weight": rollout.weight,
+            "shadowing": rollout.shadow > 0,
             "started": self.started,
             "elapsed": round(rollout.elapsed, 3),
             "in_step": round(rollout.in_step, 3),
-            "step_requests": max(0, self.candidate.answered - rollout.requests_before),
+            "step_requests": sum(self.shadow.get("compared", {}).values())
+            if rollout.shadow
+            else max(0, self.candidate.answered - rollout.requests_before),
             "spec": {**spec.as_json(), "webhook": shown_url(spec.webhook)},
             **self.evidence(),
             "differences": list(self.differences),
@@ -203,6 +228,7 @@ class RolloutRun:
             "curve": self.curve.as_json(),
             "differences": list(self.differences),
             "loaded_before": self.loaded_before,
+            "shadow": dict(self.shadow),
         }
 
     @classmethod
@@ -219,4 +245,5 @@ class RolloutRun:
         run.curve = EvidenceCurve.of_json(document["curve"])
         run.differences = [dict(each) for each in document["differences"][:MAX_DIFFERENCES]]
         run.loaded_before = bool(document["loaded_before"])
+        run.shadow = dict(document.get("shadow", {}))
         return run

@@ -118,6 +118,10 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
         help=f"share of the requests that the candidate gets in each step; the last, 100, is the promotion, which "
         f"needs proof (default: {steps})",
     )
+    shadow = (
+        "share of the requests that are also sent to the candidate before the first step, as in 10%%: its answers are "
+    )
+    parser.add_argument("--shadow", metavar="PERCENT", help=f"{shadow}compared, and nobody gets them (default: none)")
     hold = f"minimum duration of a step, as in 30s, 5m, 1h (default: {duration_text(_DEFAULTS.hold)})"
     parser.add_argument("--hold", metavar="TIME", help=hold)
     requests = f"minimum number of requests to the candidate in a step (default: {_DEFAULTS.requests})"
@@ -155,7 +159,19 @@ def spec_document(options: argparse.Namespace) -> dict[str, Any]:
     given = vars(options)
     document = {
         key: given[key.replace("-", "_")]
-        for key in ("to", "from", "steps", "hold", "requests", "gate", "sticky", "deadline", "at-deadline", "webhook")
+        for key in (
+            "to",
+            "from",
+            "steps",
+            "shadow",
+            "hold",
+            "requests",
+            "gate",
+            "sticky",
+            "deadline",
+            "at-deadline",
+            "webhook",
+        )
         if given[key.replace("-", "_")]
     }
     document |= {key: True for key in ("record", "force") if given[key]}

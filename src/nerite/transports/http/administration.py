@@ -10,7 +10,7 @@ import orjson
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
 from nerite.rollouts.spec import MAX_SPEC
-from nerite.routes.route_file import route_from_json, route_to_json
+from nerite.routes.route_file import SHADOW_RESULTS, route_from_json, route_to_json
 from nerite.transports import settings
 from nerite.transports.http import large_json, reply, request_bodies
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
@@ -189,7 +189,10 @@ class HttpAdministration:
 
     def route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Send how the requests to a name are divided."""
-        connection.send([reply.json_reply(route_to_json(self._server.route(model))).encode()])
+        document = route_to_json(self._server.route(model))
+        if (results := self._server.routes.shadow_status(model)) is not None:
+            document[SHADOW_RESULTS] = results
+        connection.send([reply.json_reply(document).encode()])
 
     def change_route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Change how the requests to a name are divided, and send the result."""
