@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from nerite.judge.counts import CountRow
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
+from nerite.rollouts.fleet_order import FleetLead
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
@@ -55,6 +57,10 @@ class RolloutRun:
         self.recording: RolloutRecording | None = None
         self.differences: Sequence[Mapping[str, Any]] = ()
         self._restarts_before: dict[str, float] = {}
+        self.lead: FleetLead | None = None
+        """The fleet command that leads the rollout; None if the server decides itself."""
+        self._counted_before: dict[str, dict[tuple[Any, ...], CountRow]] = {}
+        """By gate and stratum: what was counted before the server started."""
 
     @property
     def spec(self) -> RolloutSpec:
@@ -140,12 +146,22 @@ class RolloutRun:
     def findings(self, now_ns: int) -> RolloutFindings:
         """Ask the judge; return what is known now."""
         verdict = self.verdict = self.judge.verdict(now_ns)
+        if self.lead is not None and self.lead.leads(now_ns):
+            return RolloutFindings(self.candidate.answered)
         return RolloutFindings(
             self.candidate.answered,
             self.ready,
             verdict.reason if verdict.decision is Decision.ROLL_BACK else "",
             verdict.reason if verdict.decision is Decision.NOT_WORSE else "",
         )
+
+    def counts(self) -> dict[str, list[CountRow]]:
+        """Return what was counted since the server started, by gate: for the sums of a fleet."""
+        found: dict[str, list[CountRow]] = {}
+        for gate, rows in self.judge.counts().items():
+            before = self._counted_before.get(gate, {})
+            found[gate] = [row.less(before[row[:2]]) if row[:2] in before else row for row in rows]
+        return found
 
     def evidence(self) -> dict[str, Any]:
         """Return the numbers that a decision is based on."""
@@ -183,6 +199,7 @@ class RolloutRun:
             **self.evidence(),
             "differences": list(self.differences),
             "recording": "" if self.recording is None else str(self.recording.path),
+            "ready": self.ready,
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -197,6 +214,7 @@ class RolloutRun:
             "candidate": self.candidate.as_json(),
             "differences": list(self.differences),
             "loaded_before": self.loaded_before,
+            "lead": None if self.lead is None else self.lead.as_json(),
         }
 
     @classmethod
@@ -211,4 +229,7 @@ class RolloutRun:
         run.candidate = ArmOutcomes.of_json(document["candidate"])
         run.differences = [dict(each) for each in document["differences"][:MAX_DIFFERENCES]]
         run.loaded_before = bool(document["loaded_before"])
+        if document.get("lead") is not None:
+            run.lead = FleetLead.of_json(document["lead"], now_ns)
+            run._counted_before = {gate: {row[:2]: row for row in rows} for gate, rows in run.judge.counts().items()}
         return run
