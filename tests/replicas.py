@@ -1,4 +1,4 @@
-"""Three servers with one model each, a Prometheus that reads them every second, clients, and a fleet command."""
+"""Three servers with the same models, a Prometheus that reads them every second, clients, and a fleet command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from ports import free_ports
 from serving import IN_PROCESS, NERITE, PATIENCE, Serving, adds, eventually, pbtxt, python_model, serving
 from tools import require
 
-MODEL = "resnet"
 CONFIG = pbtxt(parameters=IN_PROCESS) + "\nversion_policy { specific { versions: [ 1 ] } }"
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}).encode()
 
@@ -35,7 +34,7 @@ class Replica:
         self.url = f"localhost:{self.http_port}"
         self._stack = ExitStack()
         self._starts = 0
-        python_model(folder / "models", MODEL, adds(1), CONFIG)
+        (folder / "models").mkdir(parents=True)
         self.start()
 
     def start(self) -> None:
@@ -49,6 +48,8 @@ class Replica:
                 f"--metrics-port={self.metrics_port}",
                 f"--rollout-state={self.folder}/state",
                 "--front-processes=1",
+                "--model-control-mode=explicit",
+                "--load-model=*",
                 clean=False,
             )
         )
@@ -62,21 +63,28 @@ class Replica:
         """Stop the server."""
         self._stack.close()
 
-    def status(self) -> dict[str, Any]:
+    def add(self, model: str, candidate: str) -> None:
+        """Load a model whose version 1 adds 1; ``candidate`` is the source of version 2."""
+        python_model(self.folder / "models", model, adds(1), CONFIG)
+        python_model(self.folder / "models", model, candidate, CONFIG, version=2)
+        assert self.server.ask("POST", f"/v2/repository/models/{model}/load", b"")[0] == 200
+
+    def status(self, model: str) -> dict[str, Any]:
         """Return the status of the rollout; empty if there is none."""
-        code, _, body = self.server.ask("GET", f"/v2/models/{MODEL}/rollout")
+        code, _, body = self.server.ask("GET", f"/v2/models/{model}/rollout")
         found: dict[str, Any] = json.loads(body) if code == 200 else {}
         return found
 
-    def served(self) -> float:
+    def served(self, model: str) -> float:
         """Return what the model adds."""
-        return float(self.server.infer(MODEL, [0.0])[0])
+        return float(self.server.infer(model, [0.0])[0])
 
 
 class Clients:
     """One client for each replica, which sends one request after the other. A replica that is down loses its requests."""
 
-    def __init__(self, replicas: list[Replica]) -> None:
+    def __init__(self, replicas: list[Replica], model: str) -> None:
+        self._path = f"/v2/models/{model}/infer"
         self._stop = threading.Event()
         self.answers: Counter[str] = Counter()
         self._threads = [threading.Thread(target=self._run, args=(replica.http_port,)) for replica in replicas]
@@ -87,7 +95,7 @@ class Clients:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         while not self._stop.wait(0.002):
             try:
-                connection.request("POST", f"/v2/models/{MODEL}/infer", BODY)
+                connection.request("POST", self._path, BODY)
                 reply = connection.getresponse()
                 body = json.loads(reply.read())
                 self.answers[body["model_version"] if reply.status == 200 else f"status {reply.status}"] += 1
@@ -133,35 +141,48 @@ class Cluster:
         self.folder = folder
         self.replicas = replicas
         self.prometheus = f"http://localhost:{prometheus}"
-        self._commands: list[FleetCommand] = []
 
-    def add_version(self, source: str) -> None:
-        """Put version 2 beside version 1 on each replica."""
+
+class FleetModel:
+    """A model on all replicas, and its rollout."""
+
+    def __init__(self, cluster: Cluster, name: str, candidate: str) -> None:
+        """``candidate`` is the source of version 2."""
+        self.name = name
+        self.replicas = cluster.replicas
+        self._cluster = cluster
+        self._commands: list[FleetCommand] = []
         for replica in self.replicas:
-            python_model(replica.folder / "models", MODEL, source, CONFIG, version=2)
+            replica.add(name, candidate)
 
     def start(self, *words: str) -> FleetCommand:
-        """Start the command with quick steps, or ``words``."""
-        given = words or ("--steps", "25,50,100", "--hold", "1s", "--requests", "20", "--gate", "errors=+50%,5%")
+        """Start the command with these options."""
         replicas = [word for replica in self.replicas for word in ("--replica", replica.url)]
-        always = ["start", MODEL, "--from", "1", "--to", "2", "--fleet", "--prometheus", self.prometheus]
-        command = FleetCommand([*always, *replicas, "--interval", "0.3", *given], self.folder / "fleet.log")
+        always = ["start", self.name, "--from", "1", "--to", "2", "--fleet", "--prometheus", self._cluster.prometheus]
+        log = self._cluster.folder / f"{self.name}.log"
+        command = FleetCommand([*always, *replicas, "--interval", "0.3", *words], log)
         self._commands.append(command)
         return command
 
-    def eventually(self, state: str, *, weight: float | None = None) -> None:
+    def statuses(self) -> list[dict[str, Any]]:
+        """Return what each replica says."""
+        return [replica.status(self.name) for replica in self.replicas]
+
+    def served(self) -> list[float]:
+        """Return what the model adds on each replica."""
+        return [replica.served(self.name) for replica in self.replicas]
+
+    def eventually(self, state: str, weight: float | None = None) -> None:
         """Wait until every replica is in a state."""
 
         def there() -> bool:
-            found = [replica.status() for replica in self.replicas]
-            return all(
-                each.get("state") == state and (weight is None or each["weight"] == weight) for each in found
-            )
+            found = self.statuses()
+            return all(each.get("state") == state and weight in (None, each["weight"]) for each in found)
 
         eventually(there, what=f"not all are {state}")
 
     def close(self) -> None:
-        """Stop everything."""
+        """End the commands."""
         for command in self._commands:
             if command.process.poll() is None:
                 command.kill()
@@ -184,15 +205,13 @@ def cluster(folder: Path, count: int = 3) -> Iterator[Cluster]:
             stack.callback(replicas[-1].close)
         targets = [f"localhost:{replica.metrics_port}" for replica in replicas]
         stack.enter_context(_prometheus(folder, targets, ports[-1]))
-        made = Cluster(folder, replicas, ports[-1])
-        stack.callback(made.close)
-        yield made
+        yield Cluster(folder, replicas, ports[-1])
 
 
 @contextmanager
-def clients(found: Cluster) -> Iterator[Clients]:
-    """Send requests to all replicas meanwhile."""
-    made = Clients(found.replicas)
+def clients(model: FleetModel) -> Iterator[Clients]:
+    """Send requests to a model on all replicas meanwhile."""
+    made = Clients(model.replicas, model.name)
     try:
         yield made
     finally:
