@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import subprocess
 import threading
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -81,7 +79,7 @@ class Replica:
 
 
 class Clients:
-    """One client for each replica, which sends one request after the other. A replica that is down loses its requests."""
+    """One client for each replica, which sends one request after the other. A replica that is down loses some."""
 
     def __init__(self, replicas: list[Replica], model: str) -> None:
         self._path = f"/v2/models/{model}/infer"

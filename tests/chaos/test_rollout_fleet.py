@@ -66,6 +66,8 @@ def test_a_bad_version_is_rolled_back_on_all(model: Make) -> None:
         assert command.wait() == 1, command.text
         eventually(lambda: bad.served() == [1.0] * 3)
     assert {status["state"] for status in bad.statuses()} == {"rolled_back"}
+    (decision,) = [line for line in command.text.splitlines() if "rolled_back, weight 0 %" in line]
+    assert "localhost" not in decision  # the sum of all decided, and none of them
 
 
 def test_the_command_is_killed_and_started_again(model: Make) -> None:
