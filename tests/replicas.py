@@ -157,8 +157,11 @@ class FleetModel:
         """Start the command with these options."""
         replicas = [word for replica in self.replicas for word in ("--replica", replica.url)]
         always = ["start", self.name, "--from", "1", "--to", "2", "--fleet", "--prometheus", self._cluster.prometheus]
-        log = self._cluster.folder / f"{self.name}.log"
-        command = FleetCommand([*always, *replicas, "--interval", "0.3", *words], log)
+        return self.command([*always, *replicas, "--interval", "0.3", *words])
+
+    def command(self, words: list[str]) -> FleetCommand:
+        """Start the command ``nerite rollout`` with these words."""
+        command = FleetCommand(words, self._cluster.folder / f"{self.name}.log")
         self._commands.append(command)
         return command
 
