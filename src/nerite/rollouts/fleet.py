@@ -28,6 +28,7 @@ from nerite.rollouts.rollout import (
 )
 from nerite.rollouts.spec import RolloutSpec
 
+_SECOND: Final = 1_000_000_000
 LOST_NS: Final = 60_000_000_000
 """Time for which a replica must be lost before ``WhenLost.ROLL_BACK`` applies."""
 _COMPARING: Final = (RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.INCONCLUSIVE)
@@ -117,6 +118,7 @@ class FleetRollout:
         if not judged:
             raise InvalidArgument("the rollout of a fleet needs a gate that compares requests, such as errors or p99")
         self._judge = Judge(judged)
+        self._gates = frozenset(gate.text for gate in judged)
         self._counts = FleetCounts()
         self.verdict: Verdict | None = None
         self.holds: Sequence[str] = ()
@@ -127,7 +129,8 @@ class FleetRollout:
         self._lost_at: dict[str, int] = {}
         self._seen: frozenset[str] = frozenset()
         """Label ``boot`` of the processes whose counts were read."""
-        self._blind = "counts were not read yet"
+        self._blind = "they were not read yet"
+        self._blind_since: int | None = None
         self._answered: dict[str, str] = {}
         """By replica: the last wish that was carried out or refused."""
         self.refused: list[str] = []
@@ -190,16 +193,21 @@ class FleetRollout:
 
     def count(self, samples: Iterable[tuple[Mapping[str, str], float]], boots: Iterable[str], now_ns: int) -> None:
         """Take samples of the counters; ``boots`` are the processes that Prometheus has read lately."""
-        self._seen, self._blind = frozenset(boots), ""
+        self._seen, self._blind, self._blind_since = frozenset(boots), "", None
+        self._order = self._order._replace(blind=False)
         # A sticky key may have been counted once on each replica.
         keys = max(1, len(self.replicas)) if self.rollout.spec.sticky else 1
         for gate, rows in self._counts.take(samples, keys).items():
-            if gate in self.rollout.spec.gates:
+            if gate in self._gates:
                 self._judge.add(gate, rows, now_ns)
 
-    def miss(self, problem: str) -> None:
-        """Note that counts could not be read."""
+    def miss(self, problem: str, now_ns: int) -> None:
+        """Note that counts could not be read. If that lasts as long as a lease, replicas watch by themselves."""
         self._blind = problem
+        if self._blind_since is None:
+            self._blind_since = now_ns
+        blind = now_ns - self._blind_since > self._order.lease * _SECOND
+        self._order = self._order._replace(blind=blind)
 
     # What follows
 
@@ -228,7 +236,6 @@ class FleetRollout:
             rollout=_shared(self.rollout),
             text=self.text,
             verdict={} if verdict is None else {"decision": str(verdict.decision), "reason": verdict.reason[:1000]},
-            blind=bool(self._blind),
             answered=self._answered.get(name, ""),
         )
 

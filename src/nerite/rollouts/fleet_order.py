@@ -41,7 +41,7 @@ class FleetOrder(NamedTuple):
     verdict: Mapping[str, str] = {}
     """Decision and reason of the judge of the fleet; empty if nothing is known yet."""
     blind: bool = False
-    """The command gets no counts of Prometheus, so replicas watch for harm by themselves."""
+    """The command has had no counts of Prometheus for long, so replicas watch for harm by themselves."""
     answered: str = ""
     """Id of the last wish of this replica that was carried out or refused."""
     lease: float = 60.0

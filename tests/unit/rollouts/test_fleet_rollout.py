@@ -104,7 +104,7 @@ class World:
             boots = [f"boot of {name}" for name in self.servers if name not in self.unread]
             self.fleet.count(self.samples(), boots, self.now)
         else:
-            self.fleet.miss("it is down")
+            self.fleet.miss("it is down", self.now)
         self.decided += [(str(each.state), each.weight, each.text) for each in self.fleet.decide(self.now)]
         for name, server in self.servers.items():
             self.fleet.see(name, server.hear(self.fleet.order(name), self.now), self.now)
@@ -268,9 +268,11 @@ def test_it_holds_while_prometheus_or_one_replica_is_not_read() -> None:
     assert world.fleet.problems == {"c": "Prometheus has not read its metrics lately"}
     world.unread, world.prometheus = set(), False
     world.look(5)
-    assert world.weights == [50, 50, 50]
     lead = world.servers["a"].run.lead  # type: ignore[union-attr]
-    assert lead is not None and not lead.leads(world.now)  # replicas watch by themselves meanwhile
+    assert lead is not None and lead.leads(world.now)
+    world.look(61)
+    assert world.weights == [50, 50, 50]
+    assert not lead.leads(world.now)  # replicas watch by themselves
     world.prometheus = True
     world.look()
     assert world.weights == [75, 75, 75]

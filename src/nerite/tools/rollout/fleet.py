@@ -125,7 +125,7 @@ class _FleetCommand:
                 found = prometheus.read(time.time(), since)
                 fleet.count(found.samples, found.boots, time.monotonic_ns())
             except PrometheusError as error:
-                fleet.miss(str(error))
+                fleet.miss(str(error), time.monotonic_ns())
             for decision in fleet.decide(time.monotonic_ns()):
                 self._tell_of(fleet, decision)
             for refused in fleet.refused:
