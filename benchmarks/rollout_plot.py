@@ -10,15 +10,16 @@ import numpy as np
 _WIDTH: Final = 430
 _HEIGHT: Final = 260
 _LEFT: Final = 56
+_GAP: Final = 70
 _TOP: Final = 34
 _LOOKS: Final = 120
-_COLOURS: Final = ("#0b6e4f", "#c2410c", "#7c3aed", "#a78bfa", "#4338ca", "#be185d", "#f472b6")
+_COLOURS: Final = ("#0b6e4f", "#c2410c", "#2563eb", "#93c5fd", "#ca8a04", "#be185d", "#f472b6")
 TITLES: Final = ("A/A, steady", "A/A, load and prompts drift")
 
 
 def draw(names: Sequence[str], panels: Sequence[np.ndarray]) -> str:
     """Return two panels side by side; each has (rules, runs), the look at which a run was rolled back, 0: never."""
-    whole = _LEFT + len(panels) * (_WIDTH + 40)
+    whole = _LEFT + len(panels) * (_WIDTH + _GAP)
     height = _TOP + _HEIGHT + 50 + 18 * ((len(names) + 1) // 2)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {height}" '
@@ -26,9 +27,9 @@ def draw(names: Sequence[str], panels: Sequence[np.ndarray]) -> str:
         f'<rect width="{whole}" height="{height}" fill="white"/>',
     ]
     for index, (panel, title) in enumerate(zip(panels, TITLES, strict=True)):
-        parts += _panel(panel, title, _LEFT + index * (_WIDTH + 40))
+        parts += _panel(panel, title, _LEFT + index * (_WIDTH + _GAP))
     for index, name in enumerate(names):
-        x, y = _LEFT + (index % 2) * (_WIDTH + 40), _TOP + _HEIGHT + 52 + 18 * (index // 2)
+        x, y = _LEFT + (index % 2) * (_WIDTH + _GAP), _TOP + _HEIGHT + 52 + 18 * (index // 2)
         parts.append(f'<line x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}" {_stroke(index)}/>')
         parts.append(f'<text x="{x + 28}" y="{y}">{name.replace("<", "&lt;")}</text>')
     return "\n".join([*parts, "</svg>", ""])

@@ -6,8 +6,9 @@
 - Argo Rollouts (analysis): each five minutes the success rate must be at least 95 % (99 %); after three failed
   measurements the rollout is aborted. A third template compares with the stable version instead: errors at most 1.2
   times as often.
-- Mann-Whitney test of the latencies so far at 98 % confidence, as Kayenta's default judge uses it, with normal
-  approximation: looked at as often as the judge, and each five minutes.
+- Mann-Whitney test of the latencies so far, with normal approximation, at 98 % confidence as in Kayenta's default
+  judge: looked at as often as the judge here, and each five minutes. That judge compares averages over time and has a
+  tolerance, which are left out: this row shows what looking again and again does.
 """
 
 from __future__ import annotations

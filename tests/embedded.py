@@ -26,6 +26,7 @@ from nerite.observability import gpus
 from nerite.repository.manager import ModelManager
 from nerite.repository.repositories import LocalRepository
 from nerite.repository.version_maker import GpuPlacement, VersionMaker
+from nerite.routes.table import RouteTable
 from nerite.server import InferenceServer
 from nerite.workers.helper_pool import HelperPool
 from nerite.workers.host.fork_server import ForkServer
@@ -96,6 +97,7 @@ async def embedded(repository: Path, **options: Any) -> AsyncIterator[Embedded]:
     repository_options = RepositoryOptions(paths=(str(repository),), **options)
     server_options = replace(ServerOptions(), repository=repository_options)
     loading = asyncio.Semaphore(4)
+    routes = RouteTable()
 
     def manager(server: ServerEntry, on_change: Callable[[], None]) -> ModelManager:
         context = ServerContext(
@@ -117,9 +119,9 @@ async def embedded(repository: Path, **options: Any) -> AsyncIterator[Embedded]:
         )
         placement = GpuPlacement(gpus.open_library(), [], 0.0)
         maker = VersionMaker(repository_options, lambda _: {}, Launcher(context), loader, loading, placement)
-        return ModelManager(repository_options, [LocalRepository(str(repository))], maker, loader, on_change)
+        return ModelManager(repository_options, [LocalRepository(str(repository))], maker, loader, on_change, routes)
 
-    server = InferenceServer(server_options, manager, helpers=helpers)
+    server = InferenceServer(server_options, manager, helpers=helpers, routes=routes)
     server.started()
     try:
         yield Embedded(server)

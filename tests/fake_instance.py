@@ -68,6 +68,7 @@ class FakeInstance:
         self.usable = False
         self.on_usable(self)
         batch, self.batch = self.batch, None
+        self.on_lost(batch or ())
         if batch is not None:
             self.done(self, batch, [InferenceResponse.failed(Internal("died"))] * len(batch), None)
 

@@ -115,7 +115,8 @@ DASHBOARDS: Final = {
             Panel("Rollout: weights", "percentunit",
                   [(f"max by (model, version, arm) (nerite_rollout_weight{_OF})", "{{model}} {{version}} {{arm}}")]),
             Panel("Rollout: evidence", "percentunit",
-                  [(f"max by (model, gate, kind) (nerite_rollout_evidence{_OF} / nerite_rollout_evidence_boundary{_OF})",
+                  [("max by (model, gate, kind) "
+                    f"(nerite_rollout_evidence{_OF} / nerite_rollout_evidence_boundary{_OF})",
                     "{{model}} {{gate}} {{kind}}")],
                   "At 100 % the judge decides: worse rolls back, not_worse of all gates allows the promotion."),
             Panel("Rollout: errors", "percentunit",

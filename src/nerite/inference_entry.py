@@ -12,10 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Generic, TypeAlias, TypeVar, cast
 
-from nerite.core.errors import NeriteError, Unsupported
+from nerite.core.errors import NeriteError, NotFound, Unsupported
 from nerite.core.failures import report
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import (
+    Assignment,
     InferenceRequest,
     ReplySink,
     RequestHeader,
@@ -175,6 +176,18 @@ class InferenceEntry(ABC, Generic[Version]):
             split = RouteSplit(state, find, self._epoch, self._coin, owns=self._owns_routes)
             self._splits[name, namespace] = split
         return split
+
+    def assign(self, probe: InferenceRequest) -> tuple[Version, str, str, Assignment]:
+        """Choose the arm of a call to a route before its requests are made.
+
+        ``probe`` has what the key is made from. Return the version of the arm; and model, version and assignment that
+        the headers of the requests have to have. Raises ``NeriteError``.
+        """
+        split = self.split(probe.header.model_name)
+        if split is None:
+            raise NotFound(f"Request for unknown model: '{probe.header.model_name}' has no route")
+        version, model, number, assignment = split.assign(probe)
+        return cast(Version, version), model, number, assignment
 
     def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP, namespace: str = "") -> Version:
         """Return the running version that a request goes to; an empty ``namespace`` searches all repositories.

@@ -19,7 +19,7 @@ from nerite.config.open_ports import LOAD, open_ports, remedy, rights
 from nerite.config.options import ServerOptions
 from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -40,8 +40,10 @@ from nerite.repository.catalogue import ModelState, version_origin
 from nerite.repository.descriptions import Descriptions
 from nerite.repository.manager import ModelManager
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
+from nerite.routes.metrics import write_route_metrics
 from nerite.routes.observation import HandOver
 from nerite.routes.table import RouteTable
+from nerite.scheduling.weighted_route import WeightedRoute
 from nerite.workers.helper_pool import HelperPool
 
 EXTENSIONS = (
@@ -104,7 +106,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         """Invalidate the routes of all headers, because a version was loaded or unloaded, or a weight changed."""
         self.renew_routes()
         self._trace_running()
-        if self.routes:
+        if self.routes or self._watched:
             self._watch_versions()
         if self._header_names != self.routes.header_names:
             self._header_names = self.routes.header_names
@@ -116,8 +118,13 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     def _renew_origins(self, *, lasting: bool) -> None:
         """Recompute the origins in cache keys: those of an ensemble depend on the versions of its steps."""
 
+        def find(model: str, version: str, namespace: str) -> RunningVersion:
+            if not version and self.routes.get(model) is not None:
+                raise NotFound(f"'{model}' is a route: which arm answers differs from request to request")
+            return self._manager.find(model, version, namespace)
+
         def origin_of(running: RunningVersion) -> str:
-            return version_origin(running, self._manager.find, lasting=lasting)
+            return version_origin(running, find, lasting=lasting)
 
         for record in self._manager.records:
             for running in record.running.values():
@@ -136,9 +143,29 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._models_changed()
         self._manager.routes_changed()
 
+    def route(self, name: str) -> WeightedRoute:
+        """Return the route of a name. Raises ``NotFound`` if it has none."""
+        route = self.routes.get(name)
+        if route is None:
+            raise NotFound(f"'{name}' has no route")
+        return route
+
+    def put_route(self, route: WeightedRoute) -> None:
+        """Divide the requests to a name, until the next load of it. Raises ``NeriteError`` if no arm is ready."""
+        failures: list[NeriteError] = []
+        for arm in route.by_weight:
+            try:
+                self._manager.find(arm.model, arm.version)
+            except NeriteError as error:
+                failures.append(error.without_frames())
+        if len(failures) == len(route.by_weight):
+            raise failures[0]
+        self.routes.put(route)
+
     def _watch_versions(self) -> None:
         """Have all running versions, which may be arms, report when they cannot run requests."""
         for running in self.running_versions():
+            running.routed = self.routes.get(running.name) is not None
             if running not in self._watched:
                 self._watched.add(running)
                 running.watch(self._usable_changed, self._hand_over)
@@ -276,7 +303,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         return self._descriptions.engine_reports(model)
 
     def write_metrics(self, page: Page) -> None:
-        """Write the metrics of the response cache and of admission control, if these are enabled."""
+        """Write the metrics of routes, and of the response cache and admission control if these are enabled."""
+        write_route_metrics(self.routes, page)
         if self._cache is not None:
             self._cache.write_metrics(page)
         if self._tenant_admission is not None:

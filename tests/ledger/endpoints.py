@@ -35,6 +35,8 @@ HTTP: Final = {
     "POST /v2/cudasharedmemory[/region/{region}]/unregister": "shared_memory: CUDA",
     "GET /v2/docs": "service/test_docs.py::test_the_page",
     "GET /v2/docs/openapi.json": "service/test_docs.py::test_the_document_is_valid",
+    "GET /v2/models/{model}/route": "service/test_routes.py::test_a_route_is_changed_by_a_request",
+    "POST /v2/models/{model}/route": "service/test_routes.py::test_a_route_is_changed_by_a_request",
     "GET /v2/quota": "service/test_token_admission.py::test_rates",
     "GET /v2/rollouts": f"{_ROLLOUTS}::test_over_http",
     "GET /v2/models/{model}/rollout": f"{_ROLLOUTS}::test_over_http",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.repositories import repository, write
-from serving import PATIENCE, serving
+from serving import IDENTITY, PATIENCE, ensemble, pbtxt, python_model, serving, step
 
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 TENSORS = (
@@ -286,3 +286,20 @@ def test_a_backend_in_the_backend_directory(models: Path, tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "config.pbtxt:1:10: unable to find backend library for backend 'mine'" in done.stdout
     assert f"put its model.py into {tmp_path}/mine (see --backend-directory)" in done.stdout
+
+
+def test_routes(models: Path) -> None:
+    """An ensemble with a step on a route is checked against an arm; a mistake has its line."""
+    python_model(models, "arm", IDENTITY, pbtxt())
+    ensemble(models, "outer", step("scorer", "INPUT0", "OUTPUT0"))
+    (models / "scorer").mkdir()
+    route = models / "scorer" / "route.toml"
+    route.write_text('[[arm]]\nmodel = "arm"\nweight = 1\n')
+    done = check(models)
+    assert (done.returncode, done.stdout) == (0, "3 models checked, no mistakes.\n")
+    route.write_text('[[arm]]\nmodel = "arm"\nwieght = 1\n')
+    (models / "arm" / "route.toml").write_text("\n[[arm]]\nversion = 3\nweight = 1\n")
+    done = check("models", cwd=models.parent)
+    assert done.returncode == 1
+    assert "models/arm/route.toml:2:1: there is no version 3; there are: 1\n" in done.stdout
+    assert "models/scorer/route.toml:3:1: 'wieght' is not known. An arm has: model, version, weight\n" in done.stdout

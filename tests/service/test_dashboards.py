@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"
 ELSEWHERE = ("vllm:", "nerite_llm_", "nerite_admission_", "nerite_rollout_", "nv_gpu_", "nv_energy_")
-"""What only servers with a language model, a policy, a rollout or a GPU have: that these names exist is for docs/metrics.md."""
+"""What only servers with a language model, a policy, a rollout or a GPU have: docs/metrics.md says which there are."""
 UNITS = {"short", "ops", "reqps", "s", "bytes", "percentunit", "watt"}
 """Of those that Grafana has, by their ids."""
 _METRIC = re.compile(r"\b(?:nv|nerite)_\w+|vllm:\w+")

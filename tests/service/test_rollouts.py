@@ -176,6 +176,51 @@ def test_a_candidate_that_crashes_is_rolled_back_and_its_requests_are_answered(m
         eventually(lambda: served(server) == 1.0)
 
 
+SLOW_ANSWERS = "def execute(self, requests):\n    time.sleep(0.05)\n" + adds(2).partition("\n")[2].partition("\n")[2]
+HANGS = (
+    "def execute(self, requests):\n    while not os.path.exists('{go}'): time.sleep(0.01)\n"
+    + adds(2).partition("\n")[2].partition("\n")[2]
+)
+
+
+def test_a_slower_version_is_rolled_back(models: Path) -> None:
+    python_model(models, "adder", adds(1), pbtxt())
+    with house(models) as server, load(server):
+        python_model(models, "adder", SLOW_ANSWERS, pbtxt(), version=2)
+        start(server, {**SLOW, "gate": ["errors", "p99"], "force": True})
+        found = reaches(server, "rolled_back")
+        assert found["reason"] == "worse" and " ms against " in found["text"]
+
+
+def test_a_version_that_hangs_is_rolled_back_before_it_answers(models: Path) -> None:
+    python_model(models, "adder", adds(1), pbtxt())
+    go = models.parent / "go"
+    go.touch()
+    with house(models) as server, load(server, clients=24) as traffic:
+        python_model(models, "adder", HANGS.format(go=go), pbtxt(), version=2)
+        start(server, {**SLOW, "gate": ["errors", "p99"], "force": True})
+        eventually(lambda: status(server)["arms"]["baseline"]["requests"] > 2000, what="there is no threshold yet")
+        go.unlink()
+        late: list[threading.Thread] = []
+
+        def found_out() -> bool:
+            # Clients that do not wait for others. The queue of the candidate may refuse the last of them.
+            late.append(threading.Thread(target=server.ask, args=("POST", f"{MODEL}/infer", BODY)))
+            late[-1].start()
+            time.sleep(0.02)
+            return status(server)["state"] == "rolled_back"
+
+        try:
+            eventually(found_out)
+            found = status(server)
+            assert (found["reason"], found["arms"]["candidate"]["errors"]) == ("worse", 0)
+        finally:
+            go.touch()
+            for each in late:
+                each.join(PATIENCE)
+    assert traffic.answers["2.0"] > 20
+
+
 def test_a_check_that_blocks(models: Path) -> None:
     with house(models) as server:
         python_model(models, "adder", "def initialize(self, args):\n    raise ValueError('no weights')\n", CONFIG, 2)
@@ -246,6 +291,8 @@ def test_over_http(models: Path, fronts: int) -> None:
         start(server, SLOW)
         code, _, body = server.ask("POST", f"{MODEL}/rollout", SLOW)
         assert (code, "promote or abort it first" in body.decode()) == (409, True)
+        code, _, body = server.ask("POST", f"{MODEL}/route", {"arms": []})
+        assert (code, "sets its weights: end it first" in body.decode()) == (409, True)
         assert command("pause") == (200, "paused")
         assert command("pause")[0] == 409
         assert command("resume") == (200, "running")

@@ -180,6 +180,8 @@ class VersionHandle(ServedVersion, Protocol):
     statistics: VersionStatistics
     traced: bool
     """Every request to it is traced."""
+    routed: bool
+    """A route decides which version answers requests that name none."""
     fusible: bool
     """Steps of ensembles that run it may be fused: nothing but its queue is between a request and an instance."""
 

@@ -198,6 +198,19 @@ class EventCounts:
         self.uncounted = int(state["uncounted"])
 
 
+def difference(rows: list[CountRow], before: list[CountRow]) -> list[CountRow]:
+    """Return what was counted since ``before``. Counts that have become less began anew: their replica restarted."""
+    known = {(row.stratum, row.probability): row for row in before}
+    found = []
+    for row in rows:
+        earlier = known.get((row.stratum, row.probability))
+        if earlier is not None and all(now >= then for now, then in zip(row[2:], earlier[2:], strict=True)):
+            counts = [now - then for now, then in zip(row[2:], earlier[2:], strict=True)]
+            row = CountRow(row.stratum, row.probability, *counts)  # type: ignore[arg-type]
+        found.append(row)
+    return found
+
+
 def total(rows: list[CountRow]) -> Iterator[int]:
     """Return the sums of bad events and requests: of the candidate, of the baseline."""
     for index in (2, 3, 4, 5):

@@ -124,7 +124,8 @@ class Judge:
         """Take a request that is still under way: ``at_ns`` is now, its latencies are what has passed so far.
 
         A request over a threshold is bad from then on, however late it ends, so a candidate does not win by not
-        answering. Return what is counted of it, for the next call about this request.
+        answering. Requests that arrived apart count apart, although they are looked at together: pass them in the order
+        of their arrival. Return what is counted of it, for the next call about this request.
         """
         self._advance(outcome.at_ns)
         return self._compare(outcome, counted, ended=False) if 0.0 < outcome.probability < 1.0 else counted
@@ -137,7 +138,7 @@ class Judge:
     def gauge(self, name: str, candidate: float, baseline: float, now_ns: int) -> None:
         """Take a reading of a gauge: of a gate that has a hard limit, or ``load``. NaN: not known."""
         self._advance(now_ns)
-        if name == LOAD:
+        if name == LOAD and max(candidate, baseline) >= 1:
             self._load.read(max(candidate, baseline), min(candidate, baseline), now_ns)
         for limit in self._limits:
             if limit.gate.name == name:
@@ -190,11 +191,14 @@ class Judge:
         """Count the request for each gate that can say whether it is bad; return the gates for which it is."""
         thresholds = self._thresholds.of(outcome.stratum, outcome.at_ns - outcome.latency_us * 1000)
         stratum = outcome.stratum.before_assignment
+        at_ns = outcome.at_ns
+        if not ended:  # when it became too slow, and not when that is seen
+            at_ns -= int(max(0.0, outcome.latency_us - self.patience_us(outcome.stratum)) * 1000)
         for index, test in enumerate(self._tests):
             bad = test.is_bad(outcome, thresholds, ended)
             bit = 1 << index
             if bad is None:
-                if ended and outcome.candidate and test.unmatched(outcome, thresholds):
+                if ended and outcome.candidate and test.unmatched(outcome, thresholds, self._thresholds):
                     self._unmatched[0] += 1
                 if not (ended and counted & bit):
                     continue
@@ -203,7 +207,7 @@ class Judge:
                 self._counts[index].exposed(stratum, outcome.probability, outcome.candidate)
             if bad and not counted & bit:
                 counted |= bit
-                self._counts[index].bad(stratum, outcome.probability, outcome.candidate, outcome.at_ns, outcome.cluster)
+                self._counts[index].bad(stratum, outcome.probability, outcome.candidate, at_ns, outcome.cluster)
         return counted
 
     def verdict(self, now_ns: int) -> Verdict:
@@ -243,7 +247,7 @@ class Judge:
         rows = [row for row in counts.rows() if 0.0 < row.probability < 1.0]
         bad, others_bad, requests, others = total(rows)
         worse = not_worse = 0.0
-        worst = ""
+        worst, suspected = "", False
         risk = UNKNOWN
         if probabilities.size:
             found = gate_evidence(
@@ -262,8 +266,7 @@ class Judge:
             index = int(strata.argmax())
             if strata[index] > 0:
                 worst = counts.strata[index].label
-            if strata[index] > SUSPICION:
-                holds.append(f"{gate.text}: it looks worse for {worst}, which is not certain")
+            suspected = bool(strata[index] > SUSPICION)
         enough = candidate.sum() >= LEAST_BAD
         if worse >= self._boundary and enough:
             decision = Decision.ROLL_BACK
@@ -271,6 +274,8 @@ class Judge:
             decision = Decision.NOT_WORSE
         else:
             decision = Decision.CONTINUE
+        if suspected and decision is not Decision.ROLL_BACK:
+            holds.append(f"{gate.text}: it looks worse for {worst}, which is not certain")
         summaries = self._summary(gate, 0, bad, requests), self._summary(gate, 1, others_bad, others)
         reason = _in_words(gate, summaries, risk, worst if len(counts.strata) > 1 else "")
         return GateVerdict(
@@ -354,7 +359,17 @@ class Judge:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any], now_ns: int) -> Judge:
-        """Return a judge with the state of another, as if that one's last event had been at ``now_ns``."""
+        """Return a judge with the state of another, as if that one's last event had been at ``now_ns``.
+
+        Raise ``ValueError`` for what is no such state.
+        """
+        try:
+            return cls._restored(state, now_ns)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the saved state of the judge cannot be read: {error!r}") from None
+
+    @classmethod
+    def _restored(cls, state: Mapping[str, Any], now_ns: int) -> Judge:
         judge = cls(
             [parse_gate(text) for text in state["gates"]],
             alpha=state["alpha"],
@@ -420,12 +435,14 @@ class _Test:
                 known = known or (value > 0.0 and threshold == threshold)
         return False if ended and known and not outcome.error else None
 
-    def unmatched(self, outcome: Outcome, thresholds: tuple[float, ...] | None) -> bool:
-        """Return whether the outcome would be compared if there were a threshold for its class."""
+    def unmatched(self, outcome: Outcome, thresholds: tuple[float, ...] | None, known: BaselineThresholds) -> bool:
+        """Return whether there are thresholds for other classes, and none for that of the outcome."""
         if not self._places or outcome.error:
             return False
-        return thresholds is None or any(
-            outcome[place] > 0.0 and thresholds[index] != thresholds[index]  # type: ignore[operator]
+        return any(
+            outcome[place] > 0.0  # type: ignore[operator]
+            and (thresholds is None or thresholds[index] != thresholds[index])
+            and known.known(index)
             for place, index in self._places
         )
 

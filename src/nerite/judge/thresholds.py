@@ -13,7 +13,10 @@ from nerite.judge.outcome import Outcome, Stratum
 _NEEDED: Final = 3
 """Values that are expected above a threshold, in what it is computed from."""
 _FIRST: Final = 128
-_MAX_STRATA: Final = 256
+_UNKNOWN: Final = "unknown"
+_ENOUGH: Final = 1000
+"""Requests after which older ones begin to be forgotten."""
+_MAX_STRATA: Final = 64
 
 Histogram = dict[int, float]
 Frozen = dict[Stratum, tuple[float, ...]]
@@ -32,7 +35,7 @@ def _wider(stratum: Stratum) -> Iterable[Stratum]:
 class BaselineThresholds:
     """Thresholds by stratum and (field of an ``Outcome``, quantile).
 
-    They are computed anew from the baseline's requests at the end of each window, older windows counting for half each,
+    They are computed anew from the baseline's requests at the end of each window, older ones counting for half each,
     and in the first window whenever the requests have doubled. A request is held to those in force when it began.
     """
 
@@ -41,7 +44,7 @@ class BaselineThresholds:
         self._fields = tuple(sorted({field for field, _ in learned}))
         self._indices = tuple(Outcome._fields.index(field) for field in self._fields)
         self._seen: dict[Stratum, tuple[Histogram, ...]] = {}
-        self._requests = 0
+        self._requests = self._fresh = 0
         self._next = _FIRST
         self._frozen: Frozen = {}
         self._before: Frozen = {}
@@ -59,15 +62,19 @@ class BaselineThresholds:
                 bucket = bucket_of(value)
                 histogram[bucket] = histogram.get(bucket, 0) + 1
         self._requests += 1
+        self._fresh += 1
         if self._requests >= self._next:
             self._next *= 2
             self._freeze(outcome.at_ns)
 
     def end_window(self, now_ns: int) -> None:
-        """Compute the thresholds anew, and let what was seen count for half from now on."""
+        """Compute the thresholds anew, and let what was seen count for half from now on, if there is enough of it."""
         if self._requests:
             self._freeze(now_ns)
             self._next = sys.maxsize
+        if self._fresh < _ENOUGH:
+            return
+        self._fresh = 0
         for histograms in self._seen.values():
             for histogram in histograms:
                 halves = {bucket: count / 2 for bucket, count in histogram.items() if count >= 0.25}
@@ -91,6 +98,10 @@ class BaselineThresholds:
         self._frozen = {
             stratum: tuple(self._threshold(quantiles, stratum, *pair) for pair in self.learned) for stratum in merged
         }
+        for stream in (False, True):
+            classes = [values for stratum, values in self._frozen.items() if stratum.stream is stream]
+            if classes:
+                self._frozen[Stratum("", _UNKNOWN, "", stream)] = tuple(map(_greatest, zip(*classes, strict=True)))
         self._since_ns = now_ns
 
     @staticmethod
@@ -103,18 +114,27 @@ class BaselineThresholds:
         return math.nan
 
     def of(self, stratum: Stratum, began_ns: float) -> tuple[float, ...] | None:
-        """Return the thresholds of a request that began then, in the order of ``learned``; NaN, None: unknown."""
+        """Return the thresholds of a request that began then, in the order of ``learned``; NaN, None: unknown.
+
+        Whether a prompt was cached may not be known before its first token: until then its threshold is the greatest.
+        """
         frozen = self._frozen if began_ns >= self._since_ns else self._before
         found = frozen.get(stratum)
         if found is None and frozen:
             found = next((frozen[wider] for wider in _wider(stratum) if wider in frozen), None)
+            if found is None and not stratum.cached:
+                found = frozen.get(Stratum("", _UNKNOWN, "", stratum.stream))
         return found
+
+    def known(self, index: int) -> bool:
+        """Return whether one of ``learned`` has a threshold in any class."""
+        return any(values[index] == values[index] for values in self._frozen.values())
 
     def to_json(self, now_ns: int) -> dict[str, Any]:
         """Return the state, with times relative to ``now_ns``."""
         return {
             "seen": [[key, [list(each.items()) for each in values]] for key, values in self._seen.items()],
-            "requests": self._requests,
+            "requests": [self._requests, self._fresh],
             "next": self._next,
             "frozen": [[key, [_json(value) for value in values]] for key, values in self._frozen.items()],
             "before": [[key, [_json(value) for value in values]] for key, values in self._before.items()],
@@ -127,10 +147,15 @@ class BaselineThresholds:
             Stratum(*key): tuple({int(bucket): count for bucket, count in each} for each in values)
             for key, values in state["seen"]
         }
-        self._requests, self._next = int(state["requests"]), int(state["next"])
+        self._requests, self._fresh = (int(each) for each in state["requests"])
+        self._next = int(state["next"])
         self._frozen = {Stratum(*key): tuple(map(_number, values)) for key, values in state["frozen"]}
         self._before = {Stratum(*key): tuple(map(_number, values)) for key, values in state["before"]}
         self._since_ns = now_ns - int(state["age_ns"])
+
+
+def _greatest(values: tuple[float, ...]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def _json(value: float) -> float | None:

@@ -62,6 +62,7 @@ class RunningVersion:
         "load_seconds",
         "name",
         "number",
+        "routed",
         "signature",
         "statistics",
         "tokens",
@@ -100,6 +101,8 @@ class RunningVersion:
         self.tokens: TokenStatistics | None = None
         """Statistics reported by the engines; None before the first report."""
         self.traced = False
+        self.routed = False
+        """A route decides which version answers requests that name none."""
         self.fusible = False
         """See ``VersionHandle``; set by the launcher."""
         self.cached = bool(config.response_cache and config.response_cache.enable)

@@ -296,6 +296,9 @@ class Trace(ForwardingSink):
             told = getattr(self._sink, "span_attributes", None)
             if told is not None:
                 self.attributes = told(request)
+            if self.header.assignment is not None:
+                route, arm, *_ = self.header.assignment
+                self.attributes = {**(self.attributes or {}), "nerite.route": route, "nerite.arm": arm}
             if self._between:
                 self.ended_ns = now
             if not self._runs:

@@ -322,7 +322,10 @@ class Catalogue:
     def meant(self, name: str) -> ModelRecord:
         """Resolve a model's name as a request uses it. Raises Triton's errors."""
         tried = [record for record in self._named.get(name, {}).values() if record.known]
-        if self._routes and not any(record.running for record in tried) and (found := self._arm(name)) is not None:
+        if self._routes and not any(record.running for record in tried) and (route := self._routes.get(name)):
+            if (found := self._arm(name)) is None:
+                arms = ", ".join(arm.label for arm in route.by_weight)
+                raise Unavailable(f"route '{name}' has no arm that is ready: load one of {arms}")
             return found[0]
         if not tried:
             raise self._unknown(name)
@@ -383,7 +386,7 @@ class Catalogue:
             records = [each for each in self._named.get(arm.model, {}).values() if namespace in ("", each.namespace)]
             for record in records if len(records) == 1 else ():
                 running = record.running.get(int(arm.version) if arm.version else record.latest)
-                if running is not None:
+                if running is not None and not record.going:
                     found.append((record, running))
         return next((each for each in found if each[1].usable), found[0] if found else None)
 

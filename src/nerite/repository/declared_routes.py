@@ -16,7 +16,7 @@ from nerite.repository import refusals
 from nerite.repository.catalogue import Catalogue, ModelRecord, ModelState, VersionState
 from nerite.repository.kept_versions import KeptVersions
 from nerite.repository.loading_round import LoadingRound
-from nerite.routes.route_file import RouteFile, read_route_file
+from nerite.routes.route_file import RouteFile, read_route_file, versions_of
 from nerite.routes.table import RouteTable
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
@@ -41,6 +41,8 @@ class DeclaredRoutes:
         """Return the route in a model's directory, if it has one. Raises ``NeriteError`` for a mistake in it."""
         try:
             found: RouteFile | None = await self._in_loader(read_route_file, folder)
+            if found is not None:
+                self._table.check(found.route)
         except InvalidArgument as error:
             raise refusals.no_route(record, error.message) from None
         except OSError as error:
@@ -85,15 +87,11 @@ def with_arms(record: ModelRecord, polled: PolledModel, route: RouteFile | None)
     """Add the versions that a route names to those that are loaded. Raises ``NeriteError`` for missing ones."""
     if route is None:
         return polled
-    versions = set(polled.versions)
-    for arm, place in zip(route.route.arms, route.places, strict=True):
-        if arm.model == record.name:
-            version = int(arm.version)
-            if version not in polled.existing:
-                there = ", ".join(map(str, polled.existing)) or "none"
-                raise refusals.no_route(record, f"{place}: there is no version {version}; there are: {there}")
-            versions.add(version)
-    return replace(polled, versions=tuple(sorted(versions)))
+    try:
+        arms = versions_of(route, record.name, polled.existing)
+    except InvalidArgument as error:
+        raise refusals.no_route(record, error.message) from None
+    return replace(polled, versions=tuple(sorted(arms.union(polled.versions))))
 
 
 def with_kept(record: ModelRecord, kept: KeptVersions | None, polled: PolledModel) -> PolledModel:

@@ -22,6 +22,7 @@ from nerite.repository.catalogue import Catalogue, EnsembleDefinition, ModelReco
 from nerite.repository.version_maker import VersionMaker
 from nerite.routes.table import RouteTable
 from nerite.scheduling.ensemble import StepModel
+from nerite.scheduling.weighted_route import WeightedRoute
 
 _log = logging.getLogger("nerite.repository")
 
@@ -178,8 +179,10 @@ class EnsembleVerdict(NamedTuple):
 class EnsembleSurvey:
     """Checks the models of some repositories against each other."""
 
-    def __init__(self, models: Mapping[Key, DescribedModel]) -> None:
+    def __init__(self, models: Mapping[Key, DescribedModel], routes: Mapping[str, WeightedRoute]) -> None:
+        """``routes`` are the names that only a route has: a step on one is checked against its heaviest arm."""
         self._models = models
+        self._routes = routes
         self._verdicts: dict[Key, EnsembleVerdict] = {}
 
     def verdict(self, key: Key) -> EnsembleVerdict:
@@ -213,6 +216,8 @@ class EnsembleSurvey:
         return [self._part(key, step.model_name) for step in (ensemble.step if ensemble is not None else ())]
 
     def _part(self, key: Key, name: str) -> Key | None:
+        if name in self._routes:
+            name = self._routes[name].by_weight[0].model
         named = [each for each in self._models if each[1] == name]
         neighbours = [each for each in named if each[0] == key[0]]
         return next(iter(neighbours or (named if len(named) == 1 else ())), None)

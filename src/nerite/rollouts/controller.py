@@ -37,8 +37,8 @@ from nerite.routes.table import RouteTable
 from nerite.server import InferenceServer
 
 _TICK: Final = 1.0
-"""Seconds between two looks at the rollouts and at the files beside the models. A verdict takes some milliseconds of the
-loop."""
+"""Seconds between two looks at the rollouts, and at the files beside the models. A verdict holds the loop for some
+milliseconds."""
 _SAVE_EVERY: Final = 10
 """Ticks between two saves of evidence; decisions are saved at once."""
 CLEAR: Final = "clear"
@@ -195,6 +195,14 @@ class RolloutController:
         run = self._known(model).run
         assert run is not None
         return analysis_of(run)
+
+    def check_route(self, model: str) -> None:
+        """Raise ``Conflict`` if the route of a model is that of a rollout, which only the rollout may change."""
+        record = self._records.get(model)
+        if record is not None and record.active is not None:
+            raise Conflict(
+                f"a rollout of '{model}' is {record.active.rollout.state} and sets its weights: end it first"
+            )
 
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of the rollouts."""

@@ -114,8 +114,8 @@ class RolloutRun:
 
     def look_under_way(self, requests: Iterable[RequestUnderWay], now_ns: int) -> None:
         """Count requests that are already slower than a gate accepts, so that hanging is not better than answering."""
-        for request in requests:
-            outcome = request.outcome(now_ns)
+        found = [(request.outcome(now_ns), request) for request in requests]
+        for outcome, request in sorted(found, key=lambda each: -each[0].latency_us):  # in the order of their arrival
             if outcome.latency_us > self.judge.patience_us(outcome.stratum):
                 request.counted = self.judge.observe_running(outcome, request.counted)
 

@@ -21,10 +21,10 @@ from nerite.core.errors import (
 )
 from nerite.core.execution_observer import ForwardingSink, TraceContext
 from nerite.core.failures import report
-from nerite.core.request import Assignment, InferenceRequest
+from nerite.core.request import Assignment, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.judge.outcome import Outcome, Stratum, token_stratum
-from nerite.routes.table import ArmCounters, RouteState, TakeOutcome
+from nerite.routes.table import RouteState, TakeOutcome
 
 _REFUSALS = (Overloaded, QuotaExceeded, Exhausted, QueueFull)
 _TIMEOUTS = (DeadlineExceeded, QueueTimeout)
@@ -66,7 +66,6 @@ class ObservedSink(CallerSink):
     __slots__ = (
         "_assignment",
         "_count",
-        "_counters",
         "_first_ns",
         "_last_ns",
         "_lost",
@@ -78,25 +77,19 @@ class ObservedSink(CallerSink):
     )
 
     def __init__(
-        self,
-        request: InferenceRequest,
-        assignment: Assignment,
-        state: RouteState,
-        counters: ArmCounters,
-        take: TakeOutcome,
+        self, request: InferenceRequest, assignment: Assignment, state: RouteState, take: TakeOutcome, stratum: Stratum
     ) -> None:
         """``take`` gets the outcome."""
-        super().__init__(request.sink)
-        self._request: InferenceRequest | None = request
+        self._sink = request.sink  # as the base class does
+        self._request = request
         self._assignment = assignment
         self._state = state
-        self._counters = counters
-        self._stratum = stratum_of(request)
+        self._stratum = stratum
         self._take = take
         self._first_ns = self._last_ns = self._count = 0
         self._lost = False
         self.counted = 0
-        state.under_way[self] = None
+        state.under_way.add(self)
         request.sink = self
 
     def lose(self) -> None:
@@ -106,48 +99,70 @@ class ObservedSink(CallerSink):
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Measure a response, and pass it on."""
         now = monotonic_ns()
-        if not response.empty:
+        error = response.error
+        if error is not None or response.header is not None:
             if not self._count:
                 self._first_ns = now
             self._count += 1
             self._last_ns = now
-        if final and self._request is not None:
-            self._request = None
-            self._state.under_way.pop(self, None)
+        if final and self in self._state.under_way:
+            self._state.under_way.discard(self)
             try:
-                self._end(request, response.error, now)
-            except Exception as error:  # the request must not fail because of it
-                report("admission", error, f"while an outcome of route '{self._assignment.route}' was judged")
+                self._end(request, error, now)
+            except Exception as failure:  # the request must not fail because of it
+                report("admission", failure, f"while an outcome of route '{self._assignment.route}' was judged")
         self._sink.respond(request, response, final)
 
-    def _end(self, request: InferenceRequest, error: NeriteError | None, now: int) -> None:
-        how = kind_of(error, cancelled=request.cancelled)
-        if self._lost and not how:
-            how = "error"
-        if how not in ("", "cancelled"):
-            self._counters.errors += 1
-        self._take(self._outcome(request, now, how), self.counted)
-
     def outcome(self, now_ns: int) -> Outcome:
-        """Return the outcome that the request would have if it ended now."""
-        request = self._request
-        assert request is not None, "it has not ended"
-        return self._outcome(request, now_ns, "")
+        """Return the outcome that the request would have if it succeeded now."""
+        return self._outcome(now_ns, "")
 
-    def _outcome(self, request: InferenceRequest, now: int, how: str) -> Outcome:
-        begun, assignment = request.arrived_ns, self._assignment
-        between = self._last_ns - self._first_ns if self._count > 1 else 0
-        return Outcome(
-            assignment.candidate,
-            assignment.probability,
-            now,
-            (now - begun) / 1e3,
-            ((self._first_ns or now) - begun) / 1e3,
-            between / 1e3 / (self._count - 1) if between else 0.0,
-            how,
-            self._stratum,
-            assignment.cluster,
-        )
+    def _end(self, request: InferenceRequest, error: NeriteError | None, now: int) -> None:
+        how = ""
+        if error is not None or request.cancelled or self._lost:
+            how = kind_of(error, cancelled=request.cancelled) or ("error" if self._lost else "")
+            counters = self._state.counters.get(self._assignment.arm)
+            if how != "cancelled" and counters is not None:
+                counters.errors += 1
+        self._take(self._outcome(now, how), self.counted)
+
+    def _outcome(self, now: int, how: str) -> Outcome:
+        _, _, candidate, probability, cluster = self._assignment
+        begun, count = self._request.arrived_ns, self._count
+        whole = (now - begun) / 1e3
+        first = (self._first_ns - begun) / 1e3 if count else whole
+        between = 0.0
+        if count > 1:
+            between = (self._last_ns - self._first_ns) / 1e3 / (count - 1)
+        return Outcome(candidate, probability, now, whole, first, between, how, self._stratum, cluster)
+
+
+class StrataOfHeader:
+    """The class of requests with one header, from what is known before an arm is chosen.
+
+    Sizes of a class differ by a factor of four at most. How many tokens are cached depends on the arm, so it makes no
+    class here.
+    """
+
+    __slots__ = ("_last", "_size", "_stream", "_tenant")
+
+    def __init__(self, header: RequestHeader) -> None:
+        self._tenant = "" if header.caller is None else header.caller.tenant
+        names = [spec.name for spec in header.inputs]
+        self._stream = names.index(_STREAM) if _STREAM in names else -1
+        self._last = Stratum()
+        self._size = -1
+
+    def of(self, request: InferenceRequest) -> Stratum:
+        """Return the class of a request."""
+        data = request.data
+        size = sum(map(len, data)).bit_length() + 1 >> 1
+        stream = self._stream >= 0 and bytes(data[self._stream][:1]) == b"\1"
+        last = self._last
+        if self._size != size or last[3] is not stream:
+            self._size = size
+            last = self._last = token_stratum(f"<{4**size} B", "", self._tenant, stream)
+        return last
 
 
 def kind_of(error: NeriteError | None, *, cancelled: bool) -> str:
@@ -159,21 +174,6 @@ def kind_of(error: NeriteError | None, *, cancelled: bool) -> str:
     if isinstance(error, _TIMEOUTS):
         return "timeout"
     return "refused" if isinstance(error, _REFUSALS) else "error"
-
-
-def stratum_of(request: InferenceRequest) -> Stratum:
-    """Return the class of a request, from what is known before an arm is chosen.
-
-    Sizes of a class differ by a factor of four at most. How many tokens are cached depends on the arm, so it makes no
-    class here.
-    """
-    header, data = request.header, request.data
-    stream = any(
-        spec.name == _STREAM and bytes(given[:1]) == b"\1" for spec, given in zip(header.inputs, data, strict=True)
-    )
-    tenant = "" if header.caller is None else header.caller.tenant
-    size = f"<{4 ** (sum(map(len, data)).bit_length() + 1 >> 1)} bytes"
-    return token_stratum(size, "", tenant, stream)
 
 
 class HandOver(CallerSink):

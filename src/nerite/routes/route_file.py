@@ -45,6 +45,25 @@ def read_route_file(directory: Path) -> RouteFile | None:
     return parse_route_file(raw, str(file), directory.name)
 
 
+def is_route_alone(directory: Path) -> bool:
+    """Return whether a directory with a route has no model: neither a configuration nor a version."""
+    return not (directory / "config.pbtxt").exists() and not any(
+        child.is_dir() and child.name.isdecimal() for child in directory.iterdir()
+    )
+
+
+def versions_of(route: RouteFile, model: str, existing: Sequence[int]) -> set[int]:
+    """Return the versions of ``model`` that are arms of its route. Raises ``InvalidArgument`` for missing ones."""
+    versions = set()
+    for arm, place in zip(route.route.arms, route.places, strict=True):
+        if arm.model == model:
+            versions.add(version := int(arm.version))
+            if version not in existing:
+                there = ", ".join(map(str, existing)) or "none"
+                raise InvalidArgument(f"{place}: there is no version {version}; there are: {there}")
+    return versions
+
+
 def parse_route_file(raw: bytes, file: str, name: str) -> RouteFile:
     """Return the route ``name`` in the content of a file. Raises ``InvalidArgument`` with file and line."""
     try:

@@ -15,8 +15,8 @@ from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
 from nerite.core.signature import Signature
 from nerite.routes.keys import key_of
-from nerite.routes.observation import ObservedSink
-from nerite.routes.table import PinnedSequence, RouteState
+from nerite.routes.observation import ObservedSink, StrataOfHeader
+from nerite.routes.table import PinnedSequence, RouteState, TakeOutcome
 from nerite.scheduling.weighted_route import ArmChoice, RouteArm
 
 _ENTRY: Final = 256
@@ -53,7 +53,7 @@ class ReadyArm:
 class ArmHeaders:
     """What follows from the header of a request to a route."""
 
-    __slots__ = ("__weakref__", "arm", "by_arm", "cluster", "dynamic")
+    __slots__ = ("__weakref__", "arm", "by_arm", "by_coin", "cluster", "dynamic", "strata")
 
     def __init__(self, arm: ReadyArm | None, cluster: int, arms: int, *, dynamic: bool) -> None:
         self.arm = arm
@@ -61,8 +61,11 @@ class ArmHeaders:
         self.cluster = cluster
         self.dynamic = dynamic
         """The key depends on the request, not just on its header."""
+        self.by_coin = arm is None and not dynamic
         self.by_arm: list[RequestHeader | None] = [None] * arms
         """The header that each arm gets."""
+        self.strata: StrataOfHeader | None = None
+        """Set once the route is observed."""
 
 
 class RouteSplit:
@@ -73,8 +76,20 @@ class RouteSplit:
     """
 
     __slots__ = (
-        "_arms", "_choice", "_coin", "_headers", "_heaviest", "_high", "_limit", "_low", "_open", "_owns", "_route",
+        "_arms",
+        "_choice",
+        "_coin",
+        "_headers",
+        "_heaviest",
+        "_high",
+        "_limit",
+        "_low",
+        "_open",
+        "_owns",
+        "_pinned",
+        "_route",
         "_state",
+        "_take",
     )  # fmt: skip
 
     def __init__(self, state: RouteState, find: FindArm, epoch: object, coin: Random, *, owns: bool) -> None:
@@ -101,6 +116,9 @@ class RouteSplit:
                 raise Unavailable(f"route '{route.name}' has no arm that is ready: {'; '.join(refusals)}")
         self._state = state
         self._owns = owns
+        self._take = state.observer if owns else None
+        self._pinned: PinnedSequence | None = None
+        """Of the request of a sequence that is being submitted."""
         self._choice = ArmChoice(route, open_arms)
         self._arms: list[ReadyArm | None] = [None] * len(versions)
         for index, (arm, version) in enumerate(zip(route.arms, versions, strict=True)):
@@ -162,21 +180,17 @@ class RouteSplit:
     def submit(self, request: InferenceRequest) -> None:
         """Choose an arm for a request, and submit it there. Raises only unforeseen exceptions."""
         headers = self._headers.get(request.header) or self._prepare(request)
-        arm = headers.arm
-        if arm is None:
-            if headers.dynamic:
-                arm = self._by_request(request)
-            elif self._limit >= 0:
-                arm = self._low if self._coin() < self._limit else self._high
-            else:
-                arm = self._at(self._choice.by_coin(self._coin()))
+        if headers.by_coin:
+            coin = self._coin()
+            arm = self._low if coin < self._limit else self._high if self._limit >= 0 else self._by_coin(coin)
+        else:
+            arm = headers.arm or self._by_request(request)
         header = headers.by_arm[arm.index]
         arm.counters.requests += 1
-        if header is None or (self._owns and self._state.observer is not None):
-            if not self._begin(request, headers, arm):
-                return
-        else:
+        if header is not None and self._take is None:
             request.header = header
+        elif not self._begin(request, headers, arm):
+            return
         arm.version.submit(request)
 
     def enqueue(self, requests: Iterable[InferenceRequest]) -> None:
@@ -195,15 +209,15 @@ class RouteSplit:
         for arm, those in chosen.items():
             arm.version.enqueue(those)
 
-    def assign(self, request: InferenceRequest) -> tuple[ServableVersion, str, Assignment]:
-        """Choose the arm of a call before its request is complete; return its version, and what names it in a header.
+    def assign(self, request: InferenceRequest) -> tuple[ServableVersion, str, str, Assignment]:
+        """Choose the arm of a call before its requests are made; return its version, and what its headers have to name.
 
         ``request`` has what the key is made from. It is not submitted.
         """
         key = key_of(self._route, request).value
         arm = self._at(self._choice.by_key(key) if key else self._choice.by_coin(self._coin()))
         assignment = arm.assignment._replace(cluster=self._route.cluster(key) if key else 0)
-        return arm.version, arm.version_text, assignment
+        return arm.version, arm.model, arm.version_text, assignment
 
     def has_other(self, request: InferenceRequest) -> bool:
         """Return whether a request that its arm has lost can go to another arm, and has not done so before."""
@@ -233,6 +247,9 @@ class RouteSplit:
         request.header = header
         arm.version.submit(request)
         return True
+
+    def _by_coin(self, coin: float) -> ReadyArm:
+        return self._at(self._choice.by_coin(coin))
 
     def _at(self, index: int) -> ReadyArm:
         arm = self._arms[index]
@@ -278,6 +295,7 @@ class RouteSplit:
         if arm is None or pinned is None:
             arm = self._assigned(header) or self._at(self._choice.by_key(key_of(self._route, request).value))
             pinned = PinnedSequence(arm.label, self._choice.probability)
+        self._pinned = pinned
         if header.sequence_end:
             state.sequences.pop(sequence, None)
         else:
@@ -289,12 +307,14 @@ class RouteSplit:
         own = request.header
         header = headers.by_arm[arm.index]
         if header is None:
-            assignment = own.assignment or arm.assignment._replace(cluster=headers.cluster)
+            assignment = own.assignment
+            if assignment is None or (own.sequence_id and self._owns):  # a front does not know where it has begun
+                assignment = arm.assignment._replace(cluster=headers.cluster)
             header = own.readdressed(arm.model, arm.version_text, assignment)
             header.route = arm.route
         assert header.assignment is not None
-        if self._owns and self._state.observer is not None:
-            self._observe(request, headers, header.assignment)
+        if self._take is not None:
+            self._observe(request, headers, header.assignment, self._take)
         request.header = header
         if headers.by_arm[arm.index] is None:
             try:
@@ -305,15 +325,15 @@ class RouteSplit:
             headers.by_arm[arm.index] = header
         return True
 
-    def _observe(self, request: InferenceRequest, headers: ArmHeaders, assignment: Assignment) -> None:
-        observer = self._state.observer
-        assert observer is not None
+    def _observe(
+        self, request: InferenceRequest, headers: ArmHeaders, assignment: Assignment, take: TakeOutcome
+    ) -> None:
         if headers.dynamic and not assignment.cluster:
             key = key_of(self._route, request).value
             assignment = assignment._replace(cluster=self._route.cluster(key) if key else 0)
-        sequence = request.header.sequence_id
-        if sequence and (pinned := self._state.sequences.get(sequence)) is not None:
-            assignment = assignment._replace(probability=pinned.probability)
-        counters = self._state.counters.get(assignment.arm)
-        if counters is not None:
-            ObservedSink(request, assignment, self._state, counters, observer)
+        if request.header.sequence_id and self._pinned is not None:
+            assignment = assignment._replace(probability=self._pinned.probability)
+        strata = headers.strata
+        if strata is None:
+            strata = headers.strata = StrataOfHeader(request.header)
+        ObservedSink(request, assignment, self._state, take, strata.of(request))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from nerite.core.errors import NotFound
+from nerite.core.errors import InvalidArgument, NotFound
 from nerite.judge.outcome import Outcome
 from nerite.scheduling.weighted_route import KeySource, RouteArm, WeightedRoute
 
@@ -16,7 +16,7 @@ _MAX_SEQUENCES: Final = 65_536
 """Maximum number of sequences of a route whose arm is remembered. Others stay on theirs until weights change."""
 
 TakeOutcome = Callable[[Outcome, int], None]
-"""Takes how a request ended, and what its ``RequestUnderWay`` said was counted of it before."""
+"""Takes how a request ended, and what was counted of it while it was under way."""
 
 
 class ArmCounters:
@@ -37,10 +37,10 @@ class RequestUnderWay(Protocol):
     """A request of an observed route that has not ended."""
 
     counted: int
-    """What an observer has already counted of it; 0 at first. Handed to the observer with its outcome."""
+    """What the observer has counted of it before its end; 0 at first. The observer gets it back with the outcome."""
 
     def outcome(self, now_ns: int) -> Outcome:
-        """Return the outcome that the request would have if it ended now."""
+        """Return the outcome that the request would have if it succeeded now."""
 
 
 class PinnedSequence(NamedTuple):
@@ -61,8 +61,8 @@ class RouteState:
         """Takes what became of each request."""
         self.counters: dict[str, ArmCounters] = {}
         """By the label of the arm."""
-        self.under_way: dict[RequestUnderWay, None] = {}
-        """Requests that have not ended. Only while observed."""
+        self.under_way: set[RequestUnderWay] = set()
+        """Requests that have begun while the route was observed, and have not ended."""
         self.sequences: dict[int | str, PinnedSequence] = {}
         """Sequences that have begun and not ended, the one used last at the end."""
 
@@ -98,7 +98,11 @@ class RouteTable:
         return len(self._states)
 
     def put(self, route: WeightedRoute) -> None:
-        """Add a route, or change the one of that name. Applies to the next request; sequences stay where they are."""
+        """Add a route, or change the one of that name. Applies to the next request; sequences stay where they are.
+
+        Raises ``InvalidArgument`` as ``check`` does.
+        """
+        self.check(route)
         state = self._states.get(route.name)
         if state is None:
             self._states[route.name] = RouteState(route)
@@ -107,6 +111,14 @@ class RouteTable:
         else:
             state.route = route
         self._changed()
+
+    def check(self, route: WeightedRoute) -> None:
+        """Raise ``InvalidArgument`` if an arm of a route would be another route."""
+        inner = next((arm.model for arm in route.arms if not arm.version and arm.model in self._states), "")
+        outer = next((each.name for each in self for arm in each.arms if arm[:2] == (route.name, "")), "")
+        if inner or outer:
+            chain = f"'{route.name}' leads to '{inner}'" if inner else f"'{outer}' leads to '{route.name}'"
+            raise InvalidArgument(f"routes cannot be chained: {chain}, which is a route itself. Name its arms instead")
 
     def remove(self, name: str) -> None:
         """Remove a route, if there is one: the name is that of a model again, or of nothing."""
@@ -135,6 +147,7 @@ class RouteTable:
         state = self._states.get(name)
         if state is not None:
             state.observer = take
+            self._changed()
         elif take is not None:
             raise NotFound(f"'{name}' has no route that could be observed")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +23,14 @@ from nerite.config.mistake import Mistake, mistake_text
 from nerite.config.model_config import ModelConfig
 from nerite.config.options import DeviceOptions, ServerOptions
 from nerite.config.signature import signature_of
-from nerite.core.errors import Internal, NeriteError, NotInstalled
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled
+from nerite.core.failures import system_error
 from nerite.models import warm_up
 from nerite.observability.gpus import of_this_machine, open_library
 from nerite.repository import refusals, version_maker
 from nerite.repository.ensembles import DescribedModel, EnsembleSurvey
 from nerite.repository.version_maker import GpuPlacement
+from nerite.routes.route_file import RouteFile, is_route_alone, read_route_file, versions_of
 from nerite.transports.http import infer_request
 
 
@@ -141,7 +144,8 @@ class CheckFinding:
     mistakes: Sequence[Mistake]
     remarks: Sequence[Remark]
     loaded: LoadedModel | None = None
-    """The model itself; None if the finding is not about a particular model."""
+    """The model itself; None if the finding is not about a particular model, or about a name that only a route has."""
+    route: RouteFile | None = None
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -215,6 +219,10 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[CheckFindin
         yield CheckFinding("", root, (), [Remark("warning", "the repository is empty")])
     gpus = gpus_here()
     for directory in directories:
+        route, wrong = _route(directory)
+        if (route is not None or wrong) and is_route_alone(directory):
+            yield CheckFinding(directory.name, directory, wrong, (), route=route)
+            continue
         model = ModelHere(directory, options.backend_directory)
         loaded = load_model_directory(
             directory,
@@ -223,7 +231,13 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[CheckFindin
             complete=model.complete,
             gpus=gpus,
         )
-        found = [*loaded.mistakes, *version_maker.agent_mistakes(loaded.polled), *_samples(loaded)]
+        found = [
+            *wrong,
+            *_missing_arms(route, loaded),
+            *loaded.mistakes,
+            *version_maker.agent_mistakes(loaded.polled),
+            *_samples(loaded),
+        ]
         remarks = [*loaded.remarks]
         if not found:
             found, more = _opened(model, loaded)
@@ -233,6 +247,35 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[CheckFindin
         local = [Remark("warning", f"on this machine: {mistake.message}") for mistake in mistakes if mistake.elsewhere]
         lasting = [mistake for mistake in mistakes if not mistake.elsewhere]
         yield CheckFinding(directory.name, directory, lasting, [*local, *remarks], loaded)
+
+
+def _route(directory: Path) -> tuple[RouteFile | None, list[Mistake]]:
+    """Return the route in a model's directory, if it has one, and the mistake in it."""
+    try:
+        return read_route_file(directory), []
+    except InvalidArgument as error:
+        message = error.message
+    except OSError as error:
+        message = system_error(error, directory)
+    return None, [_route_mistake(message)]
+
+
+def _route_mistake(text: str) -> Mistake:
+    """Return a mistake in a route from its text, which begins with file and line."""
+    found = re.fullmatch(r"(.*?\.toml):(?:(\d+):)? (.*)", text, re.DOTALL)
+    file, line, message = found.groups() if found is not None else ("", None, text)
+    remedy = "Correct the route: docs/routes.md has its keys."
+    return Mistake(message=message, remedy=remedy, file=file, line=int(line or 0), column=1 if line else 0)
+
+
+def _missing_arms(route: RouteFile | None, loaded: LoadedModel) -> list[Mistake]:
+    """Return the mistakes in a route whose arms are versions that the model does not have."""
+    try:
+        if route is not None:
+            versions_of(route, loaded.polled.name, loaded.polled.existing)
+    except InvalidArgument as error:
+        return [_route_mistake(error.message)]
+    return []
 
 
 def _place(mistake: Mistake) -> tuple[str, int, int]:
@@ -246,7 +289,8 @@ def _connected(findings: Sequence[CheckFinding]) -> Iterator[CheckFinding]:
         for finding in findings
         if finding.loaded is not None
     }
-    survey = EnsembleSurvey(models)
+    routes = {finding.model: finding.route.route for finding in findings if finding.route is not None}
+    survey = EnsembleSurvey(models, routes)
     for finding in findings:
         key = (finding.directory.parent, finding.model)
         if key in models:

@@ -315,7 +315,7 @@ _ALLOWED_ENDPOINTS: Final = {
     "cuda_regions",
 }
 """Endpoints that the header may redirect to."""
-_FORBIDDEN_ENDPOINTS: Final = {"load", "unload", "register", "unregister", "register_cuda", "unregister_cuda"}
+_FORBIDDEN_ENDPOINTS: Final = {"load", "unload", "route", "register", "unregister", "register_cuda", "unregister_cuda"}
 """Endpoints that change the server, which clients with access to predictions only must not reach."""
 
 

@@ -23,7 +23,7 @@ def test_a_request_expires_exactly_whether_an_instance_is_free_or_not(bench: Ben
     bench.loop.advance(2300 * US - 1)
     assert bench.answer(asked) == "nothing yet"
     bench.loop.advance(2 * FakeLoop.TURN_NS)
-    assert bench.answer(asked) == "Unavailable: Request timeout expired"
+    assert bench.answer(asked) == "QueueTimeout: Request timeout expired"
     assert bench.statistics.failures[RequestOutcome.TIMED_OUT] == 1
     assert of.pending == 0
 
@@ -35,7 +35,7 @@ def test_what_expires_does_not_run_even_if_an_instance_comes_free_first(bench: B
     (asked,) = bench.ask(of, 1)
     bench.loop.now_ns += 1000 * US
     bench.instances[0].finish()
-    assert bench.answer(asked) == "Unavailable: Request timeout expired"
+    assert bench.answer(asked) == "QueueTimeout: Request timeout expired"
     assert bench.instances[0].batch is None
 
 
@@ -43,7 +43,7 @@ def test_a_full_queue_refuses(bench: Bench) -> None:
     of = bench.dispatcher(default_policy=QueuePolicy(max_size=1), max_delay_us=1000)
     first, second = bench.ask(of, 1, 1)
     assert bench.answer(first) == "nothing yet"
-    assert bench.answer(second) == "Unavailable: [request id: <id_unknown>] Exceeds maximum queue size"
+    assert bench.answer(second) == "QueueFull: [request id: <id_unknown>] Exceeds maximum queue size"
     assert bench.statistics.failures[RequestOutcome.REJECTED] == 1
     assert bench.statistics.fail.count == 1
     assert of.in_flight == 1

@@ -22,6 +22,7 @@ from nerite.fronts.messages import DrainStep
 from nerite.fronts.pool import FrontPool
 from nerite.regions import SharedMemoryRegions
 from nerite.repository.catalogue import ModelRecord, ModelState, VersionState
+from nerite.scheduling.weighted_route import WeightedRoute
 from nerite.transports.limits import TransportLimits
 from nerite.workers.ipc.shared_memory import ForeignSegments
 
@@ -43,6 +44,7 @@ class Server(FakeServer):
         self.records: list[ModelRecord] = []
         self.manager = SimpleNamespace(records=self.records)
         self.regions = SharedMemoryRegions(allowed=True)
+        self.routes: list[WeightedRoute] = []
         self.on_models_changed: Callable[[], None] = lambda: None
         self.version_directory = lambda running: None
 
@@ -190,7 +192,7 @@ def test_a_change_goes_to_all_fronts_once(monkeypatch: pytest.MonkeyPatch) -> No
         for front in fixture.started:
             ((_, change),) = front.changes
             assert change.models[0]["states"] == {1: ["UNAVAILABLE", "broken"]}
-            assert change.regions is change.keys is change.policy is change.log is None
+            assert change.regions is change.keys is change.policy is change.log is change.routes is None
 
     tell_pool(monkeypatch, 2, story)
 

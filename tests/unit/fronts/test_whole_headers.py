@@ -13,7 +13,7 @@ from nerite.core import errors
 from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
 from nerite.core.headers import whole_header_from_json, whole_header_to_json
-from nerite.core.request import Caller, IdempotencyKey, RequestedOutput, RequestHeader
+from nerite.core.request import Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader
 from nerite.core.tensor import TensorSpec
 from nerite.core.text import bounded
 from nerite.workers.ipc import messages
@@ -49,6 +49,8 @@ HEADERS = st.builds(
     empty_final=st.booleans(),
     caller=st.none() | st.builds(Caller, NAMES, NAMES, st.integers(0, 2**63), st.booleans()),
     idempotency_key=st.none() | st.builds(IdempotencyKey, NAMES, st.integers(0, 9), st.integers(1, 9)),
+    sticky_fields=st.none() | st.dictionaries(NAMES, NAMES, min_size=1, max_size=3),
+    assignment=st.none() | st.builds(Assignment, NAMES, NAMES, st.booleans(), st.floats(0, 1), st.integers(0, 2**64)),
 )
 
 
@@ -92,6 +94,8 @@ def test_no_attribute_is_forgotten() -> None:
         empty_final=True,
         caller=Caller("t", "c", 5, True),
         idempotency_key=IdempotencyKey("k", 1, 2),
+        sticky_fields={"x-user": "me"},
+        assignment=Assignment("m", "m:2", True, 0.1, 3),
     )
     default = content(RequestHeader("", "", ()))
     assert {name for name, value in content(header).items() if value == default[name]} == {"shared"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rollout_outcomes import SECOND_NS, STEP_NS, decided, failing, judge_of, requests, slower
 
-from nerite.judge.counts import MAX_CLUSTERS, CountRow
+from nerite.judge.counts import MAX_CLUSTERS, CountRow, difference
 from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome, Stratum, stratum_of
 from nerite.judge.verdict import Decision
@@ -277,6 +277,15 @@ def test_too_many_sticky_keys_are_told() -> None:
     assert any("5 bad events of sticky keys" in each for each in judge.verdict(10**15).warnings)
 
 
+def test_thresholds_outlive_hours_without_requests() -> None:
+    judge = judge_of("p95")
+    for outcome in requests(1000, 0.0):
+        judge.observe(outcome)
+    for hour in range(1, 50):
+        judge.verdict(hour * 3600 * SECOND_NS)
+    assert math.isfinite(judge.patience_us(Stratum()))
+
+
 def test_load_that_differs_makes_the_arms_incomparable() -> None:
     judge = judge_of("errors")
     for index in range(5):
@@ -349,6 +358,12 @@ def test_the_rolled_back_stay_so_after_a_restart() -> None:
     assert Judge.from_json(judge.to_json(), 0).verdict(0).reason == verdict.reason
 
 
+@pytest.mark.parametrize("state", [{}, {"gates": ["errors"]}, judge_of("errors").to_json() | {"counts": [{}]}])
+def test_what_is_no_state_is_refused(state: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="saved state of the judge cannot be read"):
+        Judge.from_json(state, 0)
+
+
 def rows_of(seed: int) -> list[CountRow]:
     judge = judge_of("errors")
     for outcome in requests(500, 0.2, seed, errors=0.05, stratum=Stratum("<1k" if seed % 2 else "<4k")):
@@ -369,6 +384,25 @@ def test_counts_of_replicas_add_up_in_any_order() -> None:
     assert one.candidate_requests == sum(row.candidate for rows in replicas for row in rows)
     assert one.gates[0].worse == pytest.approx(other.gates[0].worse)
     assert one.gates[0].not_worse == pytest.approx(other.gates[0].not_worse)
+
+
+def test_differences_of_scrapes_add_up() -> None:
+    judge, whole = judge_of("errors"), judge_of("errors")
+    scraped: list[CountRow] = []
+    for outcome in requests(2000, 0.3, errors=0.05):
+        whole.observe(outcome)
+        if outcome.at_ns % (300 * STEP_NS) == 0:
+            rows = whole.counts()["errors"]
+            judge.add("errors", difference(rows, scraped), outcome.at_ns)
+            scraped = rows
+    assert scraped[0].candidate > 500
+    assert judge.counts()["errors"] == scraped
+
+
+def test_a_replica_that_has_restarted_counts_from_zero() -> None:
+    before = CountRow(Stratum(), 0.1, 5, 9, 100, 900, 5.0, 9.0)
+    after = CountRow(Stratum(), 0.1, 1, 0, 20, 90, 1.0, 0.0)
+    assert difference([after], [before]) == [after]
 
 
 def test_a_fleet_decides_by_counts_alone() -> None:

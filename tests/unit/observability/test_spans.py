@@ -12,7 +12,7 @@ from collector import Span, message, read
 from doubles import Caller, request
 from nerite.core.errors import Unavailable
 from nerite.core.execution_observer import ExecutionTimes
-from nerite.core.request import RequestHeader
+from nerite.core.request import Assignment, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.observability import otlp
 from nerite.observability.otlp import SpanEncoder
@@ -204,3 +204,14 @@ def test_numbers_of_any_size() -> None:
     )
     assert span.attributes == {**values, "other": "1.5"}
     assert (span.parent, span.start, span.end) == ("", 3, 4)
+
+
+def test_the_arm_of_a_route_is_an_attribute() -> None:
+    asked = request(sink=HttpCaller(), arrived_ns=1)
+    asked.header.assignment = Assignment("scorer", "scorer_v2", True, 0.1)
+    sampler = Sampler(TraceValues(frozenset(("TIMESTAMPS",)), 1, -1, 0))
+    trace = asked.sink = OtelTrace(asked, 3, 7, sampler, lambda _: None)
+    trace.ran(asked, ran())
+    trace.respond(asked, OK, True)
+    found = [span.attributes for span in told(trace) if "nerite.arm" in span.attributes]
+    assert [(each["nerite.route"], each["nerite.arm"]) for each in found] == [("scorer", "scorer_v2")]

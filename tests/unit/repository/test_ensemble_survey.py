@@ -35,7 +35,7 @@ class Repositories:
             loaded = self._loaded(path)
             assert not loaded.mistakes
             models[path.parent, path.name] = DescribedModel(loaded, sound=path.name not in self.wrong)
-        return EnsembleSurvey(models).verdict((self.folder / repository, name))
+        return EnsembleSurvey(models, {}).verdict((self.folder / repository, name))
 
     def _loaded(self, path: Path) -> LoadedModel:
         def complete(config: ModelConfig, version: int) -> Mapping[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import Any
 from nerite.config.model_config import ModelEnsembling
 from nerite.repository.catalogue import Catalogue, ModelRecord
 from nerite.repository.ensembles import EnsembleLinker
+from nerite.routes.table import RouteTable
 
 
 class Bench:
@@ -16,7 +17,7 @@ class Bench:
     def __init__(self, *, namespacing: bool = False) -> None:
         self.catalogue = Catalogue(namespacing=namespacing)
         maker: Any = None
-        self.ensembles = EnsembleLinker(self.catalogue, maker, lambda *_: None, lambda _: [])
+        self.ensembles = EnsembleLinker(self.catalogue, maker, lambda *_: None, lambda _: [], RouteTable())
 
     def model(self, name: str, *steps: str, namespace: str = "") -> ModelRecord:
         record = self.catalogue.open(namespace, name)

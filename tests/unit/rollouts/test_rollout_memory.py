@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
+from nerite.observability.machine import available_memory
 from nerite.rollouts.memory import (
     GpuRoom,
     MemoryRoom,
@@ -82,3 +83,17 @@ def test_what_an_engine_reserves(tmp_path: Path) -> None:
 
 def test_sizes_for_people() -> None:
     assert [size_text(size) for size in (5, 5 * MIB, 3 << 30)] == ["5 B", "5 MiB", "3.0 GiB"]
+
+
+def test_memory_that_a_container_can_still_take(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 60 kB\n")
+    assert available_memory(meminfo, tmp_path) == 60 * 1024, "no limit"
+    (tmp_path / "memory.max").write_text("40960")
+    (tmp_path / "memory.current").write_text("30720")
+    assert available_memory(meminfo, tmp_path) == 10 * 1024
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 5120\n")
+    assert available_memory(meminfo, tmp_path) == 15 * 1024, "cached files can go"
+    (tmp_path / "memory.max").write_text("max")
+    assert available_memory(meminfo, tmp_path) == 60 * 1024
+    assert available_memory(tmp_path / "none", tmp_path) == 0

@@ -60,6 +60,35 @@ def test_equal_versions_are_found_not_worse() -> None:
     assert not run.findings(now).worse
 
 
+class UnderWay:
+    """A request that has not ended."""
+
+    def __init__(self, candidate: bool, arrived_ns: int) -> None:
+        self.counted = 0
+        self._candidate = candidate
+        self._arrived_ns = arrived_ns
+
+    def outcome(self, now_ns: int) -> Outcome:
+        age = (now_ns - self._arrived_ns) / 1e3
+        return Outcome(self._candidate, 0.5, now_ns, age, age)
+
+
+def test_a_candidate_that_hangs_is_found_before_it_answers() -> None:
+    run = begun(gates=("errors", "p99"))
+    now = load(run, 2000, errors=0.0)
+    run.begin_step(now)
+    hanging = [UnderWay(True, now + number * SECOND // 5) for number in range(60)]
+    run.look_under_way(reversed(hanging), now + 13 * SECOND)
+    assert all(each.counted for each in hanging)
+    assert "p99" in run.findings(now + 13 * SECOND).worse
+    again = begun(gates=("errors", "p99"))
+    load(again, 2000, errors=0.0)
+    again.begin_step(now)
+    both = [UnderWay(number % 2 == 0, now + number * SECOND // 5) for number in range(60)]
+    again.look_under_way(both, now + 13 * SECOND)
+    assert not again.findings(now + 13 * SECOND).worse, "both hang"
+
+
 def test_requests_that_were_refused_are_not_answers_of_the_candidate() -> None:
     run = begun()
     run.observe(Outcome(True, 0.5, SECOND, 10.0, 10.0, error="refused"))

@@ -194,7 +194,16 @@ class Fusing:
 
         seat = number if number in self._fusible else None
         statistics = SimpleNamespace(followed=followed)
-        return SimpleNamespace(seat=seat, fusible=True, label="1", max_rows=0, traced=False, statistics=statistics)
+        return SimpleNamespace(
+            name=model,
+            seat=seat,
+            fusible=True,
+            label="1",
+            max_rows=0,
+            traced=False,
+            routed=False,
+            statistics=statistics,
+        )
 
     def _introduce(self, number: int, chain: dict[str, Any]) -> None:
         self._chains.add(number, json.loads(json.dumps(chain)))

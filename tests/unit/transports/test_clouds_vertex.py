@@ -11,6 +11,7 @@ import pytest
 
 from nerite.config.options import VertexOptions
 from nerite.core.errors import InvalidArgument
+from nerite.routes.table import RouteTable
 from nerite.transports.access import AccessKeys, Lock
 from nerite.transports.clouds import VertexRouter, default_model
 from nerite.transports.http import head
@@ -22,6 +23,8 @@ OPTIONS = VertexOptions(health_route="/health", predict_route="/v1/models/7:pred
 
 class FakeServer:
     """Has the models that it is told to have, all of them ready."""
+
+    routes = RouteTable()
 
     def __init__(self, *names: str) -> None:
         self.names = names

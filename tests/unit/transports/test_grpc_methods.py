@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from doubles import Incident
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
+from nerite.routes.table import RouteTable
 from nerite.transports.grpc.methods import GrpcAdministration
 from nerite.wire import grpc_service as wire
 
@@ -20,6 +21,8 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 class FakeServer:
     """Keeps the loads and unloads that it is asked for; raises what it is told to raise."""
+
+    routes = RouteTable()
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Mapping[str, Any]]] = []

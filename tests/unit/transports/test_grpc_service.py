@@ -15,6 +15,7 @@ from nerite.core.errors import Internal, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.http2 import RequestHeaders
+from nerite.routes.table import RouteTable
 from nerite.transports.access import AccessKeys, Lock
 from nerite.transports.grpc.methods import GrpcAdministration
 from nerite.transports.grpc.service import GrpcService
@@ -27,6 +28,8 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 class FakeServer:
     """Offers no memory, and has no models."""
+
+    routes = RouteTable()
 
     def signature_of(self, request: InferenceRequest) -> None:
         return None

@@ -19,6 +19,7 @@ from nerite.core import tensor as dtypes
 from nerite.core.request import InferenceRequest
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Array
+from nerite.routes.table import RouteTable
 from nerite.transports.http import files, uploads
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
@@ -29,6 +30,8 @@ POST = request("/v2/models/m/infer", encoded(), "Content-Type: image/png")
 
 class FakeServer:
     """Has one model, which takes pixels; keeps the inferences it is given."""
+
+    routes = RouteTable()
 
     def __init__(self) -> None:
         self.begun: list[InferenceRequest] = []

@@ -6,15 +6,17 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from nerite.config.mistake import nearest
+from nerite.core import tensor as dtypes
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Restricted
 from nerite.core.failures import report
-from nerite.core.request import InferenceRequest, RepeatedRequest
+from nerite.core.request import NOBODY, InferenceRequest, RepeatedRequest, RequestHeader
 from nerite.core.signature import Signature
+from nerite.core.tensor import TensorSpec
 from nerite.core.text import quoted_text
 from nerite.llm.openai import embeddings, large_bodies, sampling, text_model
 from nerite.llm.openai.chat_templates import ChatModel, ChatModels
@@ -22,10 +24,18 @@ from nerite.llm.openai.embeddings import Embedding, EmbeddingRequest, Reranking,
 from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
 from nerite.llm.openai.fields import ApiError, reply_of
 from nerite.llm.openai.large_bodies import BodyReader
-from nerite.llm.openai.requests import DEFAULT_TOKENS, ChatRequest, CompletionFields, CompletionRequest, not_taken
+from nerite.llm.openai.requests import (
+    DEFAULT_TOKENS,
+    ChatRequest,
+    CompletionFields,
+    CompletionRequest,
+    chat_opening,
+    not_taken,
+)
 from nerite.llm.openai.shapes import ChatShape, CompletionShape
-from nerite.llm.openai.text_model import SPECIAL, ModelRequest, Strings, TextModel
+from nerite.llm.openai.text_model import SPECIAL, ModelAddress, ModelRequest, Strings, TextModel
 from nerite.llm.openai.tool_calls import ToolParser
+from nerite.scheduling.weighted_route import KeySource, WeightedRoute
 from nerite.transports import access
 from nerite.transports.access import Lock, SenderHeaders
 from nerite.transports.http import reply, routes
@@ -58,6 +68,33 @@ _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
 """Purposes of models: how a signature is recognized, and the error text for models that do not match."""
 
 
+class CallOrigin(NamedTuple):
+    """What keeps a call on an arm of a route."""
+
+    sender: SenderHeaders
+    user: str
+    opening: Callable[[int], bytes]
+    """Returns the beginning of the prompt, of at least so many bytes if it is that long."""
+    requests: int = 1
+    """Number of requests of the call, which all go to the same arm."""
+
+    def probe(self, route: WeightedRoute) -> InferenceRequest:
+        """Return a request with the parts that its key may be made from."""
+        sender = self.sender
+        header = RequestHeader(
+            route.name,
+            "",
+            [TensorSpec(text_model.PROMPT, dtypes.BYTES, (1,))],
+            parameters={**sender.forwarded, **({"user": self.user} if self.user else {})},
+            caller=sender.caller,
+            idempotency_key=sender.idempotency_key,
+            sticky_fields=sender.sticky_fields,
+        )
+        sizes = [key.size for key in route.sticky if key.source is KeySource.PROMPT]
+        opening = Strings([self.opening(max(sizes))]).data if sizes else b""
+        return InferenceRequest(header, [opening], NOBODY, 0)
+
+
 class TextModels:
     """Finds and lists the models that this API serves."""
 
@@ -66,25 +103,35 @@ class TextModels:
         self.began = int(time.time())
         """Creation time reported for all models. The real one is unknown, but clients expect a time."""
 
-    def find(self, name: str, purpose: str = TEXT) -> ServableVersion:
-        """Return the version that serves a model. Raises ``ApiError`` if it is unknown or has another purpose.
+    def find(self, name: str, call: CallOrigin, purpose: str = TEXT) -> tuple[ServableVersion, ModelAddress]:
+        """Return the version that answers a call, and what its requests have to name.
 
-        Also raises the server's error for a model that is not ready.
+        Raises ``ApiError`` if it is unknown or has another purpose, and the server's error for a model that is not
+        ready.
         """
+        route = self._server.routes.get(name)
+        address = ModelAddress(name)
         try:
-            running = self._server.find(name, "", "")
+            if route is None:
+                running = self._server.find(name, "", "")
+            else:
+                running, model, version, assignment = self._server.assign(call.probe(route))
+                if call.requests > 1 and not assignment.cluster:
+                    assignment = assignment._replace(cluster=secrets.randbits(62) + 1)
+                address = ModelAddress(model, version, assignment)
         except NotFound:
             raise self._unknown(name) from None
         signature = running.signature
         serves, lack = _PURPOSES[purpose]
         if not serves(signature):
             raise ApiError(f"Model '{name}' {lack}.", "model", "model_not_supported")
-        return running
+        return running, address
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the descriptions of all models that this API serves."""
         found = []
-        for name in sorted({running.name for running in self._server.running_versions()}):
+        names = {route.name for route in self._server.routes}
+        for name in sorted(names.union(running.name for running in self._server.running_versions())):
             try:
                 found.append(self.describe(name))
             except NeriteError:  # another kind of model, or an ambiguous name
@@ -261,8 +308,9 @@ class OpenAi:
 
     def _complete(self, connection: HttpExchange, sender: SenderHeaders, asked: CompletionRequest) -> None:
         wanted = asked.wanted
-        running = self._models.find(wanted.model)
-        model = TextModel(wanted.model, running.signature)
+        call = CallOrigin(sender, wanted.user, lambda _: bytes(asked.prompts[0]), len(asked.prompts) * wanted.n)
+        running, address = self._models.find(wanted.model, call)
+        model = TextModel(wanted.model, running.signature, address)
         _check(model, wanted)
         if not running.generates:  # engines have the same default, and a policy may allow fewer
             wanted.sampling.setdefault("max_tokens", DEFAULT_TOKENS)
@@ -284,8 +332,9 @@ class OpenAi:
         self._read(connection, body, large_bodies.CHAT, partial(self._chat, connection, sender))
 
     def _chat(self, connection: HttpExchange, sender: SenderHeaders, asked: ChatRequest) -> None:
-        running = self._models.find(asked.wanted.model)
-        model = TextModel(asked.wanted.model, running.signature)
+        call = CallOrigin(sender, asked.wanted.user, partial(chat_opening, asked.given), asked.wanted.n)
+        running, address = self._models.find(asked.wanted.model, call)
+        model = TextModel(asked.wanted.model, running.signature, address)
         _check(model, asked.wanted)
         if asked.images and not model.takes_images:
             raise not_taken(asked.first_image)
@@ -328,7 +377,9 @@ class OpenAi:
         self._read(connection, body, large_bodies.EMBEDDING, partial(self._embed, connection, sender))
 
     def _embed(self, connection: HttpExchange, sender: SenderHeaders, asked: EmbeddingRequest) -> None:
-        model = TextModel(asked.model, self._models.find(asked.model, EMBEDDING).signature)
+        call = CallOrigin(sender, asked.user, lambda _: bytes(asked.texts[0]), len(asked.texts))
+        running, address = self._models.find(asked.model, call, EMBEDDING)
+        model = TextModel(asked.model, running.signature, address)
         header, (_, *rest) = model.ask(Strings(asked.texts[:1]), {}, sender)
         # One header for all requests, which is validated and sent to the worker once.
         requests = [ModelRequest(header, [Strings([text]).data, *rest]) for text in asked.texts]
@@ -339,10 +390,11 @@ class OpenAi:
         self._read(connection, body, large_bodies.RERANKING, partial(self._rerank, connection, sender))
 
     def _rerank(self, connection: HttpExchange, sender: SenderHeaders, asked: RerankRequest) -> None:
-        signature = self._models.find(asked.model, RERANKING).signature
+        call = CallOrigin(sender, asked.user, lambda _: bytes(asked.query))
+        running, address = self._models.find(asked.model, call, RERANKING)
         made = f"rerank-{secrets.token_hex(16)}"
         work = Reranking(connection, made, asked)
-        self._begin(work, made, [rerank_requests(asked, signature, sender)], sender)
+        self._begin(work, made, [rerank_requests(asked, running.signature, sender, address)], sender)
 
     def _read(
         self, connection: HttpExchange, body: memoryview, reader: BodyReader, then: Callable[[Any], None]

@@ -15,7 +15,6 @@ import orjson
 from numpy.typing import NDArray
 
 from nerite.core import tensor as dtypes
-from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes, to_array
@@ -24,7 +23,7 @@ from nerite.llm.openai import text_model
 from nerite.llm.openai.exchange import JointWork
 from nerite.llm.openai.fields import ApiError, Fields, check_count, missing, wrong_type, wrong_value
 from nerite.llm.openai.sampling import not_offered
-from nerite.llm.openai.text_model import ModelRequest
+from nerite.llm.openai.text_model import ModelAddress, ModelRequest
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http.reply import Reply
 
@@ -47,6 +46,7 @@ class EmbeddingRequest(NamedTuple):
     base64: bool
     dimensions: int
     """0 means all dimensions."""
+    user: str = ""
 
 
 def read_embedding(body: Buffer) -> EmbeddingRequest:
@@ -54,7 +54,7 @@ def read_embedding(body: Buffer) -> EmbeddingRequest:
     fields = Fields.of_body(body)
     fields.refuse_unknown(_KNOWN)
     model = fields.name("model")
-    fields.name("user", "")
+    user = fields.name("user", "")
     if "input" not in fields:
         raise missing("input")
     given: Any = fields["input"]
@@ -68,7 +68,7 @@ def read_embedding(body: Buffer) -> EmbeddingRequest:
         raise wrong_value("input", "at least one text", texts)
     encoded = fields.choice("encoding_format", "float", ("float", "base64")) == "base64"
     dimensions = fields.integer("dimensions", 1, 1, 2**31) if "dimensions" in fields else 0
-    return EmbeddingRequest(model, [text.encode() for text in texts], encoded, dimensions)
+    return EmbeddingRequest(model, [text.encode() for text in texts], encoded, dimensions, user)
 
 
 def cut_vectors(vector: Vector, dimensions: int) -> Vector:
@@ -156,6 +156,7 @@ class RerankRequest(NamedTuple):
     documents: Sequence[bytes | memoryview]
     top_n: int
     return_documents: bool
+    user: str = ""
 
 
 def read_reranking(body: Buffer) -> RerankRequest:
@@ -163,7 +164,7 @@ def read_reranking(body: Buffer) -> RerankRequest:
     fields = Fields.of_body(body)
     fields.refuse_unknown(_RERANK_KNOWN)
     model, query = fields.name("model"), fields.text("query").encode()
-    fields.name("user", "")
+    user = fields.name("user", "")
     if "documents" not in fields:
         raise missing("documents")
     given = fields.array("documents", MAX_DOCUMENTS)
@@ -171,7 +172,7 @@ def read_reranking(body: Buffer) -> RerankRequest:
         raise wrong_value("documents", "at least one text", given)
     documents = [_document(place, each).encode() for place, each in enumerate(given)]
     top_n = fields.integer("top_n", len(documents), 1, 2**31)
-    return RerankRequest(model, query, documents, top_n, fields.flag("return_documents", default=True))
+    return RerankRequest(model, query, documents, top_n, fields.flag("return_documents", default=True), user)
 
 
 def _document(place: int, given: Any) -> str:
@@ -186,14 +187,16 @@ def _document(place: int, given: Any) -> str:
     return fields.text("text")
 
 
-def rerank_requests(asked: RerankRequest, signature: Signature, sender: SenderHeaders) -> ModelRequest:
+def rerank_requests(
+    asked: RerankRequest, signature: Signature, sender: SenderHeaders, address: ModelAddress
+) -> ModelRequest:
     """Return the request to the model."""
     rows = (1,) if signature.max_batch_size else ()
     inputs = {QUERY: [asked.query], DOCUMENTS: asked.documents}
     specs = [TensorSpec(name, dtypes.BYTES, (*rows, len(texts))) for name, texts in inputs.items()]
     data: list[Buffer] = [join_bytes(texts) for texts in inputs.values()]
     parameters = dict(sender.forwarded)
-    return ModelRequest(RequestHeader(asked.model, "", specs, parameters=parameters, caller=sender.caller), data)
+    return ModelRequest(address.header(specs, parameters, sender), data)
 
 
 class Reranking(JointWork):

@@ -14,7 +14,7 @@ import orjson
 
 from nerite.core.tensor import Buffer
 from nerite.llm.openai import sampling
-from nerite.llm.openai.fields import ApiError, Fields, check_count, missing, wrong_type, wrong_value
+from nerite.llm.openai.fields import ApiError, Fields, check_count, encoded, missing, wrong_type, wrong_value
 from nerite.llm.openai.sampling import Sampling, guided, not_offered
 from nerite.llm.openai.text_model import SPECIAL
 from nerite.llm.request import MAX_IMAGES, MAX_SEQUENCES
@@ -64,6 +64,8 @@ class CompletionFields(NamedTuple):
     """Whether the tokenizer adds special tokens to the prompt; None: the default for this kind of completion."""
     priority: int
     """As in KServe and vLLM: requests with higher numbers may wait longer."""
+    user: str = ""
+    """The end user, whose requests a route may keep on one arm. Models do not see it."""
 
 
 class CompletionRequest(NamedTuple):
@@ -103,8 +105,7 @@ def completion_fields(
     fields: Fields, model: str, n: int, settings: Sampling, logprobs: int, counted_in: str = "logprobs"
 ) -> CompletionFields:
     """Return the fields that both kinds have in common. ``counted_in`` is the field with the number of ``logprobs``."""
-    for name in _IDS:
-        fields.name(name, "")
+    ids = {name: fields.name(name, "") for name in _IDS}
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if options.values and not stream:
@@ -114,7 +115,8 @@ def completion_fields(
         settings["logprobs"] = sampling.SamplingSetting(logprobs, counted_in)
     priority = fields.integer("priority", 0, 0, _LEAST_PRIORITY)
     special = fields.flag(SPECIAL) if SPECIAL in fields else None
-    return CompletionFields(model, n, settings, stream, options.flag("include_usage"), logprobs, special, priority)
+    usage = options.flag("include_usage")
+    return CompletionFields(model, n, settings, stream, usage, logprobs, special, priority, ids["user"])
 
 
 def _prompts(fields: Fields) -> list[str]:
@@ -312,6 +314,18 @@ _CHAT_KNOWN: Final = frozenset(
         *IGNORED,
     )
 )
+
+
+def chat_opening(given: dict[str, Any] | Buffer, size: int) -> bytes:
+    """Return what a conversation begins with, of ``size`` bytes or more: the contents of its messages."""
+    variables = given if isinstance(given, dict) else orjson.loads(given)
+    opening = b""
+    for message in variables["messages"]:
+        if len(opening) >= size:
+            break
+        content = message.get("content")
+        opening += content.encode() if isinstance(content, str) else encoded("messages", content)
+    return opening
 
 
 class ChatRequest(NamedTuple):

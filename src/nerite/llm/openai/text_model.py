@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.core import tensor as dtypes
-from nerite.core.request import RequestHeader
+from nerite.core.request import Assignment, RequestHeader
 from nerite.core.response import InferenceResponse, Parameter
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
@@ -87,10 +87,38 @@ class ModelRequest(NamedTuple):
     data: list[Buffer]
 
 
+class ModelAddress(NamedTuple):
+    """The model that answers a call: the one that was asked for, or the arm of its route."""
+
+    model: str
+    version: str = ""
+    assignment: Assignment | None = None
+
+    def header(
+        self,
+        specs: Sequence[TensorSpec],
+        parameters: dict[str, Parameter],
+        sender: SenderHeaders,
+        priority: int = 0,
+    ) -> RequestHeader:
+        """Return the header of a request with these inputs."""
+        return RequestHeader(
+            self.model,
+            self.version,
+            specs,
+            parameters=parameters,
+            priority=priority,
+            caller=sender.caller,
+            assignment=self.assignment,
+        )
+
+
 class TextModel:
     """Builds requests to a text model according to its signature."""
 
-    def __init__(self, name: str, signature: Signature) -> None:
+    def __init__(self, name: str, signature: Signature, address: ModelAddress | None = None) -> None:
+        """``name`` is the model that was asked for."""
+        self._address = address or ModelAddress(name)
         self.name = name
         self._signature = signature
 
@@ -163,8 +191,7 @@ class TextModel:
                 add(f"return_{name}", [True])
         if logprobs:
             add("return_logprobs", [True])
-        header = RequestHeader(self.name, "", specs, parameters=parameters, priority=priority, caller=sender.caller)
-        return ModelRequest(header, data)
+        return ModelRequest(self._address.header(specs, parameters, sender, priority), data)
 
     def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
         """Return settings as request parameters, which a model may read; only scalar values are possible there."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.cli.command import (
+    ProgressBar,
     UsageError,
     add_repeated,
     did_you_mean,
@@ -179,9 +180,11 @@ def run_start(client: Client, options: argparse.Namespace) -> int:
         if error.status == 400:
             raise UsageError(str(error)) from None
         raise
-    while status["state"] == "checking" and not options.wait:
-        time.sleep(min(options.interval, 0.2))
-        status = client.rollout(options.model)
+    with ProgressBar() as progress:
+        while status["state"] == "checking" and not options.wait:
+            progress.doing(f"version {status['to']} is being loaded and checked")
+            time.sleep(min(options.interval, 0.2))
+            status = client.rollout(options.model)
     if options.wait:
         return follow_lines(client, options.model, options.interval)
     show("\n".join(view.frame(status)))

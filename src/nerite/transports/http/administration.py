@@ -11,6 +11,7 @@ from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailab
 from nerite.observability.log import log
 from nerite.rollouts.analysis import answer_of, question_of
 from nerite.rollouts.spec import MAX_SPEC
+from nerite.routes.route_file import route_from_json, route_to_json
 from nerite.transports import settings
 from nerite.transports.http import large_json, reply, request_bodies
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
@@ -199,6 +200,22 @@ class HttpAdministration:
         """Unregister a region of CUDA memory."""
         self._server.regions.unregister_cuda(region)
         connection.send([_DONE.encode()])
+
+    def route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Send how the requests to a name are divided."""
+        connection.send([reply.json_reply(route_to_json(self._server.route(model))).encode()])
+
+    def change_route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Change how the requests to a name are divided, and send the result."""
+        if self._all_rollouts is not None:
+            self._all_rollouts.check_route(model)
+        given = _json_object(body)
+        if not given:
+            self._server.routes.remove(model)
+            connection.send([_DONE.encode()])
+            return
+        self._server.put_route(route_from_json(given, model))
+        self.route(connection, body, model)
 
     def logging(self, connection: HttpExchange, body: memoryview) -> None:
         """Send the log settings."""

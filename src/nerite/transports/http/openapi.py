@@ -218,6 +218,12 @@ COMMON: Final[dict[str, Schema]] = {
     "Quota": _object(
         tenants=_list({"type": "object"}), models=_list({"type": "object"}), use=_list({"type": "object"})
     ),
+    "Route": _object(
+        name=_TEXT,
+        arm=_list(_object(model=_TEXT, version=_TEXT, weight={"type": "number", "minimum": 0})),
+        sticky=_list(_TEXT),
+        salt=_TEXT,
+    ),
     "IndexRequest": _object(ready=_FLAG),
     "Index": _list(_object(name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT, content_hash=_TEXT)),
     "LoadRequest": _object(parameters={"type": "object", "additionalProperties": _TEXT}),

@@ -71,6 +71,7 @@ ENDPOINTS: Final = (
     _endpoint("quota", "GET", "statistics", "/v2/quota"),
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/{model}/load"),
+    _endpoint("route", "GET POST", "model-repository", _MODEL + "/route"),
     _endpoint("logging", "GET POST", "logging", "/v2/logging"),
     _endpoint("trace", "GET POST", "trace", "/v2[/models/{model}]/trace/setting"),
     _endpoint("rollouts", "GET", "model-repository", "/v2/rollouts"),
@@ -189,6 +190,9 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "index": EndpointDescription("List the models of the repositories, and their states", "IndexRequest", "Index"),
     "load": EndpointDescription("Load or reload a model", "LoadRequest"),
     "unload": EndpointDescription("Unload a model", "UnloadRequest"),
+    "route": EndpointDescription(
+        "Return or change how requests to a name are divided among versions or models; {} ends that", "Route", "Route"
+    ),
     "logging": EndpointDescription("Return or change the log settings", "LogSettings", "LogSettings"),
     "trace": EndpointDescription(
         "Return or change the trace settings; null resets a setting", "TraceSettings", "TraceSettings"

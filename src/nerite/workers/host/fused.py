@@ -37,8 +37,8 @@ class FusedPath:
 
     @property
     def open(self) -> bool:
-        """Whether it may be used: traced requests go through the server, so that each step is visible."""
-        return not any(version.traced for version in self.versions)
+        """Whether it may be used: traced requests, and those to routes, go through the server one by one."""
+        return not any(version.traced or version.routed for version in self.versions)
 
     def finish(
         self, batch: Batch, responses: Sequence[InferenceResponse | None], timings: ExecutionTimes, runs: memoryview
@@ -135,7 +135,8 @@ class FusedPaths:
             version = self._server.find(step.model, step.version, "", step.namespace)
         except NeriteError:
             return None
-        seat = self._seat_of(version) if version.fusible else None
+        divided = version.routed or version.name != step.model  # the name is that of a route
+        seat = self._seat_of(version) if version.fusible and not divided else None
         return None if seat is None else (seat, version)
 
 

@@ -9,6 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
+        self.version = int(args["model_version"])
         self.centres = np.load(Path(__file__).with_name("weights.npz"))["centres"]
 
     def execute(self, requests):
@@ -16,5 +17,6 @@ class TritonPythonModel:
         for request in requests:
             pixels = pb_utils.get_input_tensor_by_name(request, "pixels").as_numpy()
             digit = ((pixels[:, None] - self.centres) ** 2).sum(axis=2).argmin(axis=1, keepdims=True)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("digit", digit.astype(np.int32))]))
+            version = pb_utils.Tensor("version", np.full(digit.shape, self.version, np.int32))
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("digit", digit.astype(np.int32)), version]))
         return responses

@@ -1,0 +1,82 @@
+"""``route.toml``: what it may say, and where a mistake is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nerite.core.errors import InvalidArgument
+from nerite.routes.route_file import parse_route_file, read_route_file, route_from_json, route_to_json
+from nerite.scheduling.weighted_route import RouteArm, StickyKey, WeightedRoute
+
+VERSIONS = """
+# Nine of ten.
+sticky = ["header:X-User", "prompt:64"]
+salt = "2026"
+
+[[arm]]
+version = 1
+weight = 90
+
+[[arm]]
+version = "2"
+weight = 10.5
+"""
+
+
+def test_arms_are_versions_of_the_model() -> None:
+    route, places = parse_route_file(VERSIONS.encode(), "route.toml", "m")
+    keys = (StickyKey.parse("header:x-user"), StickyKey.parse("prompt:64"))
+    assert route == WeightedRoute("m", (RouteArm("m", "1", 90), RouteArm("m", "2", 10.5)), keys, "2026")
+    assert places == ["route.toml:6", "route.toml:10"]
+
+
+def test_arms_are_other_models() -> None:
+    text = '[[arm]]\nmodel = "v1"\nweight = 1\n[[arm]]\nmodel = "v2"\nweight = 0\n'
+    assert parse_route_file(text.encode(), "f", "m").route.arms == (RouteArm("v1", "", 1), RouteArm("v2", "", 0))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sticky = [", "route.toml: "),
+        ("\xff", "route.toml: "),
+        ("", "route.toml: a route needs arms"),
+        ("arm = 1", "route.toml:1: a route needs arms"),
+        ("wieght = 1\n[[arm]]", "route.toml:1: 'wieght' is not known. A route has: arm, sticky, salt"),
+        ("[[arm]]\nversion = 1\nwieght = 1", "route.toml:3: 'wieght' is not known. An arm has: model, version, weight"),
+        ("[[arm]]\nversion = 1", "route.toml:1: weight must be a number"),
+        ("[[arm]]\nversion = 1\nweight = true", "route.toml:3: weight must be a number"),
+        ("[[arm]]\nversion = 1\nweight = -1", "route.toml:1: route 'm': the weight -1.0"),
+        ("[[arm]]\nversion = 0\nweight = 1", "route.toml:2: version must be a version number"),
+        ("[[arm]]\nversion = 1.5\nweight = 1", "route.toml:2: version must be a version number"),
+        ("[[arm]]\nmodel = ''\nweight = 1", "route.toml:2: model must be the name of a model"),
+        ("[[arm]]\nweight = 1", "route.toml:1: route 'm': the arm 'm' is the route itself"),
+        ("sticky = ['cookie']\n[[arm]]\nversion = 1\nweight = 1", "route.toml:1: 'cookie' cannot be a sticky key"),
+        ("sticky = [1]\n[[arm]]\nversion = 1\nweight = 1", "route.toml:1: sticky must be a list of keys"),
+        ("salt = 1\n[[arm]]\nversion = 1\nweight = 1", "route.toml:1: salt must be text"),
+        ("[[arm]]\nversion = 1\nweight = 1\n" * 17, "route.toml:1: a route has at most 16 arms"),
+        ("[[arm]]\nversion = 1\nweight = " + "9" * 400, "route.toml:3: weight is too large"),
+    ],
+)
+def test_a_mistake_has_its_place(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        parse_route_file(text.encode("latin-1"), "route.toml", "m")
+    assert refused.value.message.startswith(message)
+
+
+def test_a_directory_without_the_file_has_no_route(tmp_path: Path) -> None:
+    assert read_route_file(tmp_path) is None
+    (tmp_path / "route.toml").write_text("#" * 70_000)
+    with pytest.raises(InvalidArgument, match="more than 65536 bytes are not a route"):
+        read_route_file(tmp_path)
+
+
+def test_a_route_as_json_is_read_as_it_is_written() -> None:
+    route = parse_route_file(VERSIONS.encode(), "f", "m").route
+    assert route_from_json(route_to_json(route), "m") == route
+    with pytest.raises(InvalidArgument, match="a route is an object"):
+        route_from_json([], "m")
+    with pytest.raises(InvalidArgument, match="route 'm': 'weights' is not known"):
+        route_from_json({"weights": []}, "m")
