@@ -31,10 +31,6 @@ class CountRow(NamedTuple):
     """Bad events by their weight: those of one burst are at most one together, those of one cluster are one."""
     baseline_units: float
 
-    def less(self, earlier: CountRow) -> CountRow:
-        """Return what was counted since the same row was as ``earlier``."""
-        return CountRow(*self[:2], *(max(0, now - then) for now, then in zip(self[2:], earlier[2:], strict=True)))  # type: ignore[arg-type]
-
 
 class EventCounts:
     """The counts of one gate, in windows.

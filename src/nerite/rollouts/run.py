@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nerite.judge.counts import CountRow
+from nerite.judge.counts import CountRow, difference
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome
@@ -59,8 +59,8 @@ class RolloutRun:
         self._restarts_before: dict[str, float] = {}
         self.lead: FleetLead | None = None
         """The fleet command that leads the rollout; None if the server decides itself."""
-        self._counted_before: dict[str, dict[tuple[Any, ...], CountRow]] = {}
-        """By gate and stratum: what was counted before the server started."""
+        self._counted_before: Mapping[str, list[CountRow]] = {}
+        """By gate: what was counted before the server started."""
 
     @property
     def spec(self) -> RolloutSpec:
@@ -157,11 +157,9 @@ class RolloutRun:
 
     def counts(self) -> dict[str, list[CountRow]]:
         """Return what was counted since the server started, by gate: for the sums of a fleet."""
-        found: dict[str, list[CountRow]] = {}
-        for gate, rows in self.judge.counts().items():
-            before = self._counted_before.get(gate, {})
-            found[gate] = [row.less(before[row[:2]]) if row[:2] in before else row for row in rows]
-        return found
+        return {
+            gate: difference(rows, self._counted_before.get(gate, [])) for gate, rows in self.judge.counts().items()
+        }
 
     def evidence(self) -> dict[str, Any]:
         """Return the numbers that a decision is based on."""
@@ -231,5 +229,5 @@ class RolloutRun:
         run.loaded_before = bool(document["loaded_before"])
         if document.get("lead") is not None:
             run.lead = FleetLead.of_json(document["lead"], now_ns)
-            run._counted_before = {gate: {row[:2]: row for row in rows} for gate, rows in run.judge.counts().items()}
+            run._counted_before = run.judge.counts()
         return run

@@ -418,3 +418,31 @@ def test_an_order_needs_a_baseline() -> None:
     with pytest.raises(InvalidArgument, match="from: is missing"):
         FleetOrder.of_json(FleetOrder(ID, 1, 1, "now", Rollout(replace(SPEC, baseline=""))).as_json())
     assert FleetOrder.of_json(orders()).as_json() == orders()
+
+
+def test_a_replica_whose_check_failed_is_asked_again_after_clear() -> None:
+    world = World()
+    world.look()
+    world.look()
+    late = world.servers["d"] = Server("d")
+    late.blocked = "no memory"
+    world.look()
+    late.blocked, late.run = "", None
+    world.look()
+    assert world.weights == [50, 50, 50, 50]
+    assert world.fleet.problems == {}
+
+
+def test_what_a_replica_keeps_outlives_a_restart() -> None:
+    world = World()
+    world.look()
+    world.look()
+    server = world.servers["a"]
+    assert server.run is not None
+    server.run = RolloutRun.of_json("m", server.run.as_json(), world.now)
+    found = order_under_way({"a": server.replica(world.now)}, SPEC)
+    assert found is not None and found.rollout.as_json() == world.fleet.order("a").rollout.as_json()
+    lead = server.run.lead
+    assert lead is not None and lead.leads(world.now + 60 * SECOND) and not lead.leads(world.now + 61 * SECOND)
+    with pytest.raises(Conflict, match="is silent for 61 s"):
+        lead.ask(RolloutCommand.PROMOTE, "w", world.now + 61 * SECOND, force=True)
