@@ -1,8 +1,9 @@
 """Language models through the server, beside the bare engine: the same requests, at the same time, by turns.
 
-Three kinds of requests: ``128/64`` (tokens of the prompt, tokens of the answer), ``mixed`` (16 to 1,024, 8 to 256), and
-``prefix`` (512 that all have in common and 64 of their own, 64). So many streams each ask for the next answer when they
-have one. The bare engine has the tokens and gives tokens: no text, no socket, no other process.
+Kinds of requests: ``128/64`` (tokens of the prompt, tokens of the answer), ``mixed`` (16 to 1,024, 8 to 256),
+``prefix`` (512 that all have in common and 64 of their own, 64), and ``8000/16``, which is only measured if it is
+named. So many streams each ask for the next answer when they have one. The bare engine has the tokens and gives
+tokens: no text, no socket, no other process.
 
     python benchmarks/llm.py [--rounds N] [--only MODEL ...] [--workloads W ...] [--streams N ...] [--each N]
                              [--threads N] [--print]
@@ -30,6 +31,7 @@ from nerite.backends.interface import ModelContext
 from nerite.llm import installation
 
 WORKLOADS = ("128/64", "mixed", "prefix")
+LONG = "8000/16"
 STREAMS = (1, 8, 32)
 _CONFIGURATION = """backend: "llm"
 parameters {{ key: "INFERENCE_NUM_THREADS" value {{ string_value: "{}" }} }}
@@ -57,6 +59,8 @@ def requests(workload: str, prompts: Prompts, count: int, random: random.Random)
     if workload == "prefix":
         prefix = prompts.take(512)
         return [(prefix + prompts.take(64), 64) for _ in range(count)]
+    if workload == LONG:
+        return [(prompts.take(8000), 16) for _ in range(count)]
     return [(prompts.take(128), 64) for _ in range(count)]
 
 
@@ -119,7 +123,9 @@ def flags(about: str | None) -> argparse.ArgumentParser:
 def main() -> None:
     """Measure, and write the page."""
     arguments = flags(__doc__)
-    arguments.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="WORKLOAD")
+    arguments.add_argument(
+        "--workloads", nargs="+", choices=(*WORKLOADS, LONG), default=list(WORKLOADS), metavar="WORKLOAD"
+    )
     arguments.add_argument("--each", type=int, default=2, help="answers that each stream reads in a turn (2)")
     cores = len(os.sched_getaffinity(0))
     arguments.add_argument("--threads", type=int, default=cores, help=f"for the framework, in both ({cores})")

@@ -14,7 +14,7 @@ from typing import Any, Final
 _VOCABULARY: Final = 8192
 _TRAINED_ON: Final = 400
 """Files of the library."""
-CONTEXT: Final = 4096
+CONTEXT: Final = 16_384
 
 # Parameters in millions: width, layers, heads, inner width.
 SIZES: Final = {"30M": (512, 8, 8, 1376), "400M": (1536, 14, 16, 4096)}

@@ -120,7 +120,7 @@ def counted_rows(seconds: float, rounds: int) -> Sequence[str]:
     for target, counts in found.items():
         count = statistics.median(counts)
         cost = "" if target == "no route" else f"{count - direct:,.0f} | **{count / direct - 1:.1%}**"
-        rows.append(f"| in process | {target} | {count:,.0f} instructions | {cost or '| '} |")
+        rows.append(f"| in process | {target} | {count:,.0f} | {cost or '| '} |")
     return rows
 
 
@@ -136,7 +136,7 @@ def report(seconds: float, rounds: int, *, instructions: bool = False) -> str:
     lines = [
         f"Measured on {machine()}; {rounds} rounds of {seconds:g} s each.",
         "",
-        "| model | requests go | processor time | more | cost |",
+        f"| model | requests go | {'instructions' if instructions else 'processor time'} | more | cost |",
         "|---|---|---|---|---|",
         *(counted_rows if instructions else rows)(seconds, rounds),
     ]

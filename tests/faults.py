@@ -87,6 +87,10 @@ def descriptors(server: Serving) -> dict[int, int]:
     return found
 
 
+FRONTS = int(os.environ.get("NERITE_FRONT_PROCESSES", "1"))
+"""How many processes have connections, each of which opens some files with its first connection and large request."""
+
+
 def files_in(folder: str, server: Serving) -> list[str]:
     """Return the files below a folder that the server's processes have open, or map."""
     found = set()

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from faults import Bystanders, descriptors
+from faults import FRONTS, Bystanders, descriptors
 from serving import IDENTITY, IN_PROCESS, Serving, eventually, pbtxt, python_model, serving
 
 LOADS = int(os.environ.get("NERITE_TEST_LOADS", "60"))
@@ -89,6 +89,6 @@ def test_loads_beside_traffic(tmp_path: Path) -> None:
         assert bystanders.answered > LOADS
         eventually(lambda: all(server.state(name) in ("", "UNAVAILABLE") for name in COMING_AND_GOING))
         eventually(lambda: descriptors(server).keys() <= before.keys(), what="workers are left")
-        eventually(lambda: sum(descriptors(server).values()) <= sum(before.values()) + 5)
+        eventually(lambda: sum(descriptors(server).values()) <= sum(before.values()) + 5 * FRONTS)
         errors = {name: count for name, count in server.metrics().items() if name.startswith("nerite_internal_errors")}
         assert set(errors.values()) == {0}

@@ -7,13 +7,14 @@ import tempfile
 from pathlib import Path
 
 
-def memory_file(size: int = 0) -> int:
+def memory_file(size: int = 0, name: str = "nerite") -> int:
     """Return the descriptor of an anonymous file of ``size`` bytes. Raises ``OSError``.
 
-    It needs no disk space, and is freed when the last process closes it.
+    It needs no disk space, and is freed when the last process closes it. ``/proc`` shows its name; tensors have the
+    default one.
     """
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("nerite", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     else:  # macOS
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

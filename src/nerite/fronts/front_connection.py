@@ -126,9 +126,11 @@ class FrontSink:
         self.outer_span = outer_span
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Send a response to the front."""
+        """Send a response to the front, in its group if another sink has seen it first."""
         assert isinstance(request, FrontRequest)
-        self.connection.answer(request, response, final)
+        header = response.header
+        if not final or header is None or not self.connection.answer_in_group(request.number, header, response.data):
+            self.connection.answer(request, response, final)
 
 
 class FrontConnection(CorkedChannel):

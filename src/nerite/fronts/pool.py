@@ -169,7 +169,7 @@ class FrontPool:
     def share(self, bounds: TransportLimits) -> None:
         """Apply the limits of this process to all processes together."""
         size = kinds.BYTES_SLOT * (len(self.fronts) + 1)
-        self._bytes_file = memory_file(size)
+        self._bytes_file = memory_file(size, "bytes in flight")
         slots = memoryview(mmap.mmap(self._bytes_file, size)).cast("Q")
         self._bounds = bounds
         self._bytes = bounds.bytes = SharedBytesInFlight(bounds.bytes.limit, slots, len(self.fronts))

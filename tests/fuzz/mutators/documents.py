@@ -108,7 +108,9 @@ def _change(rng: random.Random, holder: list[Any]) -> None:
         at = rng.randrange(len(value) + 1)
         container[index] = value[:at] + tokens.text(rng) + value[at:]
     elif kind == 11 and isinstance(value, list) and value:
-        value[:] = (value * (2_000 // len(value) + 1))[: rng.choice((3, 17, 300, 2_000))]
+        # Some lists within each other, all made this long, would be more than any memory.
+        most = max(3, 2 * octets.LARGEST * len(value) // len(dumped(value)))
+        value[:] = (value * (2_000 // len(value) + 1))[: min(rng.choice((3, 17, 300, 2_000)), most)]
     elif kind == 12 and isinstance(value, str):
         container[index] = Raw(b'"' + value.encode(errors="replace") + rng.choice(tokens.BROKEN) + b'"')
     elif kind == 13:
