@@ -82,6 +82,7 @@ SMALL: Final = {
     "observability/model_metrics.py:_powers_up_to": "a few numbers for each size of batches",
     "judge/counts.py:_clusters": "hashes, at most 16,384 for each gate of a rollout",
     "rollouts/fleet_counts.py:_seen": "of the fleet command: rows of the replicas' judges",
+    "rollouts/run.py:_counted_before": "rows of a judge: 16 classes of requests for each gate and weight",
     "judge/limits.py:_clusters": "hashes, at most 4,096 for each rollout",
     "judge/judge.py:_arrived": "one for each weight that a rollout has given its candidate",
     "judge/thresholds.py:_seen": "classes of requests, at most 64, with one number for each bucket of a histogram",
