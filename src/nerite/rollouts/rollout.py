@@ -87,6 +87,8 @@ class RolloutFindings(NamedTuple):
     """Requests that were also sent to the candidate, whose answers were compared."""
     agreement: str = ""
     """What the comparisons have shown, as the beginning of a sentence."""
+    hold: str = ""
+    """Why the rollout must stay at its step, as a sentence; empty if it may go on. Harm rolls it back nevertheless."""
 
 
 class RolloutDecision(NamedTuple):
@@ -162,8 +164,24 @@ class Rollout:
         self._expect("block", RolloutState.CHECKING)
         return self._decide(RolloutState.ABORTED, RolloutReason.BLOCKED, why)
 
-    def advance(self, now_ns: int, found: RolloutFindings) -> RolloutDecision | None:
-        """Decide what follows from the time and the findings; None if nothing changes."""
+    def follow(self, lead: Rollout, text: str) -> RolloutDecision | None:
+        """Take the state of the rollout of a whole fleet; return it as a decision, or None if it was the same."""
+        self._elapsed_ns, self._in_step_ns = lead._elapsed_ns, lead._in_step_ns
+        if lead.state is RolloutState.CHECKING or (self.state, self.step) == (lead.state, lead.step):
+            return None
+        self.step = lead.step
+        return self._decide(lead.state, lead.reason or RolloutReason.OPERATOR, text)
+
+    def end(self, state: RolloutState, reason: RolloutReason, text: str) -> RolloutDecision:
+        """End the rollout because one of its replicas has ended it."""
+        self._expect("end", RolloutState.CHECKING, *_SERVING)
+        return self._decide(state, reason, text)
+
+    def advance(self, now_ns: int, found: RolloutFindings, *, led: bool = False) -> RolloutDecision | None:
+        """Decide what follows from the time and the findings; None if nothing changes.
+
+        ``led``: a fleet decides on steps and on the promotion; nothing but harm changes anything here.
+        """
         if self.state not in _SERVING:
             return None
         passed = 0 if self._last_ns is None else max(0, now_ns - self._last_ns)
@@ -179,9 +197,9 @@ class Rollout:
         if self._unready_ns >= UNREADY_NS:
             text = f"version {self.spec.to} was not ready for {duration_text(self._unready_ns // _SECOND)} in all"
             return self._decide(RolloutState.ROLLED_BACK, RolloutReason.NOT_READY, text)
-        if not running:
+        if not running or led:
             return None
-        return self._next_step(found) or self._at_deadline()
+        return self._next_step(found) or self._at_deadline(found)
 
     def _next_step(self, found: RolloutFindings) -> RolloutDecision | None:
         spec = self.spec
@@ -194,6 +212,8 @@ class Rollout:
             return self._decide(RolloutState.RUNNING, RolloutReason.HELD, text)
         if self.in_step < spec.hold or found.requests - self.requests_before < spec.requests or not found.ready:
             return None
+        if found.hold:
+            return None
         if self.step + 2 < len(spec.steps):
             self.step += 1
             self._in_step_ns = 0
@@ -204,7 +224,7 @@ class Rollout:
             return self._decide(RolloutState.PROMOTED, RolloutReason.NOT_WORSE, found.not_worse)
         return None
 
-    def _at_deadline(self) -> RolloutDecision | None:
+    def _at_deadline(self, found: RolloutFindings) -> RolloutDecision | None:
         deadline = self.spec.deadline
         if not deadline or self.elapsed < deadline:
             return None
@@ -214,6 +234,8 @@ class Rollout:
             AtDeadline.ROLL_BACK: RolloutState.ROLLED_BACK,
         }[self.spec.at_deadline]
         text = f"the evidence was not sufficient within {duration_text(deadline)}"
+        if found.hold and state is RolloutState.PROMOTED:
+            state, text = RolloutState.INCONCLUSIVE, f"{text}, and {found.hold}"
         return self._decide(state, RolloutReason.DEADLINE, text)
 
     def command(self, command: RolloutCommand, found: RolloutFindings, *, force: bool = False) -> RolloutDecision:

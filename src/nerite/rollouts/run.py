@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from nerite.judge.counts import CountRow, difference
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
 from nerite.rollouts.evidence_curve import EvidenceCurve
+from nerite.rollouts.fleet_order import FleetLead
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
@@ -61,6 +63,10 @@ class RolloutRun:
         """What the comparisons of the candidate's answers with those of the baseline have shown; empty without any."""
         self.differences: Sequence[Mapping[str, Any]] = ()
         self._restarts_before: dict[str, float] = {}
+        self.lead: FleetLead | None = None
+        """The fleet command that leads the rollout; None if the server decides itself."""
+        self._counted_before: Mapping[str, list[CountRow]] = {}
+        """By gate: what was counted before the server started."""
 
     @property
     def spec(self) -> RolloutSpec:
@@ -149,6 +155,8 @@ class RolloutRun:
         verdict = self.verdict = self.judge.verdict(now_ns)
         if self.active:
             self.curve.note(now_ns, self.rollout.weight, verdict.gates)
+        if self.lead is not None and self.lead.leads(now_ns):
+            return RolloutFindings(self.candidate.answered)
         compared = self.shadow.get("compared", {})
         shadowed = sum(compared.values())
         agreeing = compared.get("equal", 0) + compared.get("close", 0)
@@ -171,6 +179,12 @@ class RolloutRun:
         if tried < _SHADOWED or 2 * failed < tried:
             return ""
         return f"version {self.spec.to} failed {failed} of {tried} requests that version {self.spec.baseline} answered"
+
+    def counts(self) -> dict[str, list[CountRow]]:
+        """Return what was counted since the server started, by gate: for the sums of a fleet."""
+        return {
+            gate: difference(rows, self._counted_before.get(gate, [])) for gate, rows in self.judge.counts().items()
+        }
 
     def evidence(self) -> dict[str, Any]:
         """Return the numbers that a decision is based on."""
@@ -213,6 +227,7 @@ class RolloutRun:
             **self.evidence(),
             "differences": list(self.differences),
             "recording": "" if self.recording is None else str(self.recording.path),
+            "ready": self.ready,
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -229,6 +244,7 @@ class RolloutRun:
             "differences": list(self.differences),
             "loaded_before": self.loaded_before,
             "shadow": dict(self.shadow),
+            "lead": None if self.lead is None else self.lead.as_json(),
         }
 
     @classmethod
@@ -246,4 +262,7 @@ class RolloutRun:
         run.differences = [dict(each) for each in document["differences"][:MAX_DIFFERENCES]]
         run.loaded_before = bool(document["loaded_before"])
         run.shadow = dict(document.get("shadow", {}))
+        if document.get("lead") is not None:
+            run.lead = FleetLead.of_json(document["lead"], now_ns)
+            run._counted_before = run.judge.counts()
         return run

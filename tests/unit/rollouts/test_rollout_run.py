@@ -216,7 +216,7 @@ def test_metrics() -> None:
     run.findings(now)
     page = Page()
     record = record_of(run)
-    metrics.write(page, [record])
+    metrics.write(page, [record], "b00t")
     text = b"".join(page.pieces()).decode()
     assert 'nerite_rollout_weight{arm="candidate",model="m",version="2"} 0.5' in text
     total = (
@@ -230,7 +230,7 @@ def test_metrics() -> None:
     assert 'nerite_rollout_evidence_boundary{gate="restarts' not in text
     run.rollout.command(RolloutCommand.ABORT, RolloutFindings())
     page = Page()
-    metrics.write(page, [record])
+    metrics.write(page, [record], "b00t")
     text = b"".join(page.pieces()).decode()
     assert "nerite_rollout_weight{" not in text
     assert 'nerite_rollout_state{model="m",state="aborted"} 1' in text

@@ -9,6 +9,7 @@ import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
+from nerite.rollouts.analysis import answer_of, question_of
 from nerite.rollouts.spec import MAX_SPEC
 from nerite.routes.route_file import SHADOW_RESULTS, route_from_json, route_to_json
 from nerite.transports import settings
@@ -135,6 +136,20 @@ class HttpAdministration:
     def rollout_history(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Send the decisions of a model's rollouts."""
         connection.send([reply.json_reply({"history": self._rollouts.history(model)}).encode()])
+
+    def rollout_follow(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Take an order of a fleet command."""
+        self._background_calls.start(connection, _json(self._rollouts.follow(model, parse_settings(body))))
+
+    def rollout_analysis(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Send what the judge says, for Argo Rollouts."""
+        connection.send([reply.json_reply(self._rollouts.analysis(model)).encode()])
+
+    def change_rollout_analysis(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Answer a webhook of Flagger with a status code."""
+        ask = question_of(parse_settings(body))
+        status, document = answer_of(ask, self._rollouts.analysis(model))
+        connection.send([reply.json_reply(document, status).encode()])
 
     def rollout_command(self, connection: HttpExchange, body: memoryview, model: str, command: str) -> None:
         """Pause, resume, promote, abort or clear a rollout."""

@@ -78,6 +78,8 @@ ENDPOINTS: Final = (
     _endpoint("rollout", "GET POST", "model-repository", _MODEL + "/rollout"),
     _endpoint("rollout_history", "GET", "model-repository", _MODEL + "/rollout/history"),
     _endpoint("rollout_check", "POST", "model-repository", _MODEL + "/rollout/check"),
+    _endpoint("rollout_follow", "POST", "model-repository", _MODEL + "/rollout/follow"),
+    _endpoint("rollout_analysis", "GET POST", "statistics", _MODEL + "/rollout/analysis"),
     _endpoint("rollout_command", "POST", "model-repository", _MODEL + "/rollout/{command}"),
     _endpoint("regions", "GET", "shared-memory", _SYSTEM + _REGION + "/status"),
     _endpoint("register", "POST", "shared-memory", _SYSTEM + _REGION + "/register"),
@@ -199,6 +201,10 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "rollout": EndpointDescription("Return the status of a model's rollout, or start one", "RolloutSpec", "Rollout"),
     "rollout_history": EndpointDescription(
         "Return the decisions of a model's rollouts with their evidence", gives="RolloutHistory"
+    ),
+    "rollout_follow": EndpointDescription("Take an order of a fleet command", "RolloutOrder", "Rollout"),
+    "rollout_analysis": EndpointDescription(
+        "Return what the judge says, for Argo Rollouts, or answer a webhook of Flagger", "FlaggerWebhook", "Analysis"
     ),
     "rollout_command": EndpointDescription("Pause, resume, promote, abort or clear a rollout", "Force", "Rollout"),
     "regions": EndpointDescription("List the system shared memory regions", gives="Regions"),
