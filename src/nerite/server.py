@@ -42,6 +42,7 @@ from nerite.repository.manager import ModelManager
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
 from nerite.routes.metrics import write_route_metrics
 from nerite.routes.observation import HandOver
+from nerite.routes.shadows import RunningShadows
 from nerite.routes.table import RouteTable
 from nerite.scheduling.weighted_route import WeightedRoute
 from nerite.workers.helper_pool import HelperPool
@@ -79,6 +80,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
         super().__init__(regions, helpers, RouteTable() if routes is None else routes, owns_routes=True)
         self.routes.on_changed = self._routes_changed
+        self._shadows = RunningShadows(self.routes, self._running)
         self._options = options
         self._cache = cache
         self._tenant_admission = tenant_admission
@@ -140,6 +142,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     # Routes
 
     def _routes_changed(self) -> None:
+        self._shadows.follow()
         self._models_changed()
         self._manager.routes_changed()
 
@@ -305,6 +308,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of routes, and of the response cache and admission control if these are enabled."""
         write_route_metrics(self.routes, page)
+        self._shadows.write_metrics(page)
         if self._cache is not None:
             self._cache.write_metrics(page)
         if self._tenant_admission is not None:
@@ -405,6 +409,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     def announce_stop(self) -> None:
         """Begin a graceful shutdown: report not ready, and notify models and admission control."""
         self._draining = True
+        self._shadows.stop()
+        self.renew_routes()
         for record in self._manager.records:
             for running in record.running.values():
                 running.server_stops()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 _ROLLOUTS: Final = "service/test_rollouts.py"
+_FLEET: Final = "service/test_rollout_fleet_page.py"
 _OPENAI: Final = "service/test_openai_api.py"
 
 HTTP: Final = {
@@ -43,6 +44,9 @@ HTTP: Final = {
     "GET /v2/models/{model}/rollout/history": f"{_ROLLOUTS}::test_over_http",
     "POST /v2/models/{model}/rollout/{command}": f"{_ROLLOUTS}::test_over_http",
     "POST /v2/models/{model}/rollout/check": "service/test_rollout_check.py::test_documents_that_are_refused",
+    "POST /v2/models/{model}/rollout/follow": f"{_FLEET}::test_orders_over_http",
+    "GET /v2/models/{model}/rollout/analysis": f"{_FLEET}::test_argo_and_flagger",
+    "POST /v2/models/{model}/rollout/analysis": f"{_FLEET}::test_argo_and_flagger",
     "GET /v1/models": f"{_OPENAI}::test_models",
     "GET /v1/models/{model}": f"{_OPENAI}::test_models",
     "POST /v1/models/{model}/load": f"{_OPENAI}::test_models_that_come_and_go",

@@ -148,6 +148,34 @@ def test_a_good_version_is_promoted(models: Path, fronts: int) -> None:
     assert set(traffic.answers) == {"1.0", "2.0"}
 
 
+def test_a_shadow_comes_first(models: Path) -> None:
+    with house(models) as server, load(server) as traffic:
+        python_model(models, "adder", adds(2), CONFIG, version=2)
+        start(server, {**QUICK, "shadow": "100%"})
+        found = reaches(server, "promoted")
+        history = server.json("GET", f"{MODEL}/rollout/history")["history"]
+        assert [(each["reason"], each["weight"]) for each in history] == [
+            ("checked", 0), ("held", 20), ("held", 50), ("not_worse", 100),
+        ]  # fmt: skip
+        assert found["shadow"]["compared"]["different"] >= 5
+        assert found["shadow"]["largest"] == 1.0
+        assert (
+            "0 of " in history[1]["text"]
+            and "answers agreed: version 2 gets 20 % of the requests" in history[1]["text"]
+        )
+    assert set(traffic.answers) == {"1.0", "2.0"}
+
+
+def test_a_shadow_that_fails_is_rolled_back_before_a_caller_meets_it(models: Path) -> None:
+    with house(models) as server, load(server) as traffic:
+        python_model(models, "adder", FAILS.replace("% 3", "% 1 == 0"), CONFIG, version=2)
+        start(server, {**QUICK, "shadow": "50%", "force": True})
+        found = reaches(server, "rolled_back")
+        assert (found["reason"], found["arms"]["candidate"]["requests"]) == ("worse", 0)
+        assert "requests that version 1 answered" in found["text"]
+    assert set(traffic.answers) == {"1.0"}
+
+
 @pytest.mark.parametrize("fronts", [1, 2])
 def test_a_version_with_errors_is_rolled_back(models: Path, fronts: int) -> None:
     with house(models, fronts=fronts) as server, load(server) as traffic:

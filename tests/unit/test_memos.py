@@ -67,6 +67,7 @@ BY_THE_OPERATOR: Final = {
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
+    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
 SMALL: Final = {
@@ -80,12 +81,15 @@ SMALL: Final = {
     "scheduling/ensemble.py:_plans": "steps of an ensemble by the outputs that are wanted, at most 64 times",
     "observability/model_metrics.py:_powers_up_to": "a few numbers for each size of batches",
     "judge/counts.py:_clusters": "hashes, at most 16,384 for each gate of a rollout",
+    "rollouts/fleet_counts.py:_seen": "of the fleet command: rows of the replicas' judges",
+    "rollouts/run.py:_counted_before": "rows of a judge: 16 classes of requests for each gate and weight",
     "judge/limits.py:_clusters": "hashes, at most 4,096 for each rollout",
     "judge/judge.py:_arrived": "one for each weight that a rollout has given its candidate",
     "judge/thresholds.py:_seen": "classes of requests, at most 64, with one number for each bucket of a histogram",
     "judge/thresholds.py:_frozen": "classes of requests, at most 64",
     "judge/thresholds.py:_before": "classes of requests, at most 64",
     "judge/outcome.py:token_stratum": "classes of requests, at most 1,024",
+    "rollouts/run.py:shadow": "results of a shadow, by their names in the program",
     "observability/histogram.py:exemplars": "one for each bucket of a histogram",
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",

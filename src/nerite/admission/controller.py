@@ -108,6 +108,11 @@ class AdmissionController:
         return self._estimate.running
 
     @property
+    def full(self) -> bool:
+        """Whether as many sequences run as may run at once."""
+        return any(0 < most <= self.running for most in (self._limits.max_running, self._engine_limit))
+
+    @property
     def waiting(self) -> int:
         """Number of waiting requests."""
         return self._queue.count

@@ -17,7 +17,7 @@ from nerite.admission.estimates import EngineStatistics, TokenRatio
 from nerite.admission.policy import EVERYBODY
 from nerite.admission.ticket import AdmissionTicket, Admit, Refuse, RefusedTicket, TicketEnding
 from nerite.core.engine_report import EngineReport, RequestEnded, RequestProgress
-from nerite.core.errors import Cancelled, DeadlineExceeded, InvalidArgument, NeriteError, TooLarge
+from nerite.core.errors import Cancelled, DeadlineExceeded, InvalidArgument, NeriteError, Overloaded, TooLarge
 from nerite.core.execution_observer import ForwardingSink
 from nerite.core.failures import report
 from nerite.core.model_calls import first_of
@@ -154,8 +154,11 @@ class AdmissionQueue(FrontStage):
         self._check_drained()
 
     def _ticket(self, request: InferenceRequest) -> AdmissionTicket | None:
-        """Return the ticket of a request; None if it bypasses admission because an admitted request depends on it."""
-        if request.caused:
+        """Return the ticket of a request; None if it bypasses admission.
+
+        An admitted request depends on it, or nobody waits for it.
+        """
+        if request.caused or request.background:
             return None
         caller = caller_of(request)
         return AdmissionTicket(
@@ -299,6 +302,13 @@ class EngineAdmissionQueue(AdmissionQueue):
 
     def submit(self, request: InferenceRequest) -> None:
         """Admit, queue or reject a request."""
+        if request.background:
+            if self.controller.waiting or self.controller.full:
+                self._refuse(request, Overloaded("requests that somebody waits for come first"))
+            else:
+                self._limit_output(request, self._demand(request))
+                self._following.submit(request)
+            return
         shedder = self._load_shedder
         if shedder is not None and not (
             shedder.grant(self.controller.waiting, self._begun, monotonic_ns()) or request.caused
@@ -350,15 +360,21 @@ class EngineAdmissionQueue(AdmissionQueue):
             controller.finished(ticket, _ENDINGS[progress.ended], now)
 
     def _ticket(self, request: InferenceRequest) -> PromptTicket:
+        return PromptTicket(request, self._demand(request), self._ratio, self._image_ratio)
+
+    def _demand(self, request: InferenceRequest) -> Demand:
         runs = max((report.max_sequences for report in self._reports.values()), default=0)
-        asked = demand(request, self.controller.max_output, min(runs or MAX_SEQUENCES, MAX_SEQUENCES))
-        return PromptTicket(request, asked, self._ratio, self._image_ratio)
+        return demand(request, self.controller.max_output, min(runs or MAX_SEQUENCES, MAX_SEQUENCES))
+
+    def _limit_output(self, request: InferenceRequest, asked: Demand) -> None:
+        """Give a request that sets no limit of its own the limit of the policy."""
+        if self.controller.max_output and not asked.most:
+            limit(request, max(self.controller.max_output // asked.sequences, 1))
 
     def _admit(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
         assert isinstance(ticket, PromptTicket)
         self._begun += 1
-        if self.controller.max_output and not ticket.demand.most:
-            limit(request, max(self.controller.max_output // ticket.sequences, 1))
+        self._limit_output(request, ticket.demand)
         super()._admit(ticket, request)
 
 

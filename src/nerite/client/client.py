@@ -227,6 +227,15 @@ class Client:
         """Pause, resume, promote, abort or clear a rollout; return its status."""
         return self._posted(f"{model_path(model, '')}/rollout/{command}", {"force": True} if force else {})
 
+    def follow_rollout(self, model: str, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Tell a replica what the rollout of its fleet wants; return its status. For fleet commands."""
+        return self._posted(f"{model_path(model, '')}/rollout/follow", order)
+
+    def rollout_analysis(self, model: str) -> dict[str, Any]:
+        """Return what the judge of a model's rollout says, as Argo Rollouts gets it."""
+        document: dict[str, Any] = self._json("GET", f"{model_path(model, '')}/rollout/analysis")
+        return document
+
     def _posted(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = orjson.loads(self._ask("POST", path, [orjson.dumps(document)]).body)
         return answer

@@ -325,6 +325,8 @@ class InferenceRequest:
     """Another request causes this one, so the server itself waits for it."""
     repeats = False
     """Another request of the same call has the same prompt, which quotas charge once."""
+    background = False
+    """Nobody waits for the answer: no quota counts it, and a queue that is not empty need not take it."""
 
     def __init__(
         self, header: RequestHeader, data: Sequence[Buffer], sink: ReplySink, arrived_ns: int, id: str = ""

@@ -156,6 +156,12 @@ class RunningVersion:
         return self._pipeline.first.pending
 
     @property
+    def lowest_priority(self) -> int:
+        """Priority of the least important requests; 0 if the model has no priorities."""
+        batching = self.config.dynamic_batching
+        return 0 if batching is None else batching.priority_levels
+
+    @property
     def waiting(self) -> Mapping[int, int]:
         """Number of requests in the scheduler's queue, by priority."""
         return self._scheduler.waiting

@@ -51,7 +51,7 @@ class DeclaredRoutes:
 
     async def load(self, record: ModelRecord, route: WeightedRoute, loading: LoadingRound) -> None:
         """Load the models behind a name that only a route has. Those that cannot be loaded get no requests."""
-        models = dict.fromkeys(arm.model for arm in route.arms)
+        models = dict.fromkeys(arm.model for arm in route.targets)
         with stage("its models"):
             await loading.load_parts(record.name, models)
         ready = [arm for arm in route.arms if self._runs(arm)]

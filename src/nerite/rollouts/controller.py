@@ -20,9 +20,11 @@ from nerite.core.failures import report
 from nerite.observability.exposition import Page
 from nerite.observability.log import log
 from nerite.rollouts import metrics
+from nerite.rollouts.analysis import analysis_of
 from nerite.rollouts.check import differences, refuse_if_blocked
 from nerite.rollouts.declarations import Declarations, DeclaredRollout
 from nerite.rollouts.difference import Difference
+from nerite.rollouts.fleet_order import FleetLead, FleetOrder, shared_spec
 from nerite.rollouts.record import RolloutRecord
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import RolloutCommand, RolloutDecision, RolloutReason, RolloutState
@@ -70,6 +72,8 @@ class RolloutController:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """What is being done for a model beside the loop: its check, or what follows the end of its rollout."""
         self._ticks = 0
+        self._boot = uuid4().hex[:12]
+        """Distinguishes this process from earlier and later ones of the same server, whose counters begin at 0."""
 
     # Start and stop
 
@@ -165,9 +169,38 @@ class RolloutController:
             return await self._clear(record)
         run = record.run
         assert run is not None
-        decision = run.rollout.command(RolloutCommand(command), run.findings(self._clock()), force=force)
+        now = self._clock()
+        if run.lead is not None and run.active and command != RolloutCommand.ABORT:
+            run.lead.ask(RolloutCommand(command), uuid4().hex[:12], now, force=force)
+            return self._status(record)
+        decision = run.rollout.command(RolloutCommand(command), run.findings(now), force=force)
         self._apply(record, decision)
         return self._status(record)
+
+    async def follow(self, model: str, document: object) -> dict[str, Any]:
+        """Take an order of a fleet command; return the status, without waiting for a check. Raises ``NeriteError``."""
+        order = FleetOrder.of_json(document)
+        record = self._records.get(model)
+        run = None if record is None else record.run
+        if record is None or run is None or run.lead is None or run.id != order.id:
+            record = await self._prepare(model, shared_spec(order.rollout.spec), order.id, order.started)
+            run = record.run
+            assert run is not None
+            run.lead = FleetLead(order, self._clock())
+            if order.rollout.state.is_end:
+                self._follow(record, run, run.lead)
+            else:
+                self._begin_check(record, run)
+        elif run.lead.hear(order, self._clock()):
+            self._follow(record, run, run.lead)
+            self._save(record)
+        return self._status(record)
+
+    def analysis(self, model: str) -> dict[str, Any]:
+        """Return what the judge of a model's last rollout says, for other tools. Raises ``NotFound``."""
+        run = self._known(model).run
+        assert run is not None
+        return analysis_of(run)
 
     def check_route(self, model: str) -> None:
         """Raise ``Conflict`` if the route of a model is that of a rollout, which only the rollout may change."""
@@ -179,11 +212,18 @@ class RolloutController:
 
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of the rollouts."""
-        metrics.write(page, [self._records[model] for model in sorted(self._records)])
+        metrics.write(page, [self._records[model] for model in sorted(self._records)], self._boot)
 
     # A rollout from its start to its end
 
     async def _begin(self, model: str, spec: RolloutSpec) -> dict[str, Any]:
+        record = await self._prepare(model, spec, uuid4().hex[:12], _now())
+        assert record.run is not None
+        self._begin_check(record, record.run)
+        return self._status(record)
+
+    async def _prepare(self, model: str, spec: RolloutSpec, number: str, started: str) -> RolloutRecord:
+        """Return the record of a model with a new rollout in it. Raises ``NeriteError`` if there cannot be one."""
         await self._settled(model)
         serving = self._versions.serving(model)
         spec = self._versions.complete(model, spec, serving)
@@ -195,13 +235,16 @@ class RolloutController:
         await asyncio.to_thread(self._writer.directory.prepare)
         if record.active is not None:
             raise Conflict(f"another rollout of '{model}' has just begun")
-        record.run = RolloutRun(model, uuid4().hex[:12], spec, _now())
+        record.run = RolloutRun(model, number, spec, started)
         record.run.loaded_before = self._versions.is_loaded(model, spec.to)
-        log.info(f"a rollout of '{model}' from version {spec.baseline} to {spec.to} begins with a check")
-        self._record(record.run)
+        return record
+
+    def _begin_check(self, record: RolloutRecord, run: RolloutRun) -> None:
+        spec = run.spec
+        log.info(f"a rollout of '{run.model}' from version {spec.baseline} to {spec.to} begins with a check")
+        self._record(run)
         self._save(record)
-        self._begin_task(record, self._check(record, record.run))
-        return self._status(record)
+        self._begin_task(record, self._check(record, run))
 
     async def _check(self, record: RolloutRecord, run: RolloutRun) -> None:
         """Load the candidate and compare it with the baseline; begin the first step, or end the rollout."""
@@ -220,7 +263,26 @@ class RolloutController:
             blocked = f"version {spec.to} was not rolled out: {error.message}"
         if run.rollout.state is not RolloutState.CHECKING:
             return  # it was aborted
-        self._apply(record, run.rollout.block(blocked) if blocked else run.rollout.begin(self._clock()))
+        if blocked:
+            self._apply(record, run.rollout.block(blocked))
+        elif run.lead is None:
+            self._apply(record, run.rollout.begin(self._clock()))
+        else:
+            run.lead.checked = True
+            self._follow(record, run, run.lead)
+
+    def _follow(self, record: RolloutRecord, run: RolloutRun, lead: FleetLead) -> None:
+        """Do what the fleet has ordered, as soon as the candidate has passed the check here."""
+        rollout, target = run.rollout, lead.order.rollout
+        if rollout.state is RolloutState.CHECKING and not lead.checked and target.weight:
+            return  # the end of the check comes back to this
+        if rollout.state.is_end and not target.state.is_end:
+            return  # the fleet sees it, and decides what follows for all
+        if target.step != rollout.step:
+            rollout.requests_before = run.candidate.answered
+        decision = rollout.follow(target, lead.order.text)
+        if decision is not None:
+            self._apply(record, decision)
 
     def _tick(self, record: RolloutRecord) -> None:
         run = record.active
@@ -228,8 +290,9 @@ class RolloutController:
             return
         now = self._clock()
         self._versions.look(run, now)
+        run.shadow = self._routes.shadow_status(run.model) or run.shadow
         run.look_under_way(self._routes.under_way(run.model), now)
-        decision = run.rollout.advance(now, run.findings(now))
+        decision = run.rollout.advance(now, run.findings(now), led=run.lead is not None)
         if decision is not None:
             self._apply(record, decision)
         elif self._ticks % _SAVE_EVERY == 0:
@@ -261,7 +324,7 @@ class RolloutController:
     def _split(self, run: RolloutRun) -> None:
         """Route requests by the present weights, and observe how they end."""
         self._routes.put(run.route())
-        self._routes.observe(run.model, run.observe)
+        self._routes.observe(run.model, None if run.rollout.shadow else run.observe)
 
     async def _end(self, record: RolloutRecord, run: RolloutRun) -> None:
         """Make the winner the version that serves, remove the route, and unload the loser."""
@@ -332,7 +395,9 @@ class RolloutController:
 
     def _status(self, record: RolloutRecord) -> dict[str, Any]:
         assert record.run is not None
-        document = {**record.run.status(), "pinned": record.pinned}
+        document = {**record.run.status(), "pinned": record.pinned, "fleet": None}
+        if record.run.lead is not None:
+            document["fleet"] = {**record.run.lead.status(self._clock()), "boot": self._boot}
         if self._writer.problem:
             document["problem"] = f"the state is not saved: {self._writer.problem}"
         return document

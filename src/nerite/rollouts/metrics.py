@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from nerite.judge.counts import CountRow
 from nerite.judge.verdict import GateVerdict
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.rollouts.arm_outcomes import ArmOutcomes
+from nerite.rollouts.fleet_counts import count_labels
 from nerite.rollouts.record import RolloutRecord
 from nerite.rollouts.rollout import RolloutState
 
@@ -42,6 +44,21 @@ STATES: Final = MetricTable[RolloutRecord]((
            lambda record: {str(reason): count for reason, count in record.decisions.items()}, "reason"),
 ), labels=("model",))  # fmt: skip
 
+FLEET: Final = MetricTable[RolloutRecord]((
+    Metric("nerite_rollout_fleet_info", "gauge", "1 for a rollout that a fleet command leads", lambda record: 1),
+), labels=("model", "rollout", "boot"))  # fmt: skip
+
+FLEET_COUNTS: Final = MetricTable[CountRow]((
+    Metric("nerite_rollout_judged_total", "counter", "Requests that a gate has judged, since the server started",
+           lambda row: {"candidate": row.candidate, "baseline": row.baseline}, "arm"),
+    Metric("nerite_rollout_bad_total", "counter", "Requests that are bad by a gate, since the server started",
+           lambda row: {"candidate": row.candidate_bad, "baseline": row.baseline_bad}, "arm"),
+    Metric("nerite_rollout_bad_units_total", "counter",
+           "Requests that are bad by a gate, those of one burst being at most one together",
+           lambda row: {"candidate": row.candidate_units, "baseline": row.baseline_units}, "arm"),
+), labels=("model", "rollout", "boot", "gate", "prompt", "tenant", "stream", "probability"))  # fmt: skip
+"""Of rollouts that a fleet leads: ``fleet_counts`` reads them."""
+
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values that are finite: a hard limit has no boundary for evidence."""
@@ -52,9 +69,9 @@ def _state(record: RolloutRecord) -> RolloutState | None:
     return None if record.run is None else record.run.rollout.state
 
 
-def write(page: Page, records: Sequence[RolloutRecord]) -> None:
-    """Write the metrics of these rollouts."""
-    arms, gates = [], []
+def write(page: Page, records: Sequence[RolloutRecord], boot: str) -> None:
+    """Write the metrics of these rollouts. ``boot`` distinguishes the process from others of the same server."""
+    arms, gates, fleets, counts = [], [], [], []
     for record in records:
         run = record.active
         if run is not None:
@@ -64,9 +81,18 @@ def write(page: Page, records: Sequence[RolloutRecord]) -> None:
                 ("candidate", spec.to, weight, run.candidate),
             ):
                 arms.append(ARMS.row(_Arm(share, outcomes), run.model, version, name))
+            if run.lead is not None:
+                fleets.append(FLEET.row(record, run.model, run.id, boot))
+                counts += [
+                    FLEET_COUNTS.row(row, run.model, run.id, boot, gate, *count_labels(row))
+                    for gate, rows in run.counts().items()
+                    for row in rows
+                ]
             gates += [
                 GATES.row(gate, run.model, gate.gate) for gate in (run.verdict.gates if run.verdict is not None else ())
             ]
     page.write(ARMS, arms)
     page.write(GATES, gates)
+    page.write(FLEET, fleets)
+    page.write(FLEET_COUNTS, counts)
     page.write(STATES, [STATES.row(record, record.model) for record in records])

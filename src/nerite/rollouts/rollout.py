@@ -83,6 +83,12 @@ class RolloutFindings(NamedTuple):
     """Why the candidate is worse, as a sentence; empty if that is not shown."""
     not_worse: str = ""
     """Why the candidate is not worse, as a sentence; empty if that is not shown."""
+    shadowed: int = 0
+    """Requests that were also sent to the candidate, whose answers were compared."""
+    agreement: str = ""
+    """What the comparisons have shown, as the beginning of a sentence."""
+    hold: str = ""
+    """Why the rollout must stay at its step, as a sentence; empty if it may go on. Harm rolls it back nevertheless."""
 
 
 class RolloutDecision(NamedTuple):
@@ -109,6 +115,8 @@ class Rollout:
         self.spec = spec
         self.state = RolloutState.CHECKING
         self.step = 0
+        self.shadowing = spec.shadow > 0
+        """Before its first step the candidate is sent some requests without answering them."""
         self.reason: RolloutReason | None = None
         """Reason of the last decision."""
         self._last_ns: int | None = None
@@ -124,8 +132,13 @@ class Rollout:
     def weight(self) -> float:
         """Percent of the requests that the candidate gets."""
         if self.state in _SERVING:
-            return self.spec.steps[self.step]
+            return 0.0 if self.shadowing else self.spec.steps[self.step]
         return 100.0 if self.state is RolloutState.PROMOTED else 0.0
+
+    @property
+    def shadow(self) -> float:
+        """Percent of the requests that are also sent to the candidate without being answered by it."""
+        return self.spec.shadow if self.shadowing and self.state in _SERVING else 0.0
 
     @property
     def elapsed(self) -> float:
@@ -142,6 +155,8 @@ class Rollout:
         self._expect("begin", RolloutState.CHECKING)
         self._last_ns = now_ns
         text = f"version {self.spec.to} gets {self.spec.steps[0]:g} % of the requests"
+        if self.shadowing:
+            text = f"{self.spec.shadow:g} % of the requests are also sent to version {self.spec.to}, which answers none"
         return self._decide(RolloutState.RUNNING, RolloutReason.CHECKED, text)
 
     def block(self, why: str) -> RolloutDecision:
@@ -149,8 +164,24 @@ class Rollout:
         self._expect("block", RolloutState.CHECKING)
         return self._decide(RolloutState.ABORTED, RolloutReason.BLOCKED, why)
 
-    def advance(self, now_ns: int, found: RolloutFindings) -> RolloutDecision | None:
-        """Decide what follows from the time and the findings; None if nothing changes."""
+    def follow(self, lead: Rollout, text: str) -> RolloutDecision | None:
+        """Take the state of the rollout of a whole fleet; return it as a decision, or None if it was the same."""
+        self._elapsed_ns, self._in_step_ns = lead._elapsed_ns, lead._in_step_ns
+        if lead.state is RolloutState.CHECKING or (self.state, self.step) == (lead.state, lead.step):
+            return None
+        self.step = lead.step
+        return self._decide(lead.state, lead.reason or RolloutReason.OPERATOR, text)
+
+    def end(self, state: RolloutState, reason: RolloutReason, text: str) -> RolloutDecision:
+        """End the rollout because one of its replicas has ended it."""
+        self._expect("end", RolloutState.CHECKING, *_SERVING)
+        return self._decide(state, reason, text)
+
+    def advance(self, now_ns: int, found: RolloutFindings, *, led: bool = False) -> RolloutDecision | None:
+        """Decide what follows from the time and the findings; None if nothing changes.
+
+        ``led``: a fleet decides on steps and on the promotion; nothing but harm changes anything here.
+        """
         if self.state not in _SERVING:
             return None
         passed = 0 if self._last_ns is None else max(0, now_ns - self._last_ns)
@@ -166,13 +197,22 @@ class Rollout:
         if self._unready_ns >= UNREADY_NS:
             text = f"version {self.spec.to} was not ready for {duration_text(self._unready_ns // _SECOND)} in all"
             return self._decide(RolloutState.ROLLED_BACK, RolloutReason.NOT_READY, text)
-        if not running:
+        if not running or led:
             return None
-        return self._next_step(found) or self._at_deadline()
+        return self._next_step(found) or self._at_deadline(found)
 
     def _next_step(self, found: RolloutFindings) -> RolloutDecision | None:
         spec = self.spec
+        if self.shadowing:
+            if self.in_step < spec.hold or found.shadowed < spec.requests or not found.ready:
+                return None
+            self.shadowing = False
+            self._in_step_ns = 0
+            text = f"{found.agreement}: version {spec.to} gets {spec.steps[0]:g} % of the requests"
+            return self._decide(RolloutState.RUNNING, RolloutReason.HELD, text)
         if self.in_step < spec.hold or found.requests - self.requests_before < spec.requests or not found.ready:
+            return None
+        if found.hold:
             return None
         if self.step + 2 < len(spec.steps):
             self.step += 1
@@ -184,7 +224,7 @@ class Rollout:
             return self._decide(RolloutState.PROMOTED, RolloutReason.NOT_WORSE, found.not_worse)
         return None
 
-    def _at_deadline(self) -> RolloutDecision | None:
+    def _at_deadline(self, found: RolloutFindings) -> RolloutDecision | None:
         deadline = self.spec.deadline
         if not deadline or self.elapsed < deadline:
             return None
@@ -194,6 +234,8 @@ class Rollout:
             AtDeadline.ROLL_BACK: RolloutState.ROLLED_BACK,
         }[self.spec.at_deadline]
         text = f"the evidence was not sufficient within {duration_text(deadline)}"
+        if found.hold and state is RolloutState.PROMOTED:
+            state, text = RolloutState.INCONCLUSIVE, f"{text}, and {found.hold}"
         return self._decide(state, RolloutReason.DEADLINE, text)
 
     def command(self, command: RolloutCommand, found: RolloutFindings, *, force: bool = False) -> RolloutDecision:
@@ -243,6 +285,7 @@ class Rollout:
             "spec": self.spec.as_json(),
             "state": str(self.state),
             "step": self.step,
+            "shadowing": self.shadowing,
             "reason": str(self.reason or ""),
             "elapsed_ns": self._elapsed_ns,
             "in_step_ns": self._in_step_ns,
@@ -257,6 +300,7 @@ class Rollout:
         rollout.state = RolloutState(document["state"])
         rollout.reason = RolloutReason(document["reason"]) if document["reason"] else None
         rollout.step = _count(document["step"])
+        rollout.shadowing = bool(document.get("shadowing", False))
         if rollout.step > len(spec.steps) - 2:
             raise ValueError("the rollout has no such step")
         rollout._elapsed_ns = _count(document["elapsed_ns"])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from nerite.judge.counts import CountRow, difference
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import LOAD, Judge
 from nerite.judge.outcome import Outcome
@@ -13,15 +14,18 @@ from nerite.judge.outcome_batch import OutcomeBatch
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
 from nerite.rollouts.evidence_curve import EvidenceCurve
+from nerite.rollouts.fleet_order import FleetLead
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
 from nerite.rollouts.webhook import shown_url
 from nerite.routes.table import RequestUnderWay, TakeOutcome
-from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
+from nerite.scheduling.weighted_route import RouteArm, RouteShadow, WeightedRoute
 
 MAX_DIFFERENCES: Final = 100
 """Differences between the versions that are kept and shown."""
+_SHADOWED: Final = 20
+"""Requests to a shadow after which it is rolled back if it has failed half of them."""
 _LEAST_LOAD: Final = 2.0
 """Requests per instance below which it does not matter which version has more."""
 
@@ -57,8 +61,14 @@ class RolloutRun:
         """The candidate was loaded before the rollout, and stays loaded after it."""
         self._ready = {spec.baseline: True, spec.to: True}
         self.recording: RolloutRecording | None = None
+        self.shadow: Mapping[str, Any] = {}
+        """What the comparisons of the candidate's answers with those of the baseline have shown; empty without any."""
         self.differences: Sequence[Mapping[str, Any]] = ()
         self._restarts_before: dict[str, float] = {}
+        self.lead: FleetLead | None = None
+        """The fleet command that leads the rollout; None if the server decides itself."""
+        self._counted_before: Mapping[str, list[CountRow]] = {}
+        """By gate: what was counted before the server started."""
 
     @property
     def spec(self) -> RolloutSpec:
@@ -94,12 +104,13 @@ class RolloutRun:
 
     def route(self) -> WeightedRoute:
         """Return the route with the present weights. The same callers stay together on every replica."""
-        spec, weight = self.spec, self.rollout.weight
+        spec, weight, shadow = self.spec, self.rollout.weight, self.rollout.shadow
         return WeightedRoute(
             self.model,
             (RouteArm(self.model, spec.baseline, 100.0 - weight), RouteArm(self.model, spec.to, weight)),
             sticky_keys(spec.sticky),
             f"{self.model}:{spec.baseline}:{spec.to}",
+            RouteShadow(RouteArm(self.model, spec.to, 0), shadow / 100) if shadow else None,
         )
 
     def answer_of(self, version: str) -> Callable[[bool], None]:
@@ -171,12 +182,36 @@ class RolloutRun:
         verdict = self.verdict = self.judge.verdict(now_ns)
         if self.active:
             self.curve.note(now_ns, self.rollout.weight, verdict.gates)
+        if self.lead is not None and self.lead.leads(now_ns):
+            return RolloutFindings(self.candidate.answered)
+        compared = self.shadow.get("compared", {})
+        shadowed = sum(compared.values())
+        agreeing = compared.get("equal", 0) + compared.get("close", 0)
         return RolloutFindings(
             self.candidate.answered,
             self.ready,
-            verdict.reason if verdict.decision is Decision.ROLL_BACK else "",
+            self._failing_shadow() or (verdict.reason if verdict.decision is Decision.ROLL_BACK else ""),
             verdict.reason if verdict.decision is Decision.NOT_WORSE else "",
+            shadowed,
+            f"{agreeing} of {shadowed} answers agreed",
         )
+
+    def _failing_shadow(self) -> str:
+        """Return why the candidate is worse in the step in which it answers nobody; empty if it is not."""
+        if not self.rollout.shadow:
+            return ""
+        compared, dropped = self.shadow.get("compared", {}), self.shadow.get("dropped", {})
+        failed = compared.get("shadow_failed", 0) + dropped.get("timeout", 0)
+        tried = sum(compared.values()) + dropped.get("timeout", 0)
+        if tried < _SHADOWED or 2 * failed < tried:
+            return ""
+        return f"version {self.spec.to} failed {failed} of {tried} requests that version {self.spec.baseline} answered"
+
+    def counts(self) -> dict[str, list[CountRow]]:
+        """Return what was counted since the server started, by gate: for the sums of a fleet."""
+        return {
+            gate: difference(rows, self._counted_before.get(gate, [])) for gate, rows in self.judge.counts().items()
+        }
 
     def evidence(self) -> dict[str, Any]:
         """Return the numbers that a decision is based on."""
@@ -191,6 +226,7 @@ class RolloutRun:
             "gates": verdict.get("gates", []),
             "holds": verdict.get("holds", []),
             "warnings": verdict.get("warnings", []),
+            "shadow": dict(self.shadow),
         }
 
     def status(self) -> dict[str, Any]:
@@ -207,14 +243,18 @@ class RolloutRun:
             "steps": list(spec.steps),
             "step": rollout.step,
             "weight": rollout.weight,
+            "shadowing": rollout.shadow > 0,
             "started": self.started,
             "elapsed": round(rollout.elapsed, 3),
             "in_step": round(rollout.in_step, 3),
-            "step_requests": max(0, self.candidate.answered - rollout.requests_before),
+            "step_requests": sum(self.shadow.get("compared", {}).values())
+            if rollout.shadow
+            else max(0, self.candidate.answered - rollout.requests_before),
             "spec": {**spec.as_json(), "webhook": shown_url(spec.webhook)},
             **self.evidence(),
             "differences": list(self.differences),
             "recording": "" if self.recording is None else str(self.recording.path),
+            "ready": self.ready,
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -230,6 +270,8 @@ class RolloutRun:
             "curve": self.curve.as_json(),
             "differences": list(self.differences),
             "loaded_before": self.loaded_before,
+            "shadow": dict(self.shadow),
+            "lead": None if self.lead is None else self.lead.as_json(),
         }
 
     @classmethod
@@ -247,4 +289,8 @@ class RolloutRun:
         run.curve = EvidenceCurve.of_json(document["curve"])
         run.differences = [dict(each) for each in document["differences"][:MAX_DIFFERENCES]]
         run.loaded_before = bool(document["loaded_before"])
+        run.shadow = dict(document.get("shadow", {}))
+        if document.get("lead") is not None:
+            run.lead = FleetLead.of_json(document["lead"], now_ns)
+            run._counted_before = run.judge.counts()
         return run

@@ -55,6 +55,8 @@ class RolloutSpec:
     """The version to compare with; empty: the one that serves."""
     steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, _PROMOTION)
     """Percent of the requests that the candidate gets in each step. The last, 100, is the promotion."""
+    shadow: float = 0.0
+    """Percent of the requests that are also sent to the candidate before the first step; 0 for no such step."""
     hold: float = 300.0
     """Minimum duration of a step."""
     requests: int = 20
@@ -78,6 +80,7 @@ class RolloutSpec:
             "to": self.to,
             "from": self.baseline,
             "steps": list(self.steps),
+            "shadow": f"{self.shadow:g}%" if self.shadow else "",
             "hold": duration_text(self.hold),
             "requests": self.requests,
             "deadline": duration_text(self.deadline),
@@ -139,6 +142,19 @@ def percents_of(value: object) -> tuple[float, ...]:
     if len(numbers) == 1:
         raise ValueError(f"must have a step below 100, in which both versions are compared, {example}")
     return tuple(numbers)
+
+
+def _percent(value: object) -> float:
+    if value == "":
+        return 0.0
+    text = value.strip().removesuffix("%") if isinstance(value, str) else value
+    try:
+        number = float(text) if isinstance(text, str | int | float) and not isinstance(text, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not 0 < number <= _PROMOTION:
+        raise ValueError("must be a percentage above 0 and up to 100, as in 10%")
+    return number
 
 
 def _version(value: object) -> str:
@@ -222,6 +238,7 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "to": _Key("to", _version),
     "from": _Key("baseline", _baseline),
     "steps": _Key("steps", percents_of),
+    "shadow": _Key("shadow", _percent),
     "hold": _Key("hold", duration_of),
     "requests": _Key("requests", _count),
     "deadline": _Key("deadline", duration_of),

@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import quoted_text
-from nerite.scheduling.weighted_route import MAX_ARMS, RouteArm, StickyKey, WeightedRoute
+from nerite.scheduling.weighted_route import MAX_ARMS, RouteArm, RouteShadow, StickyKey, WeightedRoute
 
 FILE: Final = "route.toml"
+SHADOW_RESULTS: Final = "shadow_results"
+"""Key of a route's JSON form for what its shadow has shown; has no effect in a request."""
 _LARGEST: Final = 64 * 1024
-_TOP: Final = ("arm", "sticky", "salt")
+_TOP: Final = ("arm", "sticky", "salt", "shadow")
 _ARM: Final = ("model", "version", "weight")
+_SHADOW: Final = ("model", "version", "share", "tolerance", "timeout", "concurrency", "samples", "contents")
 _Path = tuple[str | int, ...]
 _Place = Callable[[_Path], str]
 
@@ -26,7 +30,7 @@ class RouteFile(NamedTuple):
 
     route: WeightedRoute
     places: Sequence[str]
-    """For each arm, file and line."""
+    """For each of its targets, file and line."""
 
 
 def read_route_file(directory: Path) -> RouteFile | None:
@@ -55,7 +59,7 @@ def is_route_alone(directory: Path) -> bool:
 def versions_of(route: RouteFile, model: str, existing: Sequence[int]) -> set[int]:
     """Return the versions of ``model`` that are arms of its route. Raises ``InvalidArgument`` for missing ones."""
     versions = set()
-    for arm, place in zip(route.route.arms, route.places, strict=True):
+    for arm, place in zip(route.route.targets, route.places, strict=True):
         if arm.model == model:
             versions.add(version := int(arm.version))
             if version not in existing:
@@ -78,24 +82,37 @@ def parse_route_file(raw: bytes, file: str, name: str) -> RouteFile:
         return f"{file}:{line}" if line else file
 
     route = _route(table, name, place)
-    return RouteFile(route, [place(("arm", index)) for index in range(len(route.arms))])
+    places = [place(("arm", index)) for index in range(len(route.arms))]
+    return RouteFile(route, places if route.shadow is None else [*places, place(("shadow",))])
 
 
 def route_from_json(value: Any, name: str) -> WeightedRoute:
     """Return the route ``name`` in a JSON document of the form of ``route_to_json``. Raises ``InvalidArgument``."""
     if not isinstance(value, dict):
         raise InvalidArgument('a route is an object, as in {"arm": [{"version": 1, "weight": 90}, …]}')
-    return _route({key: each for key, each in value.items() if key != "name"}, name, lambda path: f"route '{name}'")
+    shadow = value.get("shadow")
+    if isinstance(shadow, dict) and shadow.get("samples"):
+        raise InvalidArgument(
+            f"route '{name}': only {FILE} in the repository may name a file for samples. Leave samples out"
+        )
+    given = {key: each for key, each in value.items() if key not in ("name", SHADOW_RESULTS)}
+    return _route(given, name, lambda path: f"route '{name}'")
 
 
 def route_to_json(route: WeightedRoute) -> dict[str, Any]:
     """Return the JSON form of a route, whose keys are those of the file."""
-    return {
+    document: dict[str, Any] = {
         "name": route.name,
         "arm": [{"model": arm.model, "version": arm.version, "weight": arm.weight} for arm in route.arms],
         "sticky": [str(key) for key in route.sticky],
         "salt": route.salt,
     }
+    if (shadow := route.shadow) is not None:
+        values = {**shadow._asdict(), "share": f"{shadow.share:.10%}".rstrip("0%").rstrip(".") + "%"}
+        document["shadow"] = {"model": shadow.arm.model, "version": shadow.arm.version} | {
+            key: values[key] for key in _SHADOW if key in values and (key != "samples" or shadow.samples)
+        }
+    return document
 
 
 def _route(table: Mapping[str, Any], name: str, place: _Place) -> WeightedRoute:
@@ -119,14 +136,63 @@ def _route(table: Mapping[str, Any], name: str, place: _Place) -> WeightedRoute:
     if not isinstance(salt, str):
         raise wrong(("salt",), "salt must be text")
     read = tuple(_arm(arm, index, name, wrong) for index, arm in enumerate(arms))
+    shadow = _shadow(table["shadow"], name, wrong) if "shadow" in table else None
     try:
         keys = tuple(StickyKey.parse(checked(key, "a sticky key")) for key in sticky)
     except InvalidArgument as error:
         raise wrong(("sticky",), error.message) from None
     try:
-        return WeightedRoute(name, read, keys, checked(salt, "the salt"))
+        route = WeightedRoute(name, read, keys, checked(salt, "the salt"))
     except InvalidArgument as error:
         raise wrong(("arm",), error.message) from None
+    try:
+        return replace(route, shadow=shadow)
+    except InvalidArgument as error:
+        raise wrong(("shadow",), error.message) from None
+
+
+def _shadow(table: Any, name: str, wrong: Callable[[_Path, str], InvalidArgument]) -> RouteShadow:
+    if not isinstance(table, dict):
+        raise wrong(("shadow",), 'shadow must be a table, as in [shadow] version = 2, share = "10%"')
+    for key, kinds, what in (
+        ("tolerance", (int, float), "a number: the relative distance up to which answers are close"),
+        ("timeout", (int, float), "a number of seconds"),
+        ("concurrency", (int,), "a number of requests"),
+        ("samples", (str,), "the absolute path of a file"),
+        ("contents", (bool,), "true or false"),
+    ):
+        value = table.get(key)
+        if key in table and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise wrong(("shadow", key), f"{key} must be {what}")
+    samples = checked(table.get("samples", ""), "the path of the samples")
+    if samples and not Path(samples).is_absolute():
+        raise wrong(("shadow", "samples"), "samples must be the absolute path of a file")
+    if table.get("contents") and not samples:
+        raise wrong(("shadow", "contents"), "contents has no effect without samples: name a file for them")
+    arm = {key: table[key] for key in ("model", "version") if key in table}
+    unknown = next((key for key in table if key not in _SHADOW), None)
+    if unknown is not None:
+        raise wrong(("shadow", unknown), f"'{quoted_text(unknown)}' is not known. A shadow has: {', '.join(_SHADOW)}")
+    optional = {key: table[key] for key in ("tolerance", "timeout", "concurrency", "contents") if key in table}
+
+    def misplaced(path: _Path, what: str) -> InvalidArgument:
+        return wrong(("shadow", path[-1]), what)
+
+    try:
+        share = parse_share(table.get("share"))
+    except InvalidArgument as error:
+        raise wrong(("shadow", "share"), error.message) from None
+    return RouteShadow(_arm({**arm, "weight": 0}, 0, name, misplaced), share, samples=samples, **optional)
+
+
+def parse_share(text: object) -> float:
+    """Return the share that a text such as ``10%`` describes. Raises ``InvalidArgument``."""
+    try:
+        if isinstance(text, str) and text.endswith("%") and 0 < (percent := float(text[:-1])) <= 100:
+            return percent / 100
+    except ValueError:
+        pass
+    raise InvalidArgument('share must be text such as "10%", more than 0 % and at most 100 % of the requests')
 
 
 def _arm(arm: Mapping[str, Any], index: int, name: str, wrong: Callable[[_Path, str], InvalidArgument]) -> RouteArm:
@@ -152,6 +218,8 @@ def _arm(arm: Mapping[str, Any], index: int, name: str, wrong: Callable[[_Path, 
 def _line(lines: Sequence[str], path: _Path) -> int:
     """Return the line of a key, or of the arm that it is missing in; 0 if there is neither."""
     index, arm = -1, -1
+    if path[0] == "shadow":
+        return _shadow_line(lines, path)
     for number, line in enumerate(lines, 1):
         if re.match(r"\s*\[\[\s*arm\s*\]\]", line):
             index += 1
@@ -164,3 +232,16 @@ def _line(lines: Sequence[str], path: _Path) -> int:
             if match is not None and match[1] == path[-1]:
                 return number
     return max(arm, 0)
+
+
+def _shadow_line(lines: Sequence[str], path: _Path) -> int:
+    """Return the line of a key of the shadow, or of its table; 0 if there is neither."""
+    table = 0
+    for number, line in enumerate(lines, 1):
+        if re.match(r"\s*\[\s*shadow\s*\]", line) or (not table and re.match(r"\s*shadow\b", line)):
+            table = number
+        elif re.match(r"\s*\[", line):
+            table = -table
+        elif table > 0 and len(path) == 2 and re.match(rf"\s*{re.escape(str(path[1]))}\s*=", line):
+            return number
+    return abs(table)

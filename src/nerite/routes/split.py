@@ -87,7 +87,9 @@ class RouteSplit:
         "_open",
         "_owns",
         "_pinned",
+        "_plain",
         "_route",
+        "_shadow",
         "_state",
         "_take",
     )  # fmt: skip
@@ -117,6 +119,8 @@ class RouteSplit:
         self._state = state
         self._owns = owns
         self._take = state.observer if owns else None
+        self._shadow = state.shadow if owns else None
+        self._plain = self._take is None and self._shadow is None
         self._pinned: PinnedSequence | None = None
         """Of the request of a sequence that is being submitted."""
         self._choice = ArmChoice(route, open_arms)
@@ -187,7 +191,7 @@ class RouteSplit:
             arm = headers.arm or self._by_request(request)
         header = headers.by_arm[arm.index]
         arm.counters.requests += 1
-        if header is not None and self._take is None:
+        if header is not None and self._plain:
             request.header = header
         elif not self._begin(request, headers, arm):
             return
@@ -313,6 +317,8 @@ class RouteSplit:
             header = own.readdressed(arm.model, arm.version_text, assignment)
             header.route = arm.route
         assert header.assignment is not None
+        if self._shadow is not None:
+            self._shadow.begin(request, arm.label)
         if self._take is not None:
             self._observe(request, headers, header.assignment, self._take)
         request.header = header

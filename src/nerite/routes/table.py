@@ -6,9 +6,10 @@ For the loop's thread only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from nerite.core.errors import InvalidArgument, NotFound
+from nerite.core.request import InferenceRequest
 from nerite.judge.outcome import Outcome
 from nerite.scheduling.weighted_route import KeySource, RouteArm, WeightedRoute
 
@@ -47,6 +48,16 @@ class RequestUnderWay(Protocol):
         """Return the outcome that the request would have if it succeeded now."""
 
 
+class ShadowsRequests(Protocol):
+    """The shadow of a route, which is also sent some of its requests."""
+
+    def begin(self, request: InferenceRequest, arm: str) -> None:
+        """Note a request to the route that the arm with the label ``arm`` is about to get. Never fails it."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what the comparisons have shown so far."""
+
+
 class PinnedSequence(NamedTuple):
     """Arm of a sequence that has begun, and the probability of the candidate when it did."""
 
@@ -57,12 +68,14 @@ class PinnedSequence(NamedTuple):
 class RouteState:
     """A route, and all that is kept for it when its weights change."""
 
-    __slots__ = ("counters", "observer", "route", "sequences", "under_way")
+    __slots__ = ("counters", "observer", "route", "sequences", "shadow", "under_way")
 
     def __init__(self, route: WeightedRoute) -> None:
         self.route = route
         self.observer: TakeOutcome | None = None
         """Takes what became of each request."""
+        self.shadow: ShadowsRequests | None = None
+        """Set by the process that owns the route, if it has a shadow."""
         self.counters: dict[str, ArmCounters] = {}
         """By the label of the arm."""
         self.under_way: set[RequestUnderWay] = set()
@@ -118,8 +131,8 @@ class RouteTable:
 
     def check(self, route: WeightedRoute) -> None:
         """Raise ``InvalidArgument`` if an arm of a route would be another route."""
-        inner = next((arm.model for arm in route.arms if not arm.version and arm.model in self._states), "")
-        outer = next((each.name for each in self for arm in each.arms if arm[:2] == (route.name, "")), "")
+        inner = next((arm.model for arm in route.targets if not arm.version and arm.model in self._states), "")
+        outer = next((each.name for each in self for arm in each.targets if arm[:2] == (route.name, "")), "")
         if inner or outer:
             chain = f"'{route.name}' leads to '{inner}'" if inner else f"'{outer}' leads to '{route.name}'"
             raise InvalidArgument(f"routes cannot be chained: {chain}, which is a route itself. Name its arms instead")
@@ -164,6 +177,11 @@ class RouteTable:
         """Return what was counted for each arm of a route, by its label."""
         state = self._states.get(name)
         return {} if state is None else {arm.label: state.counter(arm) for arm in state.route.arms}
+
+    def shadow_status(self, name: str) -> dict[str, Any] | None:
+        """Return what comparisons with the shadow of a route have shown; None if it has no shadow."""
+        state = self._states.get(name)
+        return None if state is None or state.shadow is None else state.shadow.status()
 
     def _changed(self) -> None:
         self._find_header_names()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -22,6 +22,8 @@ MAX_ARMS: Final = 16
 MAX_PREFIX: Final = 65_536
 """Maximum number of bytes of a prompt that are a key."""
 _MAX_WEIGHT: Final = 1e9
+_SHADOW_RANGES: Final = (("tolerance", 0.0, 1e6), ("timeout", 0.001, 3600.0), ("concurrency", 1, 1024))
+"""Values of a shadow's settings, from the least to the most."""
 _BYTES: Final = 8
 """Size of hashes."""
 
@@ -101,6 +103,24 @@ class RouteArm(NamedTuple):
         return f"{self.model}:{self.version}" if self.version else self.model
 
 
+class RouteShadow(NamedTuple):
+    """An arm that is also sent a share of the requests of a route. Nobody gets its answers: they are compared."""
+
+    arm: RouteArm
+    share: float
+    """Of the requests that another arm answers."""
+    tolerance: float = 1e-3
+    """Relative distance up to which numbers count as close."""
+    timeout: float = 30.0
+    """Seconds after which a request to it is cancelled, and for which one waits for it."""
+    concurrency: int = 8
+    """Maximum number of requests that it has at once."""
+    samples: str = ""
+    """File that the comparisons are appended to; empty for none."""
+    contents: bool = False
+    """Samples have the contents of requests and answers, too."""
+
+
 @dataclass(frozen=True)
 class WeightedRoute:
     """A name whose requests are divided among arms. The last arm is the candidate, the others are the baseline."""
@@ -112,6 +132,7 @@ class WeightedRoute:
     """The first that a request has is its key. Sequence ids come before them, idempotency keys after them."""
     salt: str = ""
     """Routes with equal salts assign keys alike; if empty, the name is the salt."""
+    shadow: RouteShadow | None = None
 
     def __post_init__(self) -> None:
         """Raise ``InvalidArgument`` if the route has no meaning."""
@@ -122,6 +143,9 @@ class WeightedRoute:
         for arm in self.arms:
             if labels.count(arm.label) > 1:
                 raise InvalidArgument(f"{what} has the arm '{arm.label}' twice: give it one weight")
+        if self.shadow is not None:
+            self._check_shadow(what, self.shadow)
+        for arm in self.targets:
             if not 0 <= arm.weight <= _MAX_WEIGHT:
                 raise InvalidArgument(
                     f"{what}: the weight {arm.weight} of arm '{arm.label}' is not between 0 and {_MAX_WEIGHT:.0e}"
@@ -137,6 +161,22 @@ class WeightedRoute:
         if not any(arm.weight for arm in self.arms):
             raise InvalidArgument(f"all arms of {what} have weight 0: one must be positive")
 
+    def _check_shadow(self, what: str, shadow: RouteShadow) -> None:
+        if [arm.label for arm in self.by_weight] == [shadow.arm.label]:
+            raise InvalidArgument(
+                f"{what}: all requests go to '{shadow.arm.label}', so there is nothing to compare its answers with"
+            )
+        for name, least, most in _SHADOW_RANGES:
+            if not least <= getattr(shadow, name) <= most:
+                raise InvalidArgument(f"{what}: {name} of the shadow must be from {least:g} to {most:g}")
+        if not 0 < shadow.share <= 1:
+            raise InvalidArgument(f"{what}: the share of the shadow must be more than 0 % and at most 100 %")
+
+    @property
+    def targets(self) -> Sequence[RouteArm]:
+        """The arms, and that of the shadow if there is one."""
+        return self.arms if self.shadow is None else (*self.arms, self.shadow.arm)
+
     @property
     def candidate(self) -> RouteArm:
         """The arm that a rollout compares with the others."""
@@ -150,7 +190,7 @@ class WeightedRoute:
     def replace_weights(self, *weights: float) -> WeightedRoute:
         """Return the route with other weights, in the order of its arms."""
         arms = tuple(arm._replace(weight=weight) for arm, weight in zip(self.arms, weights, strict=True))
-        return WeightedRoute(self.name, arms, self.sticky, self.salt)
+        return replace(self, arms=arms)
 
     def cluster(self, key: bytes) -> int:
         """Return a number for a key that is never 0."""

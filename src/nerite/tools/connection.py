@@ -22,7 +22,7 @@ def add_connection(parser: argparse.ArgumentParser, url: str | None = DEFAULT_UR
         "--header",
         metavar="'NAME: VALUE'",
         action="append",
-        type=_header,
+        type=read_header,
         default=argparse.SUPPRESS,
         help="header to send with each request; may be repeated",
     )
@@ -32,7 +32,8 @@ def add_connection(parser: argparse.ArgumentParser, url: str | None = DEFAULT_UR
         parser.set_defaults(url=url, header=[], timeout=60.0)
 
 
-def _header(text: str) -> tuple[str, str]:
+def read_header(text: str) -> tuple[str, str]:
+    """Parse a header of the command line."""
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
         raise argparse.ArgumentTypeError(f"'{text}' is not a header: write NAME: VALUE")

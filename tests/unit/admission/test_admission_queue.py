@@ -330,3 +330,15 @@ def test_what_was_used_stays_used_when_a_model_is_loaded_again(house: House) -> 
     again = house.tenant_admission.admission_queue("m", house.queue, house.statistics)
     assert again is not None
     assert again.controller.usage.of("a", "high").admitted == 1
+
+
+def test_a_request_that_nobody_waits_for_counts_for_no_quota(house: House) -> None:
+    runs = house.ask()
+    nobody = Background(runs.header, runs.data, house.sink, house.loop.now())
+    house.admission_queue.submit(nobody)
+    assert house.queue.entered == [runs, nobody]
+    assert (house.use("a", "high").offered, house.admission_queue.controller.running) == (1, 1)
+
+
+class Background(InferenceRequest):
+    background = True

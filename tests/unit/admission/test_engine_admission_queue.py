@@ -17,7 +17,15 @@ from nerite.admission.tenants import TenantAdmission
 from nerite.config.options import QueueOptions
 from nerite.core import tensor as dtypes
 from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
-from nerite.core.errors import DeadlineExceeded, Internal, InvalidArgument, QuotaExceeded, TooLarge, Unavailable
+from nerite.core.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    Overloaded,
+    QuotaExceeded,
+    TooLarge,
+    Unavailable,
+)
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import Caller, InferenceRequest, RepeatedRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -334,3 +342,27 @@ def test_metrics_are_there_without_a_policy(house: House) -> None:
     found = samples(house.tenant_admission.write_metrics)
     assert found["nerite_admission_running"] == {'model="llm"': 1}
     assert found["nerite_admission_rate_left"] == {}
+
+
+class Background(InferenceRequest):
+    background = True
+
+
+def test_a_request_that_nobody_waits_for_is_refused_while_others_need_the_engine(house: House) -> None:
+    first = house.ask()
+    shadow = house.ask(kind=Background)
+    assert house.engine.has == [first, shadow]
+    assert house.gate.running == 1
+    house.ask()
+    (refused,) = house.sink.of(house.ask(kind=Background))
+    assert isinstance(refused.error, Overloaded)
+    waiting = house.ask()
+    (refused,) = house.sink.of(house.ask(kind=Background))
+    assert isinstance(refused.error, Overloaded)
+    assert waiting not in house.engine.has
+
+
+def test_a_request_that_nobody_waits_for_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(monkeypatch, POLICY)
+    first = house.ask(kind=Background, max_tokens=None)
+    assert json.loads(decode_bytes(first.data[1], 1)[0])["max_tokens"] == 50

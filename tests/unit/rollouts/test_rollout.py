@@ -68,6 +68,33 @@ def test_it_goes_up_by_its_steps_and_is_promoted_with_proof_only() -> None:
     assert run.after(HOLD, worse="too late") is None
 
 
+def test_a_shadow_comes_before_the_first_step() -> None:
+    run = Run(shadow=10.0, requests=20)
+    assert (run.rollout.weight, run.rollout.shadow) == (0, 10)
+    assert run.after(HOLD, shadowed=19) is None
+    assert run.after(1, shadowed=20, ready=False) is None
+    run.tell(RolloutCommand.PAUSE)
+    assert (run.rollout.weight, run.rollout.shadow) == (0, 10)
+    run.tell(RolloutCommand.RESUME)
+    run.rollout = Rollout.of_json(json.loads(json.dumps(run.rollout.as_json())), run.rollout.spec)
+    assert run.after(1, shadowed=20, agreement="19 of 20 answers agreed") == (
+        RolloutState.RUNNING, 0, 1.0, RolloutReason.HELD,
+        "19 of 20 answers agreed: version 2 gets 1 % of the requests",
+    )  # fmt: skip
+    assert run.rollout.shadow == 0
+    assert run.after(HOLD - 1, requests=20) is None
+    decision = run.after(1, requests=20)
+    assert decision is not None
+    assert decision.weight == 10
+
+
+def test_a_shadow_that_fails_ends_the_rollout() -> None:
+    run = Run(shadow=10.0)
+    decision = run.after(1, worse="version 2 failed 20 of 20 requests that version 1 answered")
+    assert decision is not None
+    assert (decision.state, run.rollout.shadow) == (RolloutState.ROLLED_BACK, 0)
+
+
 def test_a_step_needs_its_requests() -> None:
     run = Run(requests=20)
     assert run.after(HOLD, requests=19) is None

@@ -15,6 +15,7 @@ from nerite.rollouts.record import MAX_HISTORY, RolloutRecord
 from nerite.rollouts.rollout import RolloutCommand, RolloutFindings, RolloutReason, RolloutState
 from nerite.rollouts.run import ArmGauges, RolloutRun
 from nerite.rollouts.spec import RolloutSpec
+from nerite.scheduling.weighted_route import RouteArm, RouteShadow
 
 SECOND = 1_000_000_000
 
@@ -124,6 +125,22 @@ def test_the_route_of_each_state() -> None:
     assert (run.winner, run.loser) == ("1", "2")
 
 
+def test_the_step_of_a_shadow() -> None:
+    run = begun(shadow=10.0)
+    route = run.route()
+    assert ([arm.weight for arm in route.arms], route.shadow) == ([100, 0], RouteShadow(RouteArm("m", "2", 0), 0.1))
+    run.shadow = {"compared": {"equal": 90, "close": 5, "different": 5}, "dropped": {}}
+    found = run.findings(SECOND)
+    assert (found.shadowed, found.agreement, found.worse) == (100, "95 of 100 answers agreed", "")
+    assert run.status()["shadowing"]
+    restored = RolloutRun.of_json("m", json.loads(json.dumps(run.as_json())), 0)
+    assert (restored.rollout.shadow, restored.shadow) == (10, run.shadow)
+    run.shadow = {"compared": {"shadow_failed": 5, "equal": 10}, "dropped": {"timeout": 5, "late": 100}}
+    assert run.findings(SECOND).worse == "version 2 failed 10 of 20 requests that version 1 answered"
+    run.rollout.command(RolloutCommand.ABORT, RolloutFindings())
+    assert run.route().shadow is None
+
+
 def record_of(run: RolloutRun) -> RolloutRecord:
     record = RolloutRecord("m")
     record.run = run
@@ -199,7 +216,7 @@ def test_metrics() -> None:
     run.findings(now)
     page = Page()
     record = record_of(run)
-    metrics.write(page, [record])
+    metrics.write(page, [record], "b00t")
     text = b"".join(page.pieces()).decode()
     assert 'nerite_rollout_weight{arm="candidate",model="m",version="2"} 0.5' in text
     total = (
@@ -213,7 +230,7 @@ def test_metrics() -> None:
     assert 'nerite_rollout_evidence_boundary{gate="restarts' not in text
     run.rollout.command(RolloutCommand.ABORT, RolloutFindings())
     page = Page()
-    metrics.write(page, [record])
+    metrics.write(page, [record], "b00t")
     text = b"".join(page.pieces()).decode()
     assert "nerite_rollout_weight{" not in text
     assert 'nerite_rollout_state{model="m",state="aborted"} 1' in text

@@ -11,6 +11,7 @@ WHOLE = """\
 to = "3"
 from = 2
 steps = [1, 5.5, 100]
+shadow = "12.5%"
 hold = "1m30s"
 requests = 50
 deadline = "1d"
@@ -29,6 +30,7 @@ def test_every_key_in_a_file_and_in_a_request() -> None:
         "3",
         "2",
         (1.0, 5.5, 100.0),
+        12.5,
         90.0,
         50,
         86400.0,
@@ -64,6 +66,10 @@ def test_what_the_command_line_passes_on() -> None:
         ("steps", [5, 5, 100], "must increase"),
         ("steps", [1, 50], "must end with 100, which is the promotion"),
         ("steps", [100], "must have a step below 100"),
+        ("shadow", "much", "must be a percentage above 0 and up to 100, as in 10%"),
+        ("shadow", 0, "must be a percentage above 0"),
+        ("shadow", "101%", "must be a percentage above 0"),
+        ("shadow", True, "must be a percentage above 0"),
         ("hold", "5 minutes", "must be a duration, as in 30s, 5m or 1h30m"),
         ("hold", -1, "must be from 0 to 366 days"),
         ("hold", float("nan"), "must be from 0 to 366 days"),

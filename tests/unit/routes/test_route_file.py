@@ -8,7 +8,7 @@ import pytest
 
 from nerite.core.errors import InvalidArgument
 from nerite.routes.route_file import parse_route_file, read_route_file, route_from_json, route_to_json
-from nerite.scheduling.weighted_route import RouteArm, StickyKey, WeightedRoute
+from nerite.scheduling.weighted_route import RouteArm, RouteShadow, StickyKey, WeightedRoute
 
 VERSIONS = """
 # Nine of ten.
@@ -64,6 +64,62 @@ def test_a_mistake_has_its_place(text: str, message: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         parse_route_file(text.encode("latin-1"), "route.toml", "m")
     assert refused.value.message.startswith(message)
+
+
+SHADOW = """
+[[arm]]
+version = 1
+weight = 1
+
+[shadow]
+version = 2
+share = "12.5%"
+samples = "/tmp/samples.jsonl"
+contents = true
+timeout = 5
+"""
+ANSWERS = "[[arm]]\nversion = 1\nweight = 1\n"
+
+
+def test_a_shadow() -> None:
+    file = parse_route_file(SHADOW.encode(), "route.toml", "m")
+    assert file.route.shadow == RouteShadow(
+        RouteArm("m", "2", 0), 0.125, timeout=5, samples="/tmp/samples.jsonl", contents=True
+    )
+    assert (file.places, [arm.version for arm in file.route.targets]) == (["route.toml:2", "route.toml:6"], ["1", "2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("shadow = 1\n" + ANSWERS, "f:1: shadow must be a table"),
+        (ANSWERS + "[shadow]\nversion = 2", "f:4: share must be text such as"),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = 0.1", "f:6: share must be text such as"),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = '101%'", "f:6: share must be text such as"),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = 'nan%'", "f:6: share must be text such as"),
+        (ANSWERS + "[shadow]\nversion = 0\nshare = '1%'", "f:5: version must be a version number"),
+        (ANSWERS + "[shadow]\nversion = 1\nshare = '1%'", "f:4: route 'm': all requests go to 'm:1', so there is"),
+        (ANSWERS + "[shadow]\nshare = '1%'", "f:4: route 'm': the arm 'm' is the route itself"),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\nweight = 1", "f:7: 'weight' is not known. A shadow has: "),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\ntimeout = '1s'", "f:7: timeout must be a number of seconds"),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\ntimeout = 0", "f:4: route 'm': timeout of the shadow must be"),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\nconcurrency = true", "f:7: concurrency must be a number"),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\nsamples = 'a'", "f:7: samples must be the absolute path"),
+        (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\ncontents = true", "f:7: contents has no effect without"),
+    ],
+)
+def test_a_mistake_of_a_shadow_has_its_place(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        parse_route_file(text.encode(), "f", "m")
+    assert refused.value.message.startswith(message)
+
+
+def test_a_shadow_as_json_names_no_file() -> None:
+    text = SHADOW.replace("samples", "# samples").replace("contents = true", "")
+    route = parse_route_file(text.encode(), "f", "m").route
+    assert route_from_json({**route_to_json(route), "shadow_results": {"requests": 1}}, "m") == route
+    with pytest.raises(InvalidArgument, match="may name a file for samples"):
+        route_from_json(route_to_json(parse_route_file(SHADOW.encode(), "f", "m").route), "m")
 
 
 def test_a_directory_without_the_file_has_no_route(tmp_path: Path) -> None:

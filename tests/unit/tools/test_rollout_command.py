@@ -72,6 +72,22 @@ def test_every_state_has_a_view(state: str) -> None:
     assert state.upper() in view.frame(status(state=state, gates=[], text=""))[0]
 
 
+def test_the_view_of_a_shadow() -> None:
+    shadow = {
+        "compared": {"equal": 900, "different": 100},
+        "dropped": {"late": 3}, "agreement": 0.9,
+        "label_agreement": 0.5, "distance_p99": 0.01, "shared_text_mean": None,
+    }  # fmt: skip
+    spec = {**status()["spec"], "shadow": "10%"}
+    lines = view.frame(status(shadowing=True, weight=0, spec=spec, shadow=shadow), width=200)
+    assert lines[0].endswith("answers nobody, is sent 10%")
+    assert lines[1] == "steps: [shadow 10%] > 1% > 5% > 25% > 50% > 100%"
+    assert (
+        "shadow: 1,000 answers compared, 90.00% agree, 900 equal, 100 different, labels 50.00%, "
+        "distance p99 <= 0.01, 3 not compared"
+    ) in lines
+
+
 @pytest.mark.parametrize(
     ("evidence", "boundary", "part"), [(0.65, 1.3, 0.5), (-3, 1.3, 0), (5, 1.3, 1), (None, 1.3, 0), (1, None, 0)]
 )
@@ -93,13 +109,14 @@ def test_the_line_for_a_log() -> None:
 
 def test_the_command_line_gives_a_specification(monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
-        "m --to 2 --from 1 --steps 1,25,100 --hold 5m --gate errors --gate p99=+10% --sticky header:x-user "
-        "--deadline 2h --at-deadline rollback --webhook https://h.example/a --requests 7 --force"
+        "m --to 2 --from 1 --steps 1,25,100 --shadow 10% --hold 5m --gate errors --gate p99=+10% "
+        "--sticky header:x-user --deadline 2h --at-deadline rollback --webhook https://h.example/a --requests 7 --force"
     )
     assert started(monkeypatch, *words.split()) == {
         "to": "2",
         "from": "1",
         "steps": [1.0, 25.0, 100.0],
+        "shadow": "10%",
         "hold": "5m",
         "requests": 7,
         "deadline": "2h",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nerite.config.options import RESTRICTED_CATEGORIES
-from nerite.transports.http.routes import ENDPOINTS, find_route, route_remedy
+from nerite.transports.http.routes import ENDPOINTS, Endpoint, find_route, route_remedy
 
 MODEL = {"model": "m", "version": ""}
 VERSION = {"model": "m", "version": "3"}
@@ -172,3 +172,12 @@ def test_a_path_that_there_is_not_and_what_was_meant(path: str, meant: str) -> N
 def test_a_path_that_there_is_not_and_what_there_is(path: str, told: str) -> None:
     assert find_route(path) is None
     assert told in route_remedy(path)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: str(endpoint.name))
+def test_no_endpoint_hides_another(endpoint: Endpoint) -> None:
+    """The first that matches is taken, so a literal segment comes before an argument in its place."""
+    for path in endpoint.paths:
+        found = find_route(path.replace("{version}", "1").replace("{", "").replace("}", ""))
+        assert found is not None
+        assert found.endpoint.name == endpoint.name

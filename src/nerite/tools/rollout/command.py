@@ -24,6 +24,8 @@ from nerite.core.errors import InvalidArgument
 from nerite.rollouts.spec import AtDeadline, RolloutSpec, duration_text, spec_of
 from nerite.tools.connection import add_connection, connected
 from nerite.tools.rollout import check, view
+from nerite.tools.rollout.fleet import add_fleet_arguments, refuse_fleet_arguments, run_fleet
+from nerite.tools.rollout.gateway import add_gateway_arguments, gateway_route
 from nerite.tools.rollout.replay import EXAMPLES, add_arguments, run_replay
 from nerite.tools.rollout.watch import STATUSES, follow, follow_lines
 
@@ -118,6 +120,10 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
         help=f"share of the requests that the candidate gets in each step; the last, 100, is the promotion, which "
         f"needs proof (default: {steps})",
     )
+    shadow = (
+        "share of the requests that are also sent to the candidate before the first step, as in 10%%: its answers are "
+    )
+    parser.add_argument("--shadow", metavar="PERCENT", help=f"{shadow}compared, and nobody gets them (default: none)")
     hold = f"minimum duration of a step, as in 30s, 5m, 1h (default: {duration_text(_DEFAULTS.hold)})"
     parser.add_argument("--hold", metavar="TIME", help=hold)
     requests = f"minimum number of requests to the candidate in a step (default: {_DEFAULTS.requests})"
@@ -143,6 +149,7 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="start in spite of differences that block a rollout")
     parser.add_argument("--wait", action="store_true", help="wait for the end of the rollout, and report it")
     _add_interval(parser)
+    add_fleet_arguments(parser)
 
 
 def _add_interval(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +162,19 @@ def spec_document(options: argparse.Namespace) -> dict[str, Any]:
     given = vars(options)
     document = {
         key: given[key.replace("-", "_")]
-        for key in ("to", "from", "steps", "hold", "requests", "gate", "sticky", "deadline", "at-deadline", "webhook")
+        for key in (
+            "to",
+            "from",
+            "steps",
+            "shadow",
+            "hold",
+            "requests",
+            "gate",
+            "sticky",
+            "deadline",
+            "at-deadline",
+            "webhook",
+        )
         if given[key.replace("-", "_")]
     }
     document |= {key: True for key in ("record", "force") if given[key]}
@@ -168,6 +187,9 @@ def spec_document(options: argparse.Namespace) -> dict[str, Any]:
 def run_start(client: Client, options: argparse.Namespace) -> int:
     """Start a rollout; return the exit status."""
     document = spec_document(options)
+    if options.fleet:
+        return run_fleet(options, spec_of(document))
+    refuse_fleet_arguments(options)
     try:
         status = client.start_rollout(options.model, document)
     except ClientError as error:
@@ -188,10 +210,16 @@ def run_start(client: Client, options: argparse.Namespace) -> int:
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="show only this model, in detail")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_gateway_arguments(parser)
 
 
 def run_status(client: Client, options: argparse.Namespace) -> int:
     """Print the status of one rollout, or of all; return the exit status."""
+    if options.gateway_route:
+        if not options.model:
+            raise UsageError("--gateway-route needs a MODEL")
+        show(gateway_route(client.rollout(options.model), options))
+        return 0
     if options.model:
         status = client.rollout(options.model)
         show_json(status) if options.json else show("\n".join(view.frame(status)))
@@ -237,7 +265,11 @@ def run_history(client: Client, options: argparse.Namespace) -> int:
 def _steering(command: str) -> Callable[[Client, argparse.Namespace], int]:
     def steer(client: Client, options: argparse.Namespace) -> int:
         status = client.command_rollout(options.model, command, force=getattr(options, "force", False))
-        show(f"{options.model}: {status['text']}" if command == "clear" else view.line(status))
+        wish = (status.get("fleet") or {}).get("wish")
+        if wish:
+            show(f"{options.model}: the fleet command that leads the rollout is asked to {wish['command']} it")
+        else:
+            show(f"{options.model}: {status['text']}" if command == "clear" else view.line(status))
         return 0
 
     return steer
@@ -259,6 +291,7 @@ Examples:
   nerite rollout start resnet --to 2
   nerite rollout start resnet --to 2 --steps 5,25,50,100 --hold 10m --gate errors=+50% --gate p99=+10% --wait
   nerite rollout start chat --to 2 --gate ttft_p95=+10% --gate itl=+10% --sticky header:x-user
+  nerite rollout start resnet --from 1 --to 2 --fleet --replicas dns:nerite:8000 --prometheus http://prometheus:9090
 """,
         _add_start,
         run_start,

@@ -36,6 +36,8 @@ def headline(status: Status) -> str:
 def where(status: Status) -> str:
     """Return step and weight as text."""
     steps = status["steps"]
+    if status.get("shadowing"):
+        return f"answers nobody, is sent {status['spec']['shadow']}"
     if status["state"] in ("running", "paused", "inconclusive"):
         return f"step {status['step'] + 1} of {len(steps)}, weight {status['weight']:g} %"
     return f"weight {status['weight']:g} %"
@@ -59,6 +61,8 @@ def frame(status: Status, width: int = 80, note: str = "") -> list[str]:
     """Return the lines of the live view, none longer than ``width``."""
     lines = [headline(status), _path(status), _waiting(status), ""]
     lines += _table([_ARMS, *(_arm(name, arm) for name, arm in status["arms"].items())])
+    if status.get("shadow"):
+        lines += ["", shadow_line(status["shadow"])]
     if status["gates"]:
         lines += ["", *_gates(status["gates"])]
     lines += ["", status["text"] or "the candidate is being loaded and compared with the baseline"]
@@ -79,8 +83,11 @@ def _path(status: Status) -> str:
     """Return the steps with a mark at the present one."""
     active = status["state"] in ("running", "paused", "inconclusive")
     last = len(status["steps"]) - 1
-    at = status["step"] if active else last if status["state"] == "promoted" else -1
+    shadowing = status.get("shadowing", False)
+    at = -1 if shadowing else status["step"] if active else last if status["state"] == "promoted" else -1
     marks = [f"[{step:g}%]" if index == at else f"{step:g}%" for index, step in enumerate(status["steps"])]
+    if share := status["spec"].get("shadow"):
+        marks.insert(0, f"[shadow {share}]" if shadowing else f"shadow {share}")
     return "steps: " + " > ".join(marks)
 
 
@@ -94,7 +101,8 @@ def _waiting(status: Status) -> str:
         return took
     held = f"step {duration_text(round(status['in_step']))} of {spec['hold']}"
     counted = f"{status['step_requests']} of {spec['requests']} requests"
-    last = ", then proof for promotion" if status["step"] == len(status["steps"]) - 2 else ""
+    is_last = status["step"] == len(status["steps"]) - 2 and not status.get("shadowing")
+    last = ", then proof for promotion" if is_last else ""
     return f"{took}   {held}, {counted}{last}"
 
 
@@ -121,6 +129,24 @@ def _gates(gates: Iterable[Mapping[str, Any]]) -> list[str]:
             cells.append(f"{bar(part)} {part:>4.0%}  " if boundary else f"{'a hard limit':<{_BAR + 9}}")
         lines.append(" ".join(cells).rstrip())
     return lines
+
+
+def shadow_line(shadow: Mapping[str, Any]) -> str:
+    """Return what the comparisons with a shadow have shown as one line."""
+    compared = sum(shadow["compared"].values())
+    parts = [f"shadow: {compared:,} answers compared"]
+    if compared:
+        parts.append(f"{shadow['agreement']:.2%} agree")
+        parts += [f"{count:,} {name.replace('_', ' ')}" for name, count in shadow["compared"].items()]
+    if shadow["label_agreement"] is not None:
+        parts.append(f"labels {shadow['label_agreement']:.2%}")
+    if shadow["distance_p99"] is not None:
+        parts.append(f"distance p99 <= {shadow['distance_p99']:g}")
+    if shadow["shared_text_mean"] is not None:
+        parts.append(f"shared text {shadow['shared_text_mean']:.0%}")
+    if dropped := sum(shadow["dropped"].values()):
+        parts.append(f"{dropped:,} not compared")
+    return ", ".join(parts)
 
 
 def difference_line(difference: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
+from nerite.rollouts.analysis import answer_of, question_of
 from nerite.rollouts.spec import MAX_SPEC
-from nerite.routes.route_file import route_from_json, route_to_json
+from nerite.routes.route_file import SHADOW_RESULTS, route_from_json, route_to_json
 from nerite.transports import settings
 from nerite.transports.http import large_json, reply, request_bodies
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
@@ -136,6 +137,20 @@ class HttpAdministration:
         """Send the decisions of a model's rollouts."""
         connection.send([reply.json_reply({"history": self._rollouts.history(model)}).encode()])
 
+    def rollout_follow(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Take an order of a fleet command."""
+        self._background_calls.start(connection, _json(self._rollouts.follow(model, parse_settings(body))))
+
+    def rollout_analysis(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Send what the judge says, for Argo Rollouts."""
+        connection.send([reply.json_reply(self._rollouts.analysis(model)).encode()])
+
+    def change_rollout_analysis(self, connection: HttpExchange, body: memoryview, model: str) -> None:
+        """Answer a webhook of Flagger with a status code."""
+        ask = question_of(parse_settings(body))
+        status, document = answer_of(ask, self._rollouts.analysis(model))
+        connection.send([reply.json_reply(document, status).encode()])
+
     def rollout_command(self, connection: HttpExchange, body: memoryview, model: str, command: str) -> None:
         """Pause, resume, promote, abort or clear a rollout."""
         given = _json_object(body)
@@ -189,7 +204,10 @@ class HttpAdministration:
 
     def route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Send how the requests to a name are divided."""
-        connection.send([reply.json_reply(route_to_json(self._server.route(model))).encode()])
+        document = route_to_json(self._server.route(model))
+        if (results := self._server.routes.shadow_status(model)) is not None:
+            document[SHADOW_RESULTS] = results
+        connection.send([reply.json_reply(document).encode()])
 
     def change_route(self, connection: HttpExchange, body: memoryview, model: str) -> None:
         """Change how the requests to a name are divided, and send the result."""

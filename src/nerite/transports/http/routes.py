@@ -77,6 +77,9 @@ ENDPOINTS: Final = (
     _endpoint("rollouts", "GET", "model-repository", "/v2/rollouts"),
     _endpoint("rollout", "GET POST", "model-repository", _MODEL + "/rollout"),
     _endpoint("rollout_history", "GET", "model-repository", _MODEL + "/rollout/history"),
+    _endpoint("rollout_check", "POST", "model-repository", _MODEL + "/rollout/check"),
+    _endpoint("rollout_follow", "POST", "model-repository", _MODEL + "/rollout/follow"),
+    _endpoint("rollout_analysis", "GET POST", "statistics", _MODEL + "/rollout/analysis"),
     _endpoint("rollout_command", "POST", "model-repository", _MODEL + "/rollout/{command}"),
     _endpoint("regions", "GET", "shared-memory", _SYSTEM + _REGION + "/status"),
     _endpoint("register", "POST", "shared-memory", _SYSTEM + _REGION + "/register"),
@@ -85,7 +88,6 @@ ENDPOINTS: Final = (
     _endpoint("register_cuda", "POST", "shared-memory", _CUDA + _REGION + "/register"),
     _endpoint("unregister_cuda", "POST", "shared-memory", _CUDA + _REGION + "/unregister"),
     _endpoint("unload", "POST", "model-repository", _REPOSITORY + "/models/{model}/unload"),
-    _endpoint("rollout_check", "POST", "model-repository", _MODEL + "/rollout/check"),
     _endpoint("openai_models", "GET", "metadata", "/v1/models"),
     _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
     _endpoint("openai_load", "POST", "model-repository", "/v1/models/{model}/load"),
@@ -199,6 +201,10 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "rollout": EndpointDescription("Return the status of a model's rollout, or start one", "RolloutSpec", "Rollout"),
     "rollout_history": EndpointDescription(
         "Return the decisions of a model's rollouts with their evidence", gives="RolloutHistory"
+    ),
+    "rollout_follow": EndpointDescription("Take an order of a fleet command", "RolloutOrder", "Rollout"),
+    "rollout_analysis": EndpointDescription(
+        "Return what the judge says, for Argo Rollouts, or answer a webhook of Flagger", "FlaggerWebhook", "Analysis"
     ),
     "rollout_command": EndpointDescription("Pause, resume, promote, abort or clear a rollout", "Force", "Rollout"),
     "regions": EndpointDescription("List the system shared memory regions", gives="Regions"),
