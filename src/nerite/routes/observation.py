@@ -28,6 +28,7 @@ from nerite.routes.table import RouteState, TakeOutcome
 
 _REFUSALS = (Overloaded, QuotaExceeded, Exhausted, QueueFull)
 _TIMEOUTS = (DeadlineExceeded, QueueTimeout)
+_new_tuple = tuple.__new__
 _STREAM = "stream"
 """Input with which callers ask text models for a stream of responses."""
 
@@ -73,6 +74,7 @@ class ObservedSink(CallerSink):
         "_state",
         "_stratum",
         "_take",
+        "_under_way",
         "counted",
     )
 
@@ -86,10 +88,10 @@ class ObservedSink(CallerSink):
         self._state = state
         self._stratum = stratum
         self._take = take
-        self._first_ns = self._last_ns = self._count = 0
         self._lost = False
-        self.counted = 0
-        state.under_way.add(self)
+        self._count = self.counted = 0
+        self._under_way = state.under_way
+        self._under_way.add(self)
         request.sink = self
 
     @property
@@ -110,10 +112,13 @@ class ObservedSink(CallerSink):
                 self._first_ns = now
             self._count += 1
             self._last_ns = now
-        if final and self in self._state.under_way:
-            self._state.under_way.discard(self)
+        if final and self in self._under_way:
+            self._under_way.discard(self)
             try:
-                self._end(request, error, now)
+                if error is not None or request.cancelled or self._lost:
+                    self._take(self._outcome(now, self._failure(request, error)), self.counted)
+                else:
+                    self._take(self._outcome(now, ""), self.counted)
             except Exception as failure:  # the request must not fail because of it
                 report("admission", failure, f"while an outcome of route '{self._assignment.route}' was judged")
         self._sink.respond(request, response, final)
@@ -122,24 +127,25 @@ class ObservedSink(CallerSink):
         """Return the outcome that the request would have if it succeeded now."""
         return self._outcome(now_ns, "")
 
-    def _end(self, request: InferenceRequest, error: NeriteError | None, now: int) -> None:
-        how = ""
-        if error is not None or request.cancelled or self._lost:
-            how = kind_of(error, cancelled=request.cancelled) or ("error" if self._lost else "")
-            counters = self._state.counters.get(self._assignment.arm)
-            if how != "cancelled" and counters is not None:
-                counters.errors += 1
-        self._take(self._outcome(now, how), self.counted)
+    def _failure(self, request: InferenceRequest, error: NeriteError | None) -> str:
+        """Return how a request has ended that was not answered well by its arm, and count it."""
+        how = kind_of(error, cancelled=request.cancelled) or "error"
+        counters = self._state.counters.get(self._assignment.arm)
+        if how != "cancelled" and counters is not None:
+            counters.errors += 1
+        return how
 
     def _outcome(self, now: int, how: str) -> Outcome:
         _, _, candidate, probability, cluster = self._assignment
         begun, count = self._request.arrived_ns, self._count
-        whole = (now - begun) / 1e3
-        first = (self._first_ns - begun) / 1e3 if count else whole
+        first = whole = (now - begun) / 1e3
         between = 0.0
-        if count > 1:
-            between = (self._last_ns - self._first_ns) / 1e3 / (count - 1)
-        return Outcome(candidate, probability, now, whole, first, between, how, self._stratum, cluster)
+        if count:
+            first = (self._first_ns - begun) / 1e3
+            if count > 1:
+                between = (self._last_ns - self._first_ns) / 1e3 / (count - 1)
+        outcome = candidate, probability, now, whole, first, between, how, self._stratum, cluster
+        return _new_tuple(Outcome, outcome)  # in half the time of ``Outcome(...)``
 
 
 class StrataOfHeader:

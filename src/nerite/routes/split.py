@@ -334,11 +334,12 @@ class RouteSplit:
     def _observe(
         self, request: InferenceRequest, headers: ArmHeaders, assignment: Assignment, take: TakeOutcome
     ) -> None:
-        if headers.dynamic and not assignment.cluster:
-            key = key_of(self._route, request).value
-            assignment = assignment._replace(cluster=self._route.cluster(key) if key else 0)
-        if request.header.sequence_id and self._pinned is not None:
-            assignment = assignment._replace(probability=self._pinned.probability)
+        if headers.dynamic:
+            if not assignment.cluster:
+                key = key_of(self._route, request).value
+                assignment = assignment._replace(cluster=self._route.cluster(key) if key else 0)
+            if request.header.sequence_id and self._pinned is not None:
+                assignment = assignment._replace(probability=self._pinned.probability)
         strata = headers.strata
         if strata is None:
             strata = headers.strata = StrataOfHeader(request.header)
