@@ -89,6 +89,7 @@ SMALL: Final = {
     "judge/thresholds.py:_frozen": "classes of requests, at most 64",
     "judge/thresholds.py:_before": "classes of requests, at most 64",
     "judge/outcome.py:token_stratum": "classes of requests, at most 1,024",
+    "judge/evidence.py:_log_ratios": "two small tables for each gate and weights, at most 256",
     "rollouts/run.py:shadow": "results of a shadow, by their names in the program",
     "observability/histogram.py:exemplars": "one for each bucket of a histogram",
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",

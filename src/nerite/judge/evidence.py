@@ -90,9 +90,7 @@ def log_harm(
     rollout, the other half with one of the windows, so that a candidate that becomes worse late is not acquitted for
     its past. Of each, half is about all strata together, half the mean over strata.
     """
-    found = log_evidence(
-        _with_sum(_since(candidate)), _with_sum(_since(baseline)), probabilities, tolerated, WORSE
-    )
+    found = log_evidence(_with_sum(_since(candidate)), _with_sum(_since(baseline)), probabilities, tolerated, WORSE)
     pooled, strata = found[..., -1], found[..., :-1]
     # The mean over all places: e-values of strata that were not seen are 1.
     top = np.maximum(np.maximum.reduce(strata, -1), 0.0)

@@ -42,7 +42,6 @@ _LN10: Final = math.log(10.0)
 LOAD: Final = "load"
 """A gauge that is no gate: requests under way per instance. Arms are comparable if they have about the same."""
 _LOAD_RATIO: Final = 1.5
-_MAX_PATIENCE: Final = 1024
 _BATCH: Final = 256
 """Ends of requests that are counted together."""
 
@@ -107,9 +106,8 @@ class Judge:
         """Outcomes that are not counted yet."""
         self._waiting_counted: list[int] = []
         """What was counted of each of them while it was under way."""
-        self._patience: dict[Stratum, float] = {}
-        self._patience_from: Mapping[Stratum, tuple[float, ...]] = {}
-        """The thresholds that ``_patience`` was computed from."""
+        self._least_patience: tuple[object, float] = None, math.inf
+        """The thresholds that it was computed from, and the least ``patience_us``."""
         self.on_counted: Callable[[OutcomeBatch], None] = _ignored
         """Called with outcomes when they are counted."""
 
@@ -176,31 +174,26 @@ class Judge:
         if not requests:
             return []
         outcomes, counted = zip(*requests, strict=True)
-        self._advance(max(outcome.at_ns for outcome in outcomes))
-        late = [max(0.0, outcome.latency_us - self.patience_us(outcome.stratum)) for outcome in outcomes]
+        batch = OutcomeBatch(outcomes, counted)
+        self._advance(int(batch.at_ns.max()))
         # When it became too slow, and not when that is seen.
-        at_ns = [outcome.at_ns - int(over * 1000) for outcome, over in zip(outcomes, late, strict=True)]
-        return self._compare(OutcomeBatch(outcomes, counted), at_ns, ended=False)
+        patience = np.array([self.patience_us(stratum) for stratum, _, _ in batch.groups])[batch.group]
+        late_ns = np.maximum(batch.latencies[0] - patience, 0.0) * 1000
+        return self._compare(batch, (batch.at_ns - late_ns.astype(np.int64)).tolist(), ended=False)
 
     def patience_us(self, stratum: Stratum) -> float:
         """Return after how long a request under way should be given to ``observe_running``; infinity: never."""
         self.count()
-        if self._patience_from is not self._thresholds.in_force:
-            self._patience_from = self._thresholds.in_force
-            self._patience.clear()
-        found = self._patience.get(stratum)
-        if found is None:
-            known = self._thresholds.of(stratum, math.inf)
-            found = min((test.patience_us(known) for test in self._tests), default=math.inf)
-            if len(self._patience) < _MAX_PATIENCE:
-                self._patience[stratum] = found
-        return found
+        known = self._thresholds.of(stratum, math.inf)
+        return min((test.patience_us(known) for test in self._tests), default=math.inf)
 
     def least_patience_us(self) -> float:
         """Return the least ``patience_us`` of all classes."""
         self.count()
-        classes = [*self._thresholds.in_force, Stratum()]
-        return min(map(self.patience_us, classes))
+        in_force = self._thresholds.in_force
+        if self._least_patience[0] is not in_force:
+            self._least_patience = in_force, min(map(self.patience_us, [*in_force, Stratum()]))
+        return self._least_patience[1]
 
     def gauge(self, name: str, candidate: float, baseline: float, now_ns: int) -> None:
         """Take a reading of a gauge: of a gate that has a hard limit, or ``load``. NaN: not known."""
@@ -283,10 +276,12 @@ class Judge:
                 for group, count in batch.sizes(exposed).items():
                     counts.exposed(*rows[group], count)
             for place in fresh.nonzero()[0].tolist():
-                counts.bad(*rows[batch.group[place]], at_ns[place], batch.clusters[place])
+                stratum, probability, candidate = rows[batch.group[place]]
+                counts.bad(stratum, probability, candidate, at_ns[place], batch.clusters[place])
             if not ended:
                 counted = counted | fresh.astype(np.int64) << index
-        return counted.tolist()
+        found: list[int] = counted.tolist()
+        return found
 
     def verdict(self, now_ns: int) -> Verdict:
         """Return the decision at this time, with its numbers. May be called at any time and as often as one likes."""

@@ -52,7 +52,7 @@ class LatencyCounts:
 
     def halve(self) -> None:
         """Let each latency count for half, and forget those that hardly count any more."""
-        self._counts[self._counts < 0.25] = 0.0  # noqa: PLR2004
+        self._counts[self._counts < 0.25] = 0.0
         self._counts *= 0.5
 
     def copy(self) -> LatencyCounts:

@@ -28,15 +28,16 @@ class OutcomeBatch:
         """``counted`` has for each request what was counted of it while it was under way, as bits by gate."""
         size = self.size = len(outcomes)
         self.outcomes = outcomes
-        candidate, probability, at_ns, *latencies, errors, strata, self.clusters = zip(*outcomes, strict=True)
+        candidate, probability, at_ns, *latencies, errors, strata, clusters = zip(*outcomes, strict=True)
         self.errors: tuple[str, ...] = errors
+        self.clusters: tuple[int, ...] = clusters
         self.candidate: Mask = np.array(candidate, bool)
         self.at_ns: npt.NDArray[np.int64] = np.array(at_ns, np.int64)
         self.latencies: Floats = np.array(latencies, float)
         """By row, as ``LATENCIES`` has them, and request."""
         self.buckets: Buckets = buckets_of(self.latencies)
         self.positive: Mask = self.latencies > 0.0
-        self._positive = self.positive.all(axis=1).tolist()
+        self._positive = [bool(row.all()) for row in self.positive]
         self.counted = np.array(counted, np.int64) if any(counted) else None
         """None: nothing of all."""
         numbers = _Numbers()
@@ -62,7 +63,9 @@ class OutcomeBatch:
         """Requests that are ``judged`` and have no sticky key."""
         if not any(self.clusters):
             return self.judged
-        return self.judged & np.fromiter(map(not_, self.clusters), bool, self.size)
+        without: Mask = np.fromiter(map(not_, self.clusters), bool, self.size)
+        without &= self.judged
+        return without
 
     def sizes(self, where: Mask) -> dict[int, int]:
         """Return how many requests there are of each class, in the order of their first requests."""
@@ -74,7 +77,8 @@ class OutcomeBatch:
 
     def buckets_where(self, row: int, where: Mask) -> Buckets:
         """Return the buckets of one kind of latency, of the requests that have it."""
-        return self.buckets[row][where if self._positive[row] else where & self.positive[row]]
+        found: Buckets = self.buckets[row][where if self._positive[row] else where & self.positive[row]]
+        return found
 
 
 class _Numbers(dict[tuple[Stratum, float, bool], int]):

@@ -172,9 +172,7 @@ class BaselineThresholds:
 
     def restore(self, state: dict[str, Any], now_ns: int) -> None:
         """Take a state that ``to_json`` has returned."""
-        self._seen = {
-            Stratum(*key): tuple(map(LatencyCounts.of_json, values)) for key, values in state["seen"]
-        }
+        self._seen = {Stratum(*key): tuple(map(LatencyCounts.of_json, values)) for key, values in state["seen"]}
         self._requests, self._fresh = (int(each) for each in state["requests"])
         self._next = int(state["next"])
         self._frozen = {Stratum(*key): tuple(map(_number, values)) for key, values in state["frozen"]}

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from nerite.judge.counts import CountRow, difference
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import LOAD, Judge
-from nerite.judge.outcome import Outcome
+from nerite.judge.outcome import Stratum
 from nerite.judge.outcome_batch import OutcomeBatch
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
@@ -142,11 +142,15 @@ class RolloutRun:
         """Count requests that are already slower than a gate accepts, so that hanging is not better than answering."""
         judge = self.judge
         least_ns = judge.least_patience_us() * 1000
+        patience: dict[Stratum, float] = {}
         late = []
         for request in requests:
             if now_ns - request.arrived_ns > least_ns:
                 outcome = request.outcome(now_ns)
-                if outcome.latency_us > judge.patience_us(outcome.stratum):
+                stratum = outcome.stratum
+                if stratum not in patience:
+                    patience[stratum] = judge.patience_us(stratum)
+                if outcome.latency_us > patience[stratum]:
                     late.append((outcome, request))
         late.sort(key=lambda each: -each[0].latency_us)  # in the order of their arrival
         counted = judge.observe_running([(outcome, request.counted) for outcome, request in late])

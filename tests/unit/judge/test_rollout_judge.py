@@ -343,6 +343,45 @@ def test_a_judge_that_was_stopped_goes_on_as_if_it_had_not_been(stop: int) -> No
     assert everything(judge, now) == everything(whole, now)
 
 
+@pytest.mark.parametrize("gates", [ALL, ("errors", "refused", "goodput:ttft<=5ms", "p50"), ("cancelled",)])
+def test_when_outcomes_are_counted_changes_nothing(gates: tuple[str, ...]) -> None:
+    """One judge counts each by itself, the other one as many together as it likes, also where thresholds change."""
+    options = {"window_ns": 30 * SECOND_NS}
+    single, together = judge_of(*gates, **options), judge_of(*gates, **options)
+    random = np.random.default_rng(11)
+    for outcome in requests(4000, 0.3, errors=0.05, candidate=slower(1.2)):
+        outcome = outcome._replace(
+            probability=float(random.choice([0.3, 0.3, 0.5, 0.0])),
+            error=str(
+                random.choice(["", outcome.error, "timeout", "refused", "cancelled"], p=[0.8, 0.14, *[0.02] * 3])
+            ),
+            token_us=outcome.token_us * float(random.random() < 0.5),
+            stratum=stratum_of(
+                int(random.integers(1, 20_000)), int(random.integers(0, 9000)), f"t{random.integers(3)}"
+            ),
+            cluster=int(random.integers(0, 3)) * int(random.integers(1, 2**60)),
+        )
+        counted = int(random.integers(0, 2 ** len(gates))) if random.random() < 0.02 else 0
+        for judge in (single, together):
+            judge.observe(outcome, counted)
+        single.count()
+        if random.random() < 0.002:
+            assert everything(single, outcome.at_ns) == everything(together, outcome.at_ns)
+    assert everything(single, outcome.at_ns) == everything(together, outcome.at_ns)
+
+
+def test_a_verdict_keeps_the_figures_of_its_time() -> None:
+    judge, other = judge_of("errors", "p95"), judge_of("errors", "p95")
+    for outcome in requests(2000, 0.5, errors=0.02):
+        judge.observe(outcome)
+        other.observe(outcome)
+    verdict, expected = judge.verdict(2000 * STEP_NS), other.verdict(2000 * STEP_NS).to_json()
+    for outcome in requests(2000, 0.5, 2, errors=0.5, begin_ns=2000 * STEP_NS, candidate=slower(3)):
+        judge.observe(outcome)
+    judge.verdict(4000 * STEP_NS)
+    assert verdict.to_json() == expected
+
+
 def test_the_clock_of_another_process_may_begin_anew() -> None:
     judge = judge_of("errors", "p95")
     for outcome in requests(1500, 0.5, begin_ns=10**15):

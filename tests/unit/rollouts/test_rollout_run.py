@@ -90,6 +90,29 @@ def test_a_candidate_that_hangs_is_found_before_it_answers() -> None:
     assert not again.findings(now + 13 * SECOND).worse, "both hang"
 
 
+def test_each_outcome_is_counted_once_though_the_server_stops_in_between() -> None:
+    run = begun()
+    now = load(run, 77, errors=0.0)
+    again = RolloutRun.of_json("m", json.loads(json.dumps(run.as_json())), now)
+    now = load(again, 5, errors=0.0, start=now)
+    last = RolloutRun.of_json("m", json.loads(json.dumps(again.as_json())), now)
+    assert last.baseline.requests + last.candidate.requests == 82
+    verdict = last.judge.verdict(now)
+    assert verdict.candidate_requests + verdict.baseline_requests == 82
+
+
+def test_requests_that_are_young_are_not_looked_at() -> None:
+    class Young(UnderWay):
+        def outcome(self, now_ns: int) -> Outcome:
+            raise AssertionError("no gate can find it late yet")
+
+    run = begun(gates=("errors", "p99"))
+    now = load(run, 2000, errors=0.0)
+    late, young = UnderWay(True, now - SECOND), Young(True, now - 1000)
+    run.look_under_way([young, late], now)
+    assert late.counted and not young.counted
+
+
 def test_requests_that_were_refused_are_not_answers_of_the_candidate() -> None:
     run = begun()
     run.observe(Outcome(True, 0.5, SECOND, 10.0, 10.0, error="refused"))
