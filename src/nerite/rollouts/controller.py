@@ -37,8 +37,8 @@ from nerite.routes.table import RouteTable
 from nerite.server import InferenceServer
 
 _TICK: Final = 1.0
-"""Seconds between two looks at the rollouts, and at the files beside the models. A verdict holds the loop for some
-milliseconds."""
+"""Seconds between two looks at the rollouts, and at the files beside the models. One holds the loop for less
+than a millisecond for each rollout."""
 _SAVE_EVERY: Final = 10
 """Ticks between two saves of evidence; decisions are saved at once."""
 CLEAR: Final = "clear"
