@@ -285,6 +285,7 @@ class Judge:
 
     def _summary(self, gate: RateGate | TailGate, arm: int, bad: int, requests: int) -> ArmCounts:
         value = UNKNOWN
+        requests = max(requests, bad)  # some that are bad may be still under way
         if isinstance(gate, TailGate):
             value = quantile_interval(self._latencies[gate.field][arm], gate.quantile, self.alpha)
         return ArmCounts(requests, bad, rate_interval(bad, requests, self.alpha), value)
