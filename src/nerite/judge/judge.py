@@ -21,7 +21,7 @@ from nerite.judge.confidence import UNKNOWN, Interval, bucket_of, quantile_inter
 from nerite.judge.counts import CountRow, EventCounts, total
 from nerite.judge.evidence import gate_evidence, log_mismatch, risk_interval
 from nerite.judge.gates import METRICS, Gate, LimitGate, RateGate, TailGate, parse_gate
-from nerite.judge.limits import GaugeLimit, GrossFailure
+from nerite.judge.limits import GaugeLimit, GrossFailure, gauge_text
 from nerite.judge.outcome import Outcome, Stratum
 from nerite.judge.thresholds import BaselineThresholds
 from nerite.judge.verdict import ArmCounts, Decision, GateVerdict, Verdict
@@ -294,12 +294,14 @@ class Judge:
         known = limit.known(now_ns)
         if limit.violated:
             decision = Decision.ROLL_BACK
-            reason = f"{limit.candidate:g} in the candidate, {limit.baseline:g} in the baseline"
+            candidate, baseline = (gauge_text(limit.gate.name, each) for each in (limit.candidate, limit.baseline))
+            reason = f"{candidate} in the candidate, {baseline} in the baseline"
         elif not known:
             decision, reason = Decision.CONTINUE, "no reading in the last minute"
         else:
             decision = Decision.CONTINUE if limit.violations else Decision.NOT_WORSE
-            reason = f"{limit.candidate:g}, {limit.violations} of the last readings beyond the limit"
+            now = gauge_text(limit.gate.name, limit.candidate)
+            reason = f"{now}, {limit.violations} of the last readings beyond the limit"
         values = (Interval(value, value, value) for value in (limit.candidate, limit.baseline))
         arms = [ArmCounts(value=value) for value in values]
         return GateVerdict(limit.gate.text, decision, reason, candidate=arms[0], baseline=arms[1])
