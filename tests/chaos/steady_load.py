@@ -99,30 +99,32 @@ class SteadyLoad:
             self.wrong += ["no answer"] * len(hanging)
             for task in hanging:
                 task.cancel()
+            await asyncio.gather(*hanging, return_exceptions=True)
         self.surplus += [rest for rest in await asyncio.gather(*(each.rest() for each in self._idle)) if rest]
 
     async def _one(self, number: int) -> None:
+        connection = None
         try:
             connection = self._idle.pop() if self._idle else await self._connect()
             answer = connection.ask(self._path, json.dumps({"id": f"r{number}", **self._body(number)}).encode())
-            parts = []
+            parts, failure = [], ""
             async for status, part in answer:
-                if status != 200 or "error" in part:
-                    self.failures[str(part.get("error", status))] += 1
-                    break
                 parts.append(part)
-                if self._cuts and number % _CUT_EVERY == 0:
+                if status != 200 or "error" in part:
+                    failure = str(part.get("error", status))
+                elif self._cuts and number % _CUT_EVERY == 0:
                     connection.cut()
                     self.cut += 1
                     return
+            if failure:
+                self.failures[failure] += 1
             else:
                 self.answers[self._read(number, parts)] += 1
-                self._idle.append(connection)
-                return
-            await answer.aclose()
-            connection.cut() if parts else self._idle.append(connection)
+            self._idle.append(connection)
         except Exception as error:
             self.wrong.append(f"request {number}: {error!r}")
+            if connection is not None:
+                connection.cut()
 
     async def _connect(self) -> _Connection:
         host, port = self._server.http.split(":")
@@ -135,7 +137,8 @@ class SteadyLoad:
 
     def check(self) -> None:
         """Assert that each request has got exactly one answer, but for those whose client has disconnected."""
-        assert (self.wrong[:_SHOWN], self.surplus[:_SHOWN]) == ([], [])
+        assert not self.wrong, f"{len(self.wrong)} of {self.sent}: {self.wrong[:_SHOWN]}"
+        assert not self.surplus, f"answered twice: {self.surplus[:_SHOWN]}"
         assert self.answers.total() + self.failures.total() + self.cut == self.sent
 
 

@@ -82,7 +82,7 @@ class Case(NamedTuple):
     text: str
     """Part of the sentence about it."""
     failures: str = ""
-    """What clients may be told by the candidate."""
+    """What clients may be told by the candidate: what it says itself, or that their stream, begun, cannot go on."""
     force: bool = False
 
     @property
@@ -99,11 +99,11 @@ BROKEN = (
     ),
     Case(
         "3x slower tail", stream(1, TAIL.format(0.1), 0), stream(2, TAIL.format(0.3), 0),
-        STREAMS, ["errors", "p99"], "worse", " ms against ",
+        STREAMS, ["errors", "p95"], "worse", " ms against ",
     ),
     Case(
         "crash loop", single(1), single(2, "values.flat[0] % 4 or os.kill(os.getpid(), signal.SIGKILL)"),
-        pbtxt(), ["errors"], "worse", "of the first",
+        pbtxt(), ["errors"], "worse", "requests",
     ),
     Case(
         "leak", single(1),
@@ -112,15 +112,16 @@ BROKEN = (
     ),
     Case(
         "first token late", stream(1, 0.005, 0.04), stream(2, 0.12, 0),
-        STREAMS, ["errors", "ttft_p95"], "worse", " ms against ",
+        STREAMS, ["errors", "ttft_p90"], "worse", " ms against ",
     ),
     Case(
         "hangs on cancel", stream(1), stream(2, cancelled="while True: time.sleep(1)"),
-        STREAMS, ["errors", "p99"], "blocked", "A cancelled request still occupies its instance",
+        STREAMS, ["errors", "p95"], "blocked", "A cancelled request still occupies its instance",
     ),
     Case(
         "hangs on cancel, forced", stream(1), stream(2, cancelled="while True: time.sleep(1)"),
-        STREAMS, ["errors", "p99"], "worse", " ms against ", force=True,
+        STREAMS, ["errors", "p95"], "worse", "requests bad",
+        failures="it was stuck when its version was rolled back", force=True,
     ),
 )  # fmt: skip
 
@@ -196,7 +197,7 @@ def test_a_broken_version_is_found_and_rolled_back(tmp_path: Path, case: Case) -
             after = load.answers["1"] + 200
             eventually(lambda: load.answers["1"] > after, what="it does not go on")
             assert load.failures.total() == before, "errors after the rollback"
-    assert set(load.failures) <= {case.failures}
+    assert all(case.failures and case.failures in each for each in load.failures), load.failures
     assert case.found != "blocked" or "2" not in load.answers
 
 
@@ -224,9 +225,9 @@ def test_a_good_version_is_promoted(tmp_path: Path, case: Case, fronts: int) -> 
     assert not load.failures
 
 
-PROMPT = "once"
-STOP = "L"
-"""What the model says soon, but not with the other tokenizer, which puts a token before the prompt."""
+PROMPT = "who"
+STOP = "7"
+"""What the model says at once, but not with the other tokenizer, which puts a token before the prompt."""
 
 
 def read_text(number: int, parts: Sequence[dict[str, Any]]) -> str:
@@ -247,13 +248,14 @@ def test_a_version_with_the_wrong_tokenizer(tmp_path: Path, force: bool) -> None
         'backend: "llm"\nversion_policy { specific { versions: [ 1 ] } }\n'
         'parameters { key: "MAX_NUM_SEQS" value { string_value: "64" } }\n'
     )
-    said = {"text_input": PROMPT, "parameters": {"max_tokens": 40, "temperature": 0, "stop": STOP}}
+    said = {"text_input": PROMPT, "parameters": {"max_tokens": 12, "temperature": 0, "stop": STOP}}
     with (
         serving(models, tmp_path / "log", f"--rollout-state={tmp_path / 'state'}") as server,
         steady(server, "/v2/models/chat/generate", lambda _: said, read_text) as load,
     ):
         eventually(lambda: load.answers["1"] > 400)
-        found = end_of(server, {**SPEC, "gate": ["errors", "p95"], "force": force}, "chat")
+        found = end_of(server, {**SPEC, "gate": ["errors", "p50"], "force": force}, "chat")
+        print(found["arms"])
         subjects = [each["subject"] for each in found["differences"]]
         assert subjects[0] == "tokenizer, probe text 'English'"
         if force:
@@ -262,4 +264,5 @@ def test_a_version_with_the_wrong_tokenizer(tmp_path: Path, force: bool) -> None
         else:
             assert (found["state"], found["reason"]) == ("aborted", "blocked")
         eventually(lambda: server.state("chat", "2") != "READY", what="the candidate stays loaded")
+    print(load.failures)
     assert ("2" in load.answers, load.failures) == (force, {})

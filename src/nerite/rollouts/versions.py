@@ -114,7 +114,7 @@ class RolloutVersions:
             elif progress != before:
                 self._leaving[running] = progress, now_ns
             elif now_ns - since_ns >= _STUCK_NS:
-                running.kill_busy("it is stuck, and its model was rolled back")
+                running.kill_busy("it was stuck when its version was rolled back")
                 self._leaving[running] = progress, now_ns
 
     def look(self, run: RolloutRun, now_ns: int) -> None:
