@@ -31,6 +31,8 @@ class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self.closes = False
+        """The server has announced that it closes the connection."""
 
     async def ask(self, path: str, body: bytes) -> AsyncIterator[tuple[int, dict[str, Any]]]:
         """Send a request; yield the status and each part of the answer: the body, or the events of a stream."""
@@ -39,6 +41,7 @@ class _Connection:
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         status = int(lines[0].split()[1])
         fields = dict(line.split(": ", 1) for line in lines[1:] if line)
+        self.closes = fields.get("connection") == "close"
         if "content-length" in fields:
             yield status, json.loads(await self._reader.readexactly(int(fields["content-length"])))
             return
@@ -100,7 +103,7 @@ class SteadyLoad:
             for task in hanging:
                 task.cancel()
             await asyncio.gather(*hanging, return_exceptions=True)
-        self.surplus += [rest for rest in await asyncio.gather(*(each.rest() for each in self._idle)) if rest]
+        self.surplus += filter(None, await asyncio.gather(*(each.rest() for each in self._idle)))
 
     async def _one(self, number: int) -> None:
         connection = None
@@ -120,7 +123,10 @@ class SteadyLoad:
                 self.failures[failure] += 1
             else:
                 self.answers[self._read(number, parts)] += 1
-            self._idle.append(connection)
+            if connection.closes:
+                self.surplus += filter(None, [await connection.rest()])
+            else:
+                self._idle.append(connection)
         except Exception as error:
             self.wrong.append(f"request {number}: {error!r}")
             if connection is not None:

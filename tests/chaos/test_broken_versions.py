@@ -226,8 +226,6 @@ def test_a_good_version_is_promoted(tmp_path: Path, case: Case, fronts: int) -> 
 
 
 PROMPT = "who"
-STOP = "7"
-"""What the model says at once, but not with the other tokenizer, which puts a token before the prompt."""
 
 
 def read_text(number: int, parts: Sequence[dict[str, Any]]) -> str:
@@ -236,9 +234,7 @@ def read_text(number: int, parts: Sequence[dict[str, Any]]) -> str:
     return str(answer["model_version"])
 
 
-@pytest.mark.parametrize("force", [False, True], ids=["checked", "forced"])
-def test_a_version_with_the_wrong_tokenizer(tmp_path: Path, force: bool) -> None:
-    """The check finds it; without it, the judge: texts go on after their end."""
+def test_a_version_with_the_wrong_tokenizer_is_found_before_its_first_request(tmp_path: Path) -> None:
     models = tmp_path / "models"
     for version in (1, 2):
         directory = language_model(models / "chat" / str(version))
@@ -248,21 +244,16 @@ def test_a_version_with_the_wrong_tokenizer(tmp_path: Path, force: bool) -> None
         'backend: "llm"\nversion_policy { specific { versions: [ 1 ] } }\n'
         'parameters { key: "MAX_NUM_SEQS" value { string_value: "64" } }\n'
     )
-    said = {"text_input": PROMPT, "parameters": {"max_tokens": 12, "temperature": 0, "stop": STOP}}
+    said = {"text_input": PROMPT, "parameters": {"max_tokens": 1, "temperature": 0, "ignore_eos": True}}
     with (
         serving(models, tmp_path / "log", f"--rollout-state={tmp_path / 'state'}") as server,
         steady(server, "/v2/models/chat/generate", lambda _: said, read_text) as load,
     ):
         eventually(lambda: load.answers["1"] > 400)
-        found = end_of(server, {**SPEC, "gate": ["errors", "p50"], "force": force}, "chat")
-        print(found["arms"])
-        subjects = [each["subject"] for each in found["differences"]]
-        assert subjects[0] == "tokenizer, probe text 'English'"
-        if force:
-            assert (found["state"], found["reason"]) == ("rolled_back", "worse")
-            assert " ms against " in found["text"]
-        else:
-            assert (found["state"], found["reason"]) == ("aborted", "blocked")
-        eventually(lambda: server.state("chat", "2") != "READY", what="the candidate stays loaded")
-    print(load.failures)
-    assert ("2" in load.answers, load.failures) == (force, {})
+        found = end_of(server, {**SPEC, "gate": ["errors", "p95"]}, "chat")
+        assert (found["state"], found["reason"]) == ("aborted", "blocked")
+        assert "tokenizer, probe text 'English'" in found["text"]
+        after = load.answers["1"] + 200
+        eventually(lambda: load.answers["1"] > after, what="it does not go on")
+    assert set(load.answers) == {"1"}
+    assert all("Exceeds maximum queue size" in each for each in load.failures), "the machine may be too slow for it"
