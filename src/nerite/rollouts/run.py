@@ -100,7 +100,12 @@ class RolloutRun:
         return self._ready[self.spec.to] or not self._ready[self.spec.baseline]
 
     def observe(self, outcome: Outcome, counted: int = 0) -> None:
-        """Take how a request ended. ``counted`` is what was counted of it while it was under way."""
+        """Take how a request ended, until the rollout ends: what the loser has then moves to the winner.
+
+        ``counted`` is what was counted of it while it was under way.
+        """
+        if not self.active:
+            return
         (self.candidate if outcome.candidate else self.baseline).observe(outcome)
         self.judge.observe(outcome, counted)
         if self.recording is not None:
