@@ -31,7 +31,8 @@ from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.regions import SharedMemoryRegions
 from nerite.repository import refusals
 from nerite.routes.split import RouteSplit
-from nerite.routes.table import RouteTable
+from nerite.routes.table import RouteState, RouteTable
+from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 from nerite.workers.helper_pool import HelperPool
 from nerite.workers.ipc.shared_memory import MIN_SIZE
 
@@ -176,6 +177,18 @@ class InferenceEntry(ABC, Generic[Version]):
             split = RouteSplit(state, find, self._epoch, self._coin, owns=self._owns_routes)
             self._splits[name, namespace] = split
         return split
+
+    def split_or_rest(self, name: str, namespace: str = "") -> RouteSplit:
+        """Return the arms of a route; if it was removed, the model that has its name, which requests go to since then.
+
+        Raises ``NeriteError`` if nothing is ready.
+        """
+        split = self.split(name, namespace)
+        if split is not None:
+            return split
+        version = self._running(name, "", namespace)
+        rest = RouteState(WeightedRoute(name, (RouteArm(name, "", 1.0),)))
+        return RouteSplit(rest, lambda *_: version, self._epoch, self._coin, owns=False)
 
     def assign(self, probe: InferenceRequest) -> tuple[Version, str, str, Assignment]:
         """Choose the arm of a call to a route before its requests are made.

@@ -183,9 +183,12 @@ class InferenceServer(InferenceEntry[RunningVersion]):
 
     def _hand_back(self, running: RunningVersion) -> None:
         if not running.usable:
-            running.hand_back(
-                self._hand_over, Unavailable(f"no instance of model '{running.name}', version {running.label}, is up")
-            )
+            self.hand_back(running, "has no instance that is up")
+
+    def hand_back(self, running: RunningVersion, why: str) -> None:
+        """Have other arms answer the requests to routes that wait for a version. ``why`` is the end of a sentence."""
+        error = Unavailable(f"model '{running.name}', version {running.label}, {why}")
+        running.hand_back(self._hand_over, error)
 
     def _hand_over(self, request: InferenceRequest) -> bool:
         """Have another arm answer a request that is about to fail because its own arm has lost it.
@@ -196,10 +199,10 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         if header.assignment is None or header.sequence_id or request.finished:
             return False
         try:
-            split = self.split(header.assignment.route, header.namespace)
+            split = self.split_or_rest(header.assignment.route, header.namespace)
         except NeriteError:
             return False
-        if split is None or not split.has_other(request):
+        if not split.has_other(request):
             return False
         HandOver(request, split.again)
         return True

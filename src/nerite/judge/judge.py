@@ -22,7 +22,7 @@ from nerite.judge.evidence import gate_evidence, log_mismatch
 from nerite.judge.gate_test import FAILED, GateTest
 from nerite.judge.gates import Gate, LimitGate, RateGate, TailGate, parse_gate
 from nerite.judge.latency_counts import LatencyCounts
-from nerite.judge.limits import GaugeLimit, GrossFailure
+from nerite.judge.limits import GaugeLimit, GrossFailure, gauge_text
 from nerite.judge.outcome import Outcome, Stratum
 from nerite.judge.outcome_batch import LATENCIES, OutcomeBatch
 from nerite.judge.thresholds import BaselineThresholds
@@ -348,7 +348,7 @@ class Judge:
         latencies = self._latencies[gate.field] if isinstance(gate, TailGate) else None
         figures = EventFigures(
             self.alpha,
-            (requests, others),
+            (max(requests, bad), max(others, others_bad)),  # some that are bad may be still under way
             (bad, others_bad),
             (candidate.sum(axis=(0, 1)), baseline.sum(axis=(0, 1)), probabilities),
             gate.quantile if isinstance(gate, TailGate) else 0.0,
@@ -364,12 +364,14 @@ class Judge:
         known = limit.known(now_ns)
         if limit.violated:
             decision = Decision.ROLL_BACK
-            reason = f"{limit.candidate:g} in the candidate, {limit.baseline:g} in the baseline"
+            candidate, baseline = (gauge_text(limit.gate.name, each) for each in (limit.candidate, limit.baseline))
+            reason = f"{candidate} in the candidate, {baseline} in the baseline"
         elif not known:
             decision, reason = Decision.CONTINUE, "no reading in the last minute"
         else:
             decision = Decision.CONTINUE if limit.violations else Decision.NOT_WORSE
-            reason = f"{limit.candidate:g}, {limit.violations} of the last readings beyond the limit"
+            now = gauge_text(limit.gate.name, limit.candidate)
+            reason = f"{now}, {limit.violations} of the last readings beyond the limit"
         return GateVerdict(limit.gate.text, decision, LimitFigures(reason, limit.candidate, limit.baseline))
 
     def _missing(self) -> list[str]:

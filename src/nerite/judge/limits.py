@@ -63,6 +63,13 @@ class GaugeLimit:
         self._violations.extend(bool(each) for each in state["violations"])
 
 
+def gauge_text(name: str, value: float) -> str:
+    """Return a reading of a gauge for people."""
+    if name == "memory" and value >= 2**20:
+        return f"{value / 2**20:,.0f} MiB"
+    return f"{value:.0%}" if name == "kv_headroom" else f"{value:g}"
+
+
 class GrossFailure:
     """Notices in each step whether half of its first 20 requests to the candidate failed, unlike the baseline's.
 

@@ -39,7 +39,7 @@ class BaselineThresholds:
     """Thresholds by stratum and (field of an ``Outcome``, quantile).
 
     They are computed anew from the baseline's requests at the end of each window, older ones counting for half each,
-    and in the first window whenever the requests have doubled. A request is held to those in force when it began.
+    and until there are enough whenever the requests have doubled. A request is held to those in force when it began.
     """
 
     def __init__(self, learned: Sequence[tuple[str, float]]) -> None:
@@ -87,9 +87,9 @@ class BaselineThresholds:
         """Compute the thresholds anew, and let what was seen count for half from now on, if there is enough of it."""
         if self._requests:
             self._freeze(now_ns)
-            self._next = sys.maxsize
         if self._fresh < _ENOUGH:
             return
+        self._next = sys.maxsize
         self._fresh = 0
         for seen in self._seen.values():
             for counts in seen:

@@ -29,6 +29,7 @@ from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_statistics import TokenStatistics
 from nerite.observability.tracing import Tracing
 from nerite.scheduling.decider import BatchReason
+from nerite.workers.host.instance import RemoteInstance
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, TRIM_STEP, Arena, Segment
 
 _serial_numbers = itertools.count(1)
@@ -175,6 +176,11 @@ class RunningVersion:
     def in_flight(self) -> int:
         """Number of requests that wait or run."""
         return self._pipeline.first.in_flight
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever a request ends or gets one of several responses, as long as no new ones come."""
+        return self.in_flight, sum(each.compute_infer.count for each in self.statistics.responses)
 
     @property
     def max_rows(self) -> int:
@@ -364,6 +370,12 @@ class RunningVersion:
     def drain(self, drained: Callable[[], None]) -> None:
         """Call ``drained`` once no request waits or runs."""
         self._pipeline.first.when_drained(drained)
+
+    def kill_busy(self, reason: str) -> None:
+        """Kill the workers that are busy, because they are stuck. Their requests are lost, and new workers start."""
+        for instance in self.instances:
+            if isinstance(instance, RemoteInstance) and instance.busy:
+                instance.kill(reason)
 
     def abandon(self, error: NeriteError) -> None:
         """Answer all waiting requests with ``error``."""

@@ -120,6 +120,7 @@ class RolloutController:
                     self._tick(record)
                 except Exception as error:  # the other rollouts go on
                     report("loop", error, f"in the rollout of model '{record.model}'")
+            self._versions.free_stuck(self._clock())
             self._follow_files()
             self._declarations.see(await asyncio.to_thread(self._declarations.read))
 

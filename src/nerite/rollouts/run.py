@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from nerite.judge.counts import CountRow, difference
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import LOAD, Judge
-from nerite.judge.outcome import Stratum
+from nerite.judge.outcome import Outcome, Stratum
 from nerite.judge.outcome_batch import OutcomeBatch
 from nerite.judge.verdict import Decision, Verdict
 from nerite.rollouts.arm_outcomes import ArmOutcomes
@@ -19,7 +19,7 @@ from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
 from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
 from nerite.rollouts.webhook import shown_url
-from nerite.routes.table import RequestUnderWay, TakeOutcome
+from nerite.routes.table import RequestUnderWay
 from nerite.scheduling.weighted_route import RouteArm, RouteShadow, WeightedRoute
 
 MAX_DIFFERENCES: Final = 100
@@ -126,10 +126,13 @@ class RolloutRun:
         """Whether the candidate can serve, or the baseline cannot either: then the candidate is not the cause."""
         return self._ready[self.spec.to] or not self._ready[self.spec.baseline]
 
-    @property
-    def observe(self) -> TakeOutcome:
-        """What takes how a request ended, and what was counted of it while it was under way."""
-        return self.judge.observe
+    def observe(self, outcome: Outcome, counted: int = 0) -> None:
+        """Take how a request ended, until the rollout ends: what the loser has then moves to the winner.
+
+        ``counted`` is what was counted of it while it was under way.
+        """
+        if self.active:
+            self.judge.observe(outcome, counted)
 
     def _count(self, batch: OutcomeBatch) -> None:
         self._candidate.count(batch, batch.candidate)

@@ -21,6 +21,9 @@ from nerite.rollouts.spec import RolloutSpec
 from nerite.server import InferenceServer
 
 _UNKNOWN: Final = ArmGauges()
+_STUCK_NS: Final = 10_000_000_000
+"""Time without progress after which a version that was rolled back counts as stuck."""
+_NO_PROGRESS: Final = (-1, -1)
 
 
 class RolloutVersions:
@@ -28,6 +31,8 @@ class RolloutVersions:
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
+        self._leaving: dict[RunningVersion, tuple[tuple[int, int], int]] = {}
+        """Versions that were rolled back and are unloaded: their progress, and when it was first seen."""
 
     def serving(self, model: str) -> str:
         """Return the version that serves requests which name none. Raises Triton's errors."""
@@ -79,10 +84,13 @@ class RolloutVersions:
         file is to decide (``declared``). ``unroute`` is called when the winner serves. Raises ``NeriteError``.
         """
         manager, model, winner = self._server.manager, run.model, int(run.winner)
+        promoted = run.rollout.state is RolloutState.PROMOTED
         await manager.keep_versions(model, (winner,), default=winner)
+        loser = self._running(model, run.loser)
+        if loser is not None and not promoted:
+            self._server.hand_back(loser, "was rolled back")
         unroute()
         selected = self._selected(model)
-        promoted = run.rollout.state is RolloutState.PROMOTED
         if promoted and winner == max(selected, default=0):
             await manager.release_versions(model)
             if not declared:
@@ -90,10 +98,24 @@ class RolloutVersions:
             manager.keep_when_loaded(model, (winner,), winner)
         elif not promoted and not run.loaded_before:
             await manager.release_versions(model, without=(int(run.loser),))
+            if loser is not None:
+                self._leaving[loser] = _NO_PROGRESS, 0
             if not self._exists(model, run.loser):
                 return ""  # there was nothing to roll out
             manager.keep_when_loaded(model, (winner,), winner)
         return run.winner
+
+    def free_stuck(self, now_ns: int) -> None:
+        """Kill the workers of versions that were rolled back and are stuck; the winner answers what they have."""
+        for running, (before, since_ns) in list(self._leaving.items()):
+            progress = running.progress
+            if not running.in_flight:
+                del self._leaving[running]
+            elif progress != before:
+                self._leaving[running] = progress, now_ns
+            elif now_ns - since_ns >= _STUCK_NS:
+                running.kill_busy("it was stuck when its version was rolled back")
+                self._leaving[running] = progress, now_ns
 
     def look(self, run: RolloutRun, now_ns: int) -> None:
         """Ask whether both versions are ready, and read the gauges that the gates compare."""

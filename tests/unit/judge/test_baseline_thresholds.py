@@ -59,14 +59,27 @@ def test_a_request_is_held_to_what_was_in_force_when_it_began() -> None:
 
 
 def test_after_the_first_window_thresholds_change_with_windows_alone() -> None:
-    thresholds = learned(200)
-    thresholds.end_window(200 * STEP_NS)
+    thresholds = learned(1000)
+    thresholds.end_window(1000 * STEP_NS)
     before = thresholds.of(Stratum(), math.inf)
-    for outcome in requests(3000, 0.0, 2, begin_ns=200 * STEP_NS):
+    for outcome in requests(3000, 0.0, 2, begin_ns=1000 * STEP_NS):
         learn(thresholds, outcome._replace(latency_us=outcome.latency_us * 10))
     assert thresholds.of(Stratum(), math.inf) == before
     thresholds.end_window(10**6 * SECOND_NS)
     assert thresholds.of(Stratum(), math.inf) != before
+
+
+def test_a_window_that_ends_early_does_not_end_the_first_look() -> None:
+    """A step of a few seconds: the few requests in it may have been slow because both versions had just started."""
+    thresholds = learned(200, factor=10)
+    thresholds.end_window(200 * STEP_NS)
+    before = thresholds.of(Stratum(), math.inf)
+    for outcome in requests(5000, 0.0, 2, begin_ns=200 * STEP_NS):
+        learn(thresholds, outcome)
+    after = thresholds.of(Stratum(), math.inf)
+    assert before is not None
+    assert after is not None
+    assert after[0] < before[0] / 3
 
 
 def test_older_requests_count_for_half() -> None:

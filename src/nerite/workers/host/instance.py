@@ -142,6 +142,10 @@ class RemoteInstance:
         """Return id and start time of the worker; None while there is none."""
         return self._worker_process.process if self.usable else None
 
+    def kill(self, reason: str) -> None:
+        """Kill the worker, which is stuck. Its requests are lost to the instance, and a new worker is started."""
+        self._worker_process.kill(reason)
+
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model; with the last instance in it the process ends."""
         self._watch.gone()
@@ -272,7 +276,7 @@ class RemoteInstance:
     def _check_engine(self) -> None:
         self._check_timer = None
         if self._watch.hangs(self.plan.server_context.loop.time()):
-            self._worker_process.kill(f"its engine has finished no step for {self._watch.patience} s")
+            self.kill(f"its engine has finished no step for {self._watch.patience} s")
         else:
             self._watch_engine()
 
