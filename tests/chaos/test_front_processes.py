@@ -319,7 +319,8 @@ def test_fronts_that_cannot_start(server: Serving, tmp_path: Path) -> None:
 
     def kill_all() -> bool:
         for pid in server.fronts().values():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since they were listed
+                os.kill(pid, signal.SIGKILL)
         return stopped
 
     with ThreadPoolExecutor(2) as callers:
