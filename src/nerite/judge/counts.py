@@ -229,7 +229,7 @@ class _Arrays:
 
 
 def difference(rows: list[CountRow], before: list[CountRow]) -> list[CountRow]:
-    """Return what was counted since ``before``. Counts that have become less began anew: their replica restarted."""
+    """Return what was counted since ``before``. Counts that have decreased were reset: their replica restarted."""
     known = {(row.stratum, row.probability): row for row in before}
     found = []
     for row in rows:
@@ -243,5 +243,7 @@ def difference(rows: list[CountRow], before: list[CountRow]) -> list[CountRow]:
 
 def total(rows: list[CountRow]) -> Iterator[int]:
     """Return the sums of bad events and requests: of the candidate, of the baseline."""
-    for index in (2, 3, 4, 5):
-        yield sum(row[index] for row in rows)  # type: ignore[misc]
+    yield sum(row.candidate_bad for row in rows)
+    yield sum(row.baseline_bad for row in rows)
+    yield sum(row.candidate for row in rows)
+    yield sum(row.baseline for row in rows)

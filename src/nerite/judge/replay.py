@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import methodcaller
 from typing import Any, Final
 
 from nerite.core.text import bounded
@@ -103,10 +104,10 @@ def _read(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Callable[[
         if "gauge" in event:
             yield now_ns, _gauge(event, number, now_ns)
         elif "step" in event:
-            yield now_ns, lambda judge, now_ns=now_ns: judge.begin_step(now_ns)  # type: ignore[misc]
+            yield now_ns, methodcaller("begin_step", now_ns)
         else:
             outcome = outcome_from_json(event, number)
-            yield now_ns, lambda judge, outcome=outcome: judge.observe(outcome)  # type: ignore[misc]
+            yield now_ns, methodcaller("observe", outcome)
 
 
 def _gauge(event: Mapping[str, Any], number: int, now_ns: int) -> Callable[[Judge], None]:

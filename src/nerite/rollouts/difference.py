@@ -42,8 +42,8 @@ class Difference(NamedTuple):
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Difference:
         """Return the difference that ``as_json`` was called on."""
-        texts = {name: str(value[name]) for name in cls._fields}
-        return cls(**{**texts, "severity": Severity(value["severity"])})  # type: ignore[arg-type]
+        severity, *texts = (str(value[name]) for name in cls._fields)
+        return cls(Severity(severity), *texts)
 
 
 def blocks(subject: str, baseline: object, candidate: object, consequence: str) -> Difference:

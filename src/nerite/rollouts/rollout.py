@@ -150,6 +150,18 @@ class Rollout:
         """Seconds under way in this step."""
         return self._in_step_ns / _SECOND
 
+    def status(self) -> dict[str, Any]:
+        """Return state, versions, steps and weight as clients get them."""
+        return {
+            "state": str(self.state),
+            "reason": str(self.reason or ""),
+            "from": self.spec.baseline,
+            "to": self.spec.to,
+            "steps": list(self.spec.steps),
+            "step": self.step,
+            "weight": self.weight,
+        }
+
     def begin(self, now_ns: int) -> RolloutDecision:
         """Begin the first step: the check has found nothing that blocks the rollout."""
         self._expect("begin", RolloutState.CHECKING)
