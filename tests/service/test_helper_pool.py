@@ -20,7 +20,7 @@ from nerite.workers import helper_pool
 from nerite.workers.helper_pool import HelperCall, HelperPool, HelperTimeout
 from nerite.workers.host.fork_server import ForkServer
 from nerite.workers.ipc.shared_memory import ForeignSegments, address_of
-from process_family import processes_of
+from process_family import name_of, processes_of
 from serving import eventually
 
 WHAT = "trying it"
@@ -276,7 +276,7 @@ def test_a_process_that_has_not_started_when_the_server_ends() -> None:
         fork_server = ForkServer(loop, lambda *said: None)
         await loop.run_in_executor(None, spawn, fork_server)
         started = set(processes_of(os.getpid())) - before
-        (template,) = filter(is_template, started)
+        (template,) = [pid for pid in started if name_of(pid) == "nerite template"]
         os.kill(template, signal.SIGSTOP)
         spawned = loop.run_in_executor(None, spawn, fork_server)
         await asyncio.sleep(0.2)
@@ -285,9 +285,6 @@ def test_a_process_that_has_not_started_when_the_server_ends() -> None:
         with pytest.raises(Internal, match="the server is shutting down"):
             await spawned
         assert time.monotonic() - began < 15, "it was waited for in vain"
-
-    def is_template(pid: int) -> bool:
-        return Path(f"/proc/{pid}/comm").read_text() == "nerite template\n"
 
     def spawn(fork_server: ForkServer) -> None:
         process = fork_server.spawn(InstanceContext("helper"), None, {}, program="helper")

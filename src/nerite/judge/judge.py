@@ -35,6 +35,10 @@ LEAST_BAD: Final = 3.0
 """Units of bad events of the candidate without which it is not rolled back, whatever the e-value is."""
 SUSPICION: Final = math.log(3.0)
 """Log e-value of harm in one stratum above which the candidate is not promoted."""
+_INCIDENT: Final = 0.05
+"""Share of the baseline's requests that fail in an incident of its own, in which nothing is promoted."""
+_INCIDENT_LEAST: Final = 20
+"""Failed requests of the baseline below which that is no incident."""
 _MISMATCH: Final = math.log(1000.0)
 _UNMATCHED: Final = 0.2
 _UNMATCHED_LEAST: Final = 50
@@ -345,6 +349,9 @@ class Judge:
             decision = Decision.CONTINUE
         if suspected and decision is not Decision.ROLL_BACK:
             holds.append(f"{gate.text}: it looks worse for {worst}, which is not certain")
+        failing = isinstance(gate, RateGate) and gate.name == "errors" and others_bad > _INCIDENT * others
+        if failing and others_bad >= _INCIDENT_LEAST:
+            holds.append(f"{others_bad} of {others} requests to the baseline fail: it has an incident of its own")
         latencies = self._latencies[gate.field] if isinstance(gate, TailGate) else None
         figures = EventFigures(
             self.alpha,

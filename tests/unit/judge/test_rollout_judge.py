@@ -74,6 +74,16 @@ def test_an_outage_of_both_arms_is_none_of_the_candidates() -> None:
     assert verdict.decision is not Decision.ROLL_BACK
 
 
+def test_nothing_is_promoted_while_the_baseline_itself_fails() -> None:
+    judge = judge_of("errors=+50%,1%")
+    _, verdict = decided(judge, requests(40_000, 0.5, errors=0.1))
+    assert [gate.decision for gate in verdict.gates] == [Decision.NOT_WORSE]
+    assert verdict.decision is Decision.CONTINUE
+    assert any("requests to the baseline fail: it has an incident of its own" in hold for hold in verdict.holds)
+    _, verdict = decided(judge_of("errors=+50%,1%"), requests(40_000, 0.5, errors=0.04))
+    assert verdict.decision is Decision.NOT_WORSE
+
+
 def test_more_errors_are_rolled_back_with_their_numbers() -> None:
     number, verdict = decided(judge_of(*ALL), requests(20_000, 0.1, errors=0.002, candidate=failing(0.05)))
     assert verdict.decision is Decision.ROLL_BACK
