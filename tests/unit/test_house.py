@@ -44,6 +44,7 @@ ROOMS: Final = (
     "config",
     "client",
     "judge",
+    "storage",
     "core",
 )
 """From top to bottom. A room imports only rooms below it; two in one line may import each other's files."""

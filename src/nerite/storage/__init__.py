@@ -1,0 +1,1 @@
+"""Tables that outlive the server, in SQLite or PostgreSQL."""

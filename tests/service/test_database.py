@@ -1,0 +1,163 @@
+"""The database of tables that outlive the server, in SQLite and in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nerite.core.errors import InvalidArgument, Unavailable
+from nerite.storage.database import Database, Transaction, postgres_text, shown
+from postgres_server import postgres_server
+
+
+class Notes(NamedTuple):
+    """Tables of a test."""
+
+    migrations: tuple[str, ...] = (
+        "CREATE TABLE notes (number BIGINT PRIMARY KEY, text TEXT NOT NULL, data BLOB, seconds DOUBLE PRECISION)",
+    )
+    name: str = "notes"
+
+
+LATER = Notes((*Notes().migrations, "ALTER TABLE notes ADD COLUMN author TEXT NOT NULL DEFAULT 'anon'"))
+INSERT = "INSERT INTO notes (number, text, data, seconds) VALUES (?, ?, ?, ?)"
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
+        yield location
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "deep" / "er" / "notes.db")
+    where = str(request.getfixturevalue("postgres"))
+    database = Database(where, [])
+    database.call(lambda transaction: transaction.execute("DROP TABLE IF EXISTS notes"))
+    database.call(
+        lambda transaction: transaction.execute("DELETE FROM schema_versions") if _has_versions(transaction) else 0
+    )
+    database.close()
+    return where
+
+
+def _has_versions(transaction: Transaction) -> bool:
+    return transaction.row("SELECT 1 FROM pg_tables WHERE tablename = 'schema_versions'") is not None
+
+
+def numbers(transaction: Transaction) -> list[int]:
+    return [number for (number,) in transaction.rows("SELECT number FROM notes ORDER BY number")]
+
+
+def test_rows_are_kept_for_the_next_who_opens_it(location: str) -> None:
+    database = Database(location, [Notes()])
+    with database.transaction() as transaction:
+        assert transaction.execute(INSERT, [1, "50 % of ?", b"\0\xff", 1.5]) == 1
+        transaction.execute_many(INSERT, ((number, "", None, 0.0) for number in (2, 3)))
+    database.close()
+    again = Database(location, [Notes()])
+    first = "SELECT text, data, seconds FROM notes WHERE number = 1"
+    assert again.call(lambda transaction: transaction.row(first)) == ("50 % of ?", b"\0\xff", 1.5)
+    assert again.call(numbers) == [1, 2, 3]
+    assert again.call(lambda transaction: transaction.row("SELECT number FROM notes WHERE number = ?", [4])) is None
+    again.close()
+
+
+def test_a_transaction_takes_effect_as_a_whole_or_not_at_all(location: str) -> None:
+    database = Database(location, [Notes()])
+    with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
+        transaction.execute(INSERT, [1, "", None, 0.0])
+        raise ZeroDivisionError
+    with pytest.raises(Unavailable, match=r"the database .* failed: "), database.transaction() as transaction:
+        transaction.execute(INSERT, [2, "", None, 0.0])
+        transaction.execute(INSERT, [2, "", None, 0.0])
+    assert database.call(numbers) == []
+    database.close()
+
+
+def test_work_from_the_loop_is_carried_out_in_its_order(location: str) -> None:
+    async def main() -> None:
+        database = Database(location, [Notes()])
+        last = "SELECT COALESCE(MAX(number), 0) FROM notes"
+
+        def append(transaction: Transaction) -> int:
+            found = transaction.row(last)
+            assert found is not None
+            transaction.execute(INSERT, [found[0] + 1, "", None, 0.0])
+            return int(found[0])
+
+        assert await asyncio.gather(*(database.run(append) for _ in range(50))) == list(range(50))
+        database.close()
+
+    asyncio.run(main())
+
+
+def test_tables_of_an_earlier_release_are_brought_up_to_date(location: str) -> None:
+    first = Database(location, [Notes()])
+    first.call(lambda transaction: transaction.execute(INSERT, [1, "", None, 0.0]))
+    first.close()
+    later = Database(location, [LATER])
+    assert later.call(lambda transaction: transaction.rows("SELECT number, author FROM notes")) == [(1, "anon")]
+    later.close()
+    with pytest.raises(InvalidArgument, match=r"are of a later release \(version 2, known are 1\)"):
+        Database(location, [Notes()])
+
+
+def test_a_connection_that_was_lost_is_opened_again(postgres: str) -> None:
+    database, other = Database(postgres, []), Database(postgres, [])
+    (pid,) = database.call(lambda transaction: transaction.row("SELECT pg_backend_pid()")) or (0,)
+    other.call(lambda transaction: transaction.rows("SELECT pg_terminate_backend(?)", [pid]))
+    with pytest.raises(Unavailable):
+        database.call(lambda transaction: transaction.rows("SELECT 1"))
+    assert database.call(lambda transaction: transaction.rows("SELECT 1")) == [(1,)]
+    database.close()
+    other.close()
+
+
+def _insert_and_die(location: str) -> None:
+    database = Database(location, [Notes()])
+    for number in range(10):
+        database.call(lambda transaction, number=number: transaction.execute(INSERT, [number, "", None, 0.0]))
+    with database.transaction() as transaction:
+        transaction.execute(INSERT, [10, "", None, 0.0])
+        os._exit(0)
+
+
+def test_what_was_committed_outlives_a_process_that_dies(tmp_path: Path) -> None:
+    location = str(tmp_path / "notes.db")
+    process = multiprocessing.get_context("spawn").Process(target=_insert_and_die, args=(location,))
+    process.start()
+    process.join()
+    database = Database(location, [Notes()])
+    assert database.call(numbers) == list(range(10))
+    database.close()
+
+
+def test_a_location_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, but a text that is long enough to be looked at")
+    with pytest.raises(InvalidArgument, match=r"cannot open the database .*text': file is not a database"):
+        Database(str(tmp_path / "text"), [])
+    with pytest.raises(
+        InvalidArgument, match="'mysql://me@host/db' is no database: a path, sqlite:///PATH or postgres"
+    ):
+        Database("mysql://me:secret@host/db", [])
+    with pytest.raises(Unavailable, match="cannot connect to the database postgresql://me@localhost:1/db: ") as refused:
+        Database("postgresql://me:secret@localhost:1/db", [])
+    assert "secret" not in str(refused.value)
+
+
+def test_statements_are_the_same_for_both() -> None:
+    assert postgres_text("CREATE TABLE a (b BLOB); SELECT '5 %' WHERE b = ?") == (
+        "CREATE TABLE a (b BYTEA); SELECT '5 %%' WHERE b = %s"
+    )
+    assert shown("postgresql://me:secret@host/db") == "postgresql://me@host/db"
+    assert sqlite3.sqlite_version_info >= (3, 24), "of upserts"
