@@ -44,6 +44,7 @@ ROOMS: Final = (
     "config",
     "client",
     "judge",
+    "balancing",
     "storage",
     "core",
 )

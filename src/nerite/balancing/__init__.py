@@ -1,0 +1,1 @@
+"""Which server of a pool gets a request. Pure deciders: given events and the time, no I/O, no clock."""
