@@ -55,7 +55,6 @@ class _Lane:
         self.used = used
         """Seconds of its items divided by its weight."""
         self.rate = DecayingRate(_RATE_SECONDS, now)
-        self.ended = 0
         self.batches: dict[str, _Planned] = {}
 
     def by_deadline(self) -> list[_Planned]:
@@ -83,8 +82,9 @@ class DeadlinePlanner:
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._batches: dict[str, _Planned] = {}
 
-    def __len__(self) -> int:
-        return len(self._batches)
+    def knows(self, key: str) -> bool:
+        """Return whether a batch is planned."""
+        return key in self._batches
 
     def add(
         self, key: str, tenant: str, model: str, left: int, deadline: float, now: float, weight: float = 1.0
@@ -115,7 +115,6 @@ class DeadlinePlanner:
         batch.seconds = seconds if not batch.seconds else batch.seconds + (seconds - batch.seconds) / 16
         lane = batch.lane
         lane.rate.note(now)
-        lane.ended += 1
         lane.used += seconds / lane.weight
 
     def order(self, now: float) -> list[str]:
@@ -154,7 +153,7 @@ class DeadlinePlanner:
             return False
         left = batch.deadline - now
         end = self.predicted_end(batch.key, now)
-        if end is None or (not batch.lane.ended and not batch.raised):
+        if end is None:
             window = max(batch.deadline - batch.began, 1e-3)
             batch.raised = batch.raised or now - batch.began > _GRACE * window
         else:

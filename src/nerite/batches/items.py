@@ -128,12 +128,12 @@ def _read(raw: bytes, line: int) -> tuple[str, str, str] | ItemMistake:
             return ItemMistake("unknown_parameter", message, line, quoted_text(name))
     for name in ("custom_id", "url", "body"):
         if document.get(name) is None:
-            return ItemMistake(
-                "missing_required_parameter", f"Missing required parameter: '{name}'.", line, name
-            )
+            return ItemMistake("missing_required_parameter", f"Missing required parameter: '{name}'.", line, name)
     custom_id, url, body = document["custom_id"], document["url"], document["body"]
     if not isinstance(custom_id, str) or not custom_id or text_error(custom_id):
-        return ItemMistake("invalid_custom_id", "'custom_id' must be a string of 1 to 1024 characters.", line, "custom_id")
+        return ItemMistake(
+            "invalid_custom_id", "'custom_id' must be a string of 1 to 1024 characters.", line, "custom_id"
+        )
     if document.get("method", "POST") != "POST":
         return ItemMistake("invalid_method", "'method' must be 'POST'.", line, "method")
     if not isinstance(url, str) or text_error(url) or not is_endpoint(url):
@@ -151,7 +151,9 @@ def _model(custom_id: str, url: str, body: Mapping[str, Any], line: int) -> tupl
     found = _INFER.fullmatch(url)
     model = body.get("model") if found is None else found[1]
     if not isinstance(model, str) or not model or text_error(model):
-        return ItemMistake("missing_required_parameter", "'body.model' must be the name of a model.", line, "body.model")
+        return ItemMistake(
+            "missing_required_parameter", "'body.model' must be the name of a model.", line, "body.model"
+        )
     return custom_id, url, model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -123,6 +123,12 @@ class BatchRecord:
     def left(self) -> int:
         """Number of items without an answer."""
         return self.total - self.completed - self.failed
+
+    def counted(self, completed: bool) -> BatchRecord:
+        """Return the batch with one more item that has an answer."""
+        if completed:
+            return replace(self, completed=self.completed + 1)
+        return replace(self, failed=self.failed + 1)
 
     def as_json(self, predicted_end: float | None = None) -> dict[str, Any]:
         """Return OpenAI's batch object, with our ``estimated_completion_at`` if ``predicted_end`` is known."""
