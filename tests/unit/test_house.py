@@ -21,6 +21,7 @@ ROOMS: Final = (
     "server_process",
     "fronts",
     "transports llm.openai",
+    "batches",
     "rollouts",
     "server",
     "inference_entry",

@@ -101,7 +101,7 @@ class BatchStore:
     # Batches
 
     async def add_batch(self, batch: BatchRecord) -> None:
-        """Add a batch. Raises ``NotFound`` if its input file does not exist, ``Conflict`` for one of another purpose."""
+        """Add a batch. Raises ``NotFound`` without its input file, ``Conflict`` for a file of another purpose."""
 
         def work(transaction: Transaction) -> None:
             file = _file(transaction, batch.tenant, batch.input_file_id)

@@ -14,6 +14,7 @@ import httptools
 
 from nerite.core.byte_budget import HTTP_HEADS, Memo
 from nerite.core.execution_observer import TraceContext, parse
+from nerite.core.request import Caller
 
 MAX_HEAD = 64 * 1024
 _HEAD_SIZE = 3 * 1024
@@ -32,6 +33,7 @@ class RequestHead:
     """Method, path and headers of a request. Immutable after parsing, except for memos."""
 
     __slots__ = (
+        "caller",
         "chunked",
         "content_length",
         "expects_continue",
@@ -42,6 +44,7 @@ class RequestHead:
         "load",
         "method",
         "path",
+        "query",
         "reply_lines",
         "route",
         "special",
@@ -51,6 +54,8 @@ class RequestHead:
     def __init__(self) -> None:
         self.method = ""
         self.path = ""
+        self.query = ""
+        """What follows the question mark of the request target."""
         self.version = "1.1"
         self.headers: dict[str, str] = {}
         """Header values by lower-case name; the first value if a name occurs twice."""
@@ -68,6 +73,8 @@ class RequestHead:
         """Extra header lines of every reply, set by the router, without a trailing line end."""
         self.load: Callable[[], bytes] | None = None
         """Makes the load report line of each reply, if the client requested it; set by the router."""
+        self.caller: Caller | None = None
+        """Who sends the request, if that is the server itself and the headers do not say it."""
         self.special = False
         """Replies are modified before they are sent: header lines are added, or the body is dropped (HEAD)."""
 
@@ -143,7 +150,7 @@ def _parsed(raw: bytes) -> RequestHead:
     head.method = parser.get_method().decode("latin-1")
     head.special = head.method == "HEAD"
     head.version = parser.get_http_version()
-    head.path = _origin(head.path).partition("?")[0]
+    head.path, _, head.query = _origin(head.path).partition("?")
     head.expects_continue = head.headers.get("expect", "").lower() == "100-continue"
     length = head.headers.get("content-length")
     if collected.codings:

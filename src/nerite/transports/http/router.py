@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
 from nerite.llm.openai.api import PREFIX, ModelControl, OpenAi
+from nerite.llm.openai.batch_api import BatchApi
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import infer_response, reply, routes
 from nerite.transports.http.administration import HttpAdministration
@@ -21,6 +22,7 @@ from nerite.transports.http.routes import Route
 from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
+    from nerite.batches.service import Batches
     from nerite.rollouts.controller import RolloutController
     from nerite.server import InferenceServer
 
@@ -38,6 +40,7 @@ class Router(InferenceRouter):
         half_precision: bool = False,
         callers: Callers | None = None,
         rollouts: RolloutController | None = None,
+        batches: Batches | None = None,
     ) -> None:
         """``locks`` has the key check of each restricted category of endpoints.
 
@@ -55,7 +58,12 @@ class Router(InferenceRouter):
         self._administration = HttpAdministration(server, rollouts)
         self._documentation = Documentation(server, locks)
         self._openai = OpenAi(
-            server, ModelControl(server), locks=locks, max_input_size=max_input_size, sender_of=self.sender_of
+            server,
+            ModelControl(server),
+            locks=locks,
+            max_input_size=max_input_size,
+            sender_of=self.sender_of,
+            batches=BatchApi(batches),
         )
 
     def target(self, head: RequestHead) -> HttpTarget:
