@@ -14,7 +14,9 @@ class Plan:
         self.now = 1000.0
         self.planner = DeadlinePlanner()
 
-    def add(self, key: str, left: int, window: float, tenant: str = "acme", model: str = "llm", weight: float = 1) -> None:
+    def add(
+        self, key: str, left: int, window: float, tenant: str = "acme", model: str = "llm", weight: float = 1
+    ) -> None:
         self.planner.add(key, tenant, model, left, self.now + window, self.now, weight)
 
     def answers(self, key: str, count: int, rate: float, seconds: float = 1.0) -> None:
