@@ -14,9 +14,9 @@ from typing import Any
 
 import openai
 import pytest
+from test_openai_api import EMBED, ENGINE, HEADER, SHOUT, SIMPLE, VECTORS, WORDS
 
 from serving import IDENTITY, Serving, eventually, python_model, serving
-from test_openai_api import EMBED, ENGINE, HEADER, SHOUT, SIMPLE, VECTORS, WORDS
 
 CHAT = "/v1/chat/completions"
 SLOW = """
@@ -258,6 +258,28 @@ def test_no_answer_is_lost_or_doubled_when_the_server_is_killed(tmp_path: Path) 
     after = (tmp_path / "runs").read_text().splitlines()[len(before) :]
     assert committed.isdisjoint(after)
     assert {f"text {n}" for n in range(120)} == {*before, *after}
+
+
+def test_the_limits_of_flags(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "words", HEADER % "" + WORDS, ENGINE)
+    flags = (
+        f"--batches={tmp_path / 'batches.db'}",
+        f"--batch-files={tmp_path / 'elsewhere'}",
+        "--batch-concurrency=3",
+        "--batch-storage-bytes=2000",
+    )
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
+        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.APIStatusError, match="--batch-storage-bytes") as found:
+            upload(client, *map(chat, range(100)))
+        assert found.value.status_code == 413
+        file = upload(client, *(chat(n, text="for ever") for n in range(10)))
+        assert (tmp_path / "elsewhere" / file.id).exists()
+        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="20s")  # type: ignore[arg-type]
+        under_way = 'nerite_batch_items_under_way{lane="%s"}'
+        eventually(lambda: sum(server.metrics()[under_way % lane] for lane in ("idle", "raised")) == 3)
+        client.batches.cancel(batch.id)
+        wait(client, batch)
 
 
 def test_a_polite_stop_keeps_the_batch(tmp_path: Path) -> None:
