@@ -32,8 +32,13 @@ class Executor:
         self.waiting: list[Waiting] = []
         self.seen: list[str] = []
         self.cancelled = 0
+        self.others = False
+        """Others use the models."""
         self.answers: Callable[[ItemRequest], ItemAnswer] | None = None
         """Answers items at once, if set."""
+
+    def has_others(self, model: str) -> bool:
+        return self.others
 
     def submit(self, request: ItemRequest, done: Callable[[ItemAnswer], None]) -> Callable[[], None]:
         if self.answers is not None:
@@ -237,6 +242,21 @@ def test_items_take_the_room_that_there_is_and_are_raised_when_time_gets_short(t
                 await asyncio.sleep(0.01)
             assert all(request.raised for request, _ in executor.waiting)
             assert home.batches.runner.counts["refused"] > 3
+
+    asyncio.run(run())
+
+
+def test_beside_others_a_batch_keeps_its_pace(tmp_path: Path) -> None:
+    async def run() -> None:
+        executor = Executor()
+        executor.others = True
+        async with house(tmp_path / "batches.db", executor) as home:
+            batch = await home.create(100, window="1h")
+            for answered in range(1, 30):
+                await home.under_way(1)
+                executor.answer()
+                await home.until(batch.id, lambda record, answered=answered: record.completed == answered)
+                assert len(executor.waiting) <= 1
 
     asyncio.run(run())
 

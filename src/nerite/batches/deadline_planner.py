@@ -4,7 +4,8 @@ A pure decider: it is given events and the time. All batches of one tenant that 
 lane the earliest deadline goes first (EDF); between lanes the one that has used the least time of items for its weight.
 The rate of a lane is measured, and with it the end of each batch is predicted. A batch whose prediction uses up most of
 the time left is raised: so many of its items at once go in its tenant's own class as reach the deadline by Little's
-law. It is lowered only when there is much more room, so that the class does not change to and fro.
+law. It is lowered only when there is much more room, so that the class does not change to and fro. A batch is also told
+its pace: how many items at once end it well before its deadline.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _GRACE: Final = 0.1
 """Fraction of its window for which a batch without any measured rate is not raised."""
 _SPARE: Final = 1.25
 """Factor on the number of items at once that a raised batch is computed to need."""
+_PACE: Final = 0.6
+"""Fraction of the time left in which a paced batch ends."""
 
 
 class DecayingRate:
@@ -129,8 +132,21 @@ class DeadlinePlanner:
         batch = self._batches.get(key)
         if batch is None or not self._update(batch, now):
             return 0
-        left = max(batch.deadline - now, 1e-3)
-        return max(1, math.ceil(_SPARE * (batch.seconds or 1.0) * batch.left / (RAISE * left)))
+        return self._at_once(batch, now, RAISE / _SPARE)
+
+    def pace(self, key: str, now: float) -> int:
+        """Return how many items of a batch run at once beside others' requests: enough to end well before its deadline.
+
+        More would end it sooner than anybody needs it, and slow the others down.
+        """
+        batch = self._batches.get(key)
+        return 0 if batch is None else self._at_once(batch, now, _PACE)
+
+    @staticmethod
+    def _at_once(batch: _Planned, now: float, fraction: float) -> int:
+        """Return how many items must be under way to end in a fraction of the time left, by Little's law."""
+        left = max((batch.deadline - now) * fraction, 1e-3)
+        return max(1, math.ceil((batch.seconds or 1.0) * batch.left / left))
 
     def predicted_end(self, key: str, now: float) -> float | None:
         """Return when a batch ends at the rate that was measured; None if none was."""

@@ -42,6 +42,8 @@ _PAGE_BYTES: Final = 4 << 20
 """Items, and bytes of lines, that are loaded of a batch at a time."""
 _LOW: Final = 64
 """Number of loaded items below which more are loaded."""
+_OTHERS_SECONDS: Final = 10.0
+"""Time for which batches keep their pace after others have last used a model."""
 _AT_ONCE: Final = 8
 """Items that are submitted per turn of the event loop."""
 _ATTEMPTS: Final = 3
@@ -74,6 +76,8 @@ class BatchRunner:
         self.counts = dict.fromkeys(("completed", "failed", "expired", "refused", "retried"), 0)
         """Items by what became of them; one may be refused or retried several times."""
         self._rooms: dict[str, IdleRoom] = {}
+        self._others_until: dict[str, float] = {}
+        """Until when batches of a model keep their pace, because others use it."""
         self._answers: list[ItemAnswerRow] = []
         self._woken = asyncio.Event()
         self._filling = False
@@ -266,6 +270,7 @@ class BatchRunner:
         self.planner.remove(batch.record.id)
         models = {each.record.model for each in self.batches.values()}
         self._rooms = {model: room for model, room in self._rooms.items() if model in models or room.under_way}
+        self._others_until = {model: until for model, until in self._others_until.items() if model in models}
 
     def _cancel_items(self, batch: RunningBatch) -> None:
         """Cancel the items of a batch that are under way, and submit no more."""
@@ -333,14 +338,21 @@ class BatchRunner:
         if now < batch.rests_until:
             wakes.append(batch.rests_until)
             return None
-        room = self._room(batch)
-        if room.admits(now):
+        room, key = self._room(batch), batch.record.id
+        paced = self._has_others(batch.record.model, now) and len(batch.under_way) >= self.planner.pace(key, now)
+        if not paced and room.admits(now):
             return False
-        if len(batch.under_way) < self.planner.needs(batch.record.id, now):
+        if len(batch.under_way) < self.planner.needs(key, now):
             return True
         if (until := room.wakes(now)) is not None:
             wakes.append(until)
         return None
+
+    def _has_others(self, model: str, now: float) -> bool:
+        """Return whether others use a model, or did a moment ago."""
+        if self._executor.has_others(model):
+            self._others_until[model] = now + _OTHERS_SECONDS
+        return now < self._others_until.get(model, 0.0)
 
     def _room(self, batch: RunningBatch) -> IdleRoom:
         model = batch.record.model

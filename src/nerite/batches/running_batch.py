@@ -39,6 +39,9 @@ class ItemExecutor(Protocol):
         An item without room is answered with status 503 at once. Never raises.
         """
 
+    def has_others(self, model: str) -> bool:
+        """Return whether a model executes requests that are not items."""
+
 
 class LoadedItem(NamedTuple):
     """An item whose body was read."""

@@ -122,6 +122,16 @@ def test_a_raised_batch_is_lowered_only_with_much_more_room() -> None:
     assert not seen[-1][1]
 
 
+def test_the_pace_ends_a_batch_well_before_its_deadline() -> None:
+    plan = Plan()
+    plan.add("a", 1000, 1000)
+    assert plan.planner.pace("a", plan.now) == 2  # nothing is known of its items yet
+    plan.answers("a", 100, rate=10, seconds=6.0)
+    assert plan.planner.pace("a", plan.now) == 11  # 900 items of 6 s in 0.6 * 990 s, rounded up
+    assert plan.needs("a") == 0
+    assert plan.planner.pace("nothing", plan.now) == 0
+
+
 def test_batches_in_danger_go_before_others() -> None:
     plan = Plan()
     plan.add("calm", 10, 300, "umbrella")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nerite.admission.policy import IDLE
@@ -40,6 +42,8 @@ class ItemSubmission:
     def __init__(self, server: InferenceServer, handler: HttpHandler) -> None:
         self._server = server
         self._handler = handler
+        self._under_way: Counter[str] = Counter()
+        """Items under way by model."""
 
     def submit(self, request: ItemRequest, done: Callable[[ItemAnswer], None]) -> Callable[[], None]:
         """Execute an item, and call ``done`` once, at once or later; return a call that cancels it."""
@@ -52,9 +56,22 @@ class ItemSubmission:
         head.headers = {"content-type": "application/json", "content-length": str(len(request.body))}
         head.content_length = len(request.body)
         head.caller = Caller(request.tenant, "" if request.raised else IDLE.name)
-        exchange = ItemExchange(self._handler, head, done)
+        self._under_way[request.model] += 1
+        exchange = ItemExchange(self._handler, head, done, partial(self._ended, request.model))
         exchange.run(memoryview(bytearray(request.body)))
         return exchange.cancel
+
+    def _ended(self, model: str) -> None:
+        self._under_way[model] -= 1
+        if not self._under_way[model]:
+            del self._under_way[model]
+
+    def has_others(self, model: str) -> bool:
+        """Return whether a model executes requests that are not items."""
+        try:
+            return self._server.find(model, "", "").in_flight > self._under_way[model]
+        except NeriteError:
+            return False
 
     def _has_room(self, model: str) -> bool:
         """Return whether a model has an instance without work. Of an engine, admission control knows it better."""
@@ -74,12 +91,20 @@ class ItemExchange:
     secure = True
     writable = True
 
-    def __init__(self, handler: HttpHandler, head: RequestHead, done: Callable[[ItemAnswer], None]) -> None:
+    def __init__(
+        self,
+        handler: HttpHandler,
+        head: RequestHead,
+        done: Callable[[ItemAnswer], None],
+        ended: Callable[[], None],
+    ) -> None:
+        """``ended`` is called before ``done``, and for an item that was cancelled."""
         self.head = head
         self.gone = False
         self.request: HttpWork | None = None
         self._handler = handler
         self._done = done
+        self._ended = ended
         self._chunks: list[Buffer] = []
         self._reservations: list[ByteReservation] = []
 
@@ -139,6 +164,8 @@ class ItemExchange:
 
     def cancel(self) -> None:
         """Cancel the item; its answer is dropped."""
+        if self.gone:
+            return
         request = self.request
         self._end()
         if request is not None:
@@ -148,6 +175,7 @@ class ItemExchange:
         self.gone = True
         self.request = None
         self._chunks = []
+        self._ended()
         for share in self._reservations:
             share.give_back()
         self._reservations.clear()
