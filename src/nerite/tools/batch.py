@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
         return status
 
 
-class _BatchConnection:
+class BatchConnection:
     """The endpoints of files and batches, on one connection."""
 
     def __init__(self, connection: HttpClientConnection) -> None:
@@ -109,10 +109,10 @@ class _BatchConnection:
 
 
 @contextmanager
-def _connected(options: argparse.Namespace) -> Iterator[_BatchConnection]:
+def _connected(options: argparse.Namespace) -> Iterator[BatchConnection]:
     connection = HttpClientConnection(Address.parse(options.url), dict(options.header), options.timeout, None)
     try:
-        yield _BatchConnection(connection)
+        yield BatchConnection(connection)
     finally:
         connection.close()
 
@@ -120,7 +120,7 @@ def _connected(options: argparse.Namespace) -> Iterator[_BatchConnection]:
 # Running a file
 
 
-def _run_batch(api: _BatchConnection, options: argparse.Namespace) -> int:
+def _run_batch(api: BatchConnection, options: argparse.Namespace) -> int:
     """Create a batch, or take one up again; wait for its end, and fetch its files."""
     if not _WINDOW.fullmatch(options.window):
         raise ClientError(f"--window must be a duration such as 30m or 24h, got '{options.window}'")
@@ -185,7 +185,7 @@ def _endpoint(content: bytes) -> str:
     raise ClientError("the first line of the input file is not a request with a 'url'")
 
 
-def _watched(api: _BatchConnection, name: str) -> dict[str, Any]:
+def _watched(api: BatchConnection, name: str) -> dict[str, Any]:
     """Show the progress of a batch until it ends; return it."""
     reached = time.monotonic()
     with ProgressBar() as progress:
@@ -219,7 +219,7 @@ def _draw(progress: ProgressBar, batch: dict[str, Any]) -> None:
     progress.part(batch["status"], done / counts["total"], remark)
 
 
-def _fetch(api: _BatchConnection, batch: dict[str, Any], output: Path, state: Path) -> int:
+def _fetch(api: BatchConnection, batch: dict[str, Any], output: Path, state: Path) -> int:
     """Fetch the files of a batch that has ended; return the exit status."""
     errors = output.with_name(f"{output.stem}.errors{output.suffix}")
     for file, path in ((batch["output_file_id"], output), (batch["error_file_id"], errors)):
@@ -241,7 +241,7 @@ def _fetch(api: _BatchConnection, batch: dict[str, Any], output: Path, state: Pa
 # Other commands
 
 
-def _list(api: _BatchConnection, options: argparse.Namespace) -> int:
+def _list(api: BatchConnection, options: argparse.Namespace) -> int:
     found = api.ask("GET", f"/v1/batches?limit={options.limit}")["data"]
     if options.json:
         show_json(found)
@@ -276,7 +276,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds}s"
 
 
-def _cancel(api: _BatchConnection, options: argparse.Namespace) -> int:
+def _cancel(api: BatchConnection, options: argparse.Namespace) -> int:
     batch = api.ask("POST", f"/v1/batches/{options.batch}/cancel")
     show(f"{batch['id']}: {batch['status']}")
     return 0

@@ -127,7 +127,7 @@ def test_the_pace_ends_a_batch_well_before_its_deadline() -> None:
     plan.add("a", 1000, 1000)
     assert plan.planner.pace("a", plan.now) == 2  # nothing is known of its items yet
     plan.answers("a", 100, rate=10, seconds=6.0)
-    assert plan.planner.pace("a", plan.now) == 11  # 900 items of 6 s in 0.6 * 990 s, rounded up
+    assert plan.planner.pace("a", plan.now) == 10  # 900 items of 6 s in 0.6 * 990 s, rounded up
     assert plan.needs("a") == 0
     assert plan.planner.pace("nothing", plan.now) == 0
 
