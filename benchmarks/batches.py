@@ -79,7 +79,8 @@ def interactive(server: Contestant, folder: Path, rate: float, seconds: float) -
     subprocess.run([*command, *load, f"--json={written}"], check=True, stdout=subprocess.DEVNULL)
     (level,) = json.loads(written.read_text())["levels"]
     found = {f"latency {name}": level["latency_ms"][name] for name in _MEASURES}
-    return found | {f"first token {name}": level["ttft_ms"][name] for name in _MEASURES} | {"failed": level["failed"]}
+    first = level["tokens"]["time_to_first_ms"]
+    return found | {f"first token {name}": first[name] for name in _MEASURES} | {"failed": level["failed"]}
 
 
 def create(api: BatchConnection, items: int, window: float) -> str:

@@ -84,6 +84,8 @@ class BatchRunner:
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
+        self._resumed = False
+        """The batches that had not ended when the server started are known."""
 
     @property
     def under_way(self) -> int:
@@ -110,17 +112,13 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Run batches until cancelled. May be called again after it has raised."""
-        for record in await self._store.open_batches():
-            self.batches.setdefault(record.id, RunningBatch(record))
-        names = await self._store.file_names()
-        if not self._swept_at:
-            await asyncio.to_thread(self._files.remove_others, names)
         while True:
-            self._woken.clear()
-            await self._commit()
-            for batch in list(self.batches.values()):
-                await self._advance(batch)
-            await self._sweep()
+            try:
+                await self._look()
+            except NeriteError as error:  # the database or the disk fails
+                log.error(f"batches wait: {error.message}")
+                await asyncio.sleep(_LOOK_SECONDS)
+                continue
             self._fill_soon()
             waiting = [batch.record.expires_at for batch in self.batches.values()]
             left = min([*waiting, time.time() + _LOOK_SECONDS]) - time.time()
@@ -129,6 +127,18 @@ class BatchRunner:
                 await asyncio.sleep(_COMMIT_SECONDS)
             except TimeoutError:
                 pass
+
+    async def _look(self) -> None:
+        """Do all that is due."""
+        self._woken.clear()
+        if not self._resumed:
+            for record in await self._store.open_batches():
+                self.batches.setdefault(record.id, RunningBatch(record))
+            self._resumed = True
+        await self._commit()
+        for batch in list(self.batches.values()):
+            await self._advance(batch)
+        await self._sweep()
 
     # From one status to the next
 

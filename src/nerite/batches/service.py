@@ -92,6 +92,7 @@ class Batches:
             self.files.close()
             raise
         self._store = BatchStore(self._database)
+        self.files.remove_others(self._store.file_names())
         self.runner = BatchRunner(self._store, self.files, executor, limits.concurrency, weight_of)
 
     async def run(self) -> None:

@@ -94,9 +94,9 @@ class BatchStore:
 
         return await self._database.run(work)
 
-    async def file_names(self) -> set[str]:
-        """Return the ids of all files."""
-        return await self._database.run(lambda each: {row[0] for row in each.rows("SELECT id FROM batch_files")})
+    def file_names(self) -> set[str]:
+        """Return the ids of all files. Blocks."""
+        return self._database.call(lambda each: {row[0] for row in each.rows("SELECT id FROM batch_files")})
 
     # Batches
 

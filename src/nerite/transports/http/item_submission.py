@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from nerite.transports.limits import ByteReservation
 if TYPE_CHECKING:
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
+    from nerite.models.running_version import RunningVersion
     from nerite.server import InferenceServer
     from nerite.transports.http.handler import HttpWork
 
@@ -68,18 +70,25 @@ class ItemSubmission:
 
     def has_others(self, model: str) -> bool:
         """Return whether a model executes requests that are not items."""
-        try:
-            return self._server.find(model, "", "").in_flight > self._under_way[model]
-        except NeriteError:
-            return False
+        return sum(version.in_flight for version in self._versions(model)) > self._under_way[model]
 
     def _has_room(self, model: str) -> bool:
         """Return whether a model has an instance without work. Of an engine, admission control knows it better."""
-        try:
-            version = self._server.find(model, "", "")
-        except NeriteError:
-            return True  # the item gets the error
-        return version.generates or (not version.pending and version.in_flight < max(len(version.instances), 1))
+        versions = self._versions(model)
+        return not versions or any(
+            version.generates or (not version.pending and version.in_flight < max(len(version.instances), 1))
+            for version in versions
+        )
+
+    def _versions(self, model: str) -> list[RunningVersion]:
+        """Return the versions that requests to a model or a route go to; none if they get an error."""
+        route = self._server.routes.get(model)
+        names = [(model, "")] if route is None else [(arm.model, arm.version) for arm in route.by_weight]
+        found = []
+        for name, version in names:
+            with contextlib.suppress(NeriteError):
+                found.append(self._server.find(name, version, ""))
+        return found
 
 
 class ItemExchange:
