@@ -11,6 +11,7 @@ its pace: how many items at once end it well before its deadline.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,36 +19,37 @@ RAISE: Final = 0.8
 LOWER: Final = 0.5
 """Fraction of the time left that the predicted work has to use for a batch to be raised, or lowered again."""
 _RATE_SECONDS: Final = 15.0
-"""Time constant of the measured rates."""
+_LEAST_EVENTS: Final = 32
+_MOST_EVENTS: Final = 512
+"""A rate is measured over so many seconds, but at least and at most over so many events."""
 _GRACE: Final = 0.1
-"""Fraction of its window for which a batch without any measured rate is not raised."""
+_LONGEST_GRACE: Final = 60.0
+"""Fraction of its window, and seconds, for which a new batch is not raised: its rate is not known yet."""
 _SPARE: Final = 1.25
 """Factor on the number of items at once that a raised batch is computed to need."""
 _PACE: Final = 0.6
 """Fraction of the time left in which a paced batch ends."""
 
 
-class DecayingRate:
-    """Events a second, with exponentially decaying weights."""
+class RecentRate:
+    """Events a second: of the last ones, at least so many that chance hardly shows, and of some seconds."""
 
-    def __init__(self, seconds: float, now: float) -> None:
-        """``seconds`` is the time constant."""
-        self._seconds = seconds
-        self._began = self._at = now
-        self._count = 0.0
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._times: deque[float] = deque(maxlen=_MOST_EVENTS)
 
-    def note(self, now: float, count: int = 1) -> None:
-        """Record events."""
-        self._count = self._decayed(now) + count
-        self._at = now
+    def note(self, now: float) -> None:
+        """Record an event."""
+        times = self._times
+        if len(times) == _MOST_EVENTS:
+            self._began = times[0]
+        times.append(now)
+        while len(times) > _LEAST_EVENTS and times[0] < now - _RATE_SECONDS:
+            self._began = times.popleft()
 
     def value(self, now: float) -> float:
-        """Return events a second. What was not observed yet does not count as time without events."""
-        age = max(now - self._began, 1e-3)
-        return self._decayed(now) / (self._seconds * -math.expm1(-age / self._seconds))
-
-    def _decayed(self, now: float) -> float:
-        return self._count * math.exp(-max(now - self._at, 0.0) / self._seconds)
+        """Return events a second, up to now: if events cease, it falls."""
+        return len(self._times) / max(now - self._began, 1e-3)
 
 
 class _Lane:
@@ -57,7 +59,7 @@ class _Lane:
         self.weight = weight
         self.used = used
         """Seconds of its items divided by its weight."""
-        self.rate = DecayingRate(_RATE_SECONDS, now)
+        self.rate = RecentRate(now)
         self.batches: dict[str, _Planned] = {}
 
     def by_deadline(self) -> list[_Planned]:
@@ -167,14 +169,11 @@ class DeadlinePlanner:
         """Raise or lower a batch by its prediction; return whether it is raised."""
         if not batch.left:
             return False
-        left = batch.deadline - now
+        if now - batch.began < min(_GRACE * (batch.deadline - batch.began), _LONGEST_GRACE):
+            return False
         end = self.predicted_end(batch.key, now)
-        if end is None:
-            window = max(batch.deadline - batch.began, 1e-3)
-            batch.raised = batch.raised or now - batch.began > _GRACE * window
-        else:
-            used = (end - now) / max(left, 1e-3)
-            batch.raised = used > LOWER if batch.raised else used > RAISE
+        used = math.inf if end is None else (end - now) / max(batch.deadline - now, 1e-3)
+        batch.raised = used > (LOWER if batch.raised else RAISE)
         return batch.raised
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.batches.deadline_planner import LOWER, RAISE, DeadlinePlanner, DecayingRate
+from nerite.batches.deadline_planner import LOWER, RAISE, DeadlinePlanner, RecentRate
 
 
 class Plan:
@@ -136,8 +136,8 @@ def test_batches_in_danger_go_before_others() -> None:
     plan = Plan()
     plan.add("calm", 10, 300, "umbrella")
     plan.add("late", 2000, 600)
-    plan.answers("late", 20, rate=1)
-    plan.answers("calm", 1, rate=1, seconds=0.1)
+    plan.answers("calm", 8, rate=10, seconds=0.1)
+    plan.answers("late", 60, rate=1)
     assert plan.order == ["late", "calm"]
 
 
@@ -155,7 +155,7 @@ def test_a_rate_that_ceases_raises_the_batch() -> None:
     plan.add("a", 500, 3600)
     plan.answers("a", 100, rate=10)
     assert plan.needs("a") == 0
-    plan.now += 120
+    plan.now += 600
     assert plan.needs("a") > 0
 
 
@@ -168,9 +168,43 @@ def test_what_is_not_planned_needs_nothing() -> None:
     assert not plan.planner.knows("nothing")
 
 
-def test_a_rate_is_right_from_its_first_second() -> None:
-    rate = DecayingRate(15.0, 0.0)
-    for number in range(1, 11):
-        rate.note(number / 10)
-    assert rate.value(1.0) == pytest.approx(10, rel=0.1)
-    assert rate.value(100.0) < 0.1
+@pytest.mark.parametrize("true", [0.02, 1.0, 10.0, 1000.0])
+def test_a_rate(true: float) -> None:
+    rate = RecentRate(0.0)
+    for number in range(1, 2001):
+        rate.note(number / true)
+        if number > 8:
+            assert rate.value((number + 0.5) / true) == pytest.approx(true, rel=0.1)
+    end = 2000 / true
+    assert rate.value(end + 100 * 32 / true) < true / 50
+
+
+def test_a_rate_follows_a_change_within_seconds() -> None:
+    rate, now = RecentRate(0.0), 0.0
+    for _ in range(1000):
+        now += 0.1
+        rate.note(now)
+    for _ in range(40):
+        now += 0.5
+        rate.note(now)
+    assert rate.value(now) == pytest.approx(2, rel=0.1)
+
+
+def test_slow_items_are_no_reason_to_raise_a_batch_between_two_answers() -> None:
+    plan = Plan()
+    plan.add("a", 100, 20_000)
+    for _ in range(50):
+        plan.answers("a", 1, rate=1 / 100, seconds=100.0)
+        for _ in range(9):
+            plan.now += 10
+            assert plan.needs("a") == 0
+        plan.now -= 90
+
+
+def test_a_new_batch_is_not_raised_before_its_rate_is_known() -> None:
+    plan = Plan()
+    plan.add("a", 2000, 300)
+    plan.answers("a", 2, rate=1)
+    assert plan.needs("a") == 0
+    plan.answers("a", 30, rate=1)
+    assert plan.needs("a") > 0
