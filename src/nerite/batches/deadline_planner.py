@@ -48,8 +48,13 @@ class RecentRate:
             self._began = times.popleft()
 
     def value(self, now: float) -> float:
-        """Return events a second, up to now: if events cease, it falls."""
-        return len(self._times) / max(now - self._began, 1e-3)
+        """Return events a second. It falls once the next event is overdue."""
+        count = len(self._times)
+        if not count:
+            return 0.0
+        span = self._times[-1] - self._began
+        overdue = now - self._times[-1] - span / count
+        return count / max(span + max(overdue, 0.0), 1e-3)
 
 
 class _Lane:
