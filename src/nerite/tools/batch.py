@@ -133,10 +133,11 @@ def _run_batch(api: BatchConnection, options: argparse.Namespace) -> int:
     digest = hashlib.sha256(content).hexdigest()
     name = _resumed(state, digest, options)
     if not name:
+        endpoint = _endpoint(content)
         file = api.upload(options.input, content)
         new = {
             "input_file_id": file,
-            "endpoint": _endpoint(content),
+            "endpoint": endpoint,
             "completion_window": options.window,
             "metadata": metadata,
         }
