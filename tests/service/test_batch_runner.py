@@ -16,7 +16,7 @@ from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, BatchStatus
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
-from nerite.batches.store import Listing
+from nerite.batches.store import PageRequest
 from nerite.core.errors import Conflict, InvalidArgument, NotFound, TooLarge
 from postgres_server import postgres_server
 
@@ -153,7 +153,7 @@ def test_a_batch_from_its_creation_to_its_files(kind: str, tmp_path: Path, reque
             assert output[3]["response"] == {"status_code": 200, "request_id": "r", "body": {"to": "3"}}
             (error,) = await home.content(record.error_file_id)
             assert (error["custom_id"], error["response"]["status_code"]) == ("item-7", 400)
-            files, more = await home.batches.list_files("acme", Listing(10, purpose="batch_output"))
+            files, more = await home.batches.list_files("acme", PageRequest(10, purpose="batch_output"))
             assert {each.id for each in files} == {record.output_file_id, record.error_file_id}
             assert not more
             assert home.batches.runner.batches == {}
@@ -320,7 +320,7 @@ def test_tenants_do_not_see_each_others_files_and_batches(tmp_path: Path) -> Non
             ):
                 with pytest.raises(NotFound):
                     await call
-            assert await home.batches.list_batches("umbrella", Listing(10)) == ([], False)
+            assert await home.batches.list_batches("umbrella", PageRequest(10)) == ([], False)
 
     asyncio.run(run())
 
@@ -352,13 +352,13 @@ def test_pages_of_a_list(tmp_path: Path) -> None:
     async def run() -> None:
         async with house(tmp_path / "batches.db", Executor(capacity=0)) as home:
             names = [(await home.create(1)).id for _ in range(5)]
-            first, more = await home.batches.list_batches("acme", Listing(2))
+            first, more = await home.batches.list_batches("acme", PageRequest(2))
             assert more
-            second, more = await home.batches.list_batches("acme", Listing(3, after=first[-1].id))
+            second, more = await home.batches.list_batches("acme", PageRequest(3, after=first[-1].id))
             assert not more
             assert [each.id for each in (*first, *second)] == names[::-1]
             with pytest.raises(NotFound, match="'after'"):
-                await home.batches.list_batches("acme", Listing(2, after="batch_x"))
+                await home.batches.list_batches("acme", PageRequest(2, after="batch_x"))
 
     asyncio.run(run())
 

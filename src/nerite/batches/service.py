@@ -14,7 +14,7 @@ from nerite.batches.items import InvalidItems, is_endpoint, read_items
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, FileRecord
 from nerite.batches.runner import BatchRunner, new_file_id
 from nerite.batches.running_batch import ItemExecutor
-from nerite.batches.store import BatchStore, Listing
+from nerite.batches.store import BatchStore, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument
 from nerite.core.tensor import Buffer
 from nerite.storage.database import Database, shown
@@ -134,7 +134,7 @@ class Batches:
         """Return a file. Raises ``NotFound``."""
         return await self._store.file(tenant, name)
 
-    async def list_files(self, tenant: str, listing: Listing) -> tuple[list[FileRecord], bool]:
+    async def list_files(self, tenant: str, listing: PageRequest) -> tuple[list[FileRecord], bool]:
         """Return a page of files, and whether there are more."""
         return await self._store.files(tenant, listing)
 
@@ -182,7 +182,7 @@ class Batches:
         """Return a batch. Raises ``NotFound``."""
         return await self._store.batch(tenant, name)
 
-    async def list_batches(self, tenant: str, listing: Listing) -> tuple[list[BatchRecord], bool]:
+    async def list_batches(self, tenant: str, listing: PageRequest) -> tuple[list[BatchRecord], bool]:
         """Return a page of batches, and whether there are more."""
         return await self._store.batches(tenant, listing)
 

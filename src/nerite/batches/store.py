@@ -17,7 +17,7 @@ _ENDS: Final = tuple(str(status) for status in BatchStatus if status.is_end)
 _OPEN: Final = "status NOT IN ('" + "', '".join(_ENDS) + "')"
 
 
-class Listing(NamedTuple):
+class PageRequest(NamedTuple):
     """What a list asks for."""
 
     limit: int
@@ -63,7 +63,7 @@ class BatchStore:
         """Return a file. Raises ``NotFound``."""
         return await self._database.run(lambda transaction: _file(transaction, tenant, name))
 
-    async def files(self, tenant: str, listing: Listing) -> tuple[list[FileRecord], bool]:
+    async def files(self, tenant: str, listing: PageRequest) -> tuple[list[FileRecord], bool]:
         """Return a page of files, and whether there are more."""
         rows, more = await self._database.run(lambda transaction: _page(transaction, "batch_files", tenant, listing))
         return [FileRecord(*row) for row in rows], more
@@ -116,7 +116,7 @@ class BatchStore:
         """Return a batch. Raises ``NotFound``."""
         return await self._database.run(lambda transaction: _batch(transaction, tenant, name))
 
-    async def batches(self, tenant: str, listing: Listing) -> tuple[list[BatchRecord], bool]:
+    async def batches(self, tenant: str, listing: PageRequest) -> tuple[list[BatchRecord], bool]:
         """Return a page of batches, and whether there are more."""
         rows, more = await self._database.run(lambda transaction: _page(transaction, "batches", tenant, listing))
         return [BatchRecord.of_row(row) for row in rows], more
@@ -250,7 +250,9 @@ def _change(transaction: Transaction, name: str, values: Mapping[str, Any]) -> B
     return batch
 
 
-def _page(transaction: Transaction, table: str, tenant: str, listing: Listing) -> tuple[list[tuple[Any, ...]], bool]:
+def _page(
+    transaction: Transaction, table: str, tenant: str, listing: PageRequest
+) -> tuple[list[tuple[Any, ...]], bool]:
     """Return a page of rows in the order of their creation, and whether there are more."""
     columns = _FILES if table == "batch_files" else _BATCHES
     order, compare = ("ASC", ">") if listing.ascending else ("DESC", "<")

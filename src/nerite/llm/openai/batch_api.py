@@ -11,7 +11,7 @@ from nerite.admission.policy import EVERYBODY
 from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, FileRecord
 from nerite.batches.service import NewBatch
-from nerite.batches.store import Listing
+from nerite.batches.store import PageRequest
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
@@ -122,7 +122,7 @@ class BatchApi:
             raise ApiError(error.message, "file", error.mistake.code) from None
         return json_reply(record.as_json())
 
-    async def _files(self, batches: Batches, tenant: str, listing: Listing) -> Reply:
+    async def _files(self, batches: Batches, tenant: str, listing: PageRequest) -> Reply:
         found, more = await batches.list_files(tenant, listing)
         return _list_reply([each.as_json() for each in found], more)
 
@@ -152,7 +152,7 @@ class BatchApi:
     async def _batch(self, batches: Batches, tenant: str, name: str) -> Reply:
         return _batch_reply(batches, await batches.batch(tenant, name))
 
-    async def _list(self, batches: Batches, tenant: str, listing: Listing) -> Reply:
+    async def _list(self, batches: Batches, tenant: str, listing: PageRequest) -> Reply:
         found, more = await batches.list_batches(tenant, listing)
         return _list_reply([each.as_json(batches.predicted_end(each.id)) for each in found], more)
 
@@ -169,7 +169,7 @@ def _list_reply(found: Sequence[Mapping[str, Any]], more: bool) -> Reply:
     return json_reply({"object": "list", "data": found, **ends, "has_more": more})
 
 
-def _listing(query: str, kind: str) -> Listing:
+def _listing(query: str, kind: str) -> PageRequest:
     """Return what a query asks for. Raises ``ApiError``."""
     known = ("limit", "after", "order", "purpose") if kind == "files" else ("limit", "after")
     try:
@@ -187,7 +187,7 @@ def _listing(query: str, kind: str) -> Listing:
     order = values.get("order", "desc")
     if order not in ("asc", "desc"):
         raise wrong_value("order", "'asc' or 'desc'", order)
-    return Listing(int(limit), values.get("after", ""), order == "asc", values.get("purpose", ""))
+    return PageRequest(int(limit), values.get("after", ""), order == "asc", values.get("purpose", ""))
 
 
 def _new_batch(body: memoryview) -> NewBatch:
