@@ -14,11 +14,20 @@ from typing import Any
 
 import openai
 import pytest
-from test_openai_api import EMBED, ENGINE, HEADER, SHOUT, SIMPLE, VECTORS, WORDS
+from test_openai_api import EMBED, SIMPLE, VECTORS, engine
 
 from serving import IDENTITY, Serving, eventually, python_model, serving
 
 CHAT = "/v1/chat/completions"
+UPPER = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()
+        output = pb_utils.Tensor("text_output", np.array([[text.upper().encode()]], object))
+        answers.append(pb_utils.InferenceResponse([output]))
+    return answers
+"""
 SLOW = """
 import time
 
@@ -39,7 +48,7 @@ def execute(self, requests):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("batches")
     models = folder / "models"
-    python_model(models, "words", HEADER % "" + WORDS, ENGINE)
+    engine(models, "words")
     python_model(models, "vectors", EMBED, VECTORS)
     python_model(models, "identity", IDENTITY)
     with serving(models, folder / "log", f"--batches={folder / 'batches.db'}") as running:
@@ -261,7 +270,7 @@ def test_no_answer_is_lost_or_doubled_when_the_server_is_killed(tmp_path: Path) 
 
 
 def test_the_limits_of_flags(tmp_path: Path) -> None:
-    python_model(tmp_path / "models", "words", HEADER % "" + WORDS, ENGINE)
+    engine(tmp_path / "models", "words")
     flags = (
         f"--batches={tmp_path / 'batches.db'}",
         f"--batch-files={tmp_path / 'elsewhere'}",
@@ -297,7 +306,7 @@ def test_a_polite_stop_keeps_the_batch(tmp_path: Path) -> None:
 
 
 def test_tenants_and_front_processes(tmp_path: Path) -> None:
-    python_model(tmp_path / "models", "shout", SHOUT, SIMPLE)
+    python_model(tmp_path / "models", "shout", UPPER, SIMPLE)
     (tmp_path / "policy.toml").write_text(
         '[tenants.acme]\nkeys = ["a-key"]\nrequests_per_minute = 6000\n[tenants.umbrella]\nkeys = ["b-key"]\n'
     )

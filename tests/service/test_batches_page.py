@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_openai_api import SHOUT, SIMPLE
+from test_batches import UPPER
+from test_openai_api import SIMPLE
 
 from nerite.batches import metrics
 from pages import ROOT, Page, run
@@ -22,7 +23,7 @@ PAGE = Page("docs/batches.md")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("page")
-    python_model(folder / "models", "parrot", SHOUT, SIMPLE)
+    python_model(folder / "models", "parrot", UPPER, SIMPLE)
     program, verb, repository, flag = shlex.split(PAGE.block("nerite serve"))
     assert (program, verb, repository) == ("nerite", "serve", "models")
     with serving(folder / "models", folder / "log", flag.replace("batches.db", f"{folder}/batches.db")) as running:
