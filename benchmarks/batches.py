@@ -2,9 +2,9 @@
 
     python benchmarks/batches.py [--seconds S] [--rounds N] [--rate R] [--items N] [--window S] [--print]
 
-The engine is a stand-in: each of its steps takes 10 ms and 0.05 ms more for each sequence, about as a model of 8
-billion weights does on one GPU, and a step makes one token of each sequence. It runs 32 sequences at most. Interactive
-requests come at random times, whatever comes back; the batch must end before its deadline.
+The engine is a stand-in: each of its steps takes 20 ms and 0.05 ms more for each sequence, and makes one token of each.
+It runs 32 sequences at most. Interactive requests come at random times, whatever comes back; the batch must end before
+its deadline.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ENGINE: Final = {
     "num_gpu_blocks_override": 4096,
 }
 _SLEEP: Final = "            await asyncio.sleep(0.001)\n            if any("
-_STEP: Final = "            await asyncio.sleep(0.01 + 0.00005 * len(self._running))\n            if any("
+_STEP: Final = "            await asyncio.sleep(0.02 + 0.00005 * len(self._running))\n            if any("
 _MEASURES: Final = ("p50", "p99")
 
 
@@ -116,10 +116,10 @@ def counters(server: Contestant) -> dict[str, float]:
 
 def main() -> None:
     """Measure, and write the table."""
-    flags = command_line(__doc__, 60.0, 1)
-    flags.add_argument("--rate", type=float, default=5.0, help="interactive requests a second (default: %(default)g)")
+    flags = command_line(__doc__, 90.0, 2)
+    flags.add_argument("--rate", type=float, default=4.0, help="interactive requests a second (default: %(default)g)")
     flags.add_argument("--items", type=int, default=2000, help="of the batch (default: %(default)s)")
-    flags.add_argument("--window", type=float, default=300.0, help="seconds to the deadline (default: %(default)g)")
+    flags.add_argument("--window", type=float, default=400.0, help="seconds to the deadline (default: %(default)g)")
     given = flags.parse_args()
     alone, beside, batches = [], [], []
     with tempfile.TemporaryDirectory() as name:
