@@ -289,6 +289,7 @@ SURFACES: Final[Mapping[str, Surface]] = {
     "loads": Surface(LOADS, 1, _load),
     "config": Surface(LOCAL, 4, _config),
     "policy": Surface(LOCAL, 2, lambda rng: (configurations.policy(rng),), 0),
+    "batch": Surface(LOCAL, 2, lambda rng: (configurations.batch(rng),), 0),
 }
 """All there are."""
 
