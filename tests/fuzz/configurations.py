@@ -148,8 +148,9 @@ def policy(rng: random.Random) -> bytes:
 
 def batch(rng: random.Random) -> bytes:
     """Return the text of the input of a batch, with mistakes."""
+    url = rng.choice(_URLS)
     lines = [
-        json.dumps({"custom_id": str(number), "method": "POST", "url": rng.choice(_URLS), "body": {"model": "m"}})
+        json.dumps({"custom_id": str(number), "method": "POST", "url": url, "body": {"model": "m"}})
         for number in range(rng.randint(0, 5))
     ]
     return words.mutated(rng, "\n".join((*lines, "")), _BATCH_WORDS)
