@@ -32,7 +32,9 @@ from nerite.tools.batch import BatchConnection
 
 MODEL: Final = "tokens"
 TOKENS: Final = 64
-"""Of an answer."""
+"""Of an interactive answer."""
+_ITEM_TOKENS: Final = 16
+"""Of the answer to an item."""
 _ENGINE: Final = {
     "model": "m",
     "mortal": False,
@@ -88,7 +90,7 @@ def create(api: BatchConnection, items: int, window: float) -> str:
     lines = []
     for number in range(items):
         messages = [{"role": "user", "content": f"number {number}"}]
-        body = {"model": MODEL, "messages": messages, "max_tokens": TOKENS}
+        body = {"model": MODEL, "messages": messages, "max_tokens": _ITEM_TOKENS}
         line = {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}
         lines.append(json.dumps(line).encode() + b"\n")
     file = api.upload(Path("items.jsonl"), b"".join(lines))
@@ -116,12 +118,12 @@ def counters(server: Contestant) -> dict[str, float]:
 
 def main() -> None:
     """Measure, and write the table."""
-    flags = command_line(__doc__, 90.0, 2)
+    flags = command_line(__doc__, 240.0, 1)
     flags.add_argument("--rate", type=float, default=4.0, help="interactive requests a second (default: %(default)g)")
     flags.add_argument("--items", type=int, default=2000, help="of the batch (default: %(default)s)")
     flags.add_argument("--window", type=float, default=400.0, help="seconds to the deadline (default: %(default)g)")
     given = flags.parse_args()
-    alone, beside, batches = [], [], []
+    alone, beside, again, batches = [], [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flag = f"--batches={folder / 'batches.db'}"
@@ -133,24 +135,28 @@ def main() -> None:
                 batch = create(api, given.items, given.window)
                 beside.append(interactive(server, folder, given.rate, given.seconds))
                 batches.append(ended(api, batch))
+                again.append(interactive(server, folder, given.rate, given.seconds))
             counted = counters(server)
-    publish("batches", table(alone, beside, batches, counted, given), given)
+    publish("batches", table(alone, beside, again, batches, counted, given), given)
 
 
 def table(
     alone: list[dict[str, float]],
     beside: list[dict[str, float]],
+    again: list[dict[str, float]],
     batches: list[Mapping[str, Any]],
     counted: Mapping[str, float],
     given: Any,
 ) -> str:
     """Return what was measured."""
-    text = f"Measured on {machine()}; {given.rate:g} interactive requests a second of {TOKENS} tokens, "
-    text += f"{given.seconds:g} s each, {given.rounds} rounds.\n\n"
-    text += "| milliseconds | alone | beside the batch | change |\n|---|---|---|---|\n"
+    text = f"Measured on {machine()}; {given.rate:g} interactive requests a second of {TOKENS} tokens "
+    text += f"for {given.seconds:g} s each; items of {_ITEM_TOKENS} tokens.\n\n"
+    text += "| milliseconds | alone | beside the batch | alone again |\n|---|---|---|---|\n"
     for measure in (name for name in alone[0] if name != "failed"):
-        before, after = (statistics.median(each[measure] for each in found) for found in (alone, beside))
-        text += f"| {measure} | {before:.1f} | {after:.1f} | {100 * (after / before - 1):+.1f} % |\n"
+        values = (statistics.median(each[measure] for each in found) for found in (alone, beside, again))
+        before, during, after = values
+        changes = [f"{value:.1f} ({100 * (value / before - 1):+.1f} %)" for value in (during, after)]
+        text += f"| {measure} | {before:.1f} | {' | '.join(changes)} |\n"
     for batch in batches:
         counts = batch["request_counts"]
         end = batch["completed_at"] or batch["expired_at"] or batch["failed_at"]
@@ -158,7 +164,7 @@ def table(
             f"\nThe batch is {batch['status']}: {counts['completed']} of {counts['total']} items in "
             f"{end - batch['created_at']} s, with {batch['expires_at'] - batch['created_at']} s to the deadline.\n"
         )
-    failed = sum(each["failed"] for each in (*alone, *beside))
+    failed = sum(each["failed"] for each in (*alone, *beside, *again))
     return text + (
         f"\n{failed:.0f} interactive requests failed; items were refused {counted['refused']:.0f} times for lack of "
         f"idle room, and {counted['wasted']:.0f} tokens were generated for items that were preempted.\n"
