@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from nerite.batches.items import InvalidItems
-from nerite.batches.records import BatchRecord, BatchStatus
+from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
-from nerite.batches.store import PageRequest
+from nerite.batches.store import BatchStore, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument, NotFound, TooLarge
+from nerite.observability.log import log
+from nerite.storage.database import Database
 from postgres_server import postgres_server
 
 URL = "/v1/chat/completions"
@@ -387,5 +389,48 @@ def test_two_tenants_share_the_room(tmp_path: Path) -> None:
                     executor.answer()
                 await asyncio.sleep(0.005)
             assert min(served.values()) >= 25
+
+    asyncio.run(run())
+
+
+def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with house(tmp_path / "batches.db", Executor(capacity=0)) as home:
+            used = await home.batches.upload("acme", "in.jsonl", "batch", lines(1), 100.0)
+            await home.batches.create("acme", NewBatch(used.id, URL, "1h", {}))
+            unused = await home.batches.upload("acme", "x", "user_data", b"1", 100.0)
+            lasting = await home.batches.upload("acme", "y", "user_data", b"1")
+            database = Database(str(tmp_path / "batches.db"), [BatchSchema()])
+            store = BatchStore(database)
+            assert await store.remove_expired_files(unused.created_at + 99) == []
+            assert await store.remove_expired_files(unused.created_at + 101) == [unused.id]
+            database.close()
+            left, _ = await home.batches.list_files("acme", PageRequest(10))
+            assert [each.id for each in left] == [lasting.id, used.id]
+
+    asyncio.run(run())
+
+
+def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(log, "error", said.append)
+
+    async def run() -> None:
+        executor = Executor()
+        async with house(tmp_path / "batches.db", executor) as home:
+            batch = await home.create(3)
+            await home.under_way(1)
+            database = Database(str(tmp_path / "batches.db"), [])
+            database.call(lambda each: each.execute("ALTER TABLE batch_items RENAME TO hidden"))
+            executor.answer()
+            await home.under_way(2)
+            executor.answer(2)
+            while not said:
+                await asyncio.sleep(0.01)
+            assert "batches wait: the database" in said[0]
+            assert (await home.batches.batch("acme", batch.id)).completed == 0
+            database.call(lambda each: each.execute("ALTER TABLE hidden RENAME TO batch_items"))
+            database.close()
+            assert (await home.until(batch.id, ended)).completed == 3
 
     asyncio.run(run())
