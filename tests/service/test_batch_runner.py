@@ -425,7 +425,9 @@ def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pyte
             executor.answer()
             await home.under_way(2)
             executor.answer(2)
+            deadline = time.monotonic() + 30
             while not said:
+                assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
             assert "batches wait: the database" in said[0]
             assert (await home.batches.batch("acme", batch.id)).completed == 0
