@@ -120,9 +120,13 @@ class FileWriter:
         except OSError as error:
             raise self._failed(error) from error
 
-    def _failed(self, error: OSError) -> Unavailable:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
+    def discard(self) -> None:
+        """Remove what was written."""
+        with contextlib.suppress(OSError):
+            if self._file is not None:
                 self._file.close()
-        self._part.unlink(missing_ok=True)
+            self._part.unlink(missing_ok=True)
+
+    def _failed(self, error: OSError) -> Unavailable:
+        self.discard()
         return Unavailable(f"a file of batches cannot be written: {error.strerror}")

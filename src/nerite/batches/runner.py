@@ -228,12 +228,19 @@ class BatchRunner:
         """End a batch: write its output files, and change it together with them."""
         self._cancel_items(batch)
         await self._commit()
-        record = batch.record
+        record = batch.record = await self._store.by_id(batch.record.id)
+        if record.status.is_end:  # the connection broke when that was committed
+            self._forget(batch)
+            return
         expired = status is BatchStatus.EXPIRED
         files: list[FileRecord] = []
         states = (ItemState.FAILED, ItemState.WAITING) if expired else (ItemState.FAILED,)
-        output = await self._write(record, "output", (ItemState.COMPLETED,), files)
-        errors = await self._write(record, "error", states, files)
+        try:
+            output = await self._write(record, "output", (ItemState.COMPLETED,), files)
+            errors = await self._write(record, "error", states, files)
+        except NeriteError:
+            await asyncio.to_thread(self._files.remove, [file.id for file in files])
+            raise
         lost = record.left if expired else 0
         self.counts["expired"] += lost
         batch.record = await self._store.finish(
@@ -257,15 +264,19 @@ class BatchRunner:
         """Write the lines of all items in some states to a file; return its id, or None if there are none."""
         name = new_file_id()
         writer = self._files.begin(name)
-        for state in states:
-            after = 0
-            while rows := await self._store.answers(record.id, state, after, _PAGE):
-                after = rows[-1][0]
-                lines = [
-                    answer if state is not ItemState.WAITING else error_line(_item_id(), custom_id, *EXPIRED)
-                    for _, custom_id, answer in rows
-                ]
-                await asyncio.to_thread(writer.add, [line + b"\n" for line in lines])
+        try:
+            for state in states:
+                after = 0
+                while rows := await self._store.answers(record.id, state, after, _PAGE):
+                    after = rows[-1][0]
+                    lines = [
+                        answer if state is not ItemState.WAITING else error_line(_item_id(), custom_id, *EXPIRED)
+                        for _, custom_id, answer in rows
+                    ]
+                    await asyncio.to_thread(writer.add, [line + b"\n" for line in lines])
+        except NeriteError:
+            await asyncio.to_thread(writer.discard)
+            raise
         if not writer.size:
             return None
         await asyncio.to_thread(writer.commit)

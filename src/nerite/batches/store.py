@@ -116,6 +116,10 @@ class BatchStore:
         """Return a batch. Raises ``NotFound``."""
         return await self._database.run(lambda transaction: _batch(transaction, tenant, name))
 
+    async def by_id(self, name: str) -> BatchRecord:
+        """Return a batch of any tenant. Raises ``NotFound``."""
+        return await self._database.run(lambda transaction: _by_id(transaction, name))
+
     async def batches(self, tenant: str, listing: PageRequest) -> tuple[list[BatchRecord], bool]:
         """Return a page of batches, and whether there are more."""
         rows, more = await self._database.run(lambda transaction: _page(transaction, "batches", tenant, listing))
