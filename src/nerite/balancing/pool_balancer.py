@@ -156,7 +156,7 @@ class PoolBalancer:
         """Choose a member. ``tried``: those that have failed it. ``subset``: choose among these names only."""
         if now_ns >= self._tick_ns:
             self._tick(now_ns)
-        fit = self._fits.get(request.model) or self._fit(request.model)
+        fit = everyone = self._fits.get(request.model) or self._fit(request.model)
         if request.sequence and (found := self._pick_sequence(request, now_ns, tried, subset)):
             return found
         if tried or subset is not None or self.policy.max_requests:
@@ -173,9 +173,10 @@ class PoolBalancer:
         else:
             loads.sort(key=_SCORE)
             load, reason = self._affinity.choose(request, fit) or self._least(loads)
-        if load is loads[0]:
+        if load.ticket in everyone.by_ticket:
             # Among equals, the one that was chosen least recently comes first: sorting keeps their order.
-            loads.append(loads.pop(0))
+            everyone.loads.remove(load)
+            everyone.loads.append(load)
         others = [other.member for other in loads[: _FALLBACKS + 1] if other is not load]
         return Pick(load.member, tuple(others[:_FALLBACKS]), reason)
 
@@ -193,9 +194,7 @@ class PoolBalancer:
         if place is None or request.sequence_start:
             if self._sequences.is_full(now_ns) and place is None:
                 limit = self.policy.max_sequences
-                return NoMember(
-                    429, f"pool '{self.name}' has {limit} sequences under way, as many as max-sequences allows"
-                )
+                return NoMember(429, f"pool '{self.name}' has {limit} sequences, as many as max-sequences allows")
             return None
         name = place.member
         text = f"sequence '{request.sequence}' of model '{request.model}' is on member '{name}' of pool '{self.name}'"
