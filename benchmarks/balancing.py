@@ -59,10 +59,12 @@ def words(kind: str, number: int, tokens: int) -> bytes:
 
 
 def answer(chance: random.Random) -> int:
+    """Return the length of an answer."""
     return max(8, min(1000, round(chance.lognormvariate(4.7, 0.8))))
 
 
 def distinct(chance: random.Random) -> Iterator[tuple[bytes, int]]:
+    """Yield prompts that share nothing."""
     number = 0
     while True:
         number += 1
@@ -80,6 +82,7 @@ def documents(chance: random.Random, hot: float = 0.0) -> Iterator[tuple[bytes, 
 
 
 def hot_documents(chance: random.Random) -> Iterator[tuple[bytes, int]]:
+    """Yield questions of which half are on one document."""
     return documents(chance, 0.5)
 
 
@@ -139,10 +142,12 @@ class Simulation:
         self._chooser: dict[int, Chooser] = {}
 
     def at(self, when: float, event: Callable[[float], None]) -> None:
+        """Call ``event`` at this time."""
         self._count += 1
         heapq.heappush(self._events, (when, self._count, event))
 
     def run(self) -> Result:
+        """Play the scenario."""
         chance = random.Random(f"{self.scenario.name}")
         prompts = self.scenario.prompts(chance)
         now = 0.0
@@ -234,6 +239,7 @@ class Simulation:
 
 
 def simulated(scenario: Scenario, seconds: float) -> str:
+    """Return the table of a scenario."""
     lines = [
         f"**{scenario.name.capitalize()}**: {scenario.about}; {scenario.rate:g} requests/s.\n",
         "| choice | cached | TTFT p50 | p95 | p99 | failed in their answers |",
@@ -276,6 +282,7 @@ def decision_times() -> str:
 
 
 def timed(call: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

@@ -44,23 +44,30 @@ class CountingChooser:
         self.random = random.Random(seed)
 
     def fit(self, tried: Collection[str]) -> list[str]:
+        """Return who may be chosen."""
         return [name for name in self.ready if name not in tried] or self.ready
 
     def begin(self, request: SimulatedRequest, member: SimulatedMember, now: float) -> None:
+        """Hear that it is sent there."""
         self.requests[member.name] += 1
 
     def progress(self, request: SimulatedRequest, tokens: int, now: float) -> None:
         """Nothing to learn."""
 
     def end(self, request: SimulatedRequest, member: SimulatedMember, how: AttemptEnd, now: float) -> None:
+        """Hear that it has ended there."""
         self.requests[member.name] -= 1
 
     def set_ready(self, name: str, ready: bool) -> None:
+        """Hear what a health check has found."""
         self.ready = [each for each in self.ready if each != name] + [name] * ready
 
 
 class RoundRobin(CountingChooser):
+    """The next one."""
+
     def pick(self, request: SimulatedRequest, tried: Collection[str], now: float) -> str:
+        """Choose."""
         name = self.fit(tried)[0]
         self.ready.remove(name)
         self.ready.append(name)
@@ -68,7 +75,10 @@ class RoundRobin(CountingChooser):
 
 
 class RandomChoice(CountingChooser):
+    """Any one."""
+
     def pick(self, request: SimulatedRequest, tried: Collection[str], now: float) -> str:
+        """Choose."""
         return self.random.choice(self.fit(tried))
 
 
@@ -76,12 +86,16 @@ class PowerOfTwo(CountingChooser):
     """The one with fewer requests of two drawn at random."""
 
     def pick(self, request: SimulatedRequest, tried: Collection[str], now: float) -> str:
+        """Choose."""
         fit = self.fit(tried)
         return min(self.random.sample(fit, min(2, len(fit))), key=self.requests.__getitem__)
 
 
 class LeastRequests(CountingChooser):
+    """The one with the fewest requests."""
+
     def pick(self, request: SimulatedRequest, tried: Collection[str], now: float) -> str:
+        """Choose."""
         fit = self.fit(tried)
         return min(fit, key=lambda name: (self.requests[name], self.random.random()))
 
@@ -89,14 +103,14 @@ class LeastRequests(CountingChooser):
 class PrefixRing(CountingChooser):
     """Consistent hashing of the first bytes of the prompt with bounded load: 1.25 times the mean of requests."""
 
-    BYTES: Final = 1024
-    POINTS: Final = 100
+    BYTES: Final = 4096
 
     def __init__(self, names: list[str], seed: int) -> None:
         super().__init__(names, seed)
-        self.ring = sorted((crc32(b"%d" % point, crc32(name.encode())), name) for name in names for point in range(100))
+        self.ring = sorted((crc32(b"%s %d" % (name.encode(), point)), name) for name in names for point in range(100))
 
     def pick(self, request: SimulatedRequest, tried: Collection[str], now: float) -> str:
+        """Choose."""
         fit = self.fit(tried)
         most = 1.25 * (sum(self.requests[name] for name in fit) + 1) / len(fit)
         place = bisect_left(self.ring, (crc32(request.prompt[: self.BYTES]), ""))
@@ -120,6 +134,7 @@ class Nerite:
             self.balancer.set_ready(name, True)
 
     def pick(self, request: SimulatedRequest, tried: Collection[str], now: float) -> str:
+        """Choose."""
         if request.routed is None:
             hashes = prefix_hashes(request.prompt)
             request.routed = RoutedRequest(
@@ -133,20 +148,26 @@ class Nerite:
         return found.member.name
 
     def begin(self, request: SimulatedRequest, member: SimulatedMember, now: float) -> None:
+        """Hear that it is sent there."""
         request.attempt = self.balancer.begin(request.routed, self.members[member.name], round(now * 1e9))
 
     def progress(self, request: SimulatedRequest, tokens: int, now: float) -> None:
+        """Hear that a part of the answer has come."""
         self.balancer.progress(request.attempt, tokens, round(now * 1e9))
 
     def end(self, request: SimulatedRequest, member: SimulatedMember, how: AttemptEnd, now: float) -> None:
+        """Hear that it has ended there."""
         report = member.report if how is AttemptEnd.ANSWERED else None
         self.balancer.end(request.attempt, how, report, round(now * 1e9))
 
     def set_ready(self, name: str, ready: bool) -> None:
+        """Hear what a health check has found."""
         self.balancer.set_ready(name, ready)
 
 
 class NeriteWithoutPrefixes(Nerite):
+    """Least expected work alone."""
+
     policy = PoolPolicy(prefix=False)
 
 

@@ -70,6 +70,7 @@ class SimulatedMember:
 
     @property
     def report(self) -> LoadReport:
+        """What it says of its load."""
         return LoadReport(float(len(self.waiting)), float(len(self.running)))
 
     def plan_step(self) -> float:
