@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from nerite.balancing.hash_ring import HashRing
 from nerite.balancing.holder_index import HolderIndex
 from nerite.balancing.member import RoutedRequest
 from nerite.balancing.member_load import MemberLoad
 from nerite.balancing.policy import PoolPolicy
 
+_SAVED: Final = 2.0
+_SHARED: Final = 0.2
+_NOT_SHARED: Final = 0.02
+"""Shares of work from elsewhere above which there are other routers, and below which there are none."""
 _MUCH: Final = 0.5
 """Share of a prompt that is worth going to a member that has more than the least work."""
 
@@ -25,6 +30,7 @@ class Candidates(NamedTuple):
 
     loads: list[MemberLoad]
     by_ticket: Mapping[int, MemberLoad]
+    by_name: Mapping[str, MemberLoad]
 
 
 class Affinity:
@@ -33,6 +39,8 @@ class Affinity:
     def __init__(self, policy: PoolPolicy) -> None:
         self._policy = policy
         self.index = HolderIndex(policy.index_bytes)
+        self.ring = HashRing({})
+        self._shared = False
 
     def prefill_work(self, request: RoutedRequest, ticket: int) -> float:
         """Return the work that a request is at a member before the first token of its answer."""
@@ -68,15 +76,27 @@ class Affinity:
         weight = self._policy.prefill_weight
         if request.session:
             load = self._lightest(_session_key(request), fit)
-            if load and load.score <= max(most, least + request.prompt_tokens * weight / load.speed):
+            if load and load.score <= max(most, least + _SAVED * request.prompt_tokens * weight / load.speed):
                 return load, "session"
-        if request.prefix and (load := self._with_prefix(request, fit, least, most)):
-            return load, "prefix"
+        if request.prefix and (found := self._by_prefix(request, fit, least, most)):
+            return found
         if request.lora:
             load = self._lightest(_adapter_key(request), fit)
             if load and load.score <= max(most, least + self._policy.adapter_tokens / load.speed):
                 return load, "lora"
         return None
+
+    def set_share_of_others(self, share: float) -> None:
+        """Take how much of the members' work comes from elsewhere.
+
+        If it is much, there are other routers: what no member has is sent where each of them would send it. What was
+        learned before is forgotten then, because each router has learned something else.
+        """
+        if not self._shared and share > _SHARED:
+            self._shared = True
+            self.index = HolderIndex(self._policy.index_bytes)
+        elif share < _NOT_SHARED:
+            self._shared = False
 
     def _lightest(self, key: int, fit: Candidates) -> MemberLoad | None:
         best = None
@@ -86,9 +106,17 @@ class Affinity:
                 best = load
         return best
 
-    def _with_prefix(self, request: RoutedRequest, fit: Candidates, least: float, most: float) -> MemberLoad | None:
+    def _by_prefix(
+        self, request: RoutedRequest, fit: Candidates, least: float, most: float
+    ) -> tuple[MemberLoad, str] | None:
         seen: tuple[int, ...] = ()
-        for place in range(self.index.deepest(request.prefix), -1, -1):
+        deepest = self.index.deepest(request.prefix)
+        half = _MUCH * request.prompt_tokens
+        weight = self._policy.prefill_weight
+        for place in range(deepest, -1, -1):
+            tokens = request.prefix_tokens[place]
+            if self._shared and tokens < half:
+                break
             key = request.prefix[place]
             holders = self.index.holders(key)
             if holders == seen:
@@ -97,12 +125,14 @@ class Affinity:
             load = self._lightest(key, fit)
             if load is None:
                 continue
-            tokens = request.prefix_tokens[place]
-            bound = least + tokens * self._policy.prefill_weight / load.speed
-            if tokens >= _MUCH * request.prompt_tokens:
-                bound = max(bound, most)
-            if load.score <= bound:
-                return load
+            bound = least + _SAVED * tokens * weight / load.speed
+            if load.score <= (max(bound, most) if tokens >= half else bound):
+                return load, "prefix"
+        if self._shared and deepest + 1 < len(request.prefix):
+            # The first beginning that is not known is the same for all routers that know what is common.
+            for load in self.ring.walk(request.prefix[deepest + 1], fit.by_name):
+                if load.score <= max(most, least + _SAVED * request.prompt_tokens * weight / load.speed):
+                    return load, "hash"
         return None
 
 
