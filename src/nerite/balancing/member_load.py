@@ -4,9 +4,9 @@ Work is counted in tokens of answers. Ours is known exactly: a request adds what
 part of the answer takes some away, and its end takes the rest. What others have under way at the same member is what
 the member's report says beyond ours; it halves with every two seconds that the report ages.
 
-A member that is slower than others keeps its work for longer, and so gets less. Beyond that its speed is learned, for
-median of the members (``speeds.py``). The configured capacity is what is believed before, and when nothing is known.
-the members (``speeds.py``). The configured capacity is what is believed before, and again when nothing is known.
+A member that is slower than others keeps its work for longer, and so gets less. Beyond that it is noticed when it
+advances answers more slowly than the median of the members (``speeds.py``). It is never taken for faster than its
+capacity says: whoever has little to compute for prompts seems fast.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _REPORT_WEIGHT: Final = 0.3
 """Of the newest report in the average of them."""
 _KNOWN_NS: Final = 10_000_000_000
 """Age up to which the load of a server that is not ours counts as known."""
-_ALIKE: Final = (0.67, 1.5)
-"""Ratios of speeds that are taken for equal: load alone makes some difference."""
-_RATIOS: Final = (1 / 16, 4.0)
-"""Smallest and largest ratio that is believed."""
+_SLOW: Final = 0.6
+"""Ratio of speeds below which a member is slow: load alone makes some difference."""
+_SLOWEST: Final = 1 / 16
+"""Smallest ratio that is believed."""
 _RATIO_WEIGHT: Final = 0.3
 """Of the newest window in the average of ratios."""
 _FORGET: Final = 0.9
@@ -80,7 +80,7 @@ class MemberLoad:
         """Requests under way from this router."""
         self.report = LoadReport()
         self.factor = 1.0
-        """Its speed in relation to what its capacity promises."""
+        """Its speed in relation to what its capacity promises, at most 1."""
         self.speed = member.capacity
         self.rate = 0.0
         """Tokens a second while it has work; 0: not known yet."""
@@ -179,7 +179,7 @@ class MemberLoad:
         if ratio is None:
             self._ratio **= _FORGET
         else:
-            self._ratio += _RATIO_WEIGHT * (min(max(ratio, _RATIOS[0]), _RATIOS[1]) - self._ratio)
-        self.factor = 1.0 if _ALIKE[0] <= self._ratio <= _ALIKE[1] else self._ratio
+            self._ratio += _RATIO_WEIGHT * (min(max(ratio, _SLOWEST), 1.0) - self._ratio)
+        self.factor = self._ratio if self._ratio < _SLOW else 1.0
         self.speed = self.member.capacity * self.factor
         self._rate_work()
