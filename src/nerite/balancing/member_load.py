@@ -43,7 +43,6 @@ class MemberLoad:
         "_ratio",
         "_reported_ns",
         "_request_ns",
-        "_typical",
         "draining",
         "ejected",
         "factor",
@@ -86,7 +85,6 @@ class MemberLoad:
         """Tokens a second while it has work; 0: not known yet."""
         self.score = 0.0
         """Expected work by speed: how long a new request would have to wait, in relation to other members."""
-        self._typical = 1.0
         self._reported_ns = 0
         self._changed_ns = 0
         self._request_ns = 0
@@ -115,7 +113,6 @@ class MemberLoad:
     def begin(self, work: float, now_ns: int) -> None:
         """Add a request."""
         self._pass_time(now_ns)
-        self._typical += 0.05 * (work - self._typical)
         self.requests += 1
         self.work += work
         self._rate_work()
@@ -142,12 +139,15 @@ class MemberLoad:
         self.work = max(0.0, self.work - left) if self.requests else 0.0
         self._rate_work()
 
-    def take_report(self, report: LoadReport, now_ns: int) -> None:
-        """Learn from a report what others have under way. Call it while the answered request is still counted."""
+    def take_report(self, report: LoadReport, typical: float, now_ns: int) -> None:
+        """Learn from a report what others have under way. Call it while the answered request is still counted.
+
+        ``typical`` is the work of a request of theirs, in the middle of its time, where we have none to compare.
+        """
         self.report = report
         there = [each for each in (report.waiting, report.running) if not math.isnan(each)]
         if there:
-            each = self.work / self.requests if self.requests else self._typical / 2
+            each = self.work / self.requests if self.requests else typical
             found = max(0.0, sum(there) - self.requests) * each
             self.refresh(now_ns)
             self.others += _REPORT_WEIGHT * (found - self.others)

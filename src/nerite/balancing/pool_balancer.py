@@ -25,6 +25,8 @@ _WINDOW_NS: Final = 2_000_000_000
 """Time over which speeds are compared."""
 _REST: Final = 1 / 8
 """Share of an answer's expected tokens that an answer has at least still to come, however long it is."""
+_TYPICAL_WEIGHT: Final = 0.05
+"""Of the newest request in the average of their work."""
 _MOST_MODELS: Final = 1024
 """Models whose members are kept in lists. Clients may invent names."""
 _FALLBACKS: Final = 2
@@ -92,6 +94,8 @@ class PoolBalancer:
         """Members that can take requests, by model."""
         self._known = True
         """The load of all members is."""
+        self._typical = LEAST_WORK
+        """Work of a request when it begins, on average."""
         self._tick_ns = 0
         """When to look at everything that changes with time."""
         self._window_ns = 0
@@ -149,7 +153,7 @@ class PoolBalancer:
     def report(self, name: str, report: LoadReport, now_ns: int) -> None:
         """Take what a member says of its load: as soon as the head of an answer has come, or by polling."""
         if load := self._members.get(name):
-            load.take_report(report, now_ns)
+            load.take_report(report, self._typical / 2, now_ns)
 
     def pick(
         self,
@@ -261,6 +265,7 @@ class PoolBalancer:
         prefill = self._affinity.prefill_work(request, load.ticket)
         attempt = MemberAttempt(request, load, prefill, self._figures.answer_tokens(request), now_ns)
         load.begin(attempt.work, now_ns)
+        self._typical += _TYPICAL_WEIGHT * (attempt.work - self._typical)
         if load.ticket:
             self._affinity.add(request, load.ticket)
         if request.sequence:
@@ -288,7 +293,7 @@ class PoolBalancer:
         attempt.ended = True
         load, request = attempt.load, attempt.request
         if report is not None:
-            load.take_report(report, now_ns)
+            load.take_report(report, self._typical / 2, now_ns)
         if how is AttemptEnd.ANSWERED:
             spent_ns = now_ns - attempt.began_ns
             load.advance(max(attempt.prefill, 0.0 if attempt.tokens else LEAST_WORK), 0.0)

@@ -77,7 +77,7 @@ def test_routers_that_share_members_send_prompts_to_the_same_ones() -> None:
     common = prompt(SYSTEM)
     for place, router in enumerate(routers):
         for number in range(place):
-            sent(router, prompt(document(100 + number)), SECOND)
+            answered(router, sent(router, prompt(document(100 + number)), SECOND), SECOND)
         # Most requests are those of others, on all members alike.
         for _ in range(20):
             for name in ("m0", "m1", "m2", "m3", "m4"):
