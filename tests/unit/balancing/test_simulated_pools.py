@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from balancing import SCENARIOS, Result, Scenario, Simulation  # noqa: E402
-from balancing_choosers import Chooser, LeastRequests, Nerite, RoundRobin  # noqa: E402
+from balancing import SCENARIOS, Result, Scenario, Simulation
+from balancing_choosers import Chooser, LeastRequests, Nerite, RoundRobin
 
 
 def play(scenario: Scenario, make: type[Chooser]) -> Result:
