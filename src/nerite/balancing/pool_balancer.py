@@ -261,12 +261,10 @@ class PoolBalancer:
     def begin(self, request: RoutedRequest, member: Member, now_ns: int) -> MemberAttempt:
         """Note that a request is sent to a member. ``end`` must follow."""
         load = self._members.get(member.name) or MemberLoad(member, 0)
-        prefill = self._affinity.prefill_work(request, load.ticket)
+        prefill = self._affinity.begin(request, load.ticket)
         attempt = MemberAttempt(request, load, prefill, self._figures.answer_tokens(request), now_ns)
         load.begin(attempt.work, now_ns)
         self._typical += _TYPICAL_WEIGHT * (attempt.work - self._typical)
-        if load.ticket:
-            self._affinity.add(request, load.ticket)
         if request.sequence:
             self._sequences.put(request.model, request.sequence, member.name, load.ticket, now_ns)
         return attempt
