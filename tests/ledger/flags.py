@@ -49,7 +49,7 @@ FLAGS: Final = {
     "http-restricted-api": "restricted: health with the key",
     "allow-grpc": _NO_PORTS,
     "grpc-address": "service/test_serve.py::test_a_port_of_another_machine",
-    "grpc-port": "service/test_doctor_page.py::test_a_port_that_is_taken",
+    "grpc-port": "service/test_doctor_page.py::test_a_port_that_is_taken_and_a_repository_with_mistakes",
     "reuse-grpc-port": _REUSE,
     "grpc-header-forward-pattern": "parameters: gRPC: forwarded metadata",
     "grpc-use-ssl": _TLS,
