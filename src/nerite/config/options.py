@@ -463,6 +463,9 @@ class ServerOptions:
     policy_file: Annotated[str, nerite_flag(
         "policy-file", "TOML file with tenants, quotas and limits (docs/admission.md). It is read again when it "
         "changes.", default="everybody is admitted, until queues are full")] = ""
+    ledger: Annotated[str, nerite_flag(
+        "ledger", "Database in which each request gets a row with what it cost: a path (SQLite), or "
+        "postgresql://USER@HOST/NAME (docs/ledger.md).", default="nothing is recorded")] = ""
     rollout_state: Annotated[str, nerite_flag(
         "rollout-state", "Directory in which the state of rollouts outlives the server (docs/rollouts.md).",
         default="nerite/rollouts in the user's state directory")] = ""
