@@ -31,10 +31,12 @@ from nerite.config.options import RepositoryOptions, ServerOptions
 from nerite.config.watched_file import watch_files
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report
+from nerite.core.request import Caller
 from nerite.dispatch.busy_poll import limit_of
 from nerite.dispatch.interface import ServerEntry
 from nerite.instances.instance import ModelInstance
 from nerite.instances.placement import HostPolicies
+from nerite.ledger.ledger import Ledger
 from nerite.models.launcher import Launcher
 from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.models.running_version import Auditor, RunningVersion
@@ -159,6 +161,7 @@ class ServerProcess:
         self._key_files: dict[str, KeyFile] = {}
         self._policy: WatchedPolicy | None = None
         self._tenant_admission: TenantAdmission
+        self._ledger: Ledger | None = None
         self._ports: ServerPorts
         self._fronts: FrontPool | None = None
         self._rollouts: RolloutController
@@ -177,6 +180,7 @@ class ServerProcess:
             )
             restricted = (*self._options.http.restricted.values(), *self._options.grpc.restricted.values())
             self._key_files = access.open_files(restricted)
+            self._ledger = Ledger(self._options.ledger, self._level_of) if self._options.ledger else None
         except NeriteError as error:
             log.error(error.message)
             return 1
@@ -214,13 +218,14 @@ class ServerProcess:
                 tenant_admission,
                 cache,
                 self._options.metrics,
+                self._ledger,
             )
             settings_of = self._options.settings_of
             repository = self._options.repository
             maker = VersionMaker(repository, settings_of, Launcher(server_context), self._loader, loading, placement)
             return ModelManager(repository, self._repositories, maker, self._loader, on_change, routes)
 
-        server = InferenceServer(self._options, manager, cache, tenant_admission, helpers, routes)
+        server = InferenceServer(self._options, manager, cache, tenant_admission, helpers, routes, self._ledger)
         callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
         fronts = None if front_count == 1 else self._front_pool(front_count, server, fork_server, foreign_segments)
         self._fronts = fronts
@@ -256,6 +261,8 @@ class ServerProcess:
             await _cancel_other_tasks()
             self._rollouts.close()
             await server.manager.close()
+            if self._ledger is not None:
+                await self._ledger.close()
             server.tracing.close()
             if cache is not None:
                 cache.close()
@@ -275,6 +282,13 @@ class ServerProcess:
             repository_at(path, os.environ, options.cache_directory) if is_remote(path) else LocalRepository(path)
             for path in options.paths
         ]
+
+    def _level_of(self, caller: Caller) -> str:
+        """Return the class of a caller, as the policy has it now."""
+        policy = self._tenant_admission.policy
+        tenant = policy.tenant(caller.tenant)
+        level = policy.class_of(tenant, caller.wanted_class)
+        return tenant.level if level is None else level.name
 
     async def _open_cache(self) -> ResponseCache | None:
         """Return the response cache that the options configure. Raises ``NeriteError`` with Triton's text."""
@@ -379,6 +393,8 @@ class ServerProcess:
         """Yield the background tasks: audits, and monitors of slow batches, repositories and watched files."""
         yield Auditor(lambda: _versions(server)).run
         yield self._rollouts.run
+        if self._ledger is not None:
+            yield self._ledger.run
         if self._options.stall_seconds:
             yield SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds).run
         if self._options.repository.control_mode == "poll":

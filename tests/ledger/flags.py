@@ -102,6 +102,7 @@ FLAGS: Final = {
     "max-queued-requests": _BOUNDS,
     "max-queue-seconds": "service/test_overload.py::test_who_is_refused_learns_it_on_each_protocol",
     "queue-burst-seconds": "service/test_overload.py::test_who_is_refused_learns_it_on_each_protocol",
+    "ledger": "service/test_ledger_server.py::test_each_request_has_a_row",
     "rollout-state": "service/test_rollouts.py::test_a_rollout_goes_on_after_a_restart",
     "quota-redis": "service/test_shared_quotas.py::test_three_servers_share_a_quota",
     "policy-file": "service/test_cache.py::test_tenants_have_answers_of_their_own",

@@ -31,6 +31,7 @@ ROOMS: Final = (
     "models",
     "workers",
     "ensembles",
+    "ledger",
     "admission",
     "dispatch",
     "instances",

@@ -100,6 +100,7 @@ SMALL: Final = {
     "admission/estimates.py:_decode": "one for each number of bits",
     "balancing/member_load.py:timings": "models that have answered within two seconds",
     "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",
+    "ledger/meter.py:_keys": "the last header for each way in which a request ends",
 }
 """Why what is in them takes little, however much is asked."""
 WITH_REQUESTS: Final = {

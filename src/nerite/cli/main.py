@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": ("tools.bench.command:run", "measure the throughput and latency of a model on a running server"),
     "analyze": ("tools.analyze.command:run", "find the fastest configuration of a model by measuring"),
     "quota": ("tools.quota:run", "show the usage and remaining quota of each tenant by model"),
+    "bill": ("tools.bill:run", "show what tenants used in a month, and what it costs"),
     "engines": ("tools.environments:run_engines", "list and install engines for language models"),
     "chat": ("tools.chat:run", "chat with a text model on a running server"),
     "environments": (

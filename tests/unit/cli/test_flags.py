@@ -135,6 +135,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "allow-console",
         "policy-file",
         "quota-redis",
+        "ledger",
         "rollout-state",
         "stay-awake-microseconds",
         "front-processes",
