@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.balancing.member import Member, ServerKind
+from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
 from nerite.cluster.addresses import MAX_MEMBERS, member_of, split_address
-from nerite.cluster.settings import ClusterSettings, MemberSource, PickPolicy, PoolSettings, RouterSettings
+from nerite.cluster.settings import ClusterSettings, MemberSource, PoolSettings, RouterSettings
 from nerite.config.mistake import nearest
 from nerite.config.watched_file import read_content
 from nerite.core.durations import duration_of
@@ -52,9 +53,9 @@ def _count(least: int, most: int) -> Callable[[object], int]:
     return read
 
 
-def _share(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise ValueError("must be a number from 0 to 1")
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError("must be a number")
     return float(value)
 
 
@@ -114,7 +115,6 @@ _ROUTER: Final[Mapping[str, _Key]] = {
     "timeout": _Key("timeout", duration_of),
     "connect-timeout": _Key("connect_timeout", _interval),
     "attempts": _Key("attempts", _count(1, 16)),
-    "retry-share": _Key("retry_share", _share),
     "max-connections": _Key("max_connections", _count(0, 1 << 24)),
     "exit-timeout": _Key("exit_timeout", duration_of),
     "access-log": _Key("access_log", _flag),
@@ -122,8 +122,6 @@ _ROUTER: Final[Mapping[str, _Key]] = {
 _POOL: Final[Mapping[str, _Key]] = {
     "kind": _Key("kind", _one_of([str(kind) for kind in ServerKind])),
     "grpc-port": _Key("grpc_port", _port),
-    "policy": _Key("policy", _one_of([str(policy) for policy in PickPolicy])),
-    "prefix": _Key("prefix", _flag),
     "health-interval": _Key("health_interval", _interval),
     "classes": _Key("classes", _classes),
     "borrows": _Key("borrows", _flag),
@@ -134,8 +132,30 @@ _SOURCES: Final[Mapping[str, _Key]] = {
     "dns": _Key("dns", _address),
     "models": _Key("models", _text),
 }
-_POOL_KEYS: Final = ("name", *_POOL, "members", *_SOURCES, "replicas")
-_ENUMS: Final[Mapping[str, Callable[[str], Any]]] = {"kind": ServerKind, "policy": PickPolicy}
+_BALANCING: Final[Mapping[str, _Key]] = {
+    "policy": _Key("choice", _one_of([str(policy) for policy in ChoicePolicy])),
+    "prefix": _Key("prefix", _flag),
+    "load-factor": _Key("load_factor", _number),
+    "index-bytes": _Key("index_bytes", _count(0, 1 << 62)),
+    "prefill-weight": _Key("prefill_weight", _number),
+    "adapter-tokens": _Key("adapter_tokens", _number),
+    "max-requests": _Key("max_requests", _number),
+    "max-sequences": _Key("max_sequences", _count(0, 1 << 62)),
+    "sequence-idle": _Key("sequence_idle", duration_of),
+    "retry-share": _Key("retry_share", _number),
+    "retry-floor": _Key("retry_floor", _number),
+    "hedge-quantile": _Key("hedge_quantile", _number),
+}
+_EJECTION: Final[Mapping[str, _Key]] = {
+    "consecutive-failures": _Key("consecutive_failures", _count(0, 1 << 62)),
+    "failure-ratio": _Key("failure_ratio", _number),
+    "request-volume": _Key("request_volume", _count(0, 1 << 62)),
+    "interval": _Key("interval", duration_of),
+    "base-ejection": _Key("base_ejection", duration_of),
+    "max-ejection": _Key("max_ejection", duration_of),
+    "max-ejected": _Key("max_ejected", _number),
+}
+_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "members", *_SOURCES, "replicas")
 
 
 def read_cluster(path: str) -> ClusterSettings:
@@ -203,11 +223,23 @@ class _Reader:
             self._wrong((*path, "name"), 'must be 1 to 64 letters, digits or ._-, as in name = "interactive"')
             name = str(place)
         values = self._read(path, {key: table[key] for key in _POOL if key in table}, _POOL)
-        for key, kind in _ENUMS.items():
-            if key in values:
-                values[key] = kind(values[key])
-        kind = values.get("kind", ServerKind.NERITE)
-        return PoolSettings(name, self._source(path, table, kind, values.get("grpc_port", 0)), **values)
+        kind = values["kind"] = ServerKind(values.get("kind", ServerKind.NERITE))
+        source = self._source(path, table, kind, values.get("grpc_port", 0))
+        return PoolSettings(name, source, balancing=self._balancing(path, table), **values)
+
+    def _balancing(self, path: KeyPath, table: Mapping[str, Any]) -> PoolPolicy:
+        values = self._read(path, {key: table[key] for key in _BALANCING if key in table}, _BALANCING)
+        if "choice" in values:
+            values["choice"] = ChoicePolicy(values["choice"])
+        try:
+            if "ejection" in table:
+                path = (*path, "ejection")
+                values["ejection"] = EjectionPolicy(**self._read(path, table["ejection"], _EJECTION))
+                path = path[:-1]
+            return PoolPolicy(**values)
+        except InvalidArgument as error:
+            self._wrong(path, error.message)
+            return PoolPolicy()
 
     def _source(self, path: KeyPath, table: Mapping[str, Any], kind: ServerKind, grpc_port: int) -> MemberSource:
         given = [key for key in ("members", *_SOURCES) if key in table]
@@ -309,6 +341,8 @@ def _lines_of_keys(text: str) -> dict[KeyPath, int]:
             if match[1] == "[[":
                 counts[match[2]] = counts.get(match[2], -1) + 1
                 table = (*table, counts[match[2]])
+            elif len(table) > 1 and table[0] in counts:
+                table = (table[0], counts[str(table[0])], *table[1:])
             found.setdefault(table[:1], number)
             found.setdefault(table, number)
         elif match := _ENTRY.match(line):

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
 from nerite.balancing.member import Member, ServerKind
-
-
-class PickPolicy(StrEnum):
-    """How a pool chooses the member for a request."""
-
-    LEAST_WORK = "least-work"
-    POWER_OF_TWO = "power-of-two"
-    ROUND_ROBIN = "round-robin"
+from nerite.balancing.policy import PoolPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +31,6 @@ class RouterSettings:
     connect_timeout: float = 2.0
     attempts: int = 3
     """Members that a request is sent to at most, one after the other."""
-    retry_share: float = 0.2
-    """Retries in relation to requests."""
     max_connections: int = 0
     """Connections of clients; 0: as many as the limit of open files allows."""
     exit_timeout: float = 30.0
@@ -72,9 +62,7 @@ class PoolSettings:
     kind: ServerKind = ServerKind.NERITE
     grpc_port: int = 0
     """Port for gRPC of members whose address has none of its own; 0: they have none."""
-    policy: PickPolicy = PickPolicy.LEAST_WORK
-    prefix: bool = True
-    """Prompts that begin alike go to the same member, as long as its load allows."""
+    balancing: PoolPolicy = field(default_factory=PoolPolicy)
     health_interval: float = 2.0
     classes: tuple[str, ...] = ()
     """Only requests of these classes (header ``x-nerite-class``) come here; empty: all."""
