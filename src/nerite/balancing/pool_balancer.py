@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
+from nerite.balancing.policy import PoolPolicy
 
 _LEAST_WORK: Final = 1.0
 """Tokens that a request of tensors counts for."""
@@ -70,8 +71,10 @@ class MemberLoad:
 class PoolBalancer:
     """The members of one pool."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, policy: PoolPolicy | None = None, seed: int = 0) -> None:
+        """``policy`` None: the defaults. ``seed`` is that of random choices; give each router another one."""
         self.name = name
+        self.policy = policy or PoolPolicy()
         self._members: dict[str, MemberLoad] = {}
 
     @property
@@ -145,3 +148,22 @@ class PoolBalancer:
             load.requests -= 1
             if report is not None:
                 load.report = report
+
+    def report(self, name: str, report: LoadReport, now_ns: int) -> None:
+        """Take what a member says of its load: as soon as the head of an answer has come, or by polling."""
+        if load := self._members.get(name):
+            load.report = report
+
+    def restarted(self, name: str) -> None:
+        """Note that a member is another process than before: its caches are empty and its sequences are lost."""
+
+    def take_retry(self, now_ns: int) -> bool:
+        """Whether the retry budget allows one more retry or hedge now. It is spent if so."""
+        return True
+
+    def hedge_delay_ns(self, request: RoutedRequest) -> int | None:
+        """Return after how long without an answer to send a request to a second member, too; None: never.
+
+        When the time has come, ask ``take_retry`` first. End the attempt that loses as ``CANCELLED``.
+        """
+        return None

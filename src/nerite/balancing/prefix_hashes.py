@@ -1,0 +1,49 @@
+"""Hashes of the beginnings of a prompt, by bytes: a router needs no tokenizer to recognize what a member has cached.
+
+The beginnings grow from 128 bytes to 16 MiB, first in steps of 128 bytes and then by four for each doubling, so there
+are at most 64 for a prompt of any length. Each hash is made from the one before it and the bytes in between; of more
+than 16 KiB in between, the first and the last 8 KiB count. So the time is bounded as well, and equal hashes are a hint
+only: whoever is sent there by mistake computes its prompt there. Python keys its hashes of bytes for each process, so
+clients cannot look for collisions; and hashes of one process mean nothing to another.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Final
+
+_STEPS: Final = [128] * 8 + [256 * 2**octave for octave in range(14) for _ in range(4)]
+SIZES: Final = tuple(accumulate(_STEPS))
+"""Sizes in bytes of the beginnings that are hashed."""
+_PIECES: Final = tuple(pairwise((0, *SIZES)))
+_LARGE: Final = 16 * 1024
+"""Size of a piece in bytes above which its middle is left out."""
+_END: Final = _LARGE // 2
+BYTES_PER_TOKEN: Final = 4.0
+"""Of English text with the usual tokenizers; an estimate for work, not for bills."""
+_TOKENS: Final = tuple(tuple(size / BYTES_PER_TOKEN for size in SIZES[:count]) for count in range(len(SIZES) + 1))
+
+
+def prefix_hashes(text: bytes | bytearray | memoryview, salt: str = "") -> tuple[int, ...]:
+    """Return the hashes of the beginnings of a prompt, from the shortest to the longest.
+
+    ``text`` is the prompt as the request has it: the bytes of ``prompt`` or of ``messages``, JSON or not. ``salt`` is
+    what else a cache depends on, such as the model.
+    """
+    size = len(text)
+    last = hash(salt)
+    found = []
+    for start, stop in _PIECES:
+        if stop > size:
+            break
+        if stop - start <= _LARGE:
+            last = hash((last, bytes(text[start:stop])))
+        else:
+            last = hash((last, bytes(text[start : start + _END]), bytes(text[stop - _END : stop])))
+        found.append(last)
+    return tuple(found)
+
+
+def prefix_tokens(count: int) -> tuple[float, ...]:
+    """Return how many tokens the first ``count`` beginnings have, estimated."""
+    return _TOKENS[count]
