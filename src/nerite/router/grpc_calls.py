@@ -82,7 +82,7 @@ class CallRelay:
 
     __slots__ = (
         "_client", "_ended", "_head", "_kept", "_kept_size", "_member_call", "_paused", "_stopped_reading", "_target",
-        "exchange",
+        "begun", "exchange",
     )  # fmt: skip
 
     def __init__(self, client: ClientCall, target: RoutedTarget, request: RoutedRequest, timeout: float) -> None:
@@ -99,6 +99,8 @@ class CallRelay:
         """The member waits for the client."""
         self._stopped_reading = False
         """The client waits for the member."""
+        self.begun = False
+        """The client has got a part of the answer."""
         self.exchange = target.router.exchange(self, request, target.level, timeout)
 
     def begin(self, data: Buffer, end: bool) -> None:
@@ -142,6 +144,9 @@ class CallRelay:
         self._head = None
         call = self._member_call = self._target.router.call(member, self._target.block, self)
         call.send(self._kept, self._ended)
+        self._paused = False
+        if not call.full:
+            self.member_writable()
         return call
 
     def refuse(self, error: NeriteError) -> None:
@@ -209,6 +214,7 @@ class CallRelay:
     def _send_head(self, head: ResponseHeaders) -> None:
         self._head = None
         self._kept = []
+        self.begun = True
         self.exchange.attempts = 0
         self.exchange.answer_begins()
         self._client.connection.http2.send_headers(self._client.stream_id, _block_of(head))
@@ -379,7 +385,7 @@ class RoutedStream:
         """Answer with an error, and cancel the call at the member."""
         if self.connection.calls.get(self.stream_id) is self:
             relay = self._relay
-            if relay is None or not relay.exchange.answered:
+            if relay is None or not relay.begun:
                 self.fail(messages.of_error(error))
             else:
                 relay.break_off(error)

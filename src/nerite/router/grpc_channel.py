@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import OrderedDict
 from typing import Final
 
@@ -10,14 +11,13 @@ from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall, GrpcMemberCo
 
 MAX_CONNECTIONS: Final = 16
 """Connections to one member. Another is opened only while all have as many streams as the member allows."""
-_CHECK_INTERVAL: Final = 5.0
 
 
 class GrpcChannel:
     """Connections to the gRPC port of one member."""
 
     def __init__(self, address: str, connect_timeout: float) -> None:
-        """``address`` is ``HOST:PORT``."""
+        """``address`` is ``HOST:PORT``; empty if the member has no port for gRPC, which fails all calls."""
         self.address = address
         self._connect_timeout = connect_timeout
         self._loop = asyncio.get_running_loop()
@@ -26,7 +26,6 @@ class GrpcChannel:
         """Calls that wait for a connection or for room on one, in their order."""
         self._connecting: asyncio.Task[None] | None = None
         self._closed = False
-        self._check_timer = self._loop.call_later(_CHECK_INTERVAL, self._check)
 
     def start(self, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:
         """Begin a call with the headers in ``block``, now or as soon as a connection has room.
@@ -47,7 +46,6 @@ class GrpcChannel:
     def close(self) -> None:
         """Begin no more calls: the member has gone. Those under way go on."""
         self._closed = True
-        self._check_timer.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
         self._fail_waiting("was removed from its pool")
@@ -59,6 +57,12 @@ class GrpcChannel:
         self.close()
         for connection in tuple(self._connections):
             connection.abort(why)
+
+    def check(self) -> None:
+        """Check all connections; call this every few seconds."""
+        now = self._loop.time()
+        for place, connection in enumerate(tuple(self._connections)):
+            connection.check(now, spare=place > 0)
 
     # For connections and calls
 
@@ -91,6 +95,8 @@ class GrpcChannel:
         host, _, port = self.address.rpartition(":")
         why = ""
         try:
+            if not port:
+                raise OSError(errno.EADDRNOTAVAIL, "it has no gRPC port; set grpc-port of its pool in the cluster file")
             async with asyncio.timeout(self._connect_timeout):
                 await self._loop.create_connection(
                     lambda: GrpcMemberSocket(GrpcMemberConnection(self, self._loop)), host.strip("[]"), int(port)
@@ -98,7 +104,7 @@ class GrpcChannel:
         except TimeoutError:
             why = f"did not accept a connection to {self.address} within {self._connect_timeout:g} s"
         except OSError as error:
-            why = f"cannot be reached at {self.address}: {error.strerror or error}"
+            why = f"cannot be reached at {self.address or 'any address'}: {error.strerror or error}"
         finally:
             self._connecting = None
         if why and not self._connections:
@@ -108,10 +114,3 @@ class GrpcChannel:
         waiting, self._waiting = self._waiting, OrderedDict()
         for call in waiting:
             call.sink.call_lost(why, True)
-
-    def _check(self) -> None:
-        """Check all connections every few seconds."""
-        now = self._loop.time()
-        for place, connection in enumerate(tuple(self._connections)):
-            connection.check(now, spare=place > 0)
-        self._check_timer = self._loop.call_later(_CHECK_INTERVAL, self._check)
