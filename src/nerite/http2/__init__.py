@@ -30,10 +30,10 @@ we receive are interned by their bytes until the table changes: equal blocks yie
 request. The only clock is the time passed to ``receive``. The owner monitors two things: ``queued`` bytes that do not
 drain (``drained``), and silent peers (``ping``, ``pings_unanswered``).
 
-**Client.** Windows, queues, interning and bounds are the same. A stream is in ``_streams`` from ``open_stream`` until its
-response is complete, which its ``ResponseHandler`` is told; ``room`` says how many more the server allows. A stream that
-the server has not processed, because it refused it or its GOAWAY excludes it, is closed with ``REFUSED_STREAM`` and may
-be sent again on another connection. A client does not accept pushed responses, and drops interim ones.
+**Client.** Windows, queues, interning and bounds are the same. A stream is in ``_streams`` from ``open_stream`` until
+its response is complete, which its ``ResponseHandler`` is told; ``room`` says how many more the server allows. A stream
+that the server has not processed, because it refused it or its GOAWAY excludes it, is closed with ``REFUSED_STREAM``
+and may be sent again on another connection. A client does not accept pushed responses, and drops interim ones.
 """
 
 from nerite.http2.client import Http2ClientConnection

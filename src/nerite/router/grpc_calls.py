@@ -1,4 +1,4 @@
-"""Calls of gRPC on their way through the router: the client's side, the member's side, and backpressure between them."""
+"""Calls of gRPC on their way through the router: both sides, and the backpressure between them."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ UNKNOWN: Final = MessageFacts()
 def facts_of(framed: memoryview, window: int, *, complete: bool) -> MessageFacts | None:
     """Return the facts of an inference; None if they are not in the part that has arrived, and more may come.
 
-    ``framed`` begins with the prefix of five bytes. ``window`` is zlib's, for compressed messages. A message that cannot
-    be read has no facts: the member that gets it tells the client why.
+    ``framed`` begins with the prefix of five bytes. ``window`` is zlib's, for compressed messages. A message that
+    cannot be read has no facts: the member that gets it tells the client why.
     """
     if len(framed) < PREFIX_SIZE:
         return UNKNOWN if complete else None

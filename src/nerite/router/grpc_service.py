@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from nerite.balancing.member import Member, RoutedRequest
+from nerite.balancing.member import RoutedRequest
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
