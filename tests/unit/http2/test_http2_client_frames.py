@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from http2_client_peer import Client
 from http2_peer import (
-    END_STREAM,
     GOAWAY,
     PADDED,
     PING,
