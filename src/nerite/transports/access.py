@@ -130,7 +130,7 @@ def _is_retry(get: Get) -> bool:
 
 
 def timeout_of(get: Get) -> float:
-    """Return the seconds that a client waits, as its headers state; 0 if they state none. Raises ``InvalidArgument``."""
+    """Return the seconds that the headers say a client waits; 0 if they do not say. Raises ``InvalidArgument``."""
     return min(_timeouts(get), default=0.0) / 1000
 
 
