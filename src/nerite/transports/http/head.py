@@ -42,6 +42,7 @@ class RequestHead:
         "load",
         "method",
         "path",
+        "query",
         "reply_lines",
         "route",
         "special",
@@ -51,6 +52,8 @@ class RequestHead:
     def __init__(self) -> None:
         self.method = ""
         self.path = ""
+        self.query = ""
+        """What follows the path in the request target, with its question mark."""
         self.version = "1.1"
         self.headers: dict[str, str] = {}
         """Header values by lower-case name; the first value if a name occurs twice."""
@@ -143,7 +146,8 @@ def _parsed(raw: bytes) -> RequestHead:
     head.method = parser.get_method().decode("latin-1")
     head.special = head.method == "HEAD"
     head.version = parser.get_http_version()
-    head.path = _origin(head.path).partition("?")[0]
+    head.path, mark, query = _origin(head.path).partition("?")
+    head.query = mark + query
     head.expects_continue = head.headers.get("expect", "").lower() == "100-continue"
     length = head.headers.get("content-length")
     if collected.codings:

@@ -69,11 +69,16 @@ class LoggedHttpConnection(HttpConnection):
         self._sent += sum(map(len, pieces))
         super().send_pieces(pieces)
 
-    def close_reply(self) -> None:
+    def send_bytes(self, data: Buffer) -> None:
+        """Send bytes of the reply as they are."""
+        self._sent += len(data)
+        super().send_bytes(data)
+
+    def end_reply(self) -> None:
         """End the reply that ``open`` began."""
         if self._head is not None and not self._closing:
             self._log_exchange(self._status, self._sent)
-        super().close_reply()
+        super().end_reply()
 
     def _complete(self, body: memoryview) -> None:
         self._size = len(body)

@@ -30,7 +30,9 @@ REASONS: Final = {
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     501: b"Not Implemented",
+    502: b"Bad Gateway",
     503: b"Service Unavailable",
+    504: b"Gateway Timeout",
     507: b"Insufficient Storage",
 }
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -1,0 +1,183 @@
+"""Composition root of the router process: builds its parts from a cluster file, opens ports, handles shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, Final
+
+import uvloop
+
+from nerite import __version__
+from nerite.cluster.settings import ClusterSettings
+from nerite.config.options import HttpOptions
+from nerite.core.errors import NeriteError, Unsupported
+from nerite.core.failures import report
+from nerite.observability.log import log
+from nerite.observability.machine import usable_memory
+from nerite.router.discovery import Discovery
+from nerite.router.health import HealthChecks
+from nerite.router.http_members import HttpMembers
+from nerite.router.http_service import RouterService
+from nerite.router.http_targets import HttpTargets
+from nerite.router.metrics import RouterMetrics
+from nerite.router.pools import PoolTable, RouterPool
+from nerite.transports.http.listener import HttpListener
+from nerite.transports.http.origins import BrowserGuard
+from nerite.transports.limits import TransportLimits, bytes_for, connections_for
+from nerite.transports.listeners import IdleCheck
+
+_IDLE_SECONDS: Final = 600.0
+"""Time after which idle connections of clients are closed."""
+_UPLOAD_SECONDS: Final = 60.0
+"""Maximum time without progress while a request arrives."""
+_MAX_METRICS_BODY: Final = 64 * 1024
+_GC_THRESHOLD: Final = 10_000
+_RESTART_DELAY: Final = 1.0
+_NOT_YET: Final = ("policy_file", "redis", "ledger", "batches")
+"""Settings that other commands use, but not yet this one."""
+
+
+def run(settings: ClusterSettings) -> int:
+    """Route until a signal arrives; return the exit status."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(RouterProcess(settings).serve())
+
+
+class RouterProcess:
+    """The parts of a router."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._stop_requested = asyncio.Event()
+        self._pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
+        self._table = PoolTable(self._pools)
+        router = settings.router
+        self._members = HttpMembers(router.connect_timeout)
+        self._health = HealthChecks(self._pools, self._members)
+        self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self._pools]
+        limit = router.max_connections or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._bounds = TransportLimits(
+            max_bytes=bytes_for(usable_memory()), max_connections=limit, idle_seconds=_IDLE_SECONDS
+        )
+        guard = BrowserGuard.of(HttpOptions(), router.address)
+        sessions = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
+        targets = HttpTargets(guard, sessions, router.max_body)
+        self._service = RouterService(self._table, self._members, targets, router)
+        self._http = HttpListener(
+            "HTTP", self._service, router.max_body, self._bounds, _UPLOAD_SECONDS, access_log=router.access_log
+        )
+        metrics = RouterMetrics(self._table, self._members, self._bounds, guard)
+        self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
+        self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
+
+    async def serve(self) -> int:
+        """Start, wait for a signal, and stop; return the exit status."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_report_unhandled)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._request_stop)
+        background: list[asyncio.Task[None]] = []
+        try:
+            await self._start()
+            background = [loop.create_task(_keep_running(work)) for work in self._background_work()]
+            await self._stop_requested.wait()
+            await self._stop()
+        except NeriteError as error:
+            log.error(error.message)
+            return 1
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            self._idle_check.stop()
+            for listener in (self._http, self._metrics):
+                listener.abort()
+            self._bounds.aside.close()
+        return 0
+
+    def _request_stop(self) -> None:
+        """Begin a graceful shutdown; on the second signal, exit immediately."""
+        if self._stop_requested.is_set():
+            os._exit(1)
+        self._stop_requested.set()
+
+    async def _start(self) -> None:
+        """Find the members, check them once, and open the ports. Raises ``NeriteError``."""
+        router = self._settings.router
+        for field in _NOT_YET:
+            if getattr(router, field):
+                key = field.replace("_", "-")
+                raise Unsupported(f"{self._settings.path}: router.{key}: nerite route does not use it yet: remove it")
+        for discovery in self._discoveries:
+            await discovery.start()
+        await self._health.check_all()
+        ports = {
+            "HTTP": await self._http.open(router.address, router.http_port),
+            "metrics": await self._metrics.open(router.address, router.metrics_port),
+        }
+        log.info(f"Started HTTPService at {router.address}:{ports['HTTP']}")
+        log.info(f"Started Metrics Service at {router.address}:{ports['metrics']}")
+        self._idle_check.start()
+        for line in self._welcome_lines(ports):
+            log.info(line)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD)
+
+    def _welcome_lines(self, ports: dict[str, int]) -> Iterator[str]:
+        members = sum(len(list(pool.balancer.members)) for pool in self._pools)
+        ready = sum(len(list(pool.ready_members)) for pool in self._pools)
+        names = ", ".join(pool.name for pool in self._pools)
+        yield f"Nerite {__version__} routes to {members} members of {names}; {ready} of them are ready"
+        yield f"Listening: {', '.join(f'{name} {self._settings.router.address}:{port}' for name, port in ports.items())}"
+
+    def _background_work(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        for pool, discovery in zip(self._pools, self._discoveries, strict=True):
+            yield partial(self._health.run, pool)
+            yield discovery.run
+        yield self._health.run_suspects
+
+    async def _stop(self) -> None:
+        """Announce the end, stop accepting, and wait for requests in progress."""
+        timeout = self._settings.router.exit_timeout
+        log.info("Waiting for requests in progress to complete.")
+        deadline = time.monotonic() + timeout
+        self._service.draining = True
+        self._http.drain()
+        await asyncio.sleep(min(0.15, timeout / 4))
+        self._http.admit_no_more()
+        await asyncio.sleep(0.01)
+        self._http.stop_accepting()
+        while self._http.open_connections:
+            if time.monotonic() >= deadline:
+                log.error(f"after {timeout:g} s, {self._http.open_connections} connections are still open: closing them")
+                break
+            await asyncio.sleep(0.02)
+        self._metrics.stop_accepting()
+
+
+def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an exception that no callback or task has caught, as an incident."""
+    message = context.get("message", "")
+    report("loop", context.get("exception") or RuntimeError(message), f"({message})")
+
+
+async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run background work, and restart it after an unforeseen exception."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception as error:
+            report("loop", error, "in a background task of the router")
+            await asyncio.sleep(_RESTART_DELAY)
