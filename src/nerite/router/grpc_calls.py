@@ -44,6 +44,9 @@ class CallRouter(Protocol):
     def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:
         """Begin a call at a member."""
 
+    def suspect(self, pool: RouterPool, member: Member, cause: str) -> None:
+        """Take a member out until its health has been checked: it could not be reached."""
+
 
 class RoutedTarget(CallTarget, Protocol):
     """Where the calls with one block of headers go."""
@@ -81,14 +84,16 @@ class CallRelay:
     """Passes one call on: its request to the member of the moment, and the answer back."""
 
     __slots__ = (
-        "_client", "_ended", "_head", "_kept", "_kept_size", "_member_call", "_paused", "_stopped_reading", "_target",
-        "begun", "exchange",
+        "_client", "_ended", "_head", "_kept", "_kept_size", "_member_call", "_paused", "_place", "_stopped_reading",
+        "_target", "begun", "exchange",
     )  # fmt: skip
 
     def __init__(self, client: ClientCall, target: RoutedTarget, request: RoutedRequest, timeout: float) -> None:
         self._client = client
         self._target = target
         self._member_call: GrpcMemberCall | None = None
+        self._place: tuple[RouterPool, Member] | None = None
+        """Where that call is."""
         self._kept: list[Buffer] = []
         """What the client has sent, for the next member."""
         self._kept_size = 0
@@ -142,6 +147,7 @@ class CallRelay:
     def send_to(self, pool: RouterPool, member: Member) -> GrpcMemberCall:
         """Send the request to a member."""
         self._head = None
+        self._place = (pool, member)
         call = self._member_call = self._target.router.call(member, self._target.block, self)
         call.send(self._kept, self._ended)
         self._paused = False
@@ -202,6 +208,8 @@ class CallRelay:
 
     def call_lost(self, why: str, unprocessed: bool) -> None:
         """Have another member asked, or the client told."""
+        if self._place is not None and self._member_call is not None and self._member_call.connection is None:
+            self._target.router.suspect(*self._place, why)
         self.exchange.failed(AttemptEnd.REFUSED if unprocessed else AttemptEnd.LOST, why, sent=not unprocessed)
 
     def member_writable(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from nerite.balancing.member import Member, RoutedRequest
@@ -12,8 +13,9 @@ from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream
 from nerite.router.grpc_channel import GrpcChannel
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
-from nerite.router.grpc_service import RouterService
-from nerite.router.pools import PoolTable
+from nerite.router.grpc_service import GrpcRouterService
+from nerite.router.http_members import HttpMembers
+from nerite.router.pools import PoolTable, RouterPool
 from nerite.transports.grpc.connection import GrpcConnection
 from nerite.transports.grpc.listener import GrpcListener
 from nerite.transports.limits import TransportLimits
@@ -33,15 +35,23 @@ class RoutedGrpcConnection(GrpcConnection):
 class RouterGrpcPort:
     """Accepts the calls of clients, and sends them to members."""
 
-    def __init__(self, table: PoolTable, settings: RouterSettings, bounds: TransportLimits) -> None:
+    def __init__(
+        self,
+        table: PoolTable,
+        members: HttpMembers,
+        settings: RouterSettings,
+        session_headers: Sequence[str],
+        bounds: TransportLimits,
+    ) -> None:
         self._table = table
+        self._members = members
         self._settings = settings
         self._channels: dict[str, GrpcChannel] = {}
         """By address."""
         self._check_timer: asyncio.TimerHandle | None = None
-        service = RouterService(self, table, settings.max_body)
+        self._service = GrpcRouterService(self, table, session_headers, settings.max_body)
         self._listener = GrpcListener(
-            service, KeepaliveOptions(), bounds, _UPLOAD_SECONDS, connection=RoutedGrpcConnection
+            self._service, KeepaliveOptions(), bounds, _UPLOAD_SECONDS, connection=RoutedGrpcConnection
         )
 
     async def open(self, address: str, port: int) -> int:
@@ -52,7 +62,12 @@ class RouterGrpcPort:
 
     def drain(self) -> None:
         """Have clients send further calls elsewhere."""
+        self._service.draining = True
         self._listener.drain()
+
+    def admit_no_more(self) -> None:
+        """Let no more connections begin."""
+        self._listener.admit_no_more()
 
     def stop_accepting(self) -> None:
         """Close the port, and each connection as soon as it is idle."""
@@ -87,6 +102,11 @@ class RouterGrpcPort:
         if channel is None:
             channel = self._channels[member.grpc] = GrpcChannel(member.grpc, self._settings.connect_timeout)
         return channel.start(block, sink)
+
+    def suspect(self, pool: RouterPool, member: Member, cause: str) -> None:
+        """Take a member out until its health has been checked: it could not be reached."""
+        if member.grpc:
+            self._members.suspect(pool, member, cause)
 
     def _check(self) -> None:
         """Check the channels every few seconds, and close those to members that are gone."""

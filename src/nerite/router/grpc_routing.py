@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Final, NamedTuple
 
-from nerite.core.errors import InvalidArgument
+from nerite.core.client_text import checked
 from nerite.transports.grpc import wire
 from nerite.transports.grpc.wire import MalformedMessage
 
@@ -14,10 +14,9 @@ _BEGINNING: Final = 64 * 1024
 """Bytes of a compressed message that are decompressed to find the name of its model."""
 _PARAMETERS: Final = 0x22
 _SEQUENCE_ID: Final = b"sequence_id"
+_SEQUENCE_START: Final = b"sequence_start"
 _SEQUENCE_END: Final = b"sequence_end"
 _MAX_FIELDS: Final = 1_024
-_MAX_SEQUENCE: Final = 256
-"""Bytes of a sequence's id."""
 
 
 class MessageFacts(NamedTuple):
@@ -26,6 +25,7 @@ class MessageFacts(NamedTuple):
     model: str = ""
     version: str = ""
     sequence: str = ""
+    sequence_start: bool = False
     sequence_end: bool = False
 
 
@@ -79,8 +79,8 @@ def _facts(message: memoryview) -> MessageFacts:
     model, version, first_tensor = wire.peek(message)
     header = message[:first_tensor] if first_tensor else message
     if model and bytes(header[:_BEGINNING]).find(_SEQUENCE_ID) < 0:
-        return MessageFacts(model, version)
-    sequence, end = "", False
+        return MessageFacts(checked(model, "the name of a model"), version)
+    sequence, start, end = "", False, False
     try:
         for tag, at, stop in _fields(header):
             if tag == wire.MODEL_NAME:
@@ -91,6 +91,8 @@ def _facts(message: memoryview) -> MessageFacts:
                 key, value = _parameter(header[at:stop])
                 if key == _SEQUENCE_ID:
                     sequence = value
+                elif key == _SEQUENCE_START:
+                    start = value == "1"
                 elif key == _SEQUENCE_END:
                     end = value == "1"
     except UnicodeDecodeError:
@@ -98,11 +100,7 @@ def _facts(message: memoryview) -> MessageFacts:
     except MalformedMessage:
         if not model:
             raise
-    if len(sequence) > _MAX_SEQUENCE:
-        raise InvalidArgument(
-            f"'sequence_id' has {len(sequence)} bytes, more than the {_MAX_SEQUENCE} that are allowed"
-        )
-    return MessageFacts(model, version, sequence, end)
+    return MessageFacts(checked(model, "the name of a model"), version, checked(sequence, "sequence_id"), start, end)
 
 
 def _parameter(entry: memoryview) -> tuple[bytes, str]:

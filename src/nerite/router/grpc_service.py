@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from nerite.balancing.member import RoutedRequest
+from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -14,17 +15,14 @@ from nerite.http2 import Buffer, RequestHeaders, ResponseHeaders, encode_headers
 from nerite.router import grpc_routing
 from nerite.router.grpc_calls import CallRouter, RoutedCall
 from nerite.router.pools import PoolTable
+from nerite.transports import access
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.connection import CallTarget, GrpcCall
 from nerite.wire import grpc_service as wire
 from nerite.wire.health import HealthCheckResponse
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
-CLASS_HEADER: Final = b"x-nerite-class"
-_SESSION_HEADER: Final = b"x-session-id"
-_MAX_SESSION: Final = 256
 _NAME: Final = 0x0A
-_SECOND: Final = 0x12
 
 
 class MethodKind(Enum):
@@ -61,14 +59,12 @@ _KINDS: Final[Mapping[str, RouterMethod]] = {
     f"{_SERVICE}ServerMetadata": RouterMethod(MethodKind.ANY),
     f"{_SERVICE}ModelMetadata": RouterMethod(MethodKind.ANY, _NAME),
     f"{_SERVICE}ModelConfig": RouterMethod(MethodKind.ANY, _NAME),
-    f"{_SERVICE}ModelStatistics": RouterMethod(MethodKind.ANY, _NAME),
     f"{_SERVICE}RepositoryIndex": RouterMethod(MethodKind.ALL),
-    f"{_SERVICE}RepositoryModelLoad": RouterMethod(MethodKind.ANY, repeatable=False),
-    f"{_SERVICE}RepositoryModelUnload": RouterMethod(MethodKind.ANY, _SECOND, repeatable=False),
     **{
         f"{_SERVICE}{name}": RouterMethod(MethodKind.MEMBER)
         for name in (
-            "TraceSetting", "LogSettings", "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
+            "ModelStatistics", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings",
+            "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
             "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus", "CudaSharedMemoryRegister",
             "CudaSharedMemoryUnregister",
         )
@@ -125,21 +121,29 @@ class OwnTarget(RefusedTarget):
 class MemberTarget(RefusedTarget):
     """Target of calls that go to a member."""
 
-    def __init__(self, router: CallRouter, method: RouterMethod, headers: RequestHeaders, max_message: int) -> None:
-        """Raises ``InvalidArgument`` for headers that are too long."""
+    def __init__(
+        self,
+        router: CallRouter,
+        method: RouterMethod,
+        headers: RequestHeaders,
+        session_headers: Sequence[str],
+        max_message: int,
+    ) -> None:
+        """Raises ``InvalidArgument`` for headers with wrong values."""
         super().__init__(None)
         path = headers.path
+        get = access.texts(lambda name: _text(headers.get(name.encode())))
         self.router = router
         self.stream = self if method.kind is MethodKind.STREAM else None
         self.max_message = max_message
-        self.level = (headers.get(CLASS_HEADER) or b"").decode("latin-1")
+        self.level = checked(get(access.CLASS) or "", f"header '{access.CLASS}'")
+        self.timeout = access.timeout_of(get) or None
         self.block = _member_block(headers)
         self._method = method
         self._ready = path.endswith(b"/ModelReady")
         self._window = messages.WINDOWS.get((headers.get(b"grpc-encoding") or b"").decode("latin-1"), 0)
-        self._session = (headers.get(_SESSION_HEADER) or b"").decode("latin-1")
-        if len(self._session) > _MAX_SESSION:
-            raise InvalidArgument(f"the header '{_SESSION_HEADER.decode()}' has more than {_MAX_SESSION} bytes")
+        session = next((value for name in session_headers if (value := get(name))), "")
+        self._session = checked(session, "the session in a header")
 
     def start(self, call: GrpcCall, framed: memoryview) -> None:
         """Send the call to a member."""
@@ -158,8 +162,10 @@ class MemberTarget(RefusedTarget):
         return RoutedRequest(
             facts.model,
             facts.version,
+            answer_tokens=0.0 if method.kind is MethodKind.STREAM else 1.0,
             session=self._session,
             sequence=facts.sequence,
+            sequence_start=facts.sequence_start,
             sequence_end=facts.sequence_end,
             repeatable=method.repeatable and not facts.sequence,
         )
@@ -268,13 +274,16 @@ def _member_block(headers: RequestHeaders) -> bytes:
     )
 
 
-class RouterService:
+class GrpcRouterService:
     """Resolves the target of each call, and memoizes it on the headers."""
 
-    def __init__(self, router: CallRouter, table: PoolTable, max_message: int) -> None:
+    def __init__(self, router: CallRouter, table: PoolTable, session_headers: Sequence[str], max_message: int) -> None:
         self._router = router
         self._table = table
+        self._session_headers = session_headers
         self._max_message = max_message
+        self.draining = False
+        """The router stops: it is not ready any more."""
         self._own: Mapping[str, CallTarget] = {
             f"{_SERVICE}ServerLive": self._answering(lambda: wire.ServerLiveResponse(live=True).SerializeToString()),
             f"{_SERVICE}ServerReady": self._answering(
@@ -291,7 +300,7 @@ class RouterService:
     @property
     def ready(self) -> bool:
         """Whether a member is ready."""
-        return any(pool.ready for pool in self._table.pools)
+        return self._table.ready and not self.draining
 
     def target(self, headers: RequestHeaders) -> CallTarget:
         """Return the target of a call."""
@@ -316,11 +325,16 @@ class RouterService:
             target: RefusedTarget = (
                 IndexTarget(self._router, self._table, headers, messages.MAX_QUESTION)
                 if method.kind is MethodKind.ALL
-                else MemberTarget(self._router, method, headers, self._max_message)
+                else MemberTarget(self._router, method, headers, self._session_headers, self._max_message)
             )
         except NeriteError as error:
             return RefusedTarget(messages.of_error(error))
         timeout = headers.get(b"grpc-timeout")
-        if timeout is not None:
-            target.timeout = messages.timeout_seconds(timeout)
+        if timeout is not None and (seconds := messages.timeout_seconds(timeout)) is not None:
+            target.timeout = min(seconds, target.timeout or seconds)
         return target
+
+
+def _text(value: bytes | None) -> str | None:
+    """Return a header's value as the HTTP port has it."""
+    return None if value is None else value.decode("latin-1")

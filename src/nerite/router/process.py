@@ -23,6 +23,7 @@ from nerite.core.failures import report
 from nerite.observability.log import log
 from nerite.observability.machine import usable_memory
 from nerite.router.discovery import Discovery
+from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.health import HealthChecks
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_service import RouterService
@@ -76,6 +77,7 @@ class RouterProcess:
         self._http = HttpListener(
             "HTTP", self._service, router.max_body, self._bounds, _UPLOAD_SECONDS, access_log=router.access_log
         )
+        self._grpc = RouterGrpcPort(self._table, self._members, router, sessions, self._bounds)
         metrics = RouterMetrics(self._table, self._members, self._bounds, guard)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
@@ -100,7 +102,7 @@ class RouterProcess:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
             self._idle_check.stop()
-            for listener in (self._http, self._metrics):
+            for listener in (self._http, self._metrics, self._grpc):
                 listener.abort()
             self._bounds.aside.close()
         return 0
@@ -123,9 +125,11 @@ class RouterProcess:
         await self._health.check_all()
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port),
+            "gRPC": await self._grpc.open(router.address, router.grpc_port),
             "metrics": await self._metrics.open(router.address, router.metrics_port),
         }
         log.info(f"Started HTTPService at {router.address}:{ports['HTTP']}")
+        log.info(f"Started GRPCInferenceService at {router.address}:{ports['gRPC']}")
         log.info(f"Started Metrics Service at {router.address}:{ports['metrics']}")
         self._idle_check.start()
         for line in self._welcome_lines(ports):
@@ -154,13 +158,16 @@ class RouterProcess:
         deadline = time.monotonic() + timeout
         self._service.draining = True
         self._http.drain()
+        self._grpc.drain()
         await asyncio.sleep(min(0.15, timeout / 4))
         self._http.admit_no_more()
+        self._grpc.admit_no_more()
         await asyncio.sleep(0.01)
         self._http.stop_accepting()
-        while self._http.open_connections:
+        self._grpc.stop_accepting()
+        while open_connections := self._http.open_connections + self._grpc.open_connections:
             if time.monotonic() >= deadline:
-                log.error(f"after {timeout:g} s, {self._http.open_connections} connections are still open: closing them")
+                log.error(f"after {timeout:g} s, {open_connections} connections are still open: closing them")
                 break
             await asyncio.sleep(0.02)
         self._metrics.stop_accepting()
