@@ -160,7 +160,9 @@ class RouterProcess:
         self._http.stop_accepting()
         while self._http.open_connections:
             if time.monotonic() >= deadline:
-                log.error(f"after {timeout:g} s, {self._http.open_connections} connections are still open: closing them")
+                log.error(
+                    f"after {timeout:g} s, {self._http.open_connections} connections are still open: closing them"
+                )
                 break
             await asyncio.sleep(0.02)
         self._metrics.stop_accepting()
