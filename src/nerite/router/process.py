@@ -139,7 +139,8 @@ class RouterProcess:
         ready = sum(len(list(pool.ready_members)) for pool in self._pools)
         names = ", ".join(pool.name for pool in self._pools)
         yield f"Nerite {__version__} routes to {members} members of {names}; {ready} of them are ready"
-        yield f"Listening: {', '.join(f'{name} {self._settings.router.address}:{port}' for name, port in ports.items())}"
+        address = self._settings.router.address
+        yield f"Listening: {', '.join(f'{name} {address}:{port}' for name, port in ports.items())}"
 
     def _background_work(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         for pool, discovery in zip(self._pools, self._discoveries, strict=True):
