@@ -19,6 +19,7 @@ ROOMS: Final = (
     "tools",
     "cli",
     "server_process",
+    "router",
     "fronts",
     "transports llm.openai",
     "rollouts",
@@ -41,6 +42,7 @@ ROOMS: Final = (
     "backends",
     "observability",
     "artifacts",
+    "cluster",
     "config",
     "client",
     "judge",
@@ -60,6 +62,7 @@ GROUPS: Final = {
 SEAMS: Final = {
     ("fronts", "llm.openai"): "a front answers /v1 itself",
     ("transports", "llm.openai"): "the router of the HTTP port leads /v1 there",
+    ("router", "llm.openai"): "errors under /v1 have OpenAI's format",
     ("admission", "llm"): "what a request asks of an engine is estimated before it is queued",
     ("repository", "artifacts"): "a load that fails is told what is plainly wrong with the files",
 }

@@ -81,11 +81,6 @@ class RouterPool:
         """Whether a ready member serves a model, or may: what it serves is not known. Every pool serves no model."""
         return self._unknown or not model or model in self._models
 
-    def takes(self, level: str) -> bool:
-        """Whether requests of a class come here."""
-        classes = self.settings.classes
-        return not classes or level in classes
-
     @property
     def ready_members(self) -> Iterator[Member]:
         """The members that are ready."""
@@ -114,13 +109,12 @@ class PoolTable:
     ) -> PoolChoice | NeriteError:
         """Choose a member, or return the error for the client. ``tried``: members that have failed the request.
 
-        The first pool that takes the class and has a member for the model gets it. A pool that lists the class comes
-        before those that take any. A pool that borrows uses idle members of the others when its own are full or gone.
+        The first pool that takes the class and has a member for the model gets it. A class that a pool lists goes to
+        such pools only. A pool that borrows uses idle members of the others when its own are full or gone.
         """
         model = request.model
-        fitting = [pool for pool in self.pools if pool.takes(level)]
-        if level:
-            fitting.sort(key=lambda pool: not pool.settings.classes)
+        fitting = [pool for pool in self.pools if level in pool.settings.classes]
+        fitting = fitting or [pool for pool in self.pools if not pool.settings.classes]
         refusal: NoMember | None = None
         for pool in fitting:
             if pool.serves(model):
@@ -128,8 +122,8 @@ class PoolTable:
                 if not isinstance(pick, NoMember):
                     return PoolChoice(pool, pick.member)
                 refusal = refusal or pick
-                if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried)):
-                    return lent
+            if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried)):
+                return lent
         if refusal is None:
             return self._unserved(model, level, fitting)
         kind = Exhausted if refusal.status == 429 else Unavailable
