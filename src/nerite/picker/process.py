@@ -111,6 +111,8 @@ class PickerProcess:
         metrics_port = await self._metrics.open(address, self._ports.metrics_port)
         members = sum(len(list(pool.balancer.members)) for pool in self._pools)
         ready = sum(len(list(pool.ready_members)) for pool in self._pools)
+        log.info(f"Started ExternalProcessor at {address}:{port}")
+        log.info(f"Started Metrics Service at {address}:{metrics_port}")
         log.info(f"Nerite {__version__} picks endpoints for gateways among {members} members; {ready} are ready")
         log.info(f"Listening: ext_proc {address}:{port}, metrics {address}:{metrics_port}")
 
