@@ -146,6 +146,8 @@ class Client:
         self.wholes: list[float] = []
         self.failures = 0
         self.asked = 0
+        self.total = int(rate * seconds)
+        self.answered = asyncio.Event()
 
     def next_request(self) -> bytes:
         """Return a request with a prompt of its own."""
@@ -159,6 +161,8 @@ class Client:
         """Note an answer, and use the connection again."""
         self.firsts.append(connection.first - connection.due)
         self.wholes.append(now - connection.due)
+        if len(self.wholes) == self.total:
+            self.answered.set()
         if self.waiting:
             connection.ask(self.waiting.pop(0))
         else:
@@ -171,17 +175,16 @@ class Client:
             _, connection = await loop.create_connection(lambda: Asked(self), "127.0.0.1", port)
             self.idle.append(connection)
         began = time.perf_counter()
-        total = int(self.rate * self.seconds)
+        total = self.total
         for number in range(total):
             due = began + number / self.rate
-            while (left := due - time.perf_counter()) > 0:
-                await asyncio.sleep(left if left > 0.002 else 0)
+            await asyncio.sleep(max(due - time.perf_counter(), 0))
             if self.idle:
                 self.idle.pop().ask(due)
             else:
                 self.waiting.append(due)
-        while len(self.wholes) < total and time.perf_counter() - began < self.seconds + 30:
-            await asyncio.sleep(0.01)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.answered.wait(), 30)
 
 
 class Figures(NamedTuple):

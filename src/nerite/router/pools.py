@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nerite.balancing.member import Member, RoutedRequest
@@ -17,6 +17,19 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 """Bounds of the times of requests."""
 DECISION_SECONDS: Final = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 """Bounds of the times that the choice of a member takes."""
+
+
+class SequenceLost(NeriteError):
+    """The state of a sequence was on a member that is gone."""
+
+    plain = True
+    code = "NOT_FOUND"
+    http_status = 410
+    grpc_status = 9
+
+
+_REFUSALS: Final[Mapping[int, type[NeriteError]]] = {429: Exhausted, 410: SequenceLost}
+"""Errors by the status of ``NoMember``; ``Unavailable`` for any other."""
 
 
 class RouterPool:
@@ -126,8 +139,7 @@ class PoolTable:
                 return lent
         if refusal is None:
             return self._unserved(model, level, fitting)
-        kind = Exhausted if refusal.status == 429 else Unavailable
-        return kind(refusal.text, refusal.retry_after)
+        return _REFUSALS.get(refusal.status, Unavailable)(refusal.text, refusal.retry_after)
 
     def _borrow(
         self, borrower: RouterPool, request: RoutedRequest, now_ns: int, tried: Collection[str]

@@ -24,6 +24,7 @@ REASONS: Final = {
     405: b"Not Allowed",
     408: b"Request Timeout",
     409: b"Conflict",
+    410: b"Gone",
     413: b"Request Entity Too Large",
     422: b"Unprocessable Content",
     429: b"Too Many Requests",
