@@ -43,6 +43,8 @@ class RouterPool:
         """Attempts by member and code: a status, or how an attempt without one ended."""
         self.retries: Counter[str] = Counter()
         """Requests that went on to another member, by how their attempt ended."""
+        self.picks: Counter[str] = Counter()
+        """Choices of a member, by why it was that one."""
         self.seconds = Histogram(SECONDS)
         """Times of whole requests."""
         self.under_way = 0
@@ -133,6 +135,7 @@ class PoolTable:
             if pool.serves(model):
                 pick = pool.balancer.pick(request, now_ns, tried=tried)
                 if not isinstance(pick, NoMember):
+                    pool.picks[pick.reason] += 1
                     return PoolChoice(pool, pick.member)
                 refusal = refusal or pick
             if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried)):
@@ -151,6 +154,7 @@ class PoolTable:
             idle = {load.member.name for load in pool.balancer.members if not load.requests}
             pick = pool.balancer.pick(request, now_ns, tried=tried, subset=idle) if idle else None
             if pick is not None and not isinstance(pick, NoMember):
+                pool.picks["borrowed"] += 1
                 return PoolChoice(pool, pick.member)
         return None
 
