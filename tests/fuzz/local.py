@@ -1,4 +1,4 @@
-"""Inputs that are read in this process: files that people write."""
+"""Inputs that are read in this process: files that people write, and responses that a router gets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from fuzz import routed
 from fuzz.case import Case
 from fuzz.lanes import Outcome
 from nerite.admission.tenants import open_policy
@@ -30,7 +31,9 @@ class Reader:
         """Read one input."""
         began = time.thread_time()
         try:
-            if case.surface == "policy":
+            if case.surface in ("cluster", "responses"):
+                right = routed.read(case.surface, case.parts)
+            elif case.surface == "policy":
                 right = self._read_policy(case.parts[0])
             else:
                 right = self._read_config(case.parts[0], case.parts[-1])
