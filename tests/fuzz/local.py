@@ -1,4 +1,4 @@
-"""Inputs that are read in this process: files that people write, and what servers answer over HTTP/2."""
+"""Inputs that are read in this process: files that people write, and what routers and clients are answered."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from fuzz import routed
 from fuzz.case import Case
 from fuzz.lanes import Outcome
 from nerite.admission.tenants import open_policy
@@ -32,7 +33,9 @@ class Reader:
         """Read one input."""
         began = time.thread_time()
         try:
-            if case.surface == "policy":
+            if case.surface in ("cluster", "responses"):
+                right = routed.read(case.surface, case.parts)
+            elif case.surface == "policy":
                 right = self._read_policy(case.parts[0])
             elif case.surface == "answers":
                 right = _read_answers(case.parts)

@@ -83,9 +83,9 @@ def _one_of(values: Sequence[str]) -> Callable[[object], str]:
     return read
 
 
-def _classes(value: object) -> tuple[str, ...]:
+def _names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
-        raise ValueError('must be a list of names of classes, as in classes = ["batch"]')
+        raise ValueError('must be a list of names, as in ["batch"]')
     return tuple(value)
 
 
@@ -104,6 +104,7 @@ class _Key(NamedTuple):
 
 _ROUTER: Final[Mapping[str, _Key]] = {
     "address": _Key("address", _text),
+    "allowed-hosts": _Key("allowed_hosts", _names),
     "http-port": _Key("http_port", _port),
     "grpc-port": _Key("grpc_port", _port),
     "metrics-port": _Key("metrics_port", _port),
@@ -123,7 +124,7 @@ _POOL: Final[Mapping[str, _Key]] = {
     "kind": _Key("kind", _one_of([str(kind) for kind in ServerKind])),
     "grpc-port": _Key("grpc_port", _port),
     "health-interval": _Key("health_interval", _interval),
-    "classes": _Key("classes", _classes),
+    "classes": _Key("classes", _names),
     "borrows": _Key("borrows", _flag),
     "session-header": _Key("session_header", _header),
 }

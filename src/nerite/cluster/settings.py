@@ -13,6 +13,8 @@ class RouterSettings:
     """Table ``[router]``."""
 
     address: str = "127.0.0.1"
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that requests may use on an address of this machine only; others may come from web pages."""
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002

@@ -43,6 +43,8 @@ class MemberState(NamedTuple):
     """Why it is not ready, as the end of a sentence about the member."""
     missed: bool = False
     """It gave no answer, although something listens at its address."""
+    gone: bool = False
+    """Nothing listens at its address: when it is back, it is another process."""
 
 
 async def check_member(members: HttpMembers, member: Member, seconds: float) -> MemberState:
@@ -50,7 +52,7 @@ async def check_member(members: HttpMembers, member: Member, seconds: float) -> 
     path = _READY[member.kind]
     answer = await members.ask(member, "GET", path, seconds=seconds)
     if answer.problem:
-        return MemberState(False, problem=answer.problem, missed=not answer.unreachable)
+        return MemberState(False, problem=answer.problem, missed=not answer.unreachable, gone=answer.unreachable)
     if answer.status != 200:
         return MemberState(False, problem=f"answered GET {path} with status {answer.status}")
     if member.kind in _KSERVE:
@@ -151,6 +153,8 @@ class HealthChecks:
                 return
         self._missed.pop(name, None)
         self._known[name] = state
+        if state.ready and before is not None and before.gone:
+            pool.balancer.restarted(name)
         pool.set_ready(name, state.ready, state.models)
         if before is None or before.ready != state.ready:
             if state.ready:

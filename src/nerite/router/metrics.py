@@ -123,10 +123,16 @@ POOLS: Final = MetricTable[RouterPool]((
     Metric("nerite_route_retries_total", "counter",
            "Requests that went on to another member, by what had happened at the one before",
            lambda pool: _counts(pool.retries), "reason"),
+    Metric("nerite_route_retries_refused_total", "counter", "Retries that the retry budget did not allow",
+           lambda pool: pool.balancer.budget.refused),
+    Metric("nerite_route_picks_total", "counter", "Choices of a member, by why it was that one",
+           lambda pool: _counts(pool.picks), "reason"),
     Metric("nerite_route_members", "gauge", "Members of the pool",
            lambda pool: sum(1 for _ in pool.balancer.members)),
     Metric("nerite_route_members_ready", "gauge", "Members of the pool that are ready",
            lambda pool: sum(1 for _ in pool.ready_members)),
+    Metric("nerite_route_members_ejected", "gauge", "Members of the pool that were ejected because they failed",
+           lambda pool: sum(load.ejected for load in pool.balancer.members)),
 ), labels=("pool",))  # fmt: skip
 MEMBERS: Final = MetricTable[_MemberFigures]((
     Metric("nerite_route_member_ready", "gauge", "Whether a member is ready", lambda each: int(each.ready)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nerite.balancing.member import Member, RoutedRequest
@@ -19,6 +19,19 @@ DECISION_SECONDS: Final = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
 """Bounds of the times that the choice of a member takes."""
 
 
+class SequenceLost(NeriteError):
+    """The state of a sequence was on a member that is gone."""
+
+    plain = True
+    code = "NOT_FOUND"
+    http_status = 410
+    grpc_status = 9
+
+
+_REFUSALS: Final[Mapping[int, type[NeriteError]]] = {429: Exhausted, 410: SequenceLost}
+"""Errors by the status of ``NoMember``; ``Unavailable`` for any other."""
+
+
 class RouterPool:
     """One pool with its members, and counts of what was sent to them."""
 
@@ -30,6 +43,8 @@ class RouterPool:
         """Attempts by member and code: a status, or how an attempt without one ended."""
         self.retries: Counter[str] = Counter()
         """Requests that went on to another member, by how their attempt ended."""
+        self.picks: Counter[str] = Counter()
+        """Choices of a member, by why it was that one."""
         self.seconds = Histogram(SECONDS)
         """Times of whole requests."""
         self.under_way = 0
@@ -120,14 +135,14 @@ class PoolTable:
             if pool.serves(model):
                 pick = pool.balancer.pick(request, now_ns, tried=tried)
                 if not isinstance(pick, NoMember):
+                    pool.picks[pick.reason] += 1
                     return PoolChoice(pool, pick.member)
                 refusal = refusal or pick
             if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried)):
                 return lent
         if refusal is None:
             return self._unserved(model, level, fitting)
-        kind = Exhausted if refusal.status == 429 else Unavailable
-        return kind(refusal.text, refusal.retry_after)
+        return _REFUSALS.get(refusal.status, Unavailable)(refusal.text, refusal.retry_after)
 
     def _borrow(
         self, borrower: RouterPool, request: RoutedRequest, now_ns: int, tried: Collection[str]
@@ -139,6 +154,7 @@ class PoolTable:
             idle = {load.member.name for load in pool.balancer.members if not load.requests}
             pick = pool.balancer.pick(request, now_ns, tried=tried, subset=idle) if idle else None
             if pick is not None and not isinstance(pick, NoMember):
+                pool.picks["borrowed"] += 1
                 return PoolChoice(pool, pick.member)
         return None
 

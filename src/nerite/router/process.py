@@ -17,7 +17,7 @@ import uvloop
 
 from nerite import __version__
 from nerite.cluster.settings import ClusterSettings
-from nerite.config.options import HttpOptions
+from nerite.config.open_ports import is_loopback
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.core.failures import report
 from nerite.observability.log import log
@@ -42,6 +42,8 @@ _UPLOAD_SECONDS: Final = 60.0
 _MAX_METRICS_BODY: Final = 64 * 1024
 _GC_THRESHOLD: Final = 10_000
 _RESTART_DELAY: Final = 1.0
+_HOST_REMEDY: Final = "add {} to allowed-hosts in [router] of the cluster file"
+_ORIGIN_REMEDY: Final = "Send such requests from the server of the page"
 _NOT_YET: Final = ("policy_file", "redis", "ledger", "batches")
 """Settings that other commands use, but not yet this one."""
 
@@ -70,12 +72,19 @@ class RouterProcess:
         self._bounds = TransportLimits(
             max_bytes=bytes_for(usable_memory()), max_connections=limit, idle_seconds=_IDLE_SECONDS
         )
-        guard = BrowserGuard.of(HttpOptions(), router.address)
+        checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
+        guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
         sessions = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
         targets = HttpTargets(guard, sessions, router.max_body)
         self._service = RouterService(self._table, self._members, targets, router)
         self._http = HttpListener(
-            "HTTP", self._service, router.max_body, self._bounds, _UPLOAD_SECONDS, access_log=router.access_log
+            "HTTP",
+            self._service,
+            router.max_body,
+            self._bounds,
+            _UPLOAD_SECONDS,
+            access_log=router.access_log,
+            size_setting="max-body in [router] of the cluster file",
         )
         self._grpc = RouterGrpcPort(self._table, self._members, router, sessions, self._bounds)
         metrics = RouterMetrics(self._table, self._members, self._bounds, guard)
@@ -120,6 +129,10 @@ class RouterProcess:
             if getattr(router, field):
                 key = field.replace("_", "-")
                 raise Unsupported(f"{self._settings.path}: router.{key}: nerite route does not use it yet: remove it")
+        for pool in self._pools:
+            if pool.settings.balancing.hedge_quantile:
+                place = f"{self._settings.path}: pool '{pool.name}': hedge-quantile"
+                raise Unsupported(f"{place}: nerite route does not send requests twice at once: remove it")
         for discovery in self._discoveries:
             await discovery.start()
         await self._health.check_all()

@@ -472,7 +472,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             stop = end + head.content_length
             refusal = self._shared.handler.begin(head)
             if refusal is None and head.content_length > self._shared.max_body:
-                refusal = reply.too_large(head, head.content_length, self._shared.max_body)
+                refusal = self._shared.too_large(head, head.content_length)
             if refusal is None and head.content_length >= COUNTED:
                 taken = self._shared.bounds.bytes
                 # A body in several pieces is reserved as it arrives: announcing a size takes nothing from others.
@@ -542,7 +542,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._stash = rest
             if len(body) > self._shared.max_body:
                 self._state = _BUSY
-                self.send([reply.too_large(self._head, len(body), self._shared.max_body).encode()])
+                self.send([self._shared.too_large(self._head, len(body)).encode()])
             else:
                 self._complete(memoryview(body))
 
