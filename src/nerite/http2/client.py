@@ -24,7 +24,7 @@ class Http2ClientConnection(Http2Endpoint):
     before its request, we reset the stream with NO_ERROR: the server needs no more of it.
     """
 
-    __slots__ = ("_handler_data", "_leaving", "_responses", "_settled")
+    __slots__ = ("_handler_data", "_leaving", "_responses", "settled")
 
     def __init__(self, handler: ResponseHandler, limits: Limits, now: float, keep: RememberHeaders) -> None:
         """``keep`` is called with headers that are worth interning."""
@@ -35,7 +35,7 @@ class Http2ClientConnection(Http2Endpoint):
         self._responses = ResponseReader(limits, keep)
         self._leaving = False
         """A GOAWAY was sent or received."""
-        self._settled = False
+        self.settled = False
         """The server's SETTINGS were received."""
         self._started = True
         self.outbound.append(client_preface(limits))
@@ -51,7 +51,7 @@ class Http2ClientConnection(Http2Endpoint):
         if self.closed or self._leaving or self._last_stream_id + 2 > MAX_STREAM_ID:
             return 0
         allowed = self._limits.max_concurrent_streams
-        if not self._settled:
+        if not self.settled:
             allowed = min(allowed, _BEFORE_SETTINGS)
         elif self.peer.max_concurrent_streams is not None:
             allowed = min(allowed, self.peer.max_concurrent_streams)
@@ -161,7 +161,7 @@ class Http2ClientConnection(Http2Endpoint):
 
     def _take_settings(self, flags: int, payload: bytes) -> None:
         super()._take_settings(flags, payload)
-        self._settled = True
+        self.settled = True
 
     def _peer_leaves(self, last_stream_id: int, code: int, reason: str) -> None:
         """Open no more streams, and report those that the server has not processed."""

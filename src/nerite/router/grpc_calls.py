@@ -276,7 +276,11 @@ class RoutedCall(GrpcCall):
 
     def route(self, target: RoutedTarget, framed: memoryview) -> None:
         """Send the call to a member."""
-        request = target.routed(framed, True)
+        try:
+            request = target.routed(framed, True)
+        except NeriteError as error:
+            self.fail(messages.of_error(error))
+            return
         assert request is not None
         timeout, self.deadline = _remaining(self.deadline), None
         self._relay = CallRelay(self, target, request, timeout)
@@ -331,7 +335,12 @@ class RoutedStream:
             self._relay.send(bytes(data), end)
             return
         self._beginning += data
-        request = self._target.routed(memoryview(self._beginning), end or len(self._beginning) >= BEGINNING)
+        complete = end or len(self._beginning) >= BEGINNING
+        try:
+            request = self._target.routed(memoryview(self._beginning), complete)
+        except NeriteError as error:
+            self.fail(messages.of_error(error))
+            return
         if request is not None:
             timeout, self.deadline = _remaining(self.deadline), None
             beginning, self._beginning = self._beginning, bytearray()

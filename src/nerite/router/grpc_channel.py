@@ -93,21 +93,26 @@ class GrpcChannel:
 
     async def _connect(self) -> None:
         host, _, port = self.address.rpartition(":")
+        connection = GrpcMemberConnection(self, self._loop)
         why = ""
         try:
             if not port:
                 raise OSError(errno.EADDRNOTAVAIL, "it has no gRPC port; set grpc-port of its pool in the cluster file")
             async with asyncio.timeout(self._connect_timeout):
-                await self._loop.create_connection(
-                    lambda: GrpcMemberSocket(GrpcMemberConnection(self, self._loop)), host.strip("[]"), int(port)
-                )
+                await self._loop.create_connection(lambda: GrpcMemberSocket(connection), host.strip("[]"), int(port))
+                await connection.ready
         except TimeoutError:
             why = f"did not accept a connection to {self.address} within {self._connect_timeout:g} s"
         except OSError as error:
             why = f"cannot be reached at {self.address or 'any address'}: {error.strerror or error}"
         finally:
             self._connecting = None
-        if why and not self._connections:
+            connection.ready.cancel()
+            if connection not in self._connections:
+                connection.abort(why)
+        if not why:
+            self.begin_waiting()
+        elif not self._connections:
             self._fail_waiting(why)
 
     def _fail_waiting(self, why: str) -> None:

@@ -135,7 +135,7 @@ class GrpcMemberConnection:
     def __init__(self, queue: GrpcCallQueue, loop: asyncio.AbstractEventLoop) -> None:
         self._queue = queue
         self._loop = loop
-        self._transport: asyncio.Transport
+        self._transport: asyncio.Transport | None = None
         self._flush_scheduled = False
         self._receiving = False
         self._reason = ""
@@ -145,15 +145,16 @@ class GrpcMemberConnection:
         self.calls: dict[int, GrpcMemberCall] = {}
         self.congested = False
         """The member has not read what was written."""
+        self.ready: asyncio.Future[None] = loop.create_future()
+        """Done when the member's SETTINGS have come; fails with ``OSError`` if the connection ends before."""
         self.http2 = Http2ClientConnection(self, _LIMITS, loop.time(), GRPC_METADATA.put)
 
     # For the socket
 
     def opened(self, transport: asyncio.Transport) -> None:
-        """Send the preface, and begin calls that wait."""
+        """Send the preface. Calls begin when it is known how many the member allows."""
         self._transport = transport
         transport.set_write_buffer_limits(_HIGH_WATER)
-        self._queue.connected(self)
         self.flush()
 
     def lost(self, error: Exception | None) -> None:
@@ -161,6 +162,8 @@ class GrpcMemberConnection:
         self._reason = self._reason or f"lost the connection ({error})" if error else "closed the connection"
         self._queue.disconnected(self)
         self.http2.lost()
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionError(f"it {self._reason}"))
 
     def receive(self, data: bytes) -> None:
         """Process what the member sends. Parts of ``data`` are kept, not copied."""
@@ -174,7 +177,11 @@ class GrpcMemberConnection:
             self.abort("sent an answer that caused an internal error")
         finally:
             self._receiving = False
-            self._queue.begin_waiting()
+            if self.ready.done():
+                self._queue.begin_waiting()
+            elif self.http2.settled and not self.http2.closed:
+                self.ready.set_result(None)
+                self._queue.connected(self)
             self.flush()
 
     def set_congested(self, congested: bool) -> None:
@@ -200,12 +207,15 @@ class GrpcMemberConnection:
     def flush(self) -> None:
         """Write pending output, and close the socket once the HTTP/2 connection is finished."""
         outbound = self.http2.outbound
+        transport = self._transport
+        if transport is None:
+            return
         if outbound:
-            if not self._transport.is_closing():
-                self._transport.writelines(outbound)
+            if not transport.is_closing():
+                transport.writelines(outbound)
             outbound.clear()
-        if self.http2.finished and not self._transport.is_closing():
-            self._transport.close()
+        if self.http2.finished and not transport.is_closing():
+            transport.close()
 
     def check(self, now: float, *, spare: bool) -> None:
         """Ask a member that is silent, give up one that does not answer, and close a spare connection."""
@@ -229,7 +239,8 @@ class GrpcMemberConnection:
     def abort(self, why: str) -> None:
         """Close at once: all calls are lost."""
         self._reason = why
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     # HTTP/2 callbacks
 
