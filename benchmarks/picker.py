@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -117,11 +116,13 @@ async def drive(port: int, pid: int, options: argparse.Namespace) -> None:
         count = int(rate * seconds)
         for number in range(count):
             due = began + number / rate
-            while (left := due - time.perf_counter()) > 0:
+            if (left := due - time.perf_counter()) > 0:
                 await asyncio.sleep(left)
             call = channel.start(BLOCK, Choice(time.perf_counter(), latencies, failures))
             call.send((requests[number % 64],), True)
-        while len(latencies) + len(failures) < count:
+        for _ in range(1000):
+            if len(latencies) + len(failures) >= count:
+                break
             await asyncio.sleep(0.01)
         used = processor_seconds(pid) - before
     latencies.sort()
@@ -146,20 +147,21 @@ async def main() -> None:
         file = Path(folder) / "cluster.toml"
         file.write_text(f'[[pool]]\nname = "main"\nkind = "vllm"\nmembers = {json.dumps(members)}\n')
         log = Path(folder) / "log"
+        command = ["-m", "nerite.cli.main", "pick", str(file), "--port", "0", "--metrics-port", "0"]
         with log.open("wb") as sink:
-            command = [sys.executable, "-m", "nerite.cli.main", "pick", str(file), "--port", "0", "--metrics-port", "0"]
-            picker = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
+            picker = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=sink, stderr=sink)
         try:
-            while "Listening" not in log.read_text():
-                if picker.poll() is not None:
-                    raise SystemExit(log.read_text())
+            found = None
+            for _ in range(200):
+                if found := re.search(r"ext_proc [\d.]+:(\d+)", log.read_text()):
+                    break
                 await asyncio.sleep(0.05)
-            found = re.search(r"ext_proc [\d.]+:(\d+)", log.read_text())
-            assert found
+            if found is None:
+                raise SystemExit(log.read_text())
             await drive(int(found[1]), picker.pid, options)
         finally:
             picker.terminate()
-            picker.wait()
+            await picker.wait()
 
 
 if __name__ == "__main__":

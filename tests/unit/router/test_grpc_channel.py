@@ -106,7 +106,9 @@ class Server:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not holds():
+        while True:
+            if holds():
+                return
             await asyncio.sleep(0.001)
 
 
