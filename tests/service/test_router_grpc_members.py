@@ -236,3 +236,17 @@ def test_a_member_that_does_not_read_stops_the_client(tmp_path: Path) -> None:
             pass
         assert sent < 32_000_000
         raw.close()
+
+
+def test_the_access_log(tmp_path: Path) -> None:
+    router_table = ROUTER + "access-log = true\n"
+    with grpc_stand_ins(at_end(answering)) as (member,), routed(tmp_path, member, router=router_table) as router:
+        raw = RawGrpc(router)
+        assert raw.ask(REQUEST)[0] == 0
+        assert raw.ask(b"", "/inference.GRPCInferenceService/ServerLive")[0] == 0
+        assert raw.ask(b"", "/inference.GRPCInferenceService/LogSettings")[0] == 12
+        eventually(lambda: router.text.count("gRPC /") == 3)
+        infer, live, refused = (line for line in router.text.splitlines() if "gRPC /" in line)
+        assert f"gRPC {INFER} OK {len(REQUEST) + 5} {len(ANSWER) + 5} " in infer and infer.endswith(" m")
+        assert "ServerLive OK" in live and "LogSettings UNIMPLEMENTED" in refused
+        raw.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 from typing import Final, Protocol
 
@@ -14,6 +14,7 @@ from nerite.http2 import Buffer, ResponseHeaders, encode_headers
 from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.pools import RouterPool
+from nerite.transports.access_log import AccessRecord
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.connection import CallTarget, GrpcCall, GrpcConnection
 from nerite.transports.limits import ByteReservation
@@ -73,8 +74,8 @@ class ClientCall(Protocol):
     connection: GrpcConnection
     stream_id: int
 
-    def finish(self) -> None:
-        """Forget the call: its answer is complete."""
+    def finish(self, status: str) -> None:
+        """Forget the call, whose answer is complete and has this status."""
 
     def fail(self, block: bytes) -> None:
         """Answer with a status, and forget the call."""
@@ -85,7 +86,7 @@ class CallRelay:
 
     __slots__ = (
         "_client", "_ended", "_head", "_kept", "_kept_size", "_member_call", "_paused", "_place", "_stopped_reading",
-        "_target", "begun", "exchange",
+        "_target", "begun", "exchange", "received", "sent",
     )  # fmt: skip
 
     def __init__(self, client: ClientCall, target: RoutedTarget, request: RoutedRequest, timeout: float) -> None:
@@ -106,12 +107,15 @@ class CallRelay:
         """The client waits for the member."""
         self.begun = False
         """The client has got a part of the answer."""
+        self.received = self.sent = 0
+        """Bytes of messages of the client, and for it."""
         self.exchange = target.router.exchange(self, request, target.level, timeout)
 
     def begin(self, data: Buffer, end: bool) -> None:
         """Send the beginning of the request, or all of it, which is kept until its answer begins."""
         self._kept.append(data)
         self._ended = end
+        self.received = len(data)
         self.exchange.begin(monotonic_ns())
 
     # From the client
@@ -121,6 +125,7 @@ class CallRelay:
         if self.exchange.over:
             return
         self._ended = end
+        self.received += len(data)
         if self.exchange.attempts:
             self._kept.append(data)
             self._kept_size += len(data)
@@ -160,7 +165,8 @@ class CallRelay:
         head, message = self._target.refusal_of(error)
         if message:
             connection = self._client.connection
-            self._client.finish()
+            self.sent = len(message)
+            self._client.finish(messages.NAMES[messages.OK])
             connection.http2.reply(self._client.stream_id, head, (message,), messages.TRAILERS_OK)
             connection.answered()
         else:
@@ -170,7 +176,7 @@ class CallRelay:
         """End an answer that has begun with a status."""
         trailers = messages.trailers(error.grpc_status, error.message)
         connection = self._client.connection
-        self._client.finish()
+        self._client.finish(messages.NAMES[error.grpc_status])
         connection.http2.send_trailers(self._client.stream_id, trailers)
         connection.answered()
 
@@ -198,6 +204,7 @@ class CallRelay:
             # gRPC ends with trailers.
             self.exchange.failed(AttemptEnd.FAILED, "ended an answer without a status")
             return
+        self.sent += len(data)
         http2.send_data(self._client.stream_id, (data,))
         self.adjust()
         self._client.connection.answered()
@@ -237,7 +244,7 @@ class CallRelay:
         if how is AttemptEnd.REFUSED and self.exchange.refused(name):
             return
         connection, stream_id = self._client.connection, self._client.stream_id
-        self._client.finish()
+        self._client.finish(name)
         if trailers.status:
             connection.http2.send_headers(stream_id, _block_of(trailers), end_stream=True)
         else:
@@ -265,14 +272,26 @@ def _remaining(deadline: asyncio.TimerHandle | None) -> float:
     return max(1e-6, deadline.when() - asyncio.get_running_loop().time())
 
 
+def _log(access: AccessRecord | None, relay: CallRelay | None, status: str, sent: int = 0) -> None:
+    """Write the line of a call in the access log, if there is one."""
+    if access is None:
+        return
+    if relay is not None:
+        request = relay.exchange.request
+        access.model, access.version = request.model, request.version
+        access.received, sent = relay.received, relay.sent
+    access.answered(status, sent)
+
+
 class RoutedCall(GrpcCall):
     """A unary call: its message is collected, then sent to a member."""
 
-    __slots__ = ("_relay",)
+    __slots__ = ("_relay", "access")
 
     def __init__(self, connection: GrpcConnection, stream_id: int, target: CallTarget) -> None:
         super().__init__(connection, stream_id, target)
         self._relay: CallRelay | None = None
+        self.access: AccessRecord | None = None
 
     def route(self, target: RoutedTarget, framed: memoryview) -> None:
         """Send the call to a member."""
@@ -286,9 +305,20 @@ class RoutedCall(GrpcCall):
         self._relay = CallRelay(self, target, request, timeout)
         self._relay.begin(framed, True)
 
-    def finish(self) -> None:
+    def finish(self, status: str) -> None:
         """Forget the call."""
+        _log(self.access, self._relay, status)
         self._end()
+
+    def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
+        """Send an answer of the router's own."""
+        _log(self.access, None, messages.NAMES[messages.OK], sum(map(len, parts)))
+        super().reply(head, parts)
+
+    def fail(self, block: bytes) -> None:
+        """Answer with a status."""
+        _log(self.access, self._relay, messages.told(block))
+        super().fail(block)
 
     def writable(self) -> None:
         """Let the member go on."""
@@ -301,6 +331,7 @@ class RoutedCall(GrpcCall):
 
     def cancel(self, why: CancelReason) -> None:
         """Cancel the call at the member."""
+        _log(self.access, self._relay, messages.NAMES[messages.CANCELLED])
         self._end()
         if self._relay is not None:
             self._relay.exchange.cancel()
@@ -318,7 +349,7 @@ class RoutedStream:
     waits = True
     outer_span = None
 
-    __slots__ = ("_beginning", "_relay", "_target", "connection", "deadline", "share", "stream_id")
+    __slots__ = ("_beginning", "_relay", "_target", "access", "connection", "deadline", "share", "stream_id")
 
     def __init__(self, connection: GrpcConnection, stream_id: int, target: RoutedTarget) -> None:
         self.connection = connection
@@ -328,6 +359,7 @@ class RoutedStream:
         self.share = ByteReservation(connection.bounds.bytes)
         self._beginning = bytearray()
         self._relay: CallRelay | None = None
+        self.access: AccessRecord | None = None
 
     def receive(self, data: bytes | memoryview, end: bool) -> None:
         """Pass on a piece of the stream."""
@@ -363,12 +395,13 @@ class RoutedStream:
 
     def fail(self, block: bytes) -> None:
         """Answer with a status."""
-        self.finish()
+        self.finish(messages.told(block))
         self.connection.http2.send_headers(self.stream_id, block, end_stream=True)
         self.connection.answered()
 
-    def finish(self) -> None:
+    def finish(self, status: str) -> None:
         """Forget the stream."""
+        _log(self.access, self._relay, status)
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
@@ -389,7 +422,7 @@ class RoutedStream:
 
     def cancel(self, why: CancelReason) -> None:
         """Cancel the call at the member: the client is gone."""
-        self.finish()
+        self.finish(messages.NAMES[messages.CANCELLED])
         if self._relay is not None:
             self._relay.exchange.cancel()
 

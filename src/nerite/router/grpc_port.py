@@ -9,6 +9,7 @@ from typing import Final
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.cluster.settings import RouterSettings
 from nerite.config.options import KeepaliveOptions
+from nerite.http2 import RequestHeaders
 from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream
 from nerite.router.grpc_channel import GrpcChannel
@@ -16,6 +17,9 @@ from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.grpc_service import GrpcRouterService
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
+from nerite.transports.access_log import AccessRecord, peer_of
+from nerite.transports.grpc import messages
+from nerite.transports.grpc.call import ConnectionCall
 from nerite.transports.grpc.connection import GrpcConnection
 from nerite.transports.grpc.listener import GrpcListener
 from nerite.transports.limits import TransportLimits
@@ -30,6 +34,20 @@ class RoutedGrpcConnection(GrpcConnection):
 
     _unary = RoutedCall
     _streaming = RoutedStream
+
+
+class LoggedRoutedGrpcConnection(RoutedGrpcConnection):
+    """A client's connection that writes an access log line for each call."""
+
+    def _begin(self, stream_id: int, headers: RequestHeaders) -> ConnectionCall | None:
+        access = AccessRecord(peer_of(self._transport))
+        access.method, access.path = "gRPC", headers.path.decode("latin-1")
+        call = super()._begin(stream_id, headers)
+        if isinstance(call, RoutedCall | RoutedStream):
+            call.access = access
+        elif headers.memo is not None and headers.memo.refusal is not None:
+            access.answered(messages.told(headers.memo.refusal))
+        return call
 
 
 class RouterGrpcPort:
@@ -51,7 +69,11 @@ class RouterGrpcPort:
         self._check_timer: asyncio.TimerHandle | None = None
         self._service = GrpcRouterService(self, table, session_headers, settings.max_body)
         self._listener = GrpcListener(
-            self._service, KeepaliveOptions(), bounds, _UPLOAD_SECONDS, connection=RoutedGrpcConnection
+            self._service,
+            KeepaliveOptions(),
+            bounds,
+            _UPLOAD_SECONDS,
+            connection=LoggedRoutedGrpcConnection if settings.access_log else RoutedGrpcConnection,
         )
 
     async def open(self, address: str, port: int) -> int:
