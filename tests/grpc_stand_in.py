@@ -70,7 +70,7 @@ class StandInConnection:
         """Serve until the end of the connection."""
         with suppress(OSError), self.raw:
             with self.lock:
-                self.h2.local_settings.update(self._server.settings)
+                self.h2.local_settings = h2.settings.Settings(client=False, initial_values=self._server.settings)
                 self.h2.initiate_connection()
                 self.flush()
             while data := self.raw.recv(1 << 16):

@@ -7,7 +7,7 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from nerite.balancing.member import Member, RoutedRequest
-from nerite.balancing.pool_balancer import NoMember
+from nerite.core.errors import NeriteError
 from nerite.router.pools import PoolTable, RouterPool
 
 
@@ -33,33 +33,18 @@ class EndpointTable:
         return self._table.ready
 
     def choose(
-        self, request: RoutedRequest, level: str, subset: Collection[str] | None, grpc: bool
-    ) -> EndpointChoice | NoMember:
+        self, request: RoutedRequest, level: str, subset: Collection[str] | None, *, grpc: bool
+    ) -> EndpointChoice | NeriteError:
         """Choose a member. ``subset``: among these addresses only, None: among all. ``grpc``: it speaks gRPC."""
-        now_ns = monotonic_ns()
-        found = self._choose(request, level, subset, grpc, now_ns)
-        self._table.decisions.note((monotonic_ns() - now_ns) / 1e9)
-        if isinstance(found, NoMember):
-            self._table.refused[str(found.status)] += 1
-        return found
-
-    def _choose(
-        self, request: RoutedRequest, level: str, subset: Collection[str] | None, grpc: bool, now_ns: int
-    ) -> EndpointChoice | NoMember:
-        refusal: NoMember | None = None
-        pools = [pool for pool in self._table.pools if pool.takes(level)]
-        if level:
-            pools.sort(key=lambda pool: not pool.settings.classes)
-        for pool in pools:
-            if not pool.serves(request.model):
-                continue
-            names = None if subset is None else _names(pool, subset)
-            pick = pool.balancer.pick(request, now_ns, subset=names)
-            if not isinstance(pick, NoMember):
-                members = (pick.member, *pick.fallbacks)
-                return EndpointChoice(pool, pick.member, ",".join(address_of(each, grpc) for each in members))
-            refusal = refusal or pick
-        return refusal or NoMember(503, f"no ready endpoint serves model '{request.model[:256]}'")
+        began = monotonic_ns()
+        names = None if subset is None else self._names(subset)
+        found = self._table.choose(request, level, began, subset=names)
+        self._table.decisions.note((monotonic_ns() - began) / 1e9)
+        if isinstance(found, NeriteError):
+            self._table.refused[str(found.http_status)] += 1
+            return found
+        members = (found.member, *found.fallbacks)
+        return EndpointChoice(found.pool, found.member, ",".join(address_of(each, grpc=grpc) for each in members))
 
     def member_at(self, address: str) -> tuple[RouterPool, Member] | None:
         """Return who has an address."""
@@ -69,15 +54,15 @@ class EndpointTable:
                     return pool, load.member
         return None
 
+    def _names(self, addresses: Collection[str]) -> set[str]:
+        return {
+            load.member.name
+            for pool in self._table.pools
+            for load in pool.balancer.members
+            if load.member.http in addresses or load.member.grpc in addresses
+        }
 
-def address_of(member: Member, grpc: bool) -> str:
+
+def address_of(member: Member, *, grpc: bool) -> str:
     """Return the address of a member that a gateway connects to."""
     return member.grpc or member.http if grpc else member.http
-
-
-def _names(pool: RouterPool, addresses: Collection[str]) -> set[str]:
-    return {
-        load.member.name
-        for load in pool.balancer.members
-        if load.member.http in addresses or load.member.grpc in addresses
-    }

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
-from nerite.balancing.pool_balancer import MemberAttempt, NoMember
+from nerite.balancing.pool_balancer import MemberAttempt
 from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError
@@ -159,9 +159,9 @@ class PickSession:
             request, level = self._routed(), self._level()
         except NeriteError as error:
             return answers.refused(error.http_status, error.message)
-        found = self._table.choose(request, level, self._subset, self._grpc)
-        if isinstance(found, NoMember):
-            return answers.refused(found.status, found.text, found.retry_after)
+        found = self._table.choose(request, level, self._subset, grpc=self._grpc)
+        if isinstance(found, NeriteError):
+            return answers.refused(found.http_status, found.message, found.retry_after)
         self._begin(found.pool, found.member, request)
         whole = self._request_mode == _BUFFERED and self._body
         return answers.picked_with_body(found.endpoints) if whole else answers.picked(found.endpoints)

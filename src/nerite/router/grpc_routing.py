@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from nerite.core.client_text import checked
@@ -77,7 +78,7 @@ def _opened(message: memoryview, window: int) -> memoryview:
 def _facts(message: memoryview) -> MessageFacts:
     """Return the facts of an inference. Raises ``MalformedMessage``."""
     model, version, first_tensor = wire.peek(message)
-    header = message[:first_tensor] if first_tensor else message
+    header = message[:first_tensor] if model and first_tensor else message
     if model and bytes(header[:_BEGINNING]).find(_SEQUENCE_ID) < 0:
         return MessageFacts(checked(model, "the name of a model"), version)
     sequence, start, end = "", False, False
@@ -120,12 +121,12 @@ def _parameter(entry: memoryview) -> tuple[bytes, str]:
     return key, value
 
 
-def _fields(message: memoryview) -> list[tuple[int, int, int]]:
-    """Return tag, start and end of the value of each field, at most ``_MAX_FIELDS``. Raises ``MalformedMessage``."""
-    found = []
+def _fields(message: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield tag, start and end of the value of each field, at most ``_MAX_FIELDS``. Raises ``MalformedMessage``."""
     at = 0
-    while at < len(message) and len(found) < _MAX_FIELDS:
+    for _ in range(_MAX_FIELDS):
+        if at >= len(message):
+            return
         tag, at, stop = wire.read_field(message, at)
-        found.append((tag, at, stop))
+        yield tag, at, stop
         at = stop
-    return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import h2.config
 import h2.connection
 import h2.events
+import h2.settings
 from http2_peer import Frame, keep_all, parse, settings
 
 from nerite.http2 import Http2ClientConnection, Limits, ResponseHeaders, encode_headers
@@ -100,19 +101,19 @@ class Client:
 class H2Server:
     """The ``h2`` package as the server at the other end."""
 
-    def __init__(self, limits: Limits | None = None, **settings: int) -> None:
+    def __init__(self, limits: Limits | None = None, *, greeted: bool = True, **settings: int) -> None:
         self.answers = Answers()
         self.client = self.answers.connection = Http2ClientConnection(self.answers, limits or Limits(), 0.0, keep_all)
         self.server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
-        if settings:
-            self.server.local_settings.update(
-                {getattr(h2.settings.SettingCodes, key): settings[key] for key in settings}
-            )
+        values = {getattr(h2.settings.SettingCodes, key): settings[key] for key in settings}
+        self.server.local_settings = h2.settings.Settings(client=False, initial_values=values)
         self.server.initiate_connection()
         self.requests: dict[int, bytes] = {}
         self.events: list[h2.events.Event] = []
         self.credit = True
         """The server returns credit for what it receives."""
+        if greeted:
+            self.pump()
 
     def pump(self) -> list[h2.events.Event]:
         """Move bytes both ways until there are none; return what the server saw."""

