@@ -18,12 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from nerite.http2 import Buffer, ResponseHeaders, encode_headers
+from nerite.http2 import Buffer, ReplyHeaders, encode_request
 from nerite.router.grpc_channel import GrpcChannel
 from nerite.wire import ext_proc as wire
 
 PATH = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-BLOCK = encode_headers([
+BLOCK = encode_request([
     (b":method", b"POST"), (b":scheme", b"http"), (b":path", PATH), (b":authority", b"picker"),
     (b"content-type", b"application/grpc"), (b"te", b"trailers"),
 ])  # fmt: skip
@@ -61,7 +61,7 @@ class Choice:
         self._failures = failures
         self._answered = False
 
-    def response_started(self, headers: ResponseHeaders, end: bool) -> None:
+    def response_started(self, headers: ReplyHeaders, end: bool) -> None:
         """Take a refusal."""
         if end:
             self._failures.append(str(headers.get(b"grpc-message")))
@@ -72,7 +72,7 @@ class Choice:
             self._answered = True
             self._latencies.append(time.perf_counter() - self._began)
 
-    def trailers_received(self, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, trailers: ReplyHeaders) -> None:
         """Take the end."""
         if not self._answered:
             self._failures.append(str(trailers.get(b"grpc-message")))

@@ -15,7 +15,7 @@ from fuzz.lanes import Outcome
 from nerite.admission.tenants import open_policy
 from nerite.config import json_form, loading
 from nerite.core.errors import InvalidArgument
-from nerite.http2 import Http2ClientConnection, Limits, ResponseHeaders, encode_headers
+from nerite.http2 import Http2ClientConnection, Limits, ReplyHeaders, encode_request
 
 _SECONDS: Final = 5.0
 """Seconds of processor time that reading a file may take. The largest take 0.2."""
@@ -91,13 +91,13 @@ class _Calls:
         self.open: set[int] = set()
         self.right = True
 
-    def response_started(self, stream_id: int, headers: ResponseHeaders, end_stream: bool) -> None:
+    def response_started(self, stream_id: int, headers: ReplyHeaders, end_stream: bool) -> None:
         self._note(stream_id, end_stream)
 
     def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
         self._note(stream_id, end_stream)
 
-    def trailers_received(self, stream_id: int, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, stream_id: int, trailers: ReplyHeaders) -> None:
         self._note(stream_id, True)
 
     def stream_closed(self, stream_id: int, error_code: int) -> None:
@@ -120,7 +120,7 @@ def _read_answers(pieces: Sequence[bytes]) -> bool:
     """Feed a client with what a server sends; return whether it found no fault."""
     calls = _Calls()
     client = Http2ClientConnection(calls, Limits(), 0.0, lambda memo, block, headers, size: None)
-    block = encode_headers([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x")])
+    block = encode_request([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x")])
     for place in range(4):
         stream_id = client.open_stream(block)
         calls.open.add(stream_id)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from envoy import envoy
+from envoy_proxy import envoy
 from grpc_stand_in import StandInCall, at_end, grpc_stand_ins
 from nerite.wire import ext_proc as wire
 from nerite.wire import grpc_service

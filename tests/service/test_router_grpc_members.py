@@ -247,6 +247,6 @@ def test_the_access_log(tmp_path: Path) -> None:
         assert raw.ask(b"", "/inference.GRPCInferenceService/LogSettings")[0] == 12
         eventually(lambda: router.text.count("gRPC /") == 3)
         infer, live, refused = (line for line in router.text.splitlines() if "gRPC /" in line)
-        assert f"gRPC {INFER} OK {len(REQUEST) + 5} {len(ANSWER) + 5} " in infer and infer.endswith(" m")
+        assert f"gRPC {INFER} OK {len(REQUEST) + 5} {len(ANSWER) + 5} " in infer and infer.endswith(' m"')
         assert "ServerLive OK" in live and "LogSettings UNIMPLEMENTED" in refused
         raw.close()

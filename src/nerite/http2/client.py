@@ -8,7 +8,7 @@ from typing import Final
 from nerite.http2 import frames
 from nerite.http2.endpoint import Http2Endpoint
 from nerite.http2.frames import END_STREAM, MAX_STREAM_ID, Buffer, Http2ErrorCode, ProtocolError
-from nerite.http2.headers import MalformedHeaders, RememberHeaders, ResponseHeaders, ResponseReader
+from nerite.http2.headers import MalformedHeaders, RememberHeaders, ReplyHeaders, ResponseReader
 from nerite.http2.limits import Limits, client_preface
 from nerite.http2.stream import ANSWERED, LOCAL_CLOSED, MEASURED, REMOTE_CLOSED, Http2Stream, ResponseHandler
 
@@ -58,13 +58,13 @@ class Http2ClientConnection(Http2Endpoint):
         return max(0, allowed - len(self._streams))
 
     def forget_headers(self) -> None:
-        """Drop the interned headers, so that all further blocks yield new ``ResponseHeaders`` without memos."""
+        """Drop the interned headers, so that all further blocks yield new ``ReplyHeaders`` without memos."""
         self._responses.forget()
 
     # -- requests
 
     def open_stream(self, block: bytes, *, end_stream: bool = False) -> int:
-        """Send the headers of a request, made by ``encode_headers``; with ``end_stream`` they are all of it.
+        """Send the headers of a request, made by ``encode_request``; with ``end_stream`` they are all of it.
 
         Returns the number of the stream. Raises ``RuntimeError`` if there is no ``room``.
         """
@@ -130,7 +130,7 @@ class Http2ClientConnection(Http2Endpoint):
                 stream.missing = headers.content_length
             self._handler.response_started(stream_id, headers, ends)
 
-    def _take_trailers(self, stream_id: int, stream: Http2Stream, trailers: ResponseHeaders, ends: bool) -> None:
+    def _take_trailers(self, stream_id: int, stream: Http2Stream, trailers: ReplyHeaders, ends: bool) -> None:
         if trailers.status or not ends or (stream.state & MEASURED and stream.missing):
             self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
             return

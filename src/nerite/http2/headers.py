@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -248,7 +248,7 @@ class RequestHeaders:
         return None
 
 
-class ResponseHeaders:
+class ReplyHeaders:
     """Headers of a response, or its trailers. Immutable and interned, as ``RequestHeaders`` are."""
 
     __slots__ = ("content_length", "fields", "memo", "status")
@@ -331,7 +331,7 @@ class BlockReader:
         with suppress(MalformedHeaders):
             self._decode(block)
 
-    def _intern(self, memo: HeaderMemo[H], block: bytes, assembled: Callable[[Sequence[Field]], H]) -> H:
+    def _intern(self, kept: HeaderMemo[H], block: bytes, assembled: Callable[[Sequence[Field]], H]) -> H:
         """Decode ``block``, and keep what is ``assembled`` from its fields unless the block changed the table.
 
         Raises ``MalformedHeaders`` if only the stream must end, and ``ProtocolError`` if the connection must.
@@ -350,7 +350,7 @@ class BlockReader:
                     _checked.add(field)
         headers = assembled(fields)
         if self._decoder.changes == changes and len(block) <= _LONGEST_BLOCK:
-            self._keep(memo, block, headers, size)
+            self._keep(kept, block, headers, size)
         return headers
 
     def _decode(self, block: bytes) -> list[Field]:
@@ -393,15 +393,15 @@ class HeaderReader(BlockReader):
 
 
 class ResponseReader(BlockReader):
-    """Converts the header blocks of a server into ``ResponseHeaders``."""
+    """Converts the header blocks of a server into ``ReplyHeaders``."""
 
     __slots__ = ("kept",)
 
     def __init__(self, limits: Limits, keep: RememberHeaders) -> None:
         super().__init__(limits, keep)
-        self.kept: HeaderMemo[ResponseHeaders] = HeaderMemo()
+        self.kept: HeaderMemo[ReplyHeaders] = HeaderMemo()
 
-    def response(self, block: bytes) -> ResponseHeaders:
+    def response(self, block: bytes) -> ReplyHeaders:
         """Return the headers or trailers in ``block``. Raises as ``HeaderReader.request`` does."""
         return self.kept.get(block) or self._intern(self.kept, block, _assembled_response)
 
@@ -457,7 +457,7 @@ def _assembled(fields: Sequence[Field]) -> RequestHeaders:
     return RequestHeaders(pseudo, tuple(fields[len(pseudo) :]), content_length)
 
 
-def _assembled_response(fields: Sequence[Field]) -> ResponseHeaders:
+def _assembled_response(fields: Sequence[Field]) -> ReplyHeaders:
     """Build response headers, or trailers, from individually valid ``fields``. Raises ``MalformedHeaders``."""
     status = 0
     content_length = -1
@@ -472,16 +472,25 @@ def _assembled_response(fields: Sequence[Field]) -> ResponseHeaders:
             if content_length not in (-1, int(value)):
                 raise MalformedHeaders("content-length is repeated")
             content_length = int(value)
-    return ResponseHeaders(status, tuple(fields[1 if status else 0 :]), content_length)
+    return ReplyHeaders(status, tuple(fields[1 if status else 0 :]), content_length)
 
 
 def encode_headers(fields: Iterable[Field]) -> bytes:
-    """Encode the headers of a request or reply, or trailers, pseudo headers first. Any connection may send the result.
+    """Encode the headers or trailers of a reply, ``:status`` first. The result may be reused on any connection.
 
     Raises ``ValueError`` for an invalid name or value, so that a client's text cannot inject a header.
     """
+    return _encoded(fields, (_STATUS,))
+
+
+def encode_request(fields: Iterable[Field]) -> bytes:
+    """Do the same with the headers of a request, pseudo headers first."""
+    return _encoded(fields, _PSEUDO)
+
+
+def _encoded(fields: Iterable[Field], pseudo: Collection[bytes]) -> bytes:
     checked = list(fields)
     for name, value in checked:
-        if not (_valid_name(name) or name == _STATUS or name in _PSEUDO) or not _valid_value(value):
+        if not (_valid_name(name) or name in pseudo) or not _valid_value(value):
             raise ValueError(f"not a header: {name!r}: {value!r}")
     return encode_fields(checked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, Protocol
 
-from nerite.http2.headers import RequestHeaders, ResponseHeaders
+from nerite.http2.headers import RequestHeaders, ReplyHeaders
 
 REMOTE_CLOSED: Final = 1
 """The peer's message is complete."""
@@ -95,8 +95,8 @@ class Http2Handler(StreamEvents, Protocol):
 class ResponseHandler(StreamEvents, Protocol):
     """Takes the responses of a connection to a server. A stream is over when the end of its response is reported."""
 
-    def response_started(self, stream_id: int, headers: ResponseHeaders, end_stream: bool) -> None:
+    def response_started(self, stream_id: int, headers: ReplyHeaders, end_stream: bool) -> None:
         """Handle the headers of a response; with ``end_stream`` it has no body, and in gRPC they are its trailers."""
 
-    def trailers_received(self, stream_id: int, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, stream_id: int, trailers: ReplyHeaders) -> None:
         """Handle the end of a response with trailers, whose ``status`` is 0."""

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
 from nerite.core.errors import NeriteError
 from nerite.core.request import CancelReason
-from nerite.http2 import Buffer, ResponseHeaders, encode_headers
+from nerite.http2 import Buffer, ReplyHeaders, encode_headers
 from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.pools import RouterPool
@@ -99,7 +99,7 @@ class CallRelay:
         """What the client has sent, for the next member."""
         self._kept_size = 0
         self._ended = False
-        self._head: ResponseHeaders | None = None
+        self._head: ReplyHeaders | None = None
         """Headers of an answer that has no data yet."""
         self._paused = False
         """The member waits for the client."""
@@ -182,7 +182,7 @@ class CallRelay:
 
     # From the member
 
-    def response_started(self, headers: ResponseHeaders, end: bool) -> None:
+    def response_started(self, headers: ReplyHeaders, end: bool) -> None:
         """Hold the headers until it is certain that no other member is asked, or take a status alone."""
         if headers.status != 200:
             if not end and self._member_call is not None:
@@ -209,7 +209,7 @@ class CallRelay:
         self.adjust()
         self._client.connection.answered()
 
-    def trailers_received(self, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, trailers: ReplyHeaders) -> None:
         """Pass on the end of the answer."""
         self._take_status(trailers)
 
@@ -226,7 +226,7 @@ class CallRelay:
             self._client.connection.http2.resume(self._client.stream_id)
             self._client.connection.answered()
 
-    def _send_head(self, head: ResponseHeaders) -> None:
+    def _send_head(self, head: ReplyHeaders) -> None:
         self._head = None
         self._kept = []
         self.begun = True
@@ -234,7 +234,7 @@ class CallRelay:
         self.exchange.answer_begins()
         self._client.connection.http2.send_headers(self._client.stream_id, _block_of(head))
 
-    def _take_status(self, trailers: ResponseHeaders) -> None:
+    def _take_status(self, trailers: ReplyHeaders) -> None:
         code = trailers.get(b"grpc-status") or b""
         status = int(code) if code.isdigit() and len(code) < 3 else 2
         name = messages.NAMES[status] if status < len(messages.NAMES) else str(status)
@@ -255,7 +255,7 @@ class CallRelay:
         self.exchange.done(how, name)
 
 
-def _block_of(headers: ResponseHeaders) -> bytes:
+def _block_of(headers: ReplyHeaders) -> bytes:
     """Return headers or trailers, encoded for any connection."""
     block: bytes | None = headers.memo
     if block is None:

@@ -8,7 +8,7 @@ from typing import Final, Protocol, cast
 
 from nerite.core.byte_budget import GRPC_METADATA
 from nerite.core.failures import report
-from nerite.http2 import Buffer, Http2ClientConnection, Http2ErrorCode, Limits, ResponseHeaders
+from nerite.http2 import Buffer, Http2ClientConnection, Http2ErrorCode, Limits, ReplyHeaders
 from nerite.transports import tcp
 
 _HIGH_WATER: Final = 1024 * 1024
@@ -26,13 +26,13 @@ _SPARE_SECONDS: Final = 60.0
 class GrpcCallSink(Protocol):
     """Takes what a member answers to one call. The call is over once its end was reported."""
 
-    def response_started(self, headers: ResponseHeaders, end: bool) -> None:
+    def response_started(self, headers: ReplyHeaders, end: bool) -> None:
         """Handle the headers of the answer; with ``end`` they are its trailers, too."""
 
     def response_data(self, data: Buffer, end: bool) -> None:
         """Handle a piece of the answer, which stays valid."""
 
-    def trailers_received(self, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, trailers: ReplyHeaders) -> None:
         """Handle the end of the answer."""
 
     def call_lost(self, why: str, unprocessed: bool) -> None:
@@ -244,7 +244,7 @@ class GrpcMemberConnection:
 
     # HTTP/2 callbacks
 
-    def response_started(self, stream_id: int, headers: ResponseHeaders, end_stream: bool) -> None:
+    def response_started(self, stream_id: int, headers: ReplyHeaders, end_stream: bool) -> None:
         """Pass on the headers of an answer."""
         call = self.calls.pop(stream_id, None) if end_stream else self.calls.get(stream_id)
         if call is not None:
@@ -256,7 +256,7 @@ class GrpcMemberConnection:
         if call is not None:
             call.sink.response_data(data, end_stream)
 
-    def trailers_received(self, stream_id: int, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, stream_id: int, trailers: ReplyHeaders) -> None:
         """Pass on the end of an answer."""
         call = self.calls.pop(stream_id, None)
         if call is not None:

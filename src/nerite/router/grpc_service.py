@@ -11,7 +11,7 @@ from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.http2 import Buffer, RequestHeaders, ResponseHeaders, encode_headers
+from nerite.http2 import Buffer, RequestHeaders, ReplyHeaders, encode_request
 from nerite.router import grpc_routing
 from nerite.router.grpc_calls import CallRouter, RoutedCall
 from nerite.router.pools import PoolTable
@@ -229,7 +229,7 @@ class _IndexAnswer:
         self._answers = answers
         self._data = bytearray()
 
-    def response_started(self, headers: ResponseHeaders, end: bool) -> None:
+    def response_started(self, headers: ReplyHeaders, end: bool) -> None:
         if end:
             self._answers.take(None, f"answered with status {(headers.get(b'grpc-status') or b'?').decode('latin-1')}")
 
@@ -238,7 +238,7 @@ class _IndexAnswer:
         if end:
             self._answers.take(None, "ended an answer without a status")
 
-    def trailers_received(self, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, trailers: ReplyHeaders) -> None:
         plain = self._data[:1] == b"\0"
         failed = trailers.get(b"grpc-status") != b"0" or not plain
         self._answers.take(None if failed else bytes(self._data[grpc_routing.PREFIX_SIZE :]), "failed")
@@ -263,7 +263,7 @@ def merged_index(answers: Sequence[bytes]) -> bytes:
 
 def _member_block(headers: RequestHeaders) -> bytes:
     """Return the headers for a member: those of the client. HTTP/2 has none that concern only one connection."""
-    return encode_headers(
+    return encode_request(
         [
             (b":method", b"POST"),
             (b":scheme", b"http"),

@@ -10,10 +10,10 @@ import h2.events
 import h2.settings
 from http2_peer import Frame, keep_all, parse, settings
 
-from nerite.http2 import Http2ClientConnection, Limits, ResponseHeaders, encode_headers
+from nerite.http2 import Http2ClientConnection, Limits, ReplyHeaders, encode_request
 from nerite.http2.frames import PREFACE
 
-REQUEST_BLOCK = encode_headers(
+REQUEST_BLOCK = encode_request(
     [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"), (b":authority", b"a"), (b"te", b"trailers")]
 )
 
@@ -27,7 +27,7 @@ class Answers:
     over: set[int] = field(default_factory=set)
     connection: Http2ClientConnection = field(init=False)
 
-    def response_started(self, stream_id: int, headers: ResponseHeaders, end_stream: bool) -> None:
+    def response_started(self, stream_id: int, headers: ReplyHeaders, end_stream: bool) -> None:
         assert stream_id not in self.bodies and stream_id not in self.over
         assert 200 <= headers.status < 600
         self.bodies[stream_id] = b""
@@ -42,7 +42,7 @@ class Answers:
             self.events.append(("ended", stream_id))
             self.over.add(stream_id)
 
-    def trailers_received(self, stream_id: int, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, stream_id: int, trailers: ReplyHeaders) -> None:
         assert stream_id in self.bodies and stream_id not in self.over and trailers.status == 0
         self.events.append(("trailers", stream_id, trailers.fields))
         self.over.add(stream_id)

@@ -10,7 +10,7 @@ import h2.connection
 import h2.events
 import h2.settings
 
-from nerite.http2 import Buffer, ResponseHeaders
+from nerite.http2 import Buffer, ReplyHeaders
 
 
 class Sink:
@@ -22,7 +22,7 @@ class Sink:
         self.writable = 0
         self.over = asyncio.Event()
 
-    def response_started(self, headers: ResponseHeaders, end: bool) -> None:
+    def response_started(self, headers: ReplyHeaders, end: bool) -> None:
         self.told.append(headers.status)
         if end:
             self.over.set()
@@ -30,7 +30,7 @@ class Sink:
     def response_data(self, data: Buffer, end: bool) -> None:
         self.body += bytes(data)
 
-    def trailers_received(self, trailers: ResponseHeaders) -> None:
+    def trailers_received(self, trailers: ReplyHeaders) -> None:
         self.told.append(trailers.get(b"grpc-status"))
         self.over.set()
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 import h2.exceptions
 from h2_member import Member, Server, Sink, until
 
-from nerite.http2 import encode_headers
+from nerite.http2 import encode_request
 from nerite.router.grpc_channel import GrpcChannel
 from nerite.router.grpc_member import GrpcMemberCall
 
-BLOCK = encode_headers([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"), (b":authority", b"a")])
+BLOCK = encode_request([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"), (b":authority", b"a")])
 
 
 def with_server(server: Server, work: Callable[[GrpcChannel], Awaitable[None]], timeout: float = 5.0) -> None:

@@ -13,7 +13,7 @@ from h2_member import Server, Sink, until
 from nerite.balancing.member import Member
 from nerite.balancing.policy import PoolPolicy
 from nerite.cluster.settings import MemberSource, PoolSettings, RouterSettings
-from nerite.http2 import encode_headers
+from nerite.http2 import encode_request
 from nerite.router.grpc_channel import GrpcChannel
 from nerite.router.grpc_member import GrpcMemberCall
 from nerite.router.grpc_port import RouterGrpcPort
@@ -46,7 +46,7 @@ class Routed:
         headers = {":method": "POST", ":scheme": "http", ":path": _SERVICE + method, ":authority": "router"}
         headers |= {"content-type": "application/grpc", "te": "trailers"}
         headers |= {name.replace("_", "-"): value for name, value in fields.items()}
-        call = self.channel.start(encode_headers((k.encode(), v.encode()) for k, v in headers.items()), sink)
+        call = self.channel.start(encode_request((k.encode(), v.encode()) for k, v in headers.items()), sink)
         call.send(parts, end)
         return call, sink
 

