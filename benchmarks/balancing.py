@@ -25,7 +25,7 @@ from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
 from nerite.balancing.pool_balancer import Pick, PoolBalancer
 from nerite.balancing.prefix_hashes import prefix_hashes, prefix_tokens
 
-WARM_UP: Final = 20.0
+WARM_UP: Final = 40.0
 """Seconds at the beginning whose requests do not count."""
 NOTICED_AFTER: Final = 2.0
 """Seconds until a health check finds a dead member."""

@@ -44,7 +44,6 @@ def raw(router: Serving, request: bytes) -> bytes:
     """Send bytes; return all that comes until the connection ends."""
     with socket.create_connection(("127.0.0.1", router.ports["HTTPService"]), PATIENCE) as connection:
         connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 

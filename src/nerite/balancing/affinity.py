@@ -1,21 +1,33 @@
 """Which member has an advantage for a request: it has the prompt's beginning, the session or the adapter.
 
-The load is bounded. A member gets a request because of its advantage only while its expected work is no more than that
-of the least loaded member and what the advantage saves; or, if it has half of the prompt, no more than
-``load_factor`` times the mean. Beyond that another member gets the request, and has the advantage from then on, too: so
-what everybody asks for spreads over as many members as it needs.
+The load is bounded. A member gets a request because of its advantage only while its expected work is no more than
+``load_factor`` times the mean, or than that of the least loaded member and a multiple of what the advantage saves.
+Beyond that another member gets the request, and has the advantage from then on, too: so what everybody asks for spreads
+over as many members as it needs. Of those, the lighter of the two that were used last comes first: the others may
+have dropped from their caches what they once had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
+from zlib import crc32
 
+from nerite.balancing.hash_ring import HashRing
 from nerite.balancing.holder_index import HolderIndex
 from nerite.balancing.member import RoutedRequest
 from nerite.balancing.member_load import MemberLoad
 from nerite.balancing.policy import PoolPolicy
 
+_SAVED: Final = 3.0
+"""How much more a member may have to do than the least loaded one, in relation to what it saves by that.
+
+What is computed twice delays all requests, and takes room in two caches; waiting delays one request. In the simulations
+of ``benchmarks/balancing.py`` 3 is better than 1 where caches are almost full, and no worse elsewhere.
+"""
+_SHARED: Final = 0.2
+_NOT_SHARED: Final = 0.02
+"""Shares of work from elsewhere above which there are other routers, and below which there are none."""
 _MUCH: Final = 0.5
 """Share of a prompt that is worth going to a member that has more than the least work."""
 
@@ -25,6 +37,7 @@ class Candidates(NamedTuple):
 
     loads: list[MemberLoad]
     by_ticket: Mapping[int, MemberLoad]
+    by_name: Mapping[str, MemberLoad]
 
 
 class Affinity:
@@ -33,6 +46,8 @@ class Affinity:
     def __init__(self, policy: PoolPolicy) -> None:
         self._policy = policy
         self.index = HolderIndex(policy.index_bytes)
+        self.ring = HashRing({})
+        self._shared = False
 
     def prefill_work(self, request: RoutedRequest, ticket: int) -> float:
         """Return the work that a request is at a member before the first token of its answer."""
@@ -67,16 +82,31 @@ class Affinity:
         most = self._policy.load_factor * sum([load.score for load in loads]) / len(loads)
         weight = self._policy.prefill_weight
         if request.session:
-            load = self._lightest(_session_key(request), fit)
-            if load and load.score <= max(most, least + request.prompt_tokens * weight / load.speed):
+            key = _session_key(request)
+            load = self._lightest(key, fit)
+            if load is None and self._shared:
+                load = next(self.ring.walk(key, fit.by_name))
+            if load and load.score <= max(most, least + _SAVED * request.prompt_tokens * weight / load.speed):
                 return load, "session"
-        if request.prefix and (load := self._with_prefix(request, fit, least, most)):
-            return load, "prefix"
+        if self._policy.prefix and request.prefix and (found := self._by_prefix(request, fit, least, most)):
+            return found
         if request.lora:
             load = self._lightest(_adapter_key(request), fit)
             if load and load.score <= max(most, least + self._policy.adapter_tokens / load.speed):
                 return load, "lora"
         return None
+
+    def set_share_of_others(self, share: float) -> None:
+        """Take how much of the members' work comes from elsewhere.
+
+        If it is much, there are other routers: what no member has is sent where each of them would send it. What was
+        learned before is forgotten then, because each router has learned something else.
+        """
+        if not self._shared and share > _SHARED:
+            self._shared = True
+            self.index = HolderIndex(self._policy.index_bytes)
+        elif share < _NOT_SHARED:
+            self._shared = False
 
     def _lightest(self, key: int, fit: Candidates) -> MemberLoad | None:
         best = None
@@ -86,28 +116,39 @@ class Affinity:
                 best = load
         return best
 
-    def _with_prefix(self, request: RoutedRequest, fit: Candidates, least: float, most: float) -> MemberLoad | None:
+    def _by_prefix(
+        self, request: RoutedRequest, fit: Candidates, least: float, most: float
+    ) -> tuple[MemberLoad, str] | None:
         seen: tuple[int, ...] = ()
-        for place in range(self.index.deepest(request.prefix), -1, -1):
+        deepest = self.index.deepest(request.prefix)
+        half = _MUCH * request.prompt_tokens
+        weight = self._policy.prefill_weight
+        for place in range(deepest, -1, -1):
+            tokens = request.prefix_tokens[place]
+            if self._shared and tokens < half:
+                break
             key = request.prefix[place]
             holders = self.index.holders(key)
             if holders == seen:
                 continue  # They hold the longer beginning, too, and that was not enough.
             seen = holders
-            load = self._lightest(key, fit)
-            if load is None:
-                continue
-            tokens = request.prefix_tokens[place]
-            bound = least + tokens * self._policy.prefill_weight / load.speed
-            if tokens >= _MUCH * request.prompt_tokens:
-                bound = max(bound, most)
-            if load.score <= bound:
-                return load
+            there = [load for ticket in holders if (load := fit.by_ticket.get(ticket))]
+            if len(there) > 1 and there[1].score < there[0].score:
+                there[:2] = there[1::-1]
+            for load in there:
+                saved = tokens * weight / load.speed
+                if load.score <= (max(most, least + _SAVED * saved) if tokens >= half else least + saved):
+                    return load, "prefix"
+        if self._shared and deepest + 1 < len(request.prefix):
+            # The first beginning that is not known is the same for all routers that know what is common.
+            for load in self.ring.walk(request.prefix[deepest + 1], fit.by_name):
+                if load.score <= max(most, least + _SAVED * request.prompt_tokens * weight / load.speed):
+                    return load, "hash"
         return None
 
 
 def _session_key(request: RoutedRequest) -> int:
-    return hash(("session", request.model, request.session))
+    return crc32(f"{request.model}\0{request.session}".encode())  # Alike in all routers.
 
 
 def _adapter_key(request: RoutedRequest) -> int:

@@ -74,8 +74,8 @@ class HolderIndex:
                     shard.popitem(last=False)
             else:
                 shard.move_to_end(key)
-                if ticket not in known:
-                    shard[key] = (ticket, *known[: MOST_HOLDERS - 1])
+                if known[0] != ticket:
+                    shard[key] = (ticket, *[each for each in known if each != ticket][: MOST_HOLDERS - 1])
 
     def move(self, key: int, ticket: int) -> None:
         """Note that a member alone holds a key from now on."""

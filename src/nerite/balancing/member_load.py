@@ -4,15 +4,15 @@ Work is counted in tokens of answers. Ours is known exactly: a request adds what
 part of the answer takes some away, and its end takes the rest. What others have under way at the same member is what
 the member's report says beyond ours; it halves with every two seconds that the report ages.
 
-Speed is learned from the work that a request gets done in a second of being under way. A member where requests advance
-more slowly than in the pool as a whole is given less, until they advance alike; this cannot run away, as a member with
-less work advances it faster. The configured capacity is what is believed before, and again when nothing is known.
+A member that is slower than others keeps its work for longer, and so gets less. Beyond that it is noticed when it
+advances answers more slowly than the median of the members (``speeds.py``). It is never taken for faster than its
+capacity says: whoever has little to compute for prompts seems fast.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final
 
 from nerite.balancing.member import LoadReport, Member, ServerKind
@@ -23,16 +23,14 @@ _REPORT_WEIGHT: Final = 0.3
 """Of the newest report in the average of them."""
 _KNOWN_NS: Final = 10_000_000_000
 """Age up to which the load of a server that is not ours counts as known."""
-_LEAST_SHARE: Final = 0.25
-"""Requests that a member must have had under way on average for its speed to be learned."""
-_UNCLEAR: Final = (0.8, 1.25)
-"""Ratios of speeds that are taken for equal."""
-_CHANGE: Final = (0.25, 4.0)
-"""Smallest and largest ratio that a window can show."""
-_SPEEDS: Final = (1 / 16, 8.0)
-"""Smallest and largest speed in relation to the capacity."""
+_SLOW: Final = 0.6
+"""Ratio of speeds below which a member is slow: load alone makes some difference."""
+_SLOWEST: Final = 1 / 16
+"""Smallest ratio that is believed."""
+_RATIO_WEIGHT: Final = 0.3
+"""Of the newest window in the average of ratios."""
 _FORGET: Final = 0.9
-"""Exponent of a speed for each window without evidence."""
+"""Exponent of a ratio for each window without evidence."""
 _RATE_WEIGHT: Final = 0.2
 
 
@@ -42,9 +40,9 @@ class MemberLoad:
     __slots__ = (
         "_changed_ns",
         "_done",
+        "_ratio",
         "_reported_ns",
         "_request_ns",
-        "_typical",
         "draining",
         "ejected",
         "factor",
@@ -58,6 +56,7 @@ class MemberLoad:
         "score",
         "speed",
         "ticket",
+        "timings",
         "work",
     )  # fmt: skip
 
@@ -80,17 +79,19 @@ class MemberLoad:
         """Requests under way from this router."""
         self.report = LoadReport()
         self.factor = 1.0
-        """Its speed in relation to what its capacity promises."""
+        """Its speed in relation to what its capacity promises, at most 1."""
         self.speed = member.capacity
         self.rate = 0.0
         """Tokens a second while it has work; 0: not known yet."""
         self.score = 0.0
         """Expected work by speed: how long a new request would have to wait, in relation to other members."""
-        self._typical = 1.0
         self._reported_ns = 0
         self._changed_ns = 0
         self._request_ns = 0
         self._done = 0.0
+        self._ratio = 1.0
+        self.timings: dict[str, list[float]] = {}
+        """For each model, the tokens of this window and the nanoseconds that they took."""
 
     @property
     def available(self) -> bool:
@@ -112,10 +113,18 @@ class MemberLoad:
     def begin(self, work: float, now_ns: int) -> None:
         """Add a request."""
         self._pass_time(now_ns)
-        self._typical += 0.05 * (work - self._typical)
         self.requests += 1
         self.work += work
         self._rate_work()
+
+    def time_tokens(self, model: str, tokens: float, spent_ns: int) -> None:
+        """Note how long tokens of an answer took, for the speed."""
+        timing = self.timings.get(model)
+        if timing is None:
+            self.timings[model] = [tokens, spent_ns]
+        else:
+            timing[0] += tokens
+            timing[1] += spent_ns
 
     def advance(self, done: float, less: float) -> None:
         """Note that work was done, and how much less there is to do."""
@@ -130,12 +139,15 @@ class MemberLoad:
         self.work = max(0.0, self.work - left) if self.requests else 0.0
         self._rate_work()
 
-    def take_report(self, report: LoadReport, now_ns: int) -> None:
-        """Learn from a report what others have under way. Call it while the answered request is still counted."""
+    def take_report(self, report: LoadReport, typical: float, now_ns: int) -> None:
+        """Learn from a report what others have under way. Call it while the answered request is still counted.
+
+        ``typical`` is the work of a request of theirs, in the middle of its time, where we have none to compare.
+        """
         self.report = report
         there = [each for each in (report.waiting, report.running) if not math.isnan(each)]
         if there:
-            each = self.work / self.requests if self.requests else self._typical / 2
+            each = self.work / self.requests if self.requests else typical
             found = max(0.0, sum(there) - self.requests) * each
             self.refresh(now_ns)
             self.others += _REPORT_WEIGHT * (found - self.others)
@@ -156,32 +168,18 @@ class MemberLoad:
     def _rate_work(self) -> None:
         self.score = (self.work + self.others) / self.speed
 
-    def close_window(self, window_ns: int, now_ns: int) -> tuple[float, int]:
-        """Return the work that was done in a window, and the nanoseconds of all requests in it. Begin the next one."""
+    def close_window(self, window_ns: int, ratio: float | None, now_ns: int) -> None:
+        """Learn from a window how fast the member is in relation to others; None: there was too little to see."""
         self._pass_time(now_ns)
-        found = self._done, self._request_ns
         if self._request_ns > window_ns // 2:
             rate = self._done * 1e9 / window_ns
             self.rate += (_RATE_WEIGHT if self.rate else 1.0) * (rate - self.rate)
         self._done, self._request_ns = 0.0, 0
-        return found
-
-    def learn_speed(self, ratio: float | None) -> None:
-        """Take how fast requests advanced in relation to the pool; None: there were too few."""
+        self.timings.clear()
         if ratio is None:
-            self.factor **= _FORGET
-        elif not _UNCLEAR[0] <= ratio <= _UNCLEAR[1]:
-            self.factor *= min(max(ratio, _CHANGE[0]), _CHANGE[1]) ** 0.5
-            self.factor = min(max(self.factor, _SPEEDS[0]), _SPEEDS[1])
+            self._ratio **= _FORGET
+        else:
+            self._ratio += _RATIO_WEIGHT * (min(max(ratio, _SLOWEST), 1.0) - self._ratio)
+        self.factor = self._ratio if self._ratio < _SLOW else 1.0
         self.speed = self.member.capacity * self.factor
         self._rate_work()
-
-
-def learn_speeds(loads: Iterable[MemberLoad], window_ns: int, now_ns: int) -> None:
-    """Close a window of all members of a pool, and compare how fast requests advanced in it."""
-    windows = [(load, *load.close_window(window_ns, now_ns)) for load in loads]
-    done = sum(each[1] for each in windows)
-    spent = sum(each[2] for each in windows)
-    for load, work, request_ns in windows:
-        enough = done > 0 and request_ns > _LEAST_SHARE * window_ns
-        load.learn_speed((work / request_ns) / (done / spent) if enough else None)

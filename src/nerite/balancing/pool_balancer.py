@@ -7,21 +7,26 @@ from itertools import count
 from operator import attrgetter
 from random import Random
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from nerite.balancing.affinity import Affinity, Candidates
+from nerite.balancing.hash_ring import HashRing
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
-from nerite.balancing.member_load import MemberLoad, learn_speeds
+from nerite.balancing.member_load import MemberLoad
 from nerite.balancing.model_figures import LEAST_WORK, ModelFigures
 from nerite.balancing.outliers import OutlierDetector
 from nerite.balancing.policy import ChoicePolicy, PoolPolicy
 from nerite.balancing.retries import RetryBudget
-from nerite.balancing.sequence_table import SequenceTable, rendezvous
+from nerite.balancing.sequence_table import SequenceTable
+from nerite.balancing.speeds import compare_speeds
 
 _TICK_NS: Final = 250_000_000
 _WINDOW_NS: Final = 2_000_000_000
 """Time over which speeds are compared."""
 _REST: Final = 1 / 8
 """Share of an answer's expected tokens that an answer has at least still to come, however long it is."""
+_TYPICAL_WEIGHT: Final = 0.05
+"""Of the newest request in the average of their work."""
 _MOST_MODELS: Final = 1024
 """Models whose members are kept in lists. Clients may invent names."""
 _FALLBACKS: Final = 2
@@ -51,7 +56,7 @@ class NoMember(NamedTuple):
 class MemberAttempt:
     """A request at a member, from its beginning to its end. ``PoolBalancer`` ends it exactly once."""
 
-    __slots__ = ("began_ns", "ended", "load", "member", "prefill", "request", "rest", "tokens", "work")
+    __slots__ = ("began_ns", "ended", "load", "member", "prefill", "request", "rest", "seen_ns", "tokens", "work")
 
     def __init__(self, request: RoutedRequest, load: MemberLoad, prefill: float, answer: float, began_ns: int) -> None:
         self.request = request
@@ -65,6 +70,8 @@ class MemberAttempt:
         self.tokens = 0.0
         """Of the answer, until now."""
         self.began_ns = began_ns
+        self.seen_ns = began_ns
+        """When the last part of the answer came."""
         self.ended = False
 
 
@@ -87,6 +94,8 @@ class PoolBalancer:
         """Members that can take requests, by model."""
         self._known = True
         """The load of all members is."""
+        self._typical = LEAST_WORK
+        """Work of a request when it begins, on average."""
         self._tick_ns = 0
         """When to look at everything that changes with time."""
         self._window_ns = 0
@@ -117,6 +126,7 @@ class PoolBalancer:
             load.set_member(each)
             self._members[each.name] = load
         self.outliers.set_members(self._members)
+        self._affinity.ring = HashRing({each.name: each.capacity for each in members})
         self._eject()
         self._changed()
 
@@ -143,7 +153,7 @@ class PoolBalancer:
     def report(self, name: str, report: LoadReport, now_ns: int) -> None:
         """Take what a member says of its load: as soon as the head of an answer has come, or by polling."""
         if load := self._members.get(name):
-            load.take_report(report, now_ns)
+            load.take_report(report, self._typical / 2, now_ns)
 
     def pick(
         self,
@@ -167,7 +177,8 @@ class PoolBalancer:
         if not tried:
             self.budget.add_request()
         if request.sequence:
-            return Pick(rendezvous(request.model, request.sequence, loads).member, (), "sequence")
+            key = crc32(f"{request.model}\0{request.sequence}".encode())
+            return Pick(next(self._affinity.ring.walk(key, fit.by_name)).member, (), "sequence")
         if self.policy.choice is ChoicePolicy.ROUND_ROBIN:
             load, reason = loads[0], "round_robin"
         else:
@@ -254,6 +265,7 @@ class PoolBalancer:
         prefill = self._affinity.prefill_work(request, load.ticket)
         attempt = MemberAttempt(request, load, prefill, self._figures.answer_tokens(request), now_ns)
         load.begin(attempt.work, now_ns)
+        self._typical += _TYPICAL_WEIGHT * (attempt.work - self._typical)
         if load.ticket:
             self._affinity.add(request, load.ticket)
         if request.sequence:
@@ -266,6 +278,9 @@ class PoolBalancer:
             return
         done = tokens + attempt.prefill
         attempt.prefill = 0.0
+        if attempt.tokens:
+            attempt.load.time_tokens(attempt.request.model, tokens, now_ns - attempt.seen_ns)
+        attempt.seen_ns = now_ns
         attempt.tokens += tokens
         left = max(attempt.work - done, attempt.rest)
         attempt.load.advance(done, attempt.work - left)
@@ -278,10 +293,13 @@ class PoolBalancer:
         attempt.ended = True
         load, request = attempt.load, attempt.request
         if report is not None:
-            load.take_report(report, now_ns)
+            load.take_report(report, self._typical / 2, now_ns)
         if how is AttemptEnd.ANSWERED:
+            spent_ns = now_ns - attempt.began_ns
             load.advance(max(attempt.prefill, 0.0 if attempt.tokens else LEAST_WORK), 0.0)
-            self._figures.answered(request.model, attempt.tokens, now_ns - attempt.began_ns)
+            self._figures.answered(request.model, attempt.tokens, spent_ns)
+            if not (attempt.tokens or request.prompt_tokens):
+                load.time_tokens(request.model, LEAST_WORK, spent_ns)
             if request.sequence_end:
                 self._sequences.remove(request.model, request.sequence)
         load.end(attempt.work, now_ns)
@@ -320,10 +338,14 @@ class PoolBalancer:
         for load in loads:
             load.refresh(now_ns)
         self._known = all(load.is_known(now_ns) for load in loads)
+        others = sum(load.others for load in loads)
+        work = others + sum(load.work for load in loads)
+        self._affinity.set_share_of_others(others / work if work else 0.0)
         if now_ns - self._window_ns >= _WINDOW_NS:
-            learn_speeds(loads, now_ns - self._window_ns, now_ns)
+            compare_speeds(loads, now_ns - self._window_ns, now_ns)
             self._window_ns = now_ns
 
 
 def _candidates(loads: list[MemberLoad]) -> Candidates:
-    return Candidates(loads, {load.ticket: load for load in loads})
+    by_name = {load.member.name: load for load in loads}
+    return Candidates(loads, {load.ticket: load for load in loads}, by_name)

@@ -2,15 +2,16 @@
 
 The beginnings grow from 128 bytes to 16 MiB, first in steps of 128 bytes and then by four for each doubling, so there
 are at most 64 for a prompt of any length. Each hash is made from the one before it and the bytes in between; of more
-than 16 KiB in between, the first and the last 8 KiB count. So the time is bounded as well, and equal hashes are a hint
-only: whoever is sent there by mistake computes its prompt there. Python keys its hashes of bytes for each process, so
-clients cannot look for collisions; and hashes of one process mean nothing to another.
+than 16 KiB in between, the first and the last 8 KiB count. So the time is bounded as well. Hashes are CRC-32: fast, and
+alike in all routers. Equal hashes are a hint only: a request that is sent to a member by mistake, or by a
+client who wants that, computes its prompt there, within the bounds of load.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
 from typing import Final
+from zlib import crc32
 
 _STEPS: Final = [128] * 8 + [256 * 2**octave for octave in range(14) for _ in range(4)]
 SIZES: Final = tuple(accumulate(_STEPS))
@@ -31,15 +32,16 @@ def prefix_hashes(text: bytes | bytearray | memoryview, salt: str = "") -> tuple
     what else a cache depends on, such as the model.
     """
     size = len(text)
-    last = hash(salt)
+    view = memoryview(text)
+    last = crc32(salt.encode())
     found = []
     for start, stop in _PIECES:
         if stop > size:
             break
         if stop - start <= _LARGE:
-            last = hash((last, bytes(text[start:stop])))
+            last = crc32(view[start:stop], last)
         else:
-            last = hash((last, bytes(text[start : start + _END]), bytes(text[stop - _END : stop])))
+            last = crc32(view[stop - _END : stop], crc32(view[start : start + _END], last))
         found.append(last)
     return tuple(found)
 

@@ -1,23 +1,14 @@
-"""On which member each sequence of a stateful model is, and where new sequences go.
+"""On which member each sequence of a stateful model is.
 
-A new sequence goes to the member that rendezvous hashing says, weighted by capacity. So several routers in front of the
-same members agree without talking to each other, as does a router that was restarted; the table is what keeps a
-sequence on its member when members come and go.
+A new sequence goes where consistent hashing says (``hash_ring.py``), so several routers in front of the same members
+agree without talking to each other, as does a router that was restarted. The table is what keeps a sequence on its
+member when members come and go.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import Final, NamedTuple
-from zlib import crc32
-
-from nerite.balancing.member_load import MemberLoad
-
-_MASK: Final = 2**64 - 1
-_ODD: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
-"""Multipliers that spread the bits of a number (splitmix64)."""
+from typing import NamedTuple
 
 
 class SequencePlace(NamedTuple):
@@ -61,15 +52,3 @@ class SequenceTable:
     def remove(self, model: str, sequence: str) -> None:
         """Forget a sequence that has ended."""
         self._places.pop(hash((model, sequence)), None)
-
-
-def rendezvous(model: str, sequence: str, loads: Iterable[MemberLoad]) -> MemberLoad:
-    """Return the member for a new sequence. ``loads`` must not be empty."""
-    key = crc32(f"{model}\0{sequence}".encode())
-
-    def draw(load: MemberLoad) -> float:
-        mixed = ((key << 32 | crc32(load.member.name.encode())) * _ODD[0]) & _MASK
-        mixed = ((mixed ^ mixed >> 30) * _ODD[1]) & _MASK
-        return -math.log((mixed >> 11 | 1) / 2**53) / load.member.capacity
-
-    return min(loads, key=draw)

@@ -125,10 +125,12 @@ class HealthChecks:
             self._members.suspected.clear()
             suspects = list(self._members.suspects)
             self._members.suspects.clear()
-            for pool, name in suspects:
-                member = next((load.member for load in pool.balancer.members if load.member.name == name), None)
-                if member is not None:
-                    await self._check(pool, member)
+            await asyncio.gather(*(
+                self._check(pool, load.member)
+                for pool, name in suspects
+                for load in pool.balancer.members
+                if load.member.name == name
+            ))  # fmt: skip
             await asyncio.sleep(min(pool.settings.health_interval for pool in self._pools) / 2)
 
     async def _check_pool(self, pool: RouterPool) -> None:

@@ -39,12 +39,13 @@ class _Question:
         self._request = request
         self._status = 0
         self._body = bytearray()
+        self._over = False
         connections.acquire(self)
 
     def withdraw(self) -> None:
         """Give up."""
         self._connections.withdraw(self)
-        if self._connection is not None and not self.answer.done():
+        if self._connection is not None and not self._over:
             self._connection.abandon()
 
     def connected(self, connection: MemberConnection) -> None:
@@ -77,6 +78,7 @@ class _Question:
             self._set(MemberAnswer(0, problem=cause))
 
     def _set(self, answer: MemberAnswer) -> None:
+        self._over = True
         if not self.answer.done():
             self.answer.set_result(answer)
 

@@ -290,9 +290,10 @@ class MemberConnections:
             cause = f"did not accept a connection within {self._connect_timeout:g} s"
         except OSError as error:
             cause = f"cannot be reached: {system_error(error)}"
-        if not cause:
+        if not cause and not connection.closed:
             self.release(connection)
             return
-        self.open -= 1
+        if cause:
+            self.open -= 1
         if self._waiting:
-            self._waiting.popleft().unconnected(cause)
+            self._waiting.popleft().unconnected(cause or "closed a new connection")

@@ -53,7 +53,11 @@ def run(settings: ClusterSettings) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(RouterProcess(settings).serve())
+        return runner.run(_serve(settings))
+
+
+async def _serve(settings: ClusterSettings) -> int:
+    return await RouterProcess(settings).serve()
 
 
 class RouterProcess:

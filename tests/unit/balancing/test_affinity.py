@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from pools import SECOND, answered, load_of, picked, pool, prompt, sent
 
-from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
+from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
 from nerite.balancing.policy import PoolPolicy
 from nerite.balancing.pool_balancer import NoMember, PoolBalancer
 
@@ -70,6 +70,30 @@ def test_a_beginning_that_all_have_does_not_attract() -> None:
         sent(balancer, prompt(document(number)))
     works = [load.work for load in balancer.members]
     assert max(works) <= 1.1 * min(works)
+
+
+def test_routers_that_share_members_send_prompts_to_the_same_ones() -> None:
+    routers = [pool(5) for _ in range(3)]
+    common = prompt(SYSTEM)
+    for place, router in enumerate(routers):
+        for number in range(place):
+            answered(router, sent(router, prompt(document(100 + number)), SECOND), SECOND)
+        # Most requests are those of others, on all members alike.
+        for _ in range(20):
+            for name in ("m0", "m1", "m2", "m3", "m4"):
+                router.report(name, LoadReport(waiting=0.0, running=50.0), SECOND)
+        picked(router, common, 2 * SECOND)
+        answered(router, sent(router, common, 2 * SECOND))
+    homes = []
+    for number in range(30):
+        choices = [sent(router, prompt(document(number)), 2 * SECOND) for router in routers]
+        homes.append(len({each.member.name for each in choices}))
+        assert all(picked(router, prompt(document(number)), 2 * SECOND).reason == "prefix" for router in routers)
+        for router, attempt in zip(routers, choices, strict=True):
+            answered(router, attempt, 2 * SECOND)
+    assert homes == [1] * 30
+    session = RoutedRequest("llm", prompt_tokens=40.0, session="s")
+    assert len({picked(router, session, 2 * SECOND).member.name for router in routers}) == 1
 
 
 def test_without_prefix_affinity_work_alone_decides() -> None:
