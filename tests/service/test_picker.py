@@ -117,13 +117,14 @@ def test_envoy_answers_what_the_picker_refuses(tmp_path: Path) -> None:
         picking(tmp_path, *members, more="[router]\nmax-body = 100000\n") as picker,
         envoy(tmp_path, address(picker), [each.address for each in members]) as (port, _),
     ):
-        status, headers, body = ask(port, "POST", "/v1/chat/completions", json.dumps(CHAT | {"model": "x"}).encode())
-        assert status == 503 and "x" in json.loads(body)["error"] and headers["retry-after"]
+        status, _, body = ask(port, "POST", "/v1/chat/completions", json.dumps(CHAT | {"model": "x"}).encode())
+        assert status == 404 and "'x'" in json.loads(body)["error"]
         assert ask(port, "POST", "/v1/chat/completions", b"no json")[0] == 400
         assert ask(port, "POST", "/v1/chat/completions", bytes(200_000))[0] == 413
         for member in members:
             member.ready = False
         eventually(lambda: ask(port, "POST", "/v2/models/m/infer", b"{}")[0] == 503)
+        assert ask(port, "POST", "/v2/models/m/infer", b"{}")[1]["retry-after"]
 
 
 def test_only_endpoints_of_the_subset_are_used(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ and may be sent again on another connection. A client does not accept pushed res
 from nerite.http2.client import Http2ClientConnection
 from nerite.http2.connection import Http2Connection, refusal_preface
 from nerite.http2.frames import Buffer, Http2ErrorCode
-from nerite.http2.headers import RequestHeaders, ReplyHeaders, encode_headers, encode_request
+from nerite.http2.headers import ReplyHeaders, RequestHeaders, encode_headers, encode_request
 from nerite.http2.limits import Limits
 from nerite.http2.stream import Http2Handler, ResponseHandler
 

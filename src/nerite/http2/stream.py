@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, Protocol
 
-from nerite.http2.headers import RequestHeaders, ReplyHeaders
+from nerite.http2.headers import ReplyHeaders, RequestHeaders
 
 REMOTE_CLOSED: Final = 1
 """The peer's message is complete."""

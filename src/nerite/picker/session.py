@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from time import monotonic_ns
 from typing import Final
 from urllib.parse import unquote
@@ -47,7 +47,7 @@ class PickSession:
         self._begun = False
         self._request_mode = _FULL_DUPLEX
         self._response_mode = _FULL_DUPLEX
-        self._fields: Mapping[str, str] = {}
+        self._fields = answers.fields_of(wire.HeaderMap())
         self._subset: frozenset[str] | None = None
         self._body = bytearray()
         self._decided = False

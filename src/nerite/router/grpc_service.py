@@ -11,7 +11,7 @@ from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.http2 import Buffer, RequestHeaders, ReplyHeaders, encode_request
+from nerite.http2 import Buffer, ReplyHeaders, RequestHeaders, encode_request
 from nerite.router import grpc_routing
 from nerite.router.grpc_calls import CallRouter, RoutedCall
 from nerite.router.pools import PoolTable
