@@ -17,7 +17,7 @@ SUBSET: Final = "x-gateway-destination-endpoint-subset"
 """Metadata of a request: the endpoints among which to choose."""
 NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
-_OVERWRITE: Final = 2
+_OVERWRITE: Final = "OVERWRITE_IF_EXISTS_OR_ADD"
 _MAX_PIECE: Final = 62_000
 """Bytes of a body in one message; some versions of Envoy take no more than 64 KiB."""
 

@@ -173,7 +173,7 @@ class GrpcMemberConnection:
         try:
             self.http2.receive(data, now)
         except Exception as error:
-            report("route", error, "while a connection to a member was read")
+            report("grpc", error, "while a connection to a member was read")
             self.abort("sent an answer that caused an internal error")
         finally:
             self._receiving = False

@@ -56,7 +56,7 @@ def facts_of(framed: memoryview, window: int, *, complete: bool) -> MessageFacts
 def name_of(framed: memoryview, window: int, tag: int) -> str:
     """Return the text in the field ``tag`` of an administrative message; empty if there is none."""
     message = framed[PREFIX_SIZE:]
-    if framed[:1] == b"\1":
+    if bytes(framed[:1]) == b"\1":
         message = _opened(message, window)
     try:
         for found, at, stop in _fields(message):

@@ -75,7 +75,7 @@ _KINDS: Final[Mapping[str, RouterMethod]] = {
 class RefusedTarget:
     """Target of calls that are refused whatever their message."""
 
-    stream = None
+    stream: object = None
     timeout: float | None = None
     max_message = 0
     outer_span = None

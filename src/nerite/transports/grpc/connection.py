@@ -16,7 +16,7 @@ from nerite.http2 import Http2Connection, Limits, RequestHeaders
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.call import ConnectionCall, StreamingCall
 from nerite.transports.grpc.keepalive import Keepalive, KeepaliveRules, KeepaliveVerdict
-from nerite.transports.grpc.stream import StreamCall, StreamTarget
+from nerite.transports.grpc.stream import StreamCall
 from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation, TransportLimits
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ _NOT_HTTP2 = (
 class CallTarget(Protocol):
     """Handles the calls to one path; built once per distinct header block."""
 
-    stream: StreamTarget | None
-    """Receives the messages of a streaming call; the methods below are for unary calls."""
+    @property
+    def stream(self) -> object:
+        """Receives the messages of a streaming call; None if it is unary, for which the methods below are."""
 
     refusal: bytes | None
     """Complete reply if every such call is refused regardless of its message."""
@@ -51,8 +52,10 @@ class CallTarget(Protocol):
     """Seconds that the client waits for the reply."""
     max_message: int
     """Maximum size of a message in bytes."""
-    outer_span: TraceContext | None
-    """Parent span named by the metadata of the call, if any."""
+
+    @property
+    def outer_span(self) -> TraceContext | None:
+        """Parent span named by the metadata of the call, if any."""
 
     def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         """Answer a call whose message differs from an earlier one only in its tensor data; return False otherwise.
