@@ -130,6 +130,16 @@ def _listener(port: int, cluster: str, filters: list[dict[str, Any]]) -> dict[st
     }
 
 
+def configuration(
+    port: int, addresses: Sequence[str], picker: str, processor: dict[str, Any], policy: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the configuration of an Envoy with this filter, and this policy for its cluster."""
+    router = {"@type": f"{_TYPE}extensions.filters.http.router.v3.Router"}
+    filters = [processor, {"name": "envoy.filters.http.router", "typed_config": router}]
+    clusters = [_cluster("picker", [picker], True), _cluster("http", addresses, False, **policy)]
+    return {"static_resources": {"listeners": [_listener(port, "http", filters)], "clusters": clusters}}
+
+
 @contextmanager
 def envoy(
     folder: Path,
