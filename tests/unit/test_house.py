@@ -35,6 +35,7 @@ ROOMS: Final = (
     "dispatch",
     "instances",
     "cache",
+    "redis",
     "scheduling",
     "llm",
     "frameworks",

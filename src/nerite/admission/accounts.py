@@ -139,6 +139,7 @@ class Account:
         ]
         if self._places is not None and QuotaLimit.CONCURRENCY in needs:
             waits.append(self._places.pending(1, now))
+        self._leases.waits += any(waits)
         return any(waits)
 
     def _with_budget(self, needs: dict[QuotaLimit, int]) -> dict[QuotaLimit, int]:
