@@ -115,9 +115,9 @@ class Lease(ABC):
 
     def is_due(self, now: int) -> bool:
         """Return whether Redis has to be told something, though no request has needed it."""
-        if self.held < (0 if self._floor == _DORMANT else self._floor) or self._is_old(now):
-            return True
-        return self.held > 2 * self._spare(now)
+        spare = self._spare(now)
+        self._floor = self._renewed_below(now)
+        return self.held < self._floor or self.held > 2 * spare or self._is_old(now)
 
     def is_dormant(self, now: int) -> bool:
         """Return whether nothing is held or used any more."""
@@ -239,6 +239,7 @@ class QuotaLease(Lease):
             self._outage.give_back(count, now)
         else:
             self.used = max(self.used - count, 0)
+            self._book.activate(self)
 
     def change(self, per_minute: int, burst: int, now: int) -> None:
         """Change rate and burst. What was used stays used."""

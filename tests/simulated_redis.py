@@ -1,4 +1,4 @@
-"""What the script of the leases does in Redis, in Python: the tests of leases need no server, and another compares both."""
+"""What the script of the leases does in Redis, in Python, so that the tests of leases need no server."""
 
 from __future__ import annotations
 
