@@ -203,14 +203,18 @@ def test_a_redis_that_refuses(tmp_path: Path) -> None:
         policy.write_text(f'[redis]\nurl = "redis://127.0.0.1:{redis.port}"\n[default]\nrequests_per_minute = 2\n')
         flag = f"--policy-file={policy}"
         with serving(tmp_path / "models", tmp_path / "log", flag, environment=environment) as server:
-            eventually(lambda: "refuses to share quotas" in server.text)
+            eventually(lambda: "OOM command not allowed" in server.text)
             for _ in range(2):
                 server.infer("identity", [1.0])
-            with pytest.raises(RuntimeError, match="429: .*so this server admits 1 of the quota"):
+            with pytest.raises(RuntimeError, match=r"429: .*so this server admits 1 of the quota"):
                 server.infer("identity", [1.0])
-            metrics = server.metrics()
-            assert (metrics["nerite_admission_redis_up"], metrics["nerite_admission_redis_failures"] > 0) == (0, True)
-    assert "OOM command not allowed" in server.text
+            assert server.metrics()["nerite_admission_redis_up"] == 0
+            redis.ask_as("a-secret", "CONFIG", "SET", "maxmemory", "0")
+            eventually(lambda: server.metrics()["nerite_admission_redis_up"] == 1, what="Redis did not come back")
+            redis.ask_as("a-secret", "CONFIG", "SET", "maxmemory", "1")
+            eventually(lambda: server.metrics()["nerite_admission_redis_up"] == 0)
+            assert server.metrics()["nerite_admission_redis_failures"] == 1
+    assert "it refuses to share quotas: OOM command not allowed" in server.text
     assert "a-secret" not in server.text
 
 

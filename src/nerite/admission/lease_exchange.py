@@ -150,7 +150,7 @@ class ExchangeReply(NamedTuple):
 
 
 def exchange_command(server: str, epoch: int, items: Sequence[LeaseItem], *, leaving: bool = False) -> list[bytes]:
-    """Return the command of an exchange. ``epoch`` becomes that of the data if there are none in Redis.
+    """Return the command of an exchange. ``epoch``: a new number, which identifies the data if Redis has none yet.
 
     ``leaving``: the server ends, and is not counted any more.
     """

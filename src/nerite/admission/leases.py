@@ -494,7 +494,7 @@ class LeaseBook:
         for lease in leases:
             del self._due[lease]
         self._exchanged = [(lease, lease.key) for lease in leases]
-        return exchange_command(self._server, self.epoch or now, [lease.item(now) for lease in leases])
+        return self._command([lease.item(now) for lease in leases], now)
 
     def answered(self, reply: list[int], now: int) -> None:
         """Record the reply to an exchange. Requests that wait must be offered again. Raises ``ValueError``."""
@@ -528,6 +528,13 @@ class LeaseBook:
         for lease in self._due:
             lease.forget_needs()
 
+    def check(self, now: int) -> list[bytes]:
+        """Return an exchange of nothing, which says whether Redis is fit for others."""
+        return self._command([], now)
+
+    def _command(self, items: list[LeaseItem], now: int, *, leaving: bool = False) -> list[bytes]:
+        return exchange_command(self._server, max(now // 1000, 1), items, leaving=leaving)
+
     def connected(self) -> None:
         """Record that Redis can be reached. It is away until it has answered."""
         self._connected = True
@@ -541,4 +548,4 @@ class LeaseBook:
         for lease in self._active:
             lease.closed = True
             items.append(lease.item(now))
-        return exchange_command(self._server, self.epoch or now, items, leaving=True)
+        return self._command(items, now, leaving=True)

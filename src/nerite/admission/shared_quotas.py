@@ -21,7 +21,6 @@ from nerite.admission.leases import Lease, LeaseBook
 from nerite.admission.policy import SharedQuotaSettings
 from nerite.core.errors import Unsupported
 from nerite.observability.exposition import Metric, MetricTable, Page
-from nerite.observability.log import RateLimitedWarning
 from nerite.redis.settings import RedisSettings
 
 PASSWORD: Final = "NERITE_REDIS_PASSWORD"
@@ -61,7 +60,6 @@ class SharedQuotas:
         self.failures = 0
         """Number of exchanges that failed."""
         self._loop = loop
-        self._refused = RateLimitedWarning(_log)
         self._client = RedisClient(
             _connection_settings(settings.redis),
             loop,
@@ -69,6 +67,7 @@ class SharedQuotas:
             _MEANWHILE,
             longest=_RETRY_SECONDS,
             changed=self._connection_changed,
+            check=lambda: self.book.check(monotonic_ns()),
         )
         self._timer: asyncio.TimerHandle | None = None
 
@@ -126,9 +125,7 @@ class SharedQuotas:
             self.book.answered(reply, monotonic_ns())
         except ValueError as error:
             self.failures += 1
-            text = f"Redis ({self.settings.redis.place}) refuses to share quotas; {_MEANWHILE}: {error}"
-            self._refused.say(text)
-            self._client.drop(OSError(text))
+            self._client.drop(OSError(f"it refuses to share quotas: {error}"))
         else:
             self.on_answer()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from nerite.observability.log import RateLimitedWarning
@@ -29,10 +29,12 @@ class RedisClient:
         *,
         longest: float = _LONGEST,
         changed: Callable[[], None] = lambda: None,
+        check: Callable[[], Sequence[bytes]] = lambda: (b"PING",),
     ) -> None:
         """``meanwhile`` says in the log what happens without Redis. ``changed``: called on connection and loss.
 
-        ``longest``: maximum number of seconds between two attempts to connect.
+        ``longest``: maximum number of seconds between two attempts to connect. ``check`` returns the command that
+        Redis must carry out, else it is taken to be away.
         """
         self.settings = settings
         self.connection: RedisConnection | None = None
@@ -41,6 +43,7 @@ class RedisClient:
         self._log = log
         self._meanwhile = meanwhile
         self._changed = changed
+        self._check = check
         self._backoff = ExponentialBackoff(limit=longest)
         self._unreachable = RateLimitedWarning(log)
         self._attempt: asyncio.Task[None] | None = None
@@ -63,7 +66,7 @@ class RedisClient:
                     await self._execute(connection, b"AUTH", settings.user.encode(), settings.password.encode())
                 if settings.db:
                     await self._execute(connection, b"SELECT", b"%d" % settings.db)
-                await self._execute(connection, b"PING")
+                await self._execute(connection, *self._check())
             except BaseException:  # cancellation included: an unusable connection must not leak
                 connection.close(ConnectionError())
                 raise

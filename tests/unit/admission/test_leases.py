@@ -274,6 +274,19 @@ def test_data_that_redis_has_lost_are_restored() -> None:
     assert two.ask(1, 300, new)
 
 
+def test_data_are_restored_once() -> None:
+    """What others have given back since they were lost is not taken again."""
+    two = fleet(2)
+    assert two.ask(0, 700, two.budget(0))
+    two.tick(15)
+    two.redis.flush()
+    two.tick(2)
+    assert two.ask(1, 200, two.budget(1))
+    two.budget(1).give_back(200, two.now)
+    two.tick(15)
+    assert [two.ask(0, 301, two.budget(0)), two.ask(0, 300, two.budget(0))] == [False, True]
+
+
 def test_a_new_month_is_a_new_budget() -> None:
     two = fleet(2)
     lease = two.budget(0)
@@ -282,7 +295,7 @@ def test_a_new_month_is_a_new_budget() -> None:
     two.exchange(1)
     assert two.budget(1).until(1, two.now) is None
     two.month = "2026-12"
-    two.tick()
+    two.tick(15)
     lease.give_back(50, two.now)
     assert two.ask(0, 1001, lease) is False
     assert two.ask(1, 1000, two.budget(1))
