@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.admission.leases import LeaseBook
+from nerite.admission.lease_book import LeaseBook
 from redis_server import Redis, redis_server
 from serving import IDENTITY, PATIENCE, Serving, eventually, python_model, serving
 from simulated_redis import SimulatedRedis, reply_of

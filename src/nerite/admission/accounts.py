@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from nerite.admission.leases import ConcurrencyLease, LeaseBook, QuotaLease
+from nerite.admission.lease_book import LeaseBook
+from nerite.admission.leases import ConcurrencyLease, QuotaLease
 from nerite.admission.policy import AdmissionPolicy, RateLimit, Tenant
 from nerite.admission.refusals import AdmissionRefusal, QuotaLimit, RefusalCause, retry_pause
 from nerite.admission.token_bucket import TokenBucket

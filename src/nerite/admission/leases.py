@@ -1,8 +1,7 @@
 """Leases of quotas that servers share: a server takes amounts ahead from Redis, and admits requests from what it holds.
 
-Pure deciders without I/O. ``LeaseBook`` has all leases of one server: its owner sends the exchanges that it composes,
-and reports replies, the loss of Redis and its return. A lease follows the use of the last second, is renewed when half
-of it is used, and goes back when it is not used.
+Pure deciders without I/O; a ``LeaseBook`` has those of one server. A lease follows the use of the last second, is
+renewed when half of it is used, and goes back when it is not used.
 
 Without Redis, a lease goes on to what was granted, and then to a share of the quota. What was used meanwhile is told
 when Redis is back. A request waits for Redis only if the lease does not cover it, and Redis may have more.
@@ -12,10 +11,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
-from nerite.admission.lease_exchange import LEASE_TTL, LeaseItem, exchange_command, read_exchange
+from nerite.admission.lease_exchange import LEASE_TTL, LeaseItem
 from nerite.admission.token_bucket import MINUTE, TokenBucket
 
 _SECOND: Final = 1_000_000_000
@@ -25,21 +23,41 @@ _IDLE: Final = 10 * _SECOND
 """Nanoseconds without use after which a lease goes back."""
 _RENEWAL: Final = LEASE_TTL * _SECOND // 3
 """Nanoseconds after which concurrency is renewed."""
-_MOST_ITEMS: Final = 500
-"""Maximum number of leases in one exchange: Redis does nothing else meanwhile."""
 _DORMANT: Final = 1 << 62
 """Level below which a lease is renewed that nobody uses: the first use is told."""
+
+
+class LeaseOwner(Protocol):
+    """What leases know of Redis and of the other servers, and whom they tell that they have to be renewed."""
+
+    away: bool
+    """Redis does not answer."""
+    away_since: int
+    servers: int
+    """Number of servers that share the quotas, when Redis was asked last."""
+    epoch: int
+    """Identifies the data in Redis: a new one says that they were lost."""
+
+    @property
+    def share(self) -> float:
+        """Fraction of each quota that this server admits while Redis is away."""
+
+    def want(self, lease: Lease) -> None:
+        """Exchange a lease as soon as possible."""
+
+    def activate(self, lease: Lease) -> None:
+        """Note that a lease is in use."""
 
 
 class Lease(ABC):
     """What one server may use of one quota of one tenant."""
 
     __slots__ = (
-        "_book",
         "_epoch",
         "_floor",
         "_least",
         "_need",
+        "_owner",
         "_told_at",
         "_used_at",
         "closed",
@@ -52,8 +70,8 @@ class Lease(ABC):
         "used",
     )
 
-    def __init__(self, book: LeaseBook, tenant: str, limit: str, most: int, now: int) -> None:
-        self._book = book
+    def __init__(self, owner: LeaseOwner, tenant: str, limit: str, most: int, now: int) -> None:
+        self._owner = owner
         self.tenant = tenant
         self.limit = limit
         self.key = f"{tenant}:{limit}"
@@ -82,18 +100,18 @@ class Lease(ABC):
     @property
     def is_outdated(self) -> bool:
         """What Redis has told is of data that it has lost."""
-        return self._epoch not in (0, self._book.epoch)
+        return self._epoch not in (0, self._owner.epoch)
 
     def pending(self, count: int, now: int) -> bool:
         """Return whether a request for ``count`` must wait for Redis, which is asked then."""
         held = self.granted - self.used
-        if held >= count or self._book.away or count > self.most:
+        if held >= count or self._owner.away or count > self.most:
             return False
         if now - self._told_at < _FRESH and count > held + self.left_at(now):
             return False
         self._least = min(self._least or count, count)
         self._need += count
-        self._book.want(self)
+        self._owner.want(self)
         return True
 
     def item(self, now: int) -> LeaseItem:
@@ -111,7 +129,7 @@ class Lease(ABC):
         self.granted = granted
         self.left = left
         self._told_at = now
-        self._epoch = self._book.epoch
+        self._epoch = self._owner.epoch
 
     def is_due(self, now: int) -> bool:
         """Return whether Redis has to be told something, though no request has needed it."""
@@ -177,8 +195,8 @@ class QuotaLease(Lease):
 
     slots = False
 
-    def __init__(self, book: LeaseBook, tenant: str, limit: str, burst: int, now: int, per_minute: int = 0) -> None:
-        super().__init__(book, tenant, limit, burst, now)
+    def __init__(self, owner: LeaseOwner, tenant: str, limit: str, burst: int, now: int, per_minute: int = 0) -> None:
+        super().__init__(owner, tenant, limit, burst, now)
         self._per_minute = per_minute
         self._recent = 0.0
         """Use of the last second, decaying."""
@@ -202,7 +220,7 @@ class QuotaLease(Lease):
 
     def level(self, now: int) -> int:
         """Return how much the tenant may use here at once: what is held, and what is left for all servers."""
-        if self._book.away:
+        if self._owner.away:
             return self.held + self._share(now).level(now)
         return self.held + self.left_at(now)
 
@@ -213,7 +231,7 @@ class QuotaLease(Lease):
             return 0
         if count > self.most:
             return None
-        if self._book.away:
+        if self._owner.away:
             share = self._share(now)
             # What exceeds the share may be used once it is full: else no request of that size would be admitted.
             return share.until(min(count, share.burst), now) if share.burst else _SECOND
@@ -222,7 +240,7 @@ class QuotaLease(Lease):
 
     def take(self, count: int, now: int) -> None:
         """Use ``count``, even if more is used than granted."""
-        if self._book.away and self.granted - self.used < count:
+        if self._owner.away and self.granted - self.used < count:
             self._share(now).take(count, now)
             return
         self.used += count
@@ -231,7 +249,7 @@ class QuotaLease(Lease):
         if count > self._peak:
             self._peak = count
         if self.granted - self.used < self._floor:
-            self._book.want(self)
+            self._owner.want(self)
 
     def give_back(self, count: int, now: int) -> None:
         """Return what was not used after all."""
@@ -239,7 +257,7 @@ class QuotaLease(Lease):
             self._outage.give_back(count, now)
         else:
             self.used = max(self.used - count, 0)
-            self._book.activate(self)
+            self._owner.activate(self)
 
     def change(self, per_minute: int, burst: int, now: int) -> None:
         """Change rate and burst. What was used stays used."""
@@ -247,7 +265,7 @@ class QuotaLease(Lease):
             return
         self.left = min(self.left_at(now) + burst - self.most, burst)
         self._per_minute, self.most, self.closed = per_minute, burst, False
-        self._book.want(self)
+        self._owner.want(self)
 
     def renew(self, month: str, now: int) -> None:
         """Begin a month, with a quota of its own."""
@@ -271,14 +289,14 @@ class QuotaLease(Lease):
 
     def _share(self, now: int) -> TokenBucket:
         if self._outage is None:
-            share, since = self._book.share, self._book.away_since
+            share, since = self._owner.share, self._owner.away_since
             burst = max(round(self.most * share), 1) if share else 0
             rate = max(round(self._per_minute * share), 1) if share and self._per_minute else 0
             missing = max(burst - int(max(self.left_at(since), 0) * share), 0)
             self._outage, self._unused = TokenBucket(rate, burst, since), TokenBucket(rate, burst, since)
             for bucket in (self._outage, self._unused):
                 bucket.take(missing, since)
-            self._book.activate(self)
+            self._owner.activate(self)
         return self._outage
 
     def _spare(self, now: int) -> int:
@@ -326,29 +344,29 @@ class ConcurrencyLease(Lease):
         """Return the nanoseconds after which another request may be admitted, as far as is known; 0 for now."""
         if self.granted > self.used:
             return 0
-        if self._book.away and self.used < math.ceil(self.most * self._book.share):
+        if self._owner.away and self.used < math.ceil(self.most * self._owner.share):
             return 0
-        return _SECOND if self._book.away or now - self._told_at < _FRESH else _FRESH
+        return _SECOND if self._owner.away or now - self._told_at < _FRESH else _FRESH
 
     def take(self, now: int) -> None:
         """Record a request that is under way."""
         self.used += 1
         self._used_at = now
         if self.granted - self.used < self._floor:
-            self._book.want(self)
+            self._owner.want(self)
 
     def leave(self, now: int) -> None:
         """Record that a request has ended. If others wait for its place, it goes back at once."""
         self.used -= 1
         self._used_at = now
         if self._scarce or self.closed:
-            self._book.want(self)
+            self._owner.want(self)
 
     def change(self, most: int) -> None:
         """Change the maximum concurrency. Requests under way stay under way."""
         if most != self.most or self.closed:
             self.most, self.closed = most, False
-            self._book.want(self)
+            self._owner.want(self)
 
     def left_at(self, _now: int) -> int:
         """Return what is thought to be left in Redis now."""
@@ -367,7 +385,7 @@ class ConcurrencyLease(Lease):
 
     @property
     def _scarce(self) -> bool:
-        return self.left <= 0 and self._book.servers > 1
+        return self.left <= 0 and self._owner.servers > 1
 
     @property
     def _in_use(self) -> bool:
@@ -375,177 +393,3 @@ class ConcurrencyLease(Lease):
 
     def _is_old(self, now: int) -> bool:
         return self.granted > 0 and now - self._told_at > _RENEWAL
-
-
-class LeaseBook:
-    """All leases of one server, and the exchanges with Redis that keep them. One exchange is under way at a time."""
-
-    def __init__(self, server: str, wake: Callable[[], None], now: int, month: str, share: float | None = None) -> None:
-        """``server`` identifies this server among all. ``wake``: called when there is something to exchange.
-
-        ``month``: the calendar month, of which monthly quotas are. ``share``: fraction of each quota that this server
-        admits without Redis; None for one part of as many as there were servers.
-        """
-        self.away = True
-        """Redis does not answer."""
-        self.away_since = now
-        self.waits = 0
-        """Number of requests that had to wait for Redis."""
-        self.servers = 1
-        """Number of servers that share the quotas, when Redis was asked last."""
-        self.epoch = 0
-        """Identifies the data in Redis: a new one says that they were lost."""
-        self._connected = False
-        self._server = server
-        self._wake = wake
-        self._month = month
-        self._share = share
-        self._leases: dict[tuple[str, str], Lease] = {}
-        """Leases by tenant and limit. Those of a policy that is not in force any more stay, with nothing in them."""
-        self._monthly: set[QuotaLease] = set()
-        self._active: set[Lease] = set()
-        """Leases of which something is held, used or owed."""
-        self._due: dict[Lease, None] = {}
-        """Leases to exchange, in the order in which they became due."""
-        self._exchanged: list[tuple[Lease, str]] | None = None
-        """Leases, with their keys, of the exchange that is under way."""
-
-    @property
-    def share(self) -> float:
-        """Fraction of each quota that this server admits while Redis is away."""
-        return 1 / self.servers if self._share is None else self._share
-
-    @property
-    def away_text(self) -> str:
-        """End of a sentence about a refusal: says that Redis is away, if it is."""
-        return f"; Redis is not reached, so this server admits {self.share:.3g} of the quota" if self.away else ""
-
-    def follow(self, share: float | None) -> None:
-        """Change the share, from the next time on that Redis is away."""
-        self._share = share
-
-    @property
-    def leases(self) -> Iterable[Lease]:
-        """Leases of which something is held, used or owed."""
-        return [lease for lease in self._leases.values() if lease in self._active]
-
-    def quota(self, tenant: str, limit: str, per_minute: int, burst: int, now: int) -> QuotaLease:
-        """Return the lease of a token bucket. Initially nothing is held."""
-        lease = self._leases.get((tenant, limit))
-        if not isinstance(lease, QuotaLease):
-            lease = self._leases[tenant, limit] = QuotaLease(self, tenant, limit, burst, now, per_minute)
-        lease.change(per_minute, burst, now)
-        return lease
-
-    def monthly_quota(self, tenant: str, limit: str, amount: int, now: int) -> QuotaLease:
-        """Return the lease of an amount that a tenant may use in each calendar month."""
-        lease = self.quota(tenant, limit, 0, amount, now)
-        if lease not in self._monthly:
-            self._monthly.add(lease)
-            lease.renew(self._month, now)
-        return lease
-
-    def concurrency(self, tenant: str, limit: str, most: int, now: int) -> ConcurrencyLease:
-        """Return the lease of a tenant's concurrency."""
-        lease = self._leases.get((tenant, limit))
-        if not isinstance(lease, ConcurrencyLease):
-            lease = self._leases[tenant, limit] = ConcurrencyLease(self, tenant, limit, most, now)
-        lease.change(most)
-        return lease
-
-    def close(self, lease: Lease) -> None:
-        """Give a lease back whose quota the policy has no more. Requests under way still end with it."""
-        lease.closed = True
-        self.want(lease)
-
-    def want(self, lease: Lease) -> None:
-        """Exchange a lease as soon as possible."""
-        self._active.add(lease)
-        if lease not in self._due:
-            self._due[lease] = None
-            if len(self._due) == 1 and not self.away and self._exchanged is None:
-                self._wake()
-
-    def activate(self, lease: Lease) -> None:
-        """Note that a lease is in use."""
-        self._active.add(lease)
-
-    def tick(self, now: int, month: str) -> None:
-        """Find the leases that are due. To be called once a second, with an ``exchange`` after it in any case."""
-        if month != self._month:
-            self._month = month
-            for monthly in self._monthly:
-                monthly.renew(month, now)
-        for lease in [*self._active]:
-            if lease.is_due(now):
-                self._due[lease] = None
-            elif lease not in self._due and lease.is_dormant(now):
-                self._active.discard(lease)
-
-    def exchange(self, now: int, *, heartbeat: bool = False) -> list[bytes] | None:
-        """Return the command for all leases that are due; None if there is none, or an exchange is under way.
-
-        ``heartbeat``: exchange even if there is none, so that others know of this server.
-        """
-        if not self._connected or self._exchanged is not None or not (self._due or heartbeat or self.away):
-            return None
-        # After an outage, Redis must first answer: what was used meanwhile is told only once.
-        leases = [] if self.away else [*self._due][:_MOST_ITEMS]
-        for lease in leases:
-            del self._due[lease]
-        self._exchanged = [(lease, lease.key) for lease in leases]
-        return self._command([lease.item(now) for lease in leases], now)
-
-    def answered(self, reply: list[int], now: int) -> None:
-        """Record the reply to an exchange. Requests that wait must be offered again. Raises ``ValueError``."""
-        exchanged, self._exchanged = self._exchanged or [], None
-        found = read_exchange(reply, len(exchanged))
-        self.epoch, self.servers = found.epoch, found.servers
-        if self.away:
-            self.away = False
-            for lease in self._active:
-                lease.returned(now)
-                self._due[lease] = None
-        for (lease, key), grant in zip(exchanged, found.grants, strict=True):
-            if lease.key == key:
-                lease.told(*grant, now)
-        for lease in self._leases.values():
-            if lease.is_outdated:  # it tells what it knows to be left
-                self._due[lease] = None
-        for lease in self._due:
-            lease.forget_needs()
-        if self._due:
-            self._wake()
-
-    def lost(self, now: int) -> None:
-        """Record that Redis cannot be reached, or refuses. Requests that wait must be offered again."""
-        self._connected = False
-        if not self.away:
-            self.away, self.away_since = True, now
-        for lease, _ in self._exchanged or ():
-            self._due[lease] = None
-        self._exchanged = None
-        for lease in self._due:
-            lease.forget_needs()
-
-    def check(self, now: int) -> list[bytes]:
-        """Return an exchange of nothing, which says whether Redis is fit for others."""
-        return self._command([], now)
-
-    def _command(self, items: list[LeaseItem], now: int, *, leaving: bool = False) -> list[bytes]:
-        return exchange_command(self._server, max(now // 1000, 1), items, leaving=leaving)
-
-    def connected(self) -> None:
-        """Record that Redis can be reached. It is away until it has answered."""
-        self._connected = True
-        self._wake()
-
-    def last_exchange(self, now: int) -> list[bytes] | None:
-        """Return the command that gives everything back at the end of the server; None if Redis is away."""
-        if self.away:
-            return None
-        items = []
-        for lease in self._active:
-            lease.closed = True
-            items.append(lease.item(now))
-        return self._command(items, now, leaving=True)

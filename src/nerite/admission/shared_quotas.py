@@ -17,7 +17,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Final
 
-from nerite.admission.leases import Lease, LeaseBook
+from nerite.admission.lease_book import LeaseBook
+from nerite.admission.leases import Lease
 from nerite.admission.policy import SharedQuotaSettings
 from nerite.core.errors import Unsupported
 from nerite.observability.exposition import Metric, MetricTable, Page

@@ -11,7 +11,7 @@ from doubles import FakeLoop, request
 from nerite.admission import queue as module
 from nerite.admission.accounts import Accounts
 from nerite.admission.controller import AdmissionController
-from nerite.admission.leases import LeaseBook
+from nerite.admission.lease_book import LeaseBook
 from nerite.admission.policy import AdmissionPolicy, parse_policy
 from nerite.admission.queue import AdmissionQueue
 from nerite.admission.refusals import AdmissionRefusal, QuotaLimit

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.admission.leases import ConcurrencyLease, LeaseBook, QuotaLease
+from nerite.admission.lease_book import LeaseBook
+from nerite.admission.leases import ConcurrencyLease, QuotaLease
 from simulated_redis import SimulatedRedis
 
 MS = 1_000_000
