@@ -124,7 +124,7 @@ class LeaseBook:
         # After an outage, Redis must first answer: what was used meanwhile is told only once.
         leases = [] if self.away else [*self._due][:_MOST_ITEMS]
         for lease in leases:
-            del self._due[lease]
+            self._due.pop(lease)
         self._exchanged = [(lease, lease.key) for lease in leases]
         return self._command([lease.item(now) for lease in leases], now)
 

@@ -54,7 +54,7 @@ class SharedQuotas:
             ) from None
         self.settings = settings
         self.book = LeaseBook(secrets.token_hex(8), self._wake, monotonic_ns(), _month(), settings.outage_share)
-        self.on_answer: Callable[[], None] = _ignored
+        self.on_answer: list[Callable[[], None]] = []
         """Called when requests that wait for quota must be offered again."""
         self.exchanges = 0
         """Number of exchanges with Redis."""
@@ -128,14 +128,18 @@ class SharedQuotas:
             self.failures += 1
             self._client.drop(OSError(f"it refuses to share quotas: {error}"))
         else:
-            self.on_answer()
+            self._offer_again()
+
+    def _offer_again(self) -> None:
+        for call in self.on_answer:
+            call()
 
     def _connection_changed(self) -> None:
         if self._client.connection is not None:
             self.book.connected()
         else:
             self.book.lost(monotonic_ns())
-            self.on_answer()
+            self._offer_again()
 
 
 REDIS: Final = MetricTable[SharedQuotas]((
@@ -168,7 +172,3 @@ def _connection_settings(redis: RedisSettings) -> RedisSettings:
 def _month() -> str:
     """Return the calendar month (UTC), of which monthly quotas are."""
     return time.strftime("%Y-%m", time.gmtime())
-
-
-def _ignored() -> None:
-    """Do nothing when Redis answers."""

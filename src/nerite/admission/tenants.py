@@ -220,7 +220,7 @@ class TenantAdmission:
         self.shared = None if policy is None or policy.shared is None else SharedQuotas(policy.shared, loop)
         """Quotas over all servers; its owner starts and closes it. None: this server has its own."""
         if self.shared is not None:
-            self.shared.on_answer = self._offer_again
+            self.shared.on_answer.append(self._offer_again)
         self._accounts = Accounts(policy or _UNLIMITED, None if self.shared is None else self.shared.book)
         self._loop = loop
         self._usages: dict[UsageKey, UsageTable] = {}
@@ -240,7 +240,7 @@ class TenantAdmission:
         statistics: VersionStatistics,
     ) -> AdmissionQueue:
         """Return the admission queue of a model version."""
-        admission_queue = AdmissionQueue(self._controller(model, tokens=False), following, statistics, self._loop)
+        admission_queue = AdmissionQueue(self.controller(model, tokens=False), following, statistics, self._loop)
         self._admission_queues.add(admission_queue)
         return admission_queue
 
@@ -252,7 +252,7 @@ class TenantAdmission:
         ``load_shedder`` bounds the queue if no policy is in force.
         """
         admission_queue = EngineAdmissionQueue(
-            self._controller(model, tokens=True),
+            self.controller(model, tokens=True),
             following,
             statistics,
             self._loop,
@@ -265,7 +265,8 @@ class TenantAdmission:
         """Return the stage for requests with an idempotency key; ``controller`` admits them in a following stage."""
         return IdempotentQueue(following, controller, self._idempotency)
 
-    def _controller(self, model: str, *, tokens: bool) -> AdmissionController:
+    def controller(self, model: str, *, tokens: bool) -> AdmissionController:
+        """Return a controller of a model, for an owner that has no admission queue. ``tokens``: it is an LLM."""
         usage = self._usages.setdefault(UsageKey(model, tokens), UsageTable())
         return AdmissionController(model, self._accounts, monotonic_ns(), tokens=tokens, usage=usage)
 
