@@ -36,6 +36,7 @@ ROOMS: Final = (
     "dispatch",
     "instances",
     "cache",
+    "redis",
     "scheduling",
     "llm",
     "frameworks",
