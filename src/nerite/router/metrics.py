@@ -12,6 +12,7 @@ from nerite.core.failures import internal_errors
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.observability.exposition import Metric, MetricTable, Page, labels
+from nerite.router.admission import RouterAdmission
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
 from nerite.transports.http import reply
@@ -43,7 +44,15 @@ class _CodeFigures(NamedTuple):
 class RouterMetrics:
     """Answers ``GET /metrics``."""
 
-    def __init__(self, table: PoolTable, members: HttpMembers, bounds: TransportLimits, guard: BrowserGuard) -> None:
+    def __init__(
+        self,
+        table: PoolTable,
+        members: HttpMembers,
+        bounds: TransportLimits,
+        guard: BrowserGuard,
+        admission: RouterAdmission | None = None,
+    ) -> None:
+        self._admission = admission
         self._table = table
         self._members = members
         self._bounds = bounds
@@ -89,6 +98,8 @@ class RouterMetrics:
             for (member, code), count in sorted(pool.answers.items())
         ])  # fmt: skip
         self._bounds.write_metrics(page)
+        if self._admission is not None:
+            self._admission.write_metrics(page)
         page.write(ERRORS, [ERRORS.row(internal_errors)])
         page.write(INTERNAL_CACHES, [INTERNAL_CACHES.row(budget, budget.name) for budget in BUDGETS])
         return b"".join(page.pieces())
