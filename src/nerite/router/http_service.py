@@ -14,7 +14,7 @@ from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.router.admission import AdmissionRequest
+from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.body_facts import SequenceFacts, generate_facts, openai_facts, sequence_of
 from nerite.router.exchange import RoutedExchange
 from nerite.router.http_members import HttpMembers
@@ -37,7 +37,15 @@ _NO_TENANTS: Final[dict[str, list[Any]]] = {"tenants": [], "models": [], "use": 
 class RouterService:
     """Handler of every connection to the HTTP port."""
 
-    def __init__(self, table: PoolTable, members: HttpMembers, targets: HttpTargets, settings: RouterSettings) -> None:
+    def __init__(
+        self,
+        table: PoolTable,
+        members: HttpMembers,
+        targets: HttpTargets,
+        settings: RouterSettings,
+        admission: RouterAdmission | None = None,
+    ) -> None:
+        self._admission = admission
         self._table = table
         self._members = members
         self._targets = targets
