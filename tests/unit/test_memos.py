@@ -97,6 +97,7 @@ SMALL: Final = {
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",
     "admission/estimates.py:_decode": "one for each number of bits",
+    "router/admission.py:_controllers": "models, at most 1,024",
 }
 """Why what is in them takes little, however much is asked."""
 WITH_REQUESTS: Final = {

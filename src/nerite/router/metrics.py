@@ -38,7 +38,7 @@ class _MemberFigures(NamedTuple):
 class _CodeFigures(NamedTuple):
     """Number of attempts that ended with a code."""
 
-    count: int
+    attempts: int
 
 
 class RouterMetrics:
@@ -154,5 +154,5 @@ MEMBERS: Final = MetricTable[_MemberFigures]((
 ), labels=("member", "pool"))  # fmt: skip
 ANSWERS: Final = MetricTable[_CodeFigures]((
     Metric("nerite_route_requests", "counter",
-           "Requests sent to members, by status, or by how they ended without one", lambda each: each.count),
+           "Requests sent to members, by status, or by how they ended without one", lambda each: each.attempts),
 ), labels=("code", "member", "pool"))  # fmt: skip
