@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 from zlib import crc32
 
@@ -112,11 +113,11 @@ class PrefixRing(CountingChooser):
     def pick(self, request: SimulatedRequest, tried: Collection[str], now: float) -> str:
         """Choose."""
         fit = self.fit(tried)
-        most = 1.25 * (sum(self.requests[name] for name in fit) + 1) / len(fit)
+        most = math.ceil(1.25 * (sum(self.requests[name] for name in fit) + 1) / len(fit))
         place = bisect_left(self.ring, (crc32(request.prompt[: self.BYTES]), ""))
         for step in range(len(self.ring)):
             name = self.ring[(place + step) % len(self.ring)][1]
-            if name in fit and self.requests[name] + 1 <= max(most, 1):
+            if name in fit and self.requests[name] < most:
                 return name
         return fit[0]
 
@@ -171,7 +172,7 @@ class NeriteWithoutPrefixes(Nerite):
     policy = PoolPolicy(prefix=False)
 
 
-CHOOSERS: Final[dict[str, type[CountingChooser] | type[Nerite]]] = {
+CHOOSERS: Final[dict[str, Callable[[list[str], int], Chooser]]] = {
     "round robin": RoundRobin,
     "random": RandomChoice,
     "power of two (requests)": PowerOfTwo,

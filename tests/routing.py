@@ -21,7 +21,8 @@ def pool(*members: str, name: str = "main", **keys: Any) -> str:
     """Return the table of a pool. Its members are checked often."""
     settings = {"name": name, "members": list(members), "health-interval": "200ms"}
     settings |= {key.replace("_", "-"): value for key, value in keys.items()}
-    return "[[pool]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if value != [])
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if value != []]
+    return "\n".join(("[[pool]]", *lines, ""))
 
 
 @contextmanager
@@ -79,7 +80,12 @@ def chunk(data: bytes) -> bytes:
 class StandInMember:
     """A server of which the test says what it answers. It is healthy and serves ``models`` unless told otherwise."""
 
-    def __init__(self, answer: Answer = lambda asked, connection: response(), models: tuple[str, ...] = ("m",)) -> None:
+    def __init__(
+        self,
+        answer: Answer = lambda asked, connection: response(),
+        models: tuple[str, ...] = ("m",),
+        port: int = 0,
+    ) -> None:
         self.answer = answer
         self.models = models
         self.ready = True
@@ -88,7 +94,7 @@ class StandInMember:
         self.closed = threading.Semaphore(0)
         """Released when a connection has ended on which something was asked."""
         self._connections: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 

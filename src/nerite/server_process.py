@@ -168,13 +168,17 @@ class ServerProcess:
         try:
             self._repositories = self._open_repositories()
             cache = await self._open_cache()
-            self._policy = open_policy(self._options.policy_file) if self._options.policy_file else None
+            if self._options.policy_file:
+                self._policy = open_policy(self._options.policy_file, self._options.quota_redis)
+            loop = asyncio.get_running_loop()
+            tenant_admission = self._tenant_admission = TenantAdmission(
+                None if self._policy is None else self._policy.policy, loop
+            )
             restricted = (*self._options.http.restricted.values(), *self._options.grpc.restricted.values())
             self._key_files = access.open_files(restricted)
         except NeriteError as error:
             log.error(error.message)
             return 1
-        loop = asyncio.get_running_loop()
         loop.set_exception_handler(_report_unhandled)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._request_stop)
@@ -185,9 +189,6 @@ class ServerProcess:
         library = gpus.open_library()
         found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
         placement = GpuPlacement(library, found, device.min_compute_capability, device.load_gpu_limits)
-        tenant_admission = self._tenant_admission = TenantAdmission(
-            None if self._policy is None else self._policy.policy, loop
-        )
         gpu_metrics = start_gpu_metrics(library, found, self._options.metrics, os.environ)
         front_count = self._options.front_processes
         if front_count == AUTO:
@@ -257,6 +258,8 @@ class ServerProcess:
             server.tracing.close()
             if cache is not None:
                 cache.close()
+            if tenant_admission.shared is not None:
+                await tenant_admission.shared.close()
             if gpu_metrics is not None:
                 gpu_metrics.close()
             helpers.close()
@@ -309,6 +312,8 @@ class ServerProcess:
         """Load the models and open the ports; on failure, log the reason and return False."""
         try:
             await self._ports.check()
+            if self._tenant_admission.shared is not None:
+                await self._tenant_admission.shared.start()
             self._rollouts.restore(declared_in(self._options.repository.paths))
             if not await self._load_initial_models(server):
                 return False

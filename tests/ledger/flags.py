@@ -103,6 +103,7 @@ FLAGS: Final = {
     "max-queue-seconds": "service/test_overload.py::test_who_is_refused_learns_it_on_each_protocol",
     "queue-burst-seconds": "service/test_overload.py::test_who_is_refused_learns_it_on_each_protocol",
     "rollout-state": "service/test_rollouts.py::test_a_rollout_goes_on_after_a_restart",
+    "quota-redis": "service/test_shared_quotas.py::test_three_servers_share_a_quota",
     "policy-file": "service/test_cache.py::test_tenants_have_answers_of_their_own",
     "allow-console": "service/test_console.py::test_the_console_can_be_left_out",
     "http-json-half-precision": "unit/transports/test_http_file_tensors.py::test_values_of_half_precision",

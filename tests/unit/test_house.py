@@ -37,6 +37,7 @@ ROOMS: Final = (
     "dispatch",
     "instances",
     "cache",
+    "redis",
     "scheduling",
     "llm",
     "frameworks",

@@ -49,6 +49,7 @@ BY_THE_OPERATOR: Final = {
     "config/scanner.py:doubtful", "config/scanner.py:listed",
     "instances/placement.py:_settings",
     "workers/host/process.py:_shared", "workers/host/fork_server.py:_lines", "admission/tenants.py:_usages",
+    "admission/lease_book.py:_leases", "admission/lease_book.py:_monthly",
     "workers/host/fork_server.py:_told", "repository/repositories.py:_invalid_names",
     "inference_entry.py:_splits", "routes/table.py:counters",
     "workers/host/fused.py:_numbers", "workers/host/fused.py:_paths", "workers/child/fused.py:_chains",
@@ -69,8 +70,10 @@ BY_THE_OPERATOR: Final = {
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
     "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
+    "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
 }  # fmt: skip
-"""What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
+"""What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
+of the policy."""
 SMALL: Final = {
     "llm/openvino_genai/grammars.py:_good": "hashes, at most 4,096",
     "llm/openvino_genai/running.py:_known": "pairs of numbers, at most 4,096; tokens, of which a model has so many",
@@ -96,6 +99,9 @@ SMALL: Final = {
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",
     "admission/estimates.py:_decode": "one for each number of bits",
+    "router/admission.py:_controllers": "models, at most 1,024",
+    "balancing/member_load.py:timings": "models that have answered within two seconds",
+    "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",
 }
 """Why what is in them takes little, however much is asked."""
 WITH_REQUESTS: Final = {

@@ -15,7 +15,7 @@ from nerite.admission import refusals
 from nerite.admission.controller import AdmissionController
 from nerite.admission.estimates import EngineStatistics, TokenRatio
 from nerite.admission.policy import EVERYBODY
-from nerite.admission.ticket import AdmissionTicket, Admit, Refuse, RefusedTicket, TicketEnding
+from nerite.admission.ticket import AdmissionTicket, Admit, AwaitLease, Refuse, RefusedTicket, TicketEnding, TicketState
 from nerite.core.engine_report import EngineReport, RequestEnded, RequestProgress
 from nerite.core.errors import Cancelled, DeadlineExceeded, InvalidArgument, NeriteError, Overloaded, TooLarge
 from nerite.core.execution_observer import ForwardingSink
@@ -51,6 +51,8 @@ class AdmissionQueue(FrontStage):
         """Requests that wait for admission, by ticket."""
         self._tickets: dict[InferenceRequest, AdmissionTicket] = {}
         """Tickets of the waiting requests: the inverse of ``_requests``."""
+        self._leasing: list[AdmissionTicket] = []
+        """Tickets to offer again once Redis has been asked for quota."""
         self._check_scheduled = False
         self._timer = LoopTimer(loop, self._admit_due)
         """Fires when the controller has decisions that are due."""
@@ -67,7 +69,10 @@ class AdmissionQueue(FrontStage):
         ticket = self._ticket(request)
         if ticket is None:
             self._following.submit(request)
-            return
+        else:
+            self._offer(ticket, request)
+
+    def _offer(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
         try:
             decision = self.controller.offer(ticket, monotonic_ns())
             if isinstance(decision, Admit):
@@ -78,10 +83,22 @@ class AdmissionQueue(FrontStage):
                 self._requests[ticket] = request
                 self._tickets[request] = ticket
                 request.on_cancel = self._cancelled
-                self._refuse_all(decision.displaced)
-                self._timer.set(self.controller.next_time())
+                if isinstance(decision, AwaitLease):
+                    self._leasing.append(ticket)
+                else:
+                    self._refuse_all(decision.displaced)
+                    self._timer.set(self.controller.next_time())
         except Exception as error:
             self._failed(ticket, request, error)
+
+    def offer_again(self) -> None:
+        """Offer the requests again that wait for quota of Redis, because it has answered or is away."""
+        if self._leasing:
+            leasing, self._leasing = self._leasing, []
+            for ticket in leasing:
+                if ticket.state is TicketState.LEASING:
+                    self._offer(ticket, self._remove(ticket))
+            self._check_drained()
 
     def _failed(self, ticket: AdmissionTicket, request: InferenceRequest, error: Exception) -> None:
         """Fail a request after an exception during admission, and release what the controller reserved for it."""
@@ -103,7 +120,10 @@ class AdmissionQueue(FrontStage):
             report("admission", error, f"of model '{self.controller.model}'")
 
     def _refuse_held(self, error: NeriteError) -> None:
-        for request in [self._remove(each.ticket) for each in self.controller.drain(monotonic_ns())]:
+        now = monotonic_ns()
+        leasing = [ticket for ticket in self._leasing if self.controller.withdraw(ticket, now)]
+        tickets = [*leasing, *(each.ticket for each in self.controller.drain(now))]
+        for request in [self._remove(ticket) for ticket in tickets]:
             self._statistics.failed(RequestOutcome.OTHER, request.arrived_ns)
             request.respond(InferenceResponse.failed(error))
 

@@ -28,6 +28,10 @@ of ``benchmarks/balancing.py`` 3 is better than 1 where caches are almost full, 
 _SHARED: Final = 0.2
 _NOT_SHARED: Final = 0.02
 """Shares of work from elsewhere above which there are other routers, and below which there are none."""
+_RARE: Final = 0.1
+"""Share of prompts that members had up to which it is of no use to agree with other routers on the rest."""
+_HIT_WEIGHT: Final = 0.02
+"""Of the newest prompt in the average of shares."""
 _MUCH: Final = 0.5
 """Share of a prompt that is worth going to a member that has more than the least work."""
 
@@ -48,27 +52,31 @@ class Affinity:
         self.index = HolderIndex(policy.index_bytes)
         self.ring = HashRing({})
         self._shared = False
+        self._hits = 1.0
+        """Share of prompts that members had, on average; before anything is known, all."""
 
-    def prefill_work(self, request: RoutedRequest, ticket: int) -> float:
-        """Return the work that a request is at a member before the first token of its answer."""
+    def begin(self, request: RoutedRequest, ticket: int) -> float:
+        """Note that a request is sent to a member, which holds what belongs to it from then on.
+
+        Returns the work that it is there before the first token of its answer.
+        """
         tokens = request.prompt_tokens
-        if request.prefix:
+        if request.prefix and self._policy.prefix:
             place = self.index.held(request.prefix, ticket)
             if place >= 0:
                 tokens = max(0.0, tokens - request.prefix_tokens[place])
-        work = tokens * self._policy.prefill_weight
-        if request.lora and ticket not in self.index.holders(_adapter_key(request)):
-            work += self._policy.adapter_tokens
-        return work
-
-    def add(self, request: RoutedRequest, ticket: int) -> None:
-        """Note that a request is sent to a member, which holds what belongs to it from now on."""
-        if request.prefix and self._policy.prefix:
+            if request.prompt_tokens:
+                self._hits += _HIT_WEIGHT * (1.0 - tokens / request.prompt_tokens - self._hits)
             self.index.add(request.prefix, ticket)
+        work = tokens * self._policy.prefill_weight
+        if request.lora:
+            key = _adapter_key(request)
+            if ticket not in self.index.holders(key):
+                work += self._policy.adapter_tokens
+            self.index.add((key,), ticket)
         if request.session:
             self.index.move(_session_key(request), ticket)
-        if request.lora:
-            self.index.add((_adapter_key(request),), ticket)
+        return work
 
     def choose(self, request: RoutedRequest, fit: Candidates) -> tuple[MemberLoad, str] | None:
         """Return the member that has the greatest advantage within the bound, and a word for it. None: there is none.
@@ -139,7 +147,7 @@ class Affinity:
                 saved = tokens * weight / load.speed
                 if load.score <= (max(most, least + _SAVED * saved) if tokens >= half else least + saved):
                     return load, "prefix"
-        if self._shared and deepest + 1 < len(request.prefix):
+        if self._shared and self._hits > _RARE and deepest + 1 < len(request.prefix):
             # The first beginning that is not known is the same for all routers that know what is common.
             for load in self.ring.walk(request.prefix[deepest + 1], fit.by_name):
                 if load.score <= max(most, least + _SAVED * request.prompt_tokens * weight / load.speed):

@@ -5,7 +5,7 @@ part of the answer takes some away, and its end takes the rest. What others have
 the member's report says beyond ours; it halves with every two seconds that the report ages.
 
 A member that is slower than others keeps its work for longer, and so gets less. Beyond that it is noticed when it
-advances answers more slowly than the median of the members (``speeds.py``). It is never taken for faster than its
+advances answers more slowly than the median of the members (``compare_speeds``). It is never taken for faster than its
 capacity says: whoever has little to compute for prompts seems fast.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from statistics import median
 from typing import Final
 
 from nerite.balancing.member import LoadReport, Member, ServerKind
@@ -31,6 +32,8 @@ _RATIO_WEIGHT: Final = 0.3
 """Of the newest window in the average of ratios."""
 _FORGET: Final = 0.9
 """Exponent of a ratio for each window without evidence."""
+_ENOUGH_NS: Final = 100_000_000
+"""Time of answers of a model that a member must have had in a window for its speed to be seen."""
 _RATE_WEIGHT: Final = 0.2
 
 
@@ -183,3 +186,25 @@ class MemberLoad:
         self.factor = self._ratio if self._ratio < _SLOW else 1.0
         self.speed = self.member.capacity * self.factor
         self._rate_work()
+
+
+def compare_speeds(loads: Collection[MemberLoad], window_ns: int, now_ns: int) -> None:
+    """Compare how fast the members of a pool advance answers, and begin the next window.
+
+    Each model is compared with itself. Only answers that have begun count, as the time before depends on the prompt and
+    on what was cached of it; and tensors, whose requests are alike.
+    """
+    speeds: dict[str, list[float]] = {}
+    for load in loads:
+        for model, (tokens, spent_ns) in load.timings.items():
+            if spent_ns >= _ENOUGH_NS:
+                speeds.setdefault(model, []).append(tokens / spent_ns)
+    usual = {model: median(found) for model, found in speeds.items() if len(found) > 1}
+    for load in loads:
+        done = spent = 0.0
+        for model, (tokens, spent_ns) in load.timings.items():
+            if spent_ns >= _ENOUGH_NS and usual.get(model):
+                # Weighted by time: what it did, in the time that the usual member would have taken for it.
+                done += tokens / usual[model]
+                spent += spent_ns
+        load.close_window(window_ns, done / spent if spent else None, now_ns)

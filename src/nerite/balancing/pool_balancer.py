@@ -12,13 +12,12 @@ from zlib import crc32
 from nerite.balancing.affinity import Affinity, Candidates
 from nerite.balancing.hash_ring import HashRing
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
-from nerite.balancing.member_load import MemberLoad
+from nerite.balancing.member_load import MemberLoad, compare_speeds
 from nerite.balancing.model_figures import LEAST_WORK, ModelFigures
 from nerite.balancing.outliers import OutlierDetector
 from nerite.balancing.policy import ChoicePolicy, PoolPolicy
-from nerite.balancing.retries import RetryBudget
+from nerite.balancing.retries import PoolRetryBudget
 from nerite.balancing.sequence_table import SequenceTable
-from nerite.balancing.speeds import compare_speeds
 
 _TICK_NS: Final = 250_000_000
 _WINDOW_NS: Final = 2_000_000_000
@@ -82,7 +81,7 @@ class PoolBalancer:
         """``policy`` None: the defaults. ``seed`` is that of random choices; give each router another one."""
         self.name = name
         self.policy = policy or PoolPolicy()
-        self.budget = RetryBudget(self.policy.retry_share, self.policy.retry_floor)
+        self.budget = PoolRetryBudget(self.policy.retry_share, self.policy.retry_floor)
         self.outliers = OutlierDetector(self.policy.ejection)
         self._members: dict[str, MemberLoad] = {}
         self._tickets = count(1)
@@ -262,12 +261,10 @@ class PoolBalancer:
     def begin(self, request: RoutedRequest, member: Member, now_ns: int) -> MemberAttempt:
         """Note that a request is sent to a member. ``end`` must follow."""
         load = self._members.get(member.name) or MemberLoad(member, 0)
-        prefill = self._affinity.prefill_work(request, load.ticket)
+        prefill = self._affinity.begin(request, load.ticket)
         attempt = MemberAttempt(request, load, prefill, self._figures.answer_tokens(request), now_ns)
         load.begin(attempt.work, now_ns)
         self._typical += _TYPICAL_WEIGHT * (attempt.work - self._typical)
-        if load.ticket:
-            self._affinity.add(request, load.ticket)
         if request.sequence:
             self._sequences.put(request.model, request.sequence, member.name, load.ticket, now_ns)
         return attempt

@@ -1,7 +1,7 @@
 """Hashes of the beginnings of a prompt, by bytes: a router needs no tokenizer to recognize what a member has cached.
 
-The beginnings grow from 128 bytes to 16 MiB, first in steps of 128 bytes and then by four for each doubling, so there
-are at most 64 for a prompt of any length. Each hash is made from the one before it and the bytes in between; of more
+The beginnings grow from 256 bytes to 16 MiB, first in steps of 256 bytes and then by four for each doubling, so there
+are at most 60 for a prompt of any length. Each hash is made from the one before it and the bytes in between; of more
 than 16 KiB in between, the first and the last 8 KiB count. So the time is bounded as well. Hashes are CRC-32: fast, and
 alike in all routers. Equal hashes are a hint only: a request that is sent to a member by mistake, or by a
 client who wants that, computes its prompt there, within the bounds of load.
@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Final
 from zlib import crc32
 
-_STEPS: Final = [128] * 8 + [256 * 2**octave for octave in range(14) for _ in range(4)]
+_STEPS: Final = [256] * 4 + [256 * 2**octave for octave in range(14) for _ in range(4)]
 SIZES: Final = tuple(accumulate(_STEPS))
 """Sizes in bytes of the beginnings that are hashed."""
 _PIECES: Final = tuple(pairwise((0, *SIZES)))

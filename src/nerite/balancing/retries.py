@@ -21,7 +21,7 @@ _RENEWED_AFTER: Final = 64
 """Observations after which a quantile is computed anew."""
 
 
-class RetryBudget:
+class PoolRetryBudget:
     """Allows retries up to a share of requests, beyond a floor for each second. What is not used is kept for a while.
 
     So a pool that fails as a whole gets little more than what clients send, and one that has few requests can retry.

@@ -11,9 +11,11 @@ import asyncio
 from time import monotonic_ns
 from typing import Protocol
 
+from nerite.admission.ticket import TicketEnding
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
 from nerite.balancing.pool_balancer import MemberAttempt
 from nerite.core.errors import NeriteError
+from nerite.router.admission import Admission, AdmissionRequest, RouterAdmission
 from nerite.router.pools import PoolChoice, PoolTable, RouterPool
 
 
@@ -59,8 +61,8 @@ class RoutedExchange:
     """A request, and its attempts at members one after the other."""
 
     __slots__ = (
-        "_attempt", "_began_ns", "_begun", "_call", "_client", "_level", "_over", "_pool", "_table", "_timeout",
-        "_timer", "_tried", "attempts", "request",
+        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_call", "_client", "_gate", "_held", "_level",
+        "_over", "_pool", "_table", "_timeout", "_timer", "_tried", "attempts", "request",
     )  # fmt: skip
 
     def __init__(
@@ -72,11 +74,18 @@ class RoutedExchange:
         level: str = "",
         attempts: int = 1,
         timeout: float = 0.0,
+        gate: RouterAdmission | None = None,
+        asks: AdmissionRequest | None = None,
     ) -> None:
         """``level`` is the client's class; ``attempts`` the most members to ask; ``timeout`` is in seconds, 0 for none.
 
-        The time begins with ``begin``.
+        The time begins with ``begin``. With ``gate`` and ``asks``, the request has to be admitted before it is sent.
         """
+        self._gate = gate
+        self._asks = asks
+        self._admission: Admission | None = None
+        self._held = False
+        """It had to wait to be admitted."""
         self._table = table
         self._client = client
         self.request = request
@@ -102,14 +111,35 @@ class RoutedExchange:
         """Choose a member and send the request. ``arrived_ns``: when its last byte came (``time.monotonic_ns``)."""
         now = monotonic_ns()
         self._began_ns = arrived_ns or now
-        choice = self._table.choose(self.request, self._level, now)
-        self._table.decisions.note((monotonic_ns() - self._began_ns) / 1e9)
-        if isinstance(choice, NeriteError):
-            self._refuse(choice)
-            return
         if self._timeout:
             self._timer = asyncio.get_running_loop().call_later(self._timeout, self._too_late)
-        self._send(choice, now)
+        if self._gate is None or self._asks is None or not self._table.may_serve(self.request.model):
+            self._start(now)
+            return
+        self._admission = admission = self._gate.submit(self._asks, self)
+        if not admission.offer():
+            self._held = True
+            self._gate.hold(admission)
+
+    def admitted(self, level: str) -> None:
+        """Send the request: admission control has admitted it."""
+        if not self._over:
+            self._level = level
+            self._start(monotonic_ns())
+
+    def rejected(self, error: NeriteError) -> None:
+        """Answer with an error: admission control has rejected the request."""
+        self._admission = None
+        if not self._over:
+            self._refuse(error)
+
+    def _start(self, now_ns: int) -> None:
+        choice = self._table.choose(self.request, self._level, now_ns)
+        self._table.decisions.note((monotonic_ns() - (now_ns if self._held else self._began_ns)) / 1e9)
+        if isinstance(choice, NeriteError):
+            self._refuse(choice)
+        else:
+            self._send(choice, now_ns)
 
     def _send(self, choice: PoolChoice, now_ns: int) -> None:
         pool, member = choice.pool, choice.member
@@ -124,6 +154,8 @@ class RoutedExchange:
     def answer_begins(self, report: LoadReport | None = None) -> None:
         """Note the first byte of an answer for the client: from now on no other member is asked."""
         self._begun = True
+        if self._admission is not None:
+            self._admission.began()
         if report is not None and self._attempt is not None and self._pool is not None:
             self._pool.balancer.report(self._attempt.member.name, report, monotonic_ns())
 
@@ -131,12 +163,19 @@ class RoutedExchange:
         """Note that a part of the answer has come, of about so many tokens."""
         if self._attempt is not None and self._pool is not None:
             self._pool.balancer.progress(self._attempt, tokens, monotonic_ns())
+        if self._admission is not None:
+            self._admission.progressed(int(tokens))
+
+    def used(self, prompt: int, answer: int) -> None:
+        """Take the numbers of tokens that the member has counted."""
+        if self._admission is not None:
+            self._admission.used(prompt, answer)
 
     def done(self, how: AttemptEnd, code: str, report: LoadReport | None = None) -> None:
         """End the request: the client has got the whole answer."""
         if not self._over:
             self._end_attempt(how, code, report)
-            self._finish()
+            self._finish(TicketEnding.COMPLETE if how is AttemptEnd.ANSWERED else TicketEnding.FAILED)
 
     def refused(self, code: str, report: LoadReport | None = None) -> bool:
         """Take an answer that says that the member is overloaded; return whether another member is asked instead.
@@ -196,7 +235,7 @@ class RoutedExchange:
         """End the request: the client no longer waits."""
         if not self._over:
             self._cancel_call(AttemptEnd.CANCELLED)
-            self._finish()
+            self._finish(TicketEnding.CANCELLED)
 
     def _too_late(self) -> None:
         """End the request: its deadline has passed."""
@@ -210,10 +249,10 @@ class RoutedExchange:
         begun = self._begun
         self._cancel_call(AttemptEnd.LOST)
         if begun:
-            self._finish()
+            self._finish(TicketEnding.DEADLINE)
             self._client.break_off(error)
         else:
-            self._refuse(error)
+            self._refuse(error, TicketEnding.DEADLINE)
 
     def _cancel_call(self, how: AttemptEnd) -> None:
         call = self._call
@@ -232,13 +271,16 @@ class RoutedExchange:
         pool.under_way -= 1
         self._attempt = self._call = None
 
-    def _refuse(self, error: NeriteError) -> None:
+    def _refuse(self, error: NeriteError, ending: TicketEnding = TicketEnding.FAILED) -> None:
         self._table.refused[str(error.http_status)] += 1
-        self._finish()
+        self._finish(ending)
         self._client.refuse(error)
 
-    def _finish(self) -> None:
+    def _finish(self, ending: TicketEnding = TicketEnding.FAILED) -> None:
         self._over = True
+        if self._admission is not None:
+            self._admission.ended(ending)
+            self._admission = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

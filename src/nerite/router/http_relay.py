@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from nerite.balancing.member import AttemptEnd, Member
@@ -21,6 +22,10 @@ from nerite.transports.http.connection import HttpConnection
 
 _OVERLOADED: Final = (429, 503)
 """Statuses that say that a member has not begun."""
+_USAGE_BYTES: Final = 1024
+"""Bytes at the end of an answer in which ``usage`` is looked for."""
+_ANSWER_TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})\b')
+_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*([0-9]{1,9})\b')
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 
 
@@ -214,6 +219,8 @@ class HttpCall:
         if status in _OVERLOADED and exchange.refused(str(status), known):
             return
         exchange.answer_begins()
+        if self._relay.target.openai:
+            self._take_usage(body)
         self._relay.answer(head, load, body)
         exchange.done(_end_of(status), str(status), known)
 
@@ -239,6 +246,16 @@ class HttpCall:
         if scanner is not None and scanner.chunks > self._tokens:
             self._relay.exchange.progress(scanner.chunks - self._tokens)
             self._tokens = scanner.chunks
+        if self._relay.target.openai:
+            self._take_usage(data)
+
+    def _take_usage(self, data: Buffer) -> None:
+        """Report the tokens that the member has counted, if the end of ``data`` has their numbers."""
+        tail = bytes(data[-_USAGE_BYTES:])
+        answer = _ANSWER_TOKENS.search(tail)
+        if answer is not None:
+            prompt = _PROMPT_TOKENS.search(tail)
+            self._relay.exchange.used(int(prompt[1]) if prompt else 0, int(answer[1]))
 
     def take_end(self) -> None:
         """End the answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from time import monotonic_ns
 from typing import Any, Final, cast
 
@@ -13,6 +14,7 @@ from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.body_facts import SequenceFacts, generate_facts, openai_facts, sequence_of
 from nerite.router.exchange import RoutedExchange
 from nerite.router.http_members import HttpMembers
@@ -29,10 +31,21 @@ from nerite.transports.http.reply import Reply
 _NOT_READY: Final = Reply(400, b"", reply.PLAIN)
 
 
+_NO_TENANTS: Final[dict[str, list[Any]]] = {"tenants": [], "models": [], "use": []}
+
+
 class RouterService:
     """Handler of every connection to the HTTP port."""
 
-    def __init__(self, table: PoolTable, members: HttpMembers, targets: HttpTargets, settings: RouterSettings) -> None:
+    def __init__(
+        self,
+        table: PoolTable,
+        members: HttpMembers,
+        targets: HttpTargets,
+        settings: RouterSettings,
+        admission: RouterAdmission | None = None,
+    ) -> None:
+        self._admission = admission
         self._table = table
         self._members = members
         self._targets = targets
@@ -75,7 +88,14 @@ class RouterService:
         span = connection.outer_span
         relay = HttpRelay(client, target, body, self._members, _span_lines(span) if span is not None else b"")
         relay.exchange = exchange = RoutedExchange(
-            self._table, relay, routed, level=target.level, attempts=settings.attempts, timeout=timeout
+            self._table,
+            relay,
+            routed,
+            level=target.level,
+            attempts=settings.attempts,
+            timeout=timeout,
+            gate=self._admission,
+            asks=None if self._admission is None else _asks(target, routed, len(body)),
         )
         connection.request = relay
         exchange.begin(arrived)
@@ -131,6 +151,9 @@ class RouterService:
             self._background_calls.start(connection, self._lists.index(bytes(body)))
         elif target.local == "openai_models":
             self._background_calls.start(connection, self._lists.openai_models())
+        elif target.local == "quota":
+            quota = {} if self._admission is None else self._admission.quota()
+            connection.send([reply.json_reply(quota or _NO_TENANTS).encode()])
         elif target.local == "ready" and (self.draining or not self._table.ready):
             connection.send([_NOT_READY.encode()])
         else:
@@ -143,6 +166,21 @@ class RouterService:
     def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
         """Fail: a router has no inferences of its own."""
         raise AssertionError("a router has no inferences of its own")
+
+
+def _asks(target: RouteTarget, routed: RoutedRequest, size: int) -> AdmissionRequest | None:
+    """Return what a request asks of admission control; None if it is not to a model."""
+    if target.kind is BodyKind.NOTHING:
+        return None
+    text = target.kind is not BodyKind.TENSORS
+    limit = routed.answer_limit
+    return AdmissionRequest(
+        target.caller,
+        routed.model,
+        text,
+        math.ceil(routed.prompt_tokens) if text else size,
+        int(limit) if limit < math.inf else 0,
+    )
 
 
 def _span_lines(span: TraceContext) -> bytes:

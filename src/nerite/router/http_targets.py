@@ -7,11 +7,14 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
+from nerite.admission.policy import EVERYBODY
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
+from nerite.core.request import Caller
 from nerite.llm.openai.fields import reply_of
 from nerite.router.response_head import HOP_BY_HOP
 from nerite.transports import access
+from nerite.transports.access import Callers
 from nerite.transports.http import reply, routes
 from nerite.transports.http.handler import HTTP
 from nerite.transports.http.head import RequestHead, header_bytes_of
@@ -29,8 +32,11 @@ _TENSORS: Final = "infer"
 _GENERATED: Final = ("generate", "generate_stream")
 _CONTENTS: Final = ("completions", "chat_completions", "embeddings", "rerank")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
-_OF_ROUTERS: Final = ("live", "ready", "index", "openai_models")
+_OF_ROUTERS: Final = ("live", "ready", "index", "openai_models", "quota")
 _ELSEWHERE: Final = ("server_metadata",)
+
+
+_ANYBODY: Final = Caller(EVERYBODY)
 
 
 class BodyKind(Enum):
@@ -56,7 +62,8 @@ class RouteTarget(NamedTuple):
     model: str = ""
     version: str = ""
     level: str = ""
-    """Class of the request."""
+    """Class that the client asks for."""
+    caller: Caller = _ANYBODY
     timeout: float = 0.0
     """Seconds; 0: the client states none."""
     session: str = ""
@@ -89,7 +96,11 @@ class RouteTarget(NamedTuple):
 class HttpTargets:
     """Makes the targets of heads."""
 
-    def __init__(self, guard: BrowserGuard, session_headers: Sequence[str], max_body: int) -> None:
+    def __init__(
+        self, guard: BrowserGuard, session_headers: Sequence[str], max_body: int, callers: Callers | None = None
+    ) -> None:
+        """``callers`` identifies callers if a policy is in force."""
+        self._callers = callers
         self._guard = guard
         self._session_headers = session_headers
         self._max_body = max_body
@@ -153,6 +164,7 @@ class HttpTargets:
             model=model,
             version=version,
             level=checked(get(access.CLASS) or "", f"header '{access.CLASS}'"),
+            caller=_ANYBODY if self._callers is None else self._callers.of(get),
             timeout=access.timeout_of(get),
             session=checked(session, "the session in a header"),
             openai=head.path.startswith(_OPENAI),

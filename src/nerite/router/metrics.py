@@ -12,6 +12,7 @@ from nerite.core.failures import internal_errors
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.observability.exposition import Metric, MetricTable, Page, labels
+from nerite.router.admission import RouterAdmission
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
 from nerite.transports.http import reply
@@ -37,13 +38,21 @@ class _MemberFigures(NamedTuple):
 class _CodeFigures(NamedTuple):
     """Number of attempts that ended with a code."""
 
-    count: int
+    attempts: int
 
 
 class RouterMetrics:
     """Answers ``GET /metrics``."""
 
-    def __init__(self, table: PoolTable, members: HttpMembers, bounds: TransportLimits, guard: BrowserGuard) -> None:
+    def __init__(
+        self,
+        table: PoolTable,
+        members: HttpMembers,
+        bounds: TransportLimits,
+        guard: BrowserGuard,
+        admission: RouterAdmission | None = None,
+    ) -> None:
+        self._admission = admission
         self._table = table
         self._members = members
         self._bounds = bounds
@@ -89,6 +98,8 @@ class RouterMetrics:
             for (member, code), count in sorted(pool.answers.items())
         ])  # fmt: skip
         self._bounds.write_metrics(page)
+        if self._admission is not None:
+            self._admission.write_metrics(page)
         page.write(ERRORS, [ERRORS.row(internal_errors)])
         page.write(INTERNAL_CACHES, [INTERNAL_CACHES.row(budget, budget.name) for budget in BUDGETS])
         return b"".join(page.pieces())
@@ -143,5 +154,5 @@ MEMBERS: Final = MetricTable[_MemberFigures]((
 ), labels=("member", "pool"))  # fmt: skip
 ANSWERS: Final = MetricTable[_CodeFigures]((
     Metric("nerite_route_requests", "counter",
-           "Requests sent to members, by status, or by how they ended without one", lambda each: each.count),
+           "Requests sent to members, by status, or by how they ended without one", lambda each: each.attempts),
 ), labels=("code", "member", "pool"))  # fmt: skip

@@ -153,6 +153,10 @@ class PoolTable:
             return self._unserved(model, level, fitting)
         return _REFUSALS.get(refusal.status, Unavailable)(refusal.text, refusal.retry_after)
 
+    def may_serve(self, model: str) -> bool:
+        """Whether a member of any pool is known to serve a model, or may."""
+        return any(pool.serves(model) for pool in self.pools)
+
     def _borrow(
         self,
         borrower: RouterPool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import os
 import random
@@ -16,12 +17,17 @@ from typing import Any, Final
 import uvloop
 
 from nerite import __version__
-from nerite.cluster.settings import ClusterSettings
+from nerite.admission.policy import AdmissionPolicy, SharedQuotaSettings
+from nerite.admission.tenants import WatchedPolicy, open_policy
+from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
-from nerite.core.errors import NeriteError, Unsupported
+from nerite.config.watched_file import watch_files
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.core.failures import report
 from nerite.observability.log import log
 from nerite.observability.machine import usable_memory
+from nerite.redis.settings import settings_of_address
+from nerite.router.admission import RouterAdmission
 from nerite.router.discovery import Discovery
 from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.health import HealthChecks
@@ -30,6 +36,7 @@ from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
 from nerite.router.pools import PoolTable, RouterPool
+from nerite.transports.access import Callers
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -44,7 +51,7 @@ _GC_THRESHOLD: Final = 10_000
 _RESTART_DELAY: Final = 1.0
 _HOST_REMEDY: Final = "add {} to allowed-hosts in [router] of the cluster file"
 _ORIGIN_REMEDY: Final = "Send such requests from the server of the page"
-_NOT_YET: Final = ("policy_file", "redis", "ledger", "batches")
+_NOT_YET: Final = ("ledger", "batches")
 """Settings that other commands use, but not yet this one."""
 
 
@@ -57,7 +64,29 @@ def run(settings: ClusterSettings) -> int:
 
 
 async def _serve(settings: ClusterSettings) -> int:
-    return await RouterProcess(settings).serve()
+    try:
+        process = RouterProcess(settings)
+    except NeriteError as error:  # the policy file has mistakes, or needs what is not installed
+        log.error(error.message)
+        return 1
+    return await process.serve()
+
+
+def _admission(router: RouterSettings) -> tuple[WatchedPolicy | None, RouterAdmission | None]:
+    """Return the policy file and admission control by it; nothing without one. Raises ``NeriteError``."""
+    if not router.policy_file:
+        if router.redis:
+            raise InvalidArgument("router.redis has an effect with policy-file only, whose quotas it shares: add that")
+        return None, None
+    watched = open_policy(router.policy_file)
+    return watched, RouterAdmission(_with_redis(watched.policy, router), asyncio.get_running_loop())
+
+
+def _with_redis(policy: AdmissionPolicy, router: RouterSettings) -> AdmissionPolicy:
+    """Return a policy whose quotas are shared over the Redis of the cluster file, unless it names one itself."""
+    if not router.redis or policy.shared is not None:
+        return policy
+    return dataclasses.replace(policy, shared=SharedQuotaSettings(settings_of_address(router.redis)))
 
 
 class RouterProcess:
@@ -79,8 +108,10 @@ class RouterProcess:
         checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
         guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
         sessions = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
-        targets = HttpTargets(guard, sessions, router.max_body)
-        self._service = RouterService(self._table, self._members, targets, router)
+        self._policy, self._admission = _admission(router)
+        callers = None if self._policy is None else Callers(self._current_policy)
+        targets = HttpTargets(guard, sessions, router.max_body, callers)
+        self._service = RouterService(self._table, self._members, targets, router, self._admission)
         self._http = HttpListener(
             "HTTP",
             self._service,
@@ -91,9 +122,13 @@ class RouterProcess:
             size_setting="max-body in [router] of the cluster file",
         )
         self._grpc = RouterGrpcPort(self._table, self._members, router, sessions, self._bounds)
-        metrics = RouterMetrics(self._table, self._members, self._bounds, guard)
+        metrics = RouterMetrics(self._table, self._members, self._bounds, guard, self._admission)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
+
+    def _current_policy(self) -> AdmissionPolicy:
+        assert self._admission is not None
+        return self._admission.tenants.policy
 
     async def serve(self) -> int:
         """Start, wait for a signal, and stop; return the exit status."""
@@ -114,6 +149,8 @@ class RouterProcess:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+            if self._admission is not None and self._admission.tenants.shared is not None:
+                await self._admission.tenants.shared.close()
             self._idle_check.stop()
             for listener in (self._http, self._metrics, self._grpc):
                 listener.abort()
@@ -139,6 +176,8 @@ class RouterProcess:
                 raise Unsupported(f"{place}: nerite route does not send requests twice at once: remove it")
         for discovery in self._discoveries:
             await discovery.start()
+        if self._admission is not None and self._admission.tenants.shared is not None:
+            await self._admission.tenants.shared.start()
         await self._health.check_all()
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port),
@@ -168,6 +207,15 @@ class RouterProcess:
             yield partial(self._health.run, pool)
             yield discovery.run
         yield self._health.run_suspects
+        if self._policy is not None:
+            yield partial(watch_files, self._policy, self._policy_changed)
+
+    def _policy_changed(self) -> None:
+        """Apply the new content of the policy file from the next request on."""
+        assert self._policy is not None and self._admission is not None
+        (log.warning if self._policy.problem else log.info)(self._policy.news())
+        self._admission.follow(_with_redis(self._policy.policy, self._settings.router))
+        self._http.forget()
 
     async def _stop(self) -> None:
         """Announce the end, stop accepting, and wait for requests in progress."""

@@ -12,7 +12,7 @@ from pools import SECOND, load_of, picked, pool, sent
 from nerite.balancing.member import AttemptEnd, RoutedRequest
 from nerite.balancing.outliers import OutlierDetector
 from nerite.balancing.policy import EjectionPolicy, PoolPolicy
-from nerite.balancing.retries import LatencyQuantile, RetryBudget
+from nerite.balancing.retries import LatencyQuantile, PoolRetryBudget
 
 
 def detector(count: int, **settings: float) -> OutlierDetector:
@@ -96,7 +96,7 @@ def test_who_left_is_forgotten() -> None:
 
 
 def test_a_share_of_requests_may_be_retried() -> None:
-    budget = RetryBudget(share=0.2, floor=0.0)
+    budget = PoolRetryBudget(share=0.2, floor=0.0)
     while budget.take(SECOND):
         pass
     for _ in range(1000):
@@ -109,13 +109,13 @@ def test_a_share_of_requests_may_be_retried() -> None:
 
 
 def test_the_floor_allows_retries_of_few_requests() -> None:
-    budget = RetryBudget(share=0.0, floor=2.0)
+    budget = PoolRetryBudget(share=0.0, floor=2.0)
     assert sum(budget.take(SECOND) for _ in range(100)) == 20
     assert sum(budget.take(3 * SECOND) for _ in range(100)) == 4
 
 
 def test_no_budget_no_retries() -> None:
-    budget = RetryBudget(share=0.0, floor=0.0)
+    budget = PoolRetryBudget(share=0.0, floor=0.0)
     budget.add_request()
     assert not budget.take(SECOND)
     assert not budget.take(1000 * SECOND)
@@ -132,7 +132,7 @@ def test_the_pool_counts_requests_and_not_their_retries() -> None:
 
 @given(st.lists(st.sampled_from(["request", "retry", "second"]), max_size=300))
 def test_retries_are_never_more_than_the_budget(events: list[str]) -> None:
-    budget = RetryBudget(share=0.5, floor=1.0)
+    budget = PoolRetryBudget(share=0.5, floor=1.0)
     now = SECOND
     taken = 0
     for event in events:

@@ -24,15 +24,15 @@ def test_equal_beginnings_have_equal_hashes() -> None:
 
 
 def test_there_are_few_for_any_length() -> None:
-    assert prefix_hashes(b"x" * 127) == ()
-    assert len(prefix_hashes(b"x" * 800)) == 6
-    assert len(prefix_hashes(b"x" * 400_000)) == 42
-    assert len(prefix_hashes(bytes(SIZES[-1] + 1))) == len(SIZES) == 64
+    assert prefix_hashes(b"x" * 255) == ()
+    assert len(prefix_hashes(b"x" * 800)) == 3
+    assert len(prefix_hashes(b"x" * 400_000)) == 38
+    assert len(prefix_hashes(bytes(SIZES[-1] + 1))) == len(SIZES) == 60
 
 
-def test_a_beginning_is_known_within_an_eighth_of_the_prompt() -> None:
+def test_a_beginning_is_known_within_a_quarter_of_the_prompt() -> None:
     for smaller, larger in pairwise(SIZES):
-        assert larger - smaller <= max(128, larger / 4)
+        assert larger - smaller <= max(256, larger / 4)
 
 
 def test_all_bytes_like_objects_hash_alike_and_salts_differ() -> None:
@@ -42,8 +42,8 @@ def test_all_bytes_like_objects_hash_alike_and_salts_differ() -> None:
 
 
 def test_tokens_are_estimated_from_bytes() -> None:
-    assert prefix_tokens(3) == (32.0, 64.0, 96.0)
-    assert len(prefix_tokens(64)) == 64
+    assert prefix_tokens(3) == (64.0, 128.0, 192.0)
+    assert len(prefix_tokens(60)) == 60
 
 
 @given(st.binary(max_size=6000), st.integers(0, 6000), st.integers(1, 255))
