@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
 from nerite.core.errors import NeriteError
-from nerite.core.request import CancelReason
+from nerite.core.request import Caller, CancelReason
 from nerite.http2 import Buffer, ReplyHeaders, encode_headers
 from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
@@ -39,8 +39,10 @@ _STREAM_BYTES: Final = 16 * 1024
 class CallRouter(Protocol):
     """What the calls need of the router."""
 
-    def exchange(self, client: CallRelay, request: RoutedRequest, level: str, timeout: float) -> RoutedExchange:
-        """Return the exchange of a request, which has not begun."""
+    def exchange(
+        self, client: CallRelay, target: RoutedTarget, request: RoutedRequest, timeout: float, size: int
+    ) -> RoutedExchange:
+        """Return the exchange of a request of ``size`` bytes, which has not begun. ``timeout`` 0 is none."""
 
     def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:
         """Begin a call at a member."""
@@ -57,6 +59,8 @@ class RoutedTarget(CallTarget, Protocol):
     """Headers for the member."""
     level: str
     """Class of the requests."""
+    caller: Caller | None
+    """Who sends them, if admission control is to decide; None: it is not."""
 
     def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
         """Return what the choice of a member depends on; None if more of the message is needed.
@@ -89,7 +93,9 @@ class CallRelay:
         "_target", "begun", "exchange", "received", "sent",
     )  # fmt: skip
 
-    def __init__(self, client: ClientCall, target: RoutedTarget, request: RoutedRequest, timeout: float) -> None:
+    def __init__(
+        self, client: ClientCall, target: RoutedTarget, request: RoutedRequest, timeout: float, size: int
+    ) -> None:
         self._client = client
         self._target = target
         self._member_call: GrpcMemberCall | None = None
@@ -109,7 +115,7 @@ class CallRelay:
         """The client has got a part of the answer."""
         self.received = self.sent = 0
         """Bytes of messages of the client, and for it."""
-        self.exchange = target.router.exchange(self, request, target.level, timeout)
+        self.exchange = target.router.exchange(self, target, request, timeout, size)
 
     def begin(self, data: Buffer, end: bool) -> None:
         """Send the beginning of the request, or all of it, which is kept until its answer begins."""
@@ -126,18 +132,20 @@ class CallRelay:
             return
         self._ended = end
         self.received += len(data)
-        if self.exchange.attempts:
+        call = self._member_call
+        if call is None or self.exchange.attempts:
             self._kept.append(data)
             self._kept_size += len(data)
-            if self._kept_size > _KEPT:
+        full = self._kept_size > _KEPT
+        if call is not None:
+            if full:
                 self.exchange.attempts = 0
                 self._kept = []
-        call = self._member_call
-        if call is not None:
             call.send((data,), end)
-            if call.full and not self._stopped_reading:
-                self._stopped_reading = True
-                self._client.connection.http2.pause(self._client.stream_id)
+            full = call.full
+        if full and not self._stopped_reading:
+            self._stopped_reading = True
+            self._client.connection.http2.pause(self._client.stream_id)
 
     def adjust(self) -> None:
         """Pause or resume the member, as the client reads."""
@@ -302,7 +310,7 @@ class RoutedCall(GrpcCall):
             return
         assert request is not None
         timeout, self.deadline = _remaining(self.deadline), None
-        self._relay = CallRelay(self, target, request, timeout)
+        self._relay = CallRelay(self, target, request, timeout, len(framed))
         self._relay.begin(framed, True)
 
     def finish(self, status: str) -> None:
@@ -376,7 +384,7 @@ class RoutedStream:
         if request is not None:
             timeout, self.deadline = _remaining(self.deadline), None
             beginning, self._beginning = self._beginning, bytearray()
-            self._relay = CallRelay(self, self._target, request, timeout)
+            self._relay = CallRelay(self, self._target, request, timeout, len(beginning))
             self._relay.begin(beginning, end)
 
     def expect(self) -> None:

@@ -10,13 +10,15 @@ from nerite.balancing.member import Member, RoutedRequest
 from nerite.cluster.settings import RouterSettings
 from nerite.config.options import KeepaliveOptions
 from nerite.http2 import RequestHeaders
+from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.exchange import RoutedExchange
-from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream
+from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream, RoutedTarget
 from nerite.router.grpc_channel import GrpcChannel
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.grpc_service import GrpcRouterService
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
+from nerite.transports.access import Callers
 from nerite.transports.access_log import AccessRecord, peer_of
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.call import ConnectionCall
@@ -60,14 +62,18 @@ class RouterGrpcPort:
         settings: RouterSettings,
         session_headers: Sequence[str],
         bounds: TransportLimits,
+        callers: Callers | None = None,
+        admission: RouterAdmission | None = None,
     ) -> None:
+        """``callers`` and ``admission`` are given if a policy is in force."""
+        self._admission = admission
         self._table = table
         self._members = members
         self._settings = settings
         self._channels: dict[str, GrpcChannel] = {}
         """By address."""
         self._check_timer: asyncio.TimerHandle | None = None
-        self._service = GrpcRouterService(self, table, session_headers, settings.max_body)
+        self._service = GrpcRouterService(self, table, session_headers, callers, settings.max_body)
         self._listener = GrpcListener(
             self._service,
             KeepaliveOptions(),
@@ -110,12 +116,26 @@ class RouterGrpcPort:
 
     # For the calls
 
-    def exchange(self, client: CallRelay, request: RoutedRequest, level: str, timeout: float) -> RoutedExchange:
-        """Return the exchange of a request, which has not begun. ``timeout`` is the client's, 0 for none."""
+    def forget(self) -> None:
+        """Identify callers again, also on open connections: the policy has changed."""
+        self._listener.forget()
+
+    def exchange(
+        self, client: CallRelay, target: RoutedTarget, request: RoutedRequest, timeout: float, size: int
+    ) -> RoutedExchange:
+        """Return the exchange of a request of ``size`` bytes, which has not begun. ``timeout`` 0 is none."""
         own = self._settings.timeout
         seconds = min(timeout, own) if timeout and own else timeout or own
+        caller = target.caller
         return RoutedExchange(
-            self._table, client, request, level=level, attempts=self._settings.attempts, timeout=seconds
+            self._table,
+            client,
+            request,
+            level=target.level,
+            attempts=self._settings.attempts,
+            timeout=seconds,
+            gate=self._admission,
+            asks=None if caller is None else AdmissionRequest(caller, request.model, False, size),
         )
 
     def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:

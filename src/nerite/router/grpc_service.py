@@ -16,6 +16,7 @@ from nerite.router import grpc_routing
 from nerite.router.grpc_calls import CallRouter, RoutedCall
 from nerite.router.pools import PoolTable
 from nerite.transports import access
+from nerite.transports.access import Callers
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.connection import CallTarget, GrpcCall
 from nerite.wire import grpc_service as wire
@@ -127,6 +128,7 @@ class MemberTarget(RefusedTarget):
         method: RouterMethod,
         headers: RequestHeaders,
         session_headers: Sequence[str],
+        callers: Callers | None,
         max_message: int,
     ) -> None:
         """Raises ``InvalidArgument`` for headers with wrong values."""
@@ -137,7 +139,13 @@ class MemberTarget(RefusedTarget):
         self.stream = self if method.kind is MethodKind.STREAM else None
         self.max_message = max_message
         self.level = checked(get(access.CLASS) or "", f"header '{access.CLASS}'")
-        self.timeout = access.timeout_of(get) or None
+        limit = headers.get(b"grpc-timeout")
+        seconds = None if limit is None else messages.timeout_seconds(limit)
+        limits = [each for each in (seconds, access.timeout_of(get) or None) if each is not None]
+        self.timeout = min(limits, default=None)
+        self.caller = None
+        if callers is not None and method.kind is not MethodKind.ANY:
+            self.caller = callers.of(get, seconds)
         self.block = _member_block(headers)
         self._method = method
         self._ready = path.endswith(b"/ModelReady")
@@ -277,7 +285,16 @@ def _member_block(headers: RequestHeaders) -> bytes:
 class GrpcRouterService:
     """Resolves the target of each call, and memoizes it on the headers."""
 
-    def __init__(self, router: CallRouter, table: PoolTable, session_headers: Sequence[str], max_message: int) -> None:
+    def __init__(
+        self,
+        router: CallRouter,
+        table: PoolTable,
+        session_headers: Sequence[str],
+        callers: Callers | None,
+        max_message: int,
+    ) -> None:
+        """``callers`` identifies callers if a policy is in force."""
+        self._callers = callers
         self._router = router
         self._table = table
         self._session_headers = session_headers
@@ -325,13 +342,12 @@ class GrpcRouterService:
             target: RefusedTarget = (
                 IndexTarget(self._router, self._table, headers, messages.MAX_QUESTION)
                 if method.kind is MethodKind.ALL
-                else MemberTarget(self._router, method, headers, self._session_headers, self._max_message)
+                else MemberTarget(
+                    self._router, method, headers, self._session_headers, self._callers, self._max_message
+                )
             )
         except NeriteError as error:
             return RefusedTarget(messages.of_error(error))
-        timeout = headers.get(b"grpc-timeout")
-        if timeout is not None and (seconds := messages.timeout_seconds(timeout)) is not None:
-            target.timeout = min(seconds, target.timeout or seconds)
         return target
 
 

@@ -121,7 +121,9 @@ class RouterProcess:
             access_log=router.access_log,
             size_setting="max-body in [router] of the cluster file",
         )
-        self._grpc = RouterGrpcPort(self._table, self._members, router, sessions, self._bounds)
+        self._grpc = RouterGrpcPort(
+            self._table, self._members, router, sessions, self._bounds, callers, self._admission
+        )
         metrics = RouterMetrics(self._table, self._members, self._bounds, guard, self._admission)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
@@ -216,6 +218,7 @@ class RouterProcess:
         (log.warning if self._policy.problem else log.info)(self._policy.news())
         self._admission.follow(_with_redis(self._policy.policy, self._settings.router))
         self._http.forget()
+        self._grpc.forget()
 
     async def _stop(self) -> None:
         """Announce the end, stop accepting, and wait for requests in progress."""
