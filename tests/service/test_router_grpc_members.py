@@ -250,3 +250,42 @@ def test_the_access_log(tmp_path: Path) -> None:
         assert f"gRPC {INFER} OK {len(REQUEST) + 5} {len(ANSWER) + 5} " in infer and infer.endswith(' m"')
         assert "ServerLive OK" in live and "LogSettings UNIMPLEMENTED" in refused
         raw.close()
+
+
+def test_quotas_hold_for_calls_and_streams(tmp_path: Path) -> None:
+    policy = 'header = "x-tenant"\n[tenants.small]\nheader_values = ["small"]\nrequests_per_minute = 2\n'
+    (tmp_path / "policy.toml").write_text(policy)
+    table = f'{ROUTER}policy-file = "policy.toml"\n'
+    with grpc_stand_ins(at_end(answering)) as (member,), routed(tmp_path, member, router=table) as router:
+        raw = RawGrpc(router)
+        statuses = []
+        for path in (INFER, STREAM, INFER, STREAM):
+            stream = raw.begin(path, x_tenant="small")
+            raw.send(stream, framed(REQUEST), end=True)
+            statuses.append(raw.status(stream))
+        assert [status for status, _ in statuses] == [0, 0, 8, 8]
+        assert "tenant 'small'" in statuses[2][1]
+        assert raw.ask(REQUEST)[0] == 0, "other tenants are not concerned"
+        raw.close()
+
+
+def test_a_call_waits_for_its_tenants_turn(tmp_path: Path) -> None:
+    policy = 'header = "x-tenant"\n[tenants.one]\nheader_values = ["one"]\nconcurrency = 1\n'
+    (tmp_path / "policy.toml").write_text(policy)
+    table = f'{ROUTER}policy-file = "policy.toml"\n'
+    waiting: list[StandInCall] = []
+    with grpc_stand_ins(at_end(waiting.append)) as (member,), routed(tmp_path, member, router=table) as router:
+        raw = RawGrpc(router)
+        streams = []
+        for path in (INFER, STREAM, STREAM):
+            streams.append(raw.begin(path, x_tenant="one"))
+            raw.send(streams[-1], framed(REQUEST) * 3 if path == STREAM else framed(REQUEST), end=True)
+        for place in range(3):
+            eventually(lambda count=place: len(waiting) == count + 1)
+            call = waiting[place]
+            with call.connection.lock:
+                call.answer(ANSWER)
+                call.connection.flush()
+            assert raw.status(streams[place])[0] == 0
+        assert [len(call.body) for call in waiting] == [len(REQUEST) + 5, *[3 * (len(REQUEST) + 5)] * 2]
+        raw.close()

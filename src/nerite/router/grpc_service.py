@@ -139,8 +139,7 @@ class MemberTarget(RefusedTarget):
         self.stream = self if method.kind is MethodKind.STREAM else None
         self.max_message = max_message
         self.level = checked(get(access.CLASS) or "", f"header '{access.CLASS}'")
-        limit = headers.get(b"grpc-timeout")
-        seconds = None if limit is None else messages.timeout_seconds(limit)
+        seconds = _grpc_timeout(headers)
         limits = [each for each in (seconds, access.timeout_of(get) or None) if each is not None]
         self.timeout = min(limits, default=None)
         self.caller = None
@@ -193,6 +192,7 @@ class IndexTarget(RefusedTarget):
         self._router = router
         self._table = table
         self._block = _member_block(headers)
+        self.timeout = _grpc_timeout(headers)
         self.max_message = max_message
 
     def start(self, call: GrpcCall, framed: memoryview) -> None:
@@ -349,6 +349,12 @@ class GrpcRouterService:
         except NeriteError as error:
             return RefusedTarget(messages.of_error(error))
         return target
+
+
+def _grpc_timeout(headers: RequestHeaders) -> float | None:
+    """Return the seconds that the client waits; None if it does not say."""
+    value = headers.get(b"grpc-timeout")
+    return None if value is None else messages.timeout_seconds(value)
 
 
 def _text(value: bytes | None) -> str | None:
