@@ -269,8 +269,8 @@ def test_quotas_hold_for_calls_and_streams(tmp_path: Path) -> None:
         raw.close()
 
 
-def test_a_call_waits_for_its_tenants_turn(tmp_path: Path) -> None:
-    policy = 'header = "x-tenant"\n[tenants.one]\nheader_values = ["one"]\nconcurrency = 1\n'
+def test_a_call_waits_for_its_turn(tmp_path: Path) -> None:
+    policy = 'header = "x-tenant"\n[tenants.one]\nheader_values = ["one"]\n[models.m]\nmax_requests = 1\n'
     (tmp_path / "policy.toml").write_text(policy)
     table = f'{ROUTER}policy-file = "policy.toml"\n'
     waiting: list[StandInCall] = []
