@@ -154,7 +154,17 @@ def read_request(file: Any) -> Received | None:
     while (line := file.readline().decode().rstrip("\r\n")) != "":
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
-    return Received(method, path, headers, file.read(int(headers.get("content-length", "0"))))
+    if headers.get("transfer-encoding") == "chunked":
+        body = b"".join(iter(lambda: _read_chunk(file), b""))
+    else:
+        body = file.read(int(headers.get("content-length", "0")))
+    return Received(method, path, headers, body)
+
+
+def _read_chunk(file: Any) -> bytes:
+    data: bytes = file.read(int(file.readline(), 16))
+    file.readline()
+    return data
 
 
 def reset(connection: socket.socket) -> None:

@@ -267,6 +267,12 @@ def _http2(rng: random.Random) -> Parts:
     return (preface, *made)
 
 
+def _answers(rng: random.Random) -> Parts:
+    body = rng.randbytes(rng.choice((0, 5, 200, 20_000)))
+    made = frames.answers(rng, rng.randint(1, 4), body)
+    return tuple(frames.mutated(rng, made) if rng.random() < 0.9 else made)
+
+
 def _config(rng: random.Random) -> Parts:
     if rng.random() < 0.3:
         return b"json", configurations.config_document(rng)
@@ -288,6 +294,7 @@ SURFACES: Final[Mapping[str, Surface]] = {
     "settings": Surface(KEPT, 3, _request(administration.setting)),
     "loads": Surface(LOADS, 1, _load),
     "config": Surface(LOCAL, 4, _config),
+    "answers": Surface(LOCAL, 2, _answers, 0),
     "policy": Surface(LOCAL, 2, lambda rng: (configurations.policy(rng),), 0),
     "cluster": Surface(LOCAL, 1, routed.cluster, 0),
     "responses": Surface(LOCAL, 2, routed.response, 0),

@@ -19,6 +19,7 @@ ROOMS: Final = (
     "tools",
     "cli",
     "server_process",
+    "picker",
     "router",
     "fronts",
     "transports llm.openai",
@@ -72,6 +73,7 @@ SHORTEST: Final = 40
 SHORT: Final = {
     "nerite/artifacts/programs/classify_text.py": "copied into repositories as it is",
     "nerite/artifacts/programs/embed_text.py": "copied into repositories as it is",
+    "nerite/wire/ext_proc.py": "the messages have their names from the schema",
     "nerite/wire/fields.py": "imported by workers, which have no protobuf package",
     "nerite/wire/grpc_service.py": "the messages have their names from the schema",
     "nerite/wire/health.py": "the messages have their names from the schema",

@@ -221,7 +221,7 @@ class PoolBalancer:
         return [
             load
             for load in self._members.values()
-            if load.ready and not load.draining and (load.models is None or model in load.models)
+            if load.ready and not load.draining and (load.models is None or not model or model in load.models)
         ]
 
     def _fit(self, model: str) -> Candidates:

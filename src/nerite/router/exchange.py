@@ -142,7 +142,7 @@ class RoutedExchange:
             self._send(choice, now_ns)
 
     def _send(self, choice: PoolChoice, now_ns: int) -> None:
-        pool, member = choice
+        pool, member = choice.pool, choice.member
         self._pool = pool
         self._attempt = pool.balancer.begin(self.request, member, now_ns)
         self.attempts -= 1

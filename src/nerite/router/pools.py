@@ -107,6 +107,8 @@ class PoolChoice(NamedTuple):
 
     pool: RouterPool
     member: Member
+    fallbacks: tuple[Member, ...] = ()
+    """Others that would do, the best first."""
 
 
 class PoolTable:
@@ -120,9 +122,16 @@ class PoolTable:
         """Requests that were answered without a member, by code."""
 
     def choose(
-        self, request: RoutedRequest, level: str, now_ns: int, tried: Collection[str] = ()
+        self,
+        request: RoutedRequest,
+        level: str,
+        now_ns: int,
+        tried: Collection[str] = (),
+        subset: Collection[str] | None = None,
     ) -> PoolChoice | NeriteError:
-        """Choose a member, or return the error for the client. ``tried``: members that have failed the request.
+        """Choose a member, or return the error for the client.
+
+        ``tried``: members that have failed the request. ``subset``: choose among these names only.
 
         The first pool that takes the class and has a member for the model gets it. A class that a pool lists goes to
         such pools only. A pool that borrows uses idle members of the others when its own are full or gone.
@@ -133,12 +142,12 @@ class PoolTable:
         refusal: NoMember | None = None
         for pool in fitting:
             if pool.serves(model):
-                pick = pool.balancer.pick(request, now_ns, tried=tried)
+                pick = pool.balancer.pick(request, now_ns, tried=tried, subset=subset)
                 if not isinstance(pick, NoMember):
                     pool.picks[pick.reason] += 1
-                    return PoolChoice(pool, pick.member)
+                    return PoolChoice(pool, pick.member, pick.fallbacks)
                 refusal = refusal or pick
-            if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried)):
+            if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried, subset)):
                 return lent
         if refusal is None:
             return self._unserved(model, level, fitting)
@@ -149,13 +158,20 @@ class PoolTable:
         return any(pool.serves(model) for pool in self.pools)
 
     def _borrow(
-        self, borrower: RouterPool, request: RoutedRequest, now_ns: int, tried: Collection[str]
+        self,
+        borrower: RouterPool,
+        request: RoutedRequest,
+        now_ns: int,
+        tried: Collection[str],
+        subset: Collection[str] | None,
     ) -> PoolChoice | None:
         """Choose an idle member of another pool."""
         for pool in self.pools:
             if pool is borrower or not pool.serves(request.model):
                 continue
             idle = {load.member.name for load in pool.balancer.members if not load.requests}
+            if subset is not None:
+                idle.intersection_update(subset)
             pick = pool.balancer.pick(request, now_ns, tried=tried, subset=idle) if idle else None
             if pick is not None and not isinstance(pick, NoMember):
                 pool.picks["borrowed"] += 1

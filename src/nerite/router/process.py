@@ -29,13 +29,13 @@ from nerite.observability.machine import usable_memory
 from nerite.redis.settings import settings_of_address
 from nerite.router.admission import RouterAdmission
 from nerite.router.discovery import Discovery
+from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.health import HealthChecks
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
 from nerite.router.pools import PoolTable, RouterPool
-from nerite.transports.access import Callers
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -108,7 +108,7 @@ class RouterProcess:
         guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
         sessions = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
         self._policy, self._admission = _admission(router)
-        callers = None if self._policy is None else Callers(self._current_policy)
+        callers = None if self._admission is None else self._admission.callers
         targets = HttpTargets(guard, sessions, router.max_body, callers)
         self._service = RouterService(self._table, self._members, targets, router, self._admission)
         self._http = HttpListener(
@@ -120,13 +120,10 @@ class RouterProcess:
             access_log=router.access_log,
             size_setting="max-body in [router] of the cluster file",
         )
+        self._grpc = RouterGrpcPort(self._table, self._members, router, sessions, self._bounds, self._admission)
         metrics = RouterMetrics(self._table, self._members, self._bounds, guard, self._admission)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
-
-    def _current_policy(self) -> AdmissionPolicy:
-        assert self._admission is not None
-        return self._admission.tenants.policy
 
     async def serve(self) -> int:
         """Start, wait for a signal, and stop; return the exit status."""
@@ -150,7 +147,7 @@ class RouterProcess:
             if self._admission is not None and self._admission.tenants.shared is not None:
                 await self._admission.tenants.shared.close()
             self._idle_check.stop()
-            for listener in (self._http, self._metrics):
+            for listener in (self._http, self._metrics, self._grpc):
                 listener.abort()
             self._bounds.aside.close()
         return 0
@@ -179,9 +176,11 @@ class RouterProcess:
         await self._health.check_all()
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port),
+            "gRPC": await self._grpc.open(router.address, router.grpc_port),
             "metrics": await self._metrics.open(router.address, router.metrics_port),
         }
         log.info(f"Started HTTPService at {router.address}:{ports['HTTP']}")
+        log.info(f"Started GRPCInferenceService at {router.address}:{ports['gRPC']}")
         log.info(f"Started Metrics Service at {router.address}:{ports['metrics']}")
         self._idle_check.start()
         for line in self._welcome_lines(ports):
@@ -212,6 +211,7 @@ class RouterProcess:
         (log.warning if self._policy.problem else log.info)(self._policy.news())
         self._admission.follow(_with_redis(self._policy.policy, self._settings.router))
         self._http.forget()
+        self._grpc.forget()
 
     async def _stop(self) -> None:
         """Announce the end, stop accepting, and wait for requests in progress."""
@@ -220,15 +220,16 @@ class RouterProcess:
         deadline = time.monotonic() + timeout
         self._service.draining = True
         self._http.drain()
+        self._grpc.drain()
         await asyncio.sleep(min(0.15, timeout / 4))
         self._http.admit_no_more()
+        self._grpc.admit_no_more()
         await asyncio.sleep(0.01)
         self._http.stop_accepting()
-        while self._http.open_connections:
+        self._grpc.stop_accepting()
+        while open_connections := self._http.open_connections + self._grpc.open_connections:
             if time.monotonic() >= deadline:
-                log.error(
-                    f"after {timeout:g} s, {self._http.open_connections} connections are still open: closing them"
-                )
+                log.error(f"after {timeout:g} s, {open_connections} connections are still open: closing them")
                 break
             await asyncio.sleep(0.02)
         self._metrics.stop_accepting()
