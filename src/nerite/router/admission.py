@@ -12,15 +12,18 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple, Protocol
 
 from nerite.admission.controller import AdmissionController
-from nerite.admission.policy import AdmissionPolicy
+from nerite.admission.policy import EVERYBODY, AdmissionPolicy
 from nerite.admission.tenants import TenantAdmission
 from nerite.admission.ticket import AdmissionTicket, Admit, AwaitLease, Refuse, TicketEnding, TicketState
 from nerite.core.errors import NeriteError
 from nerite.core.request import Caller
 from nerite.observability.exposition import Page
+from nerite.transports.access import Callers
 
 _MOST_MODELS: Final = 1024
 """Models with controllers of their own. Clients may invent names where it is not known what members serve."""
+ANYBODY: Final = Caller(EVERYBODY)
+"""Who sends a request, if no policy is in force."""
 _OTHERS: Final = "*"
 """Name for further models together."""
 
@@ -110,6 +113,8 @@ class RouterAdmission:
     def __init__(self, policy: AdmissionPolicy, loop: asyncio.AbstractEventLoop) -> None:
         """Raises ``Unsupported`` if quotas are shared and the package for that is missing."""
         self.tenants = TenantAdmission(policy, loop)
+        self.callers = Callers(lambda: self.tenants.policy)
+        """Identifies callers by their headers."""
         self._loop = loop
         self._controllers: dict[tuple[str, bool], AdmissionController] = {}
         self._waiting: dict[AdmissionTicket, Admission] = {}

@@ -40,9 +40,9 @@ class CallRouter(Protocol):
     """What the calls need of the router."""
 
     def exchange(
-        self, client: CallRelay, target: RoutedTarget, request: RoutedRequest, timeout: float, size: int
+        self, client: CallRelay, request: RoutedRequest, target: RoutedTarget, size: int, timeout: float
     ) -> RoutedExchange:
-        """Return the exchange of a request of ``size`` bytes, which has not begun. ``timeout`` 0 is none."""
+        """Return the exchange of a request, which has not begun. ``size`` is that of its message."""
 
     def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:
         """Begin a call at a member."""
@@ -58,9 +58,9 @@ class RoutedTarget(CallTarget, Protocol):
     block: bytes
     """Headers for the member."""
     level: str
-    """Class of the requests."""
+    """Class that the client asks for."""
     caller: Caller | None
-    """Who sends them, if admission control is to decide; None: it is not."""
+    """Who sends them, if they have to be admitted; None: they need not."""
 
     def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
         """Return what the choice of a member depends on; None if more of the message is needed.
@@ -94,8 +94,9 @@ class CallRelay:
     )  # fmt: skip
 
     def __init__(
-        self, client: ClientCall, target: RoutedTarget, request: RoutedRequest, timeout: float, size: int
+        self, client: ClientCall, target: RoutedTarget, request: RoutedRequest, size: int, timeout: float
     ) -> None:
+        """``size`` is that of the message, or of what has come of it."""
         self._client = client
         self._target = target
         self._member_call: GrpcMemberCall | None = None
@@ -115,7 +116,7 @@ class CallRelay:
         """The client has got a part of the answer."""
         self.received = self.sent = 0
         """Bytes of messages of the client, and for it."""
-        self.exchange = target.router.exchange(self, target, request, timeout, size)
+        self.exchange = target.router.exchange(self, request, target, size, timeout)
 
     def begin(self, data: Buffer, end: bool) -> None:
         """Send the beginning of the request, or all of it, which is kept until its answer begins."""
@@ -310,7 +311,7 @@ class RoutedCall(GrpcCall):
             return
         assert request is not None
         timeout, self.deadline = _remaining(self.deadline), None
-        self._relay = CallRelay(self, target, request, timeout, len(framed))
+        self._relay = CallRelay(self, target, request, len(framed), timeout)
         self._relay.begin(framed, True)
 
     def finish(self, status: str) -> None:
@@ -384,7 +385,7 @@ class RoutedStream:
         if request is not None:
             timeout, self.deadline = _remaining(self.deadline), None
             beginning, self._beginning = self._beginning, bytearray()
-            self._relay = CallRelay(self, self._target, request, timeout, len(beginning))
+            self._relay = CallRelay(self, self._target, request, len(beginning), timeout)
             self._relay.begin(beginning, end)
 
     def expect(self) -> None:

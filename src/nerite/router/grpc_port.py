@@ -18,7 +18,6 @@ from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.grpc_service import GrpcRouterService
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
-from nerite.transports.access import Callers
 from nerite.transports.access_log import AccessRecord, peer_of
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.call import ConnectionCall
@@ -62,10 +61,8 @@ class RouterGrpcPort:
         settings: RouterSettings,
         session_headers: Sequence[str],
         bounds: TransportLimits,
-        callers: Callers | None = None,
         admission: RouterAdmission | None = None,
     ) -> None:
-        """``callers`` and ``admission`` are given if a policy is in force."""
         self._admission = admission
         self._table = table
         self._members = members
@@ -73,7 +70,9 @@ class RouterGrpcPort:
         self._channels: dict[str, GrpcChannel] = {}
         """By address."""
         self._check_timer: asyncio.TimerHandle | None = None
-        self._service = GrpcRouterService(self, table, session_headers, callers, settings.max_body)
+        self._service = GrpcRouterService(
+            self, table, session_headers, settings.max_body, None if admission is None else admission.callers
+        )
         self._listener = GrpcListener(
             self._service,
             KeepaliveOptions(),
@@ -87,6 +86,10 @@ class RouterGrpcPort:
         number = await self._listener.open(address, port)
         self._check()
         return number
+
+    def forget(self) -> None:
+        """Read the headers of calls anew, because tenants have changed."""
+        self._listener.forget()
 
     def drain(self) -> None:
         """Have clients send further calls elsewhere."""
@@ -116,14 +119,10 @@ class RouterGrpcPort:
 
     # For the calls
 
-    def forget(self) -> None:
-        """Identify callers again, also on open connections: the policy has changed."""
-        self._listener.forget()
-
     def exchange(
-        self, client: CallRelay, target: RoutedTarget, request: RoutedRequest, timeout: float, size: int
+        self, client: CallRelay, request: RoutedRequest, target: RoutedTarget, size: int, timeout: float
     ) -> RoutedExchange:
-        """Return the exchange of a request of ``size`` bytes, which has not begun. ``timeout`` 0 is none."""
+        """Return the exchange of a request, which has not begun. ``timeout`` is the client's, 0 for none."""
         own = self._settings.timeout
         seconds = min(timeout, own) if timeout and own else timeout or own
         caller = target.caller

@@ -13,6 +13,7 @@ from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.http2 import Buffer, ReplyHeaders, RequestHeaders, encode_request
 from nerite.router import grpc_routing
+from nerite.router.admission import ANYBODY
 from nerite.router.grpc_calls import CallRouter, RoutedCall
 from nerite.router.pools import PoolTable
 from nerite.transports import access
@@ -128,8 +129,8 @@ class MemberTarget(RefusedTarget):
         method: RouterMethod,
         headers: RequestHeaders,
         session_headers: Sequence[str],
-        callers: Callers | None,
         max_message: int,
+        callers: Callers | None,
     ) -> None:
         """Raises ``InvalidArgument`` for headers with wrong values."""
         super().__init__(None)
@@ -139,12 +140,12 @@ class MemberTarget(RefusedTarget):
         self.stream = self if method.kind is MethodKind.STREAM else None
         self.max_message = max_message
         self.level = checked(get(access.CLASS) or "", f"header '{access.CLASS}'")
+        self.caller = None
+        if method.kind is not MethodKind.ANY:
+            self.caller = ANYBODY if callers is None else callers.of(get, seconds)
         seconds = _grpc_timeout(headers)
         limits = [each for each in (seconds, access.timeout_of(get) or None) if each is not None]
         self.timeout = min(limits, default=None)
-        self.caller = None
-        if callers is not None and method.kind is not MethodKind.ANY:
-            self.caller = callers.of(get, seconds)
         self.block = _member_block(headers)
         self._method = method
         self._ready = path.endswith(b"/ModelReady")
@@ -290,14 +291,13 @@ class GrpcRouterService:
         router: CallRouter,
         table: PoolTable,
         session_headers: Sequence[str],
-        callers: Callers | None,
         max_message: int,
+        callers: Callers | None = None,
     ) -> None:
-        """``callers`` identifies callers if a policy is in force."""
-        self._callers = callers
         self._router = router
         self._table = table
-        self._session_headers = session_headers
+        self._sessions = session_headers
+        self._callers = callers
         self._max_message = max_message
         self.draining = False
         """The router stops: it is not ready any more."""
@@ -342,9 +342,7 @@ class GrpcRouterService:
             target: RefusedTarget = (
                 IndexTarget(self._router, self._table, headers, messages.MAX_QUESTION)
                 if method.kind is MethodKind.ALL
-                else MemberTarget(
-                    self._router, method, headers, self._session_headers, self._callers, self._max_message
-                )
+                else MemberTarget(self._router, method, headers, self._sessions, self._max_message, self._callers)
             )
         except NeriteError as error:
             return RefusedTarget(messages.of_error(error))

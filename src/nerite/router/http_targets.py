@@ -7,11 +7,11 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from nerite.admission.policy import EVERYBODY
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
 from nerite.core.request import Caller
 from nerite.llm.openai.fields import reply_of
+from nerite.router.admission import ANYBODY
 from nerite.router.response_head import HOP_BY_HOP
 from nerite.transports import access
 from nerite.transports.access import Callers
@@ -34,9 +34,6 @@ _CONTENTS: Final = ("completions", "chat_completions", "embeddings", "rerank")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
 _OF_ROUTERS: Final = ("live", "ready", "index", "openai_models", "quota")
 _ELSEWHERE: Final = ("server_metadata",)
-
-
-_ANYBODY: Final = Caller(EVERYBODY)
 
 
 class BodyKind(Enum):
@@ -63,7 +60,7 @@ class RouteTarget(NamedTuple):
     version: str = ""
     level: str = ""
     """Class that the client asks for."""
-    caller: Caller = _ANYBODY
+    caller: Caller = ANYBODY
     timeout: float = 0.0
     """Seconds; 0: the client states none."""
     session: str = ""
@@ -164,7 +161,7 @@ class HttpTargets:
             model=model,
             version=version,
             level=checked(get(access.CLASS) or "", f"header '{access.CLASS}'"),
-            caller=_ANYBODY if self._callers is None else self._callers.of(get),
+            caller=ANYBODY if self._callers is None else self._callers.of(get),
             timeout=access.timeout_of(get),
             session=checked(session, "the session in a header"),
             openai=head.path.startswith(_OPENAI),

@@ -36,7 +36,6 @@ from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
 from nerite.router.pools import PoolTable, RouterPool
-from nerite.transports.access import Callers
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -109,7 +108,7 @@ class RouterProcess:
         guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
         sessions = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
         self._policy, self._admission = _admission(router)
-        callers = None if self._policy is None else Callers(self._current_policy)
+        callers = None if self._admission is None else self._admission.callers
         targets = HttpTargets(guard, sessions, router.max_body, callers)
         self._service = RouterService(self._table, self._members, targets, router, self._admission)
         self._http = HttpListener(
@@ -121,16 +120,10 @@ class RouterProcess:
             access_log=router.access_log,
             size_setting="max-body in [router] of the cluster file",
         )
-        self._grpc = RouterGrpcPort(
-            self._table, self._members, router, sessions, self._bounds, callers, self._admission
-        )
+        self._grpc = RouterGrpcPort(self._table, self._members, router, sessions, self._bounds, self._admission)
         metrics = RouterMetrics(self._table, self._members, self._bounds, guard, self._admission)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
-
-    def _current_policy(self) -> AdmissionPolicy:
-        assert self._admission is not None
-        return self._admission.tenants.policy
 
     async def serve(self) -> int:
         """Start, wait for a signal, and stop; return the exit status."""
