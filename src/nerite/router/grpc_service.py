@@ -140,12 +140,12 @@ class MemberTarget(RefusedTarget):
         self.stream = self if method.kind is MethodKind.STREAM else None
         self.max_message = max_message
         self.level = checked(get(access.CLASS) or "", f"header '{access.CLASS}'")
-        self.caller = None
-        if method.kind is not MethodKind.ANY:
-            self.caller = ANYBODY if callers is None else callers.of(get, seconds)
         seconds = _grpc_timeout(headers)
         limits = [each for each in (seconds, access.timeout_of(get) or None) if each is not None]
         self.timeout = min(limits, default=None)
+        self.caller = None
+        if method.kind is not MethodKind.ANY:
+            self.caller = ANYBODY if callers is None else callers.of(get, seconds)
         self.block = _member_block(headers)
         self._method = method
         self._ready = path.endswith(b"/ModelReady")
