@@ -130,10 +130,11 @@ def _read_answers(pieces: Sequence[bytes]) -> bool:
         client.outbound.clear()
     if client.open_streams != len(calls.open) or (client.closed and calls.open):
         raise AssertionError(f"{client.open_streams} streams are open, and {len(calls.open)} calls")
+    right = calls.right and not client.closed
     client.lost()
     if calls.open:
         raise AssertionError(f"{len(calls.open)} calls never end")
-    return calls.right and not client.closed
+    return right
 
 
 def _has_nan(value: object) -> bool:
