@@ -27,7 +27,9 @@ PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 
 @contextmanager
-def picking(folder: Path, *members: StandInMember, rows: Sequence[str] = (), more: str = "") -> Iterator[Serving]:
+def picking(
+    folder: Path, *members: StandInMember, rows: Sequence[str] = (), more: str = "", flags: Sequence[str] = ()
+) -> Iterator[Serving]:
     """Run a picker on free ports."""
     listed = ", ".join(rows or [f'"{each.address}"' for each in members])
     file = folder / "picker.toml"
@@ -35,7 +37,7 @@ def picking(folder: Path, *members: StandInMember, rows: Sequence[str] = (), mor
     log = folder / "picker.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [str(NERITE), "pick", str(file), "--port", "0", "--metrics-port", "0"],
+            [str(NERITE), "pick", str(file), "--port", "0", "--metrics-port", "0", *flags],
             stdout=sink,
             stderr=subprocess.STDOUT,
         )
@@ -53,9 +55,10 @@ def address(picker: Serving) -> str:
     return f"127.0.0.1:{picker.ports['ExternalProcessor']}"
 
 
-def ask(port: int, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    connection.request(method, path, body, {"Content-Type": "application/json"})
+    fields = {"Content-Type": "application/json", **{name.replace("_", "-"): each for name, each in headers.items()}}
+    connection.request(method, path, body, fields)
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read()
     connection.close()
@@ -144,6 +147,24 @@ def test_an_empty_subset_is_refused(tmp_path: Path) -> None:
         envoy(tmp_path, address(picker), [each.address for each in members], subset=[]) as (port, _),
     ):
         assert ask(port, "POST", "/v2/models/m/infer", b"{}")[0] == 503
+
+
+def test_what_tests_of_conformance_ask(tmp_path: Path) -> None:
+    with (
+        two() as members,
+        picking(tmp_path, *members, flags=["--conformance"]) as picker,
+        envoy(tmp_path, address(picker), [each.address for each in members]) as (port, _),
+    ):
+        for first, second in ((0, 1), (1, 0)):
+            wanted = f"{members[first].address},{members[second].address}"
+            status, headers, _ = ask(port, "GET", "/v2/models/m", test_epp_endpoint_selection=wanted)
+            assert (status, headers["x-conformance-test-served-endpoint"]) == (200, members[first].address)
+        members[0].stop()
+        wanted = f"{members[0].address},{members[1].address}"
+        for _ in range(3):
+            status, headers, _ = ask(port, "GET", "/v2/models/m", test_epp_endpoint_selection=wanted)
+            assert (status, headers["x-conformance-test-served-endpoint"]) == (200, members[1].address)
+        assert ask(port, "GET", "/v2/models/m", test_epp_endpoint_selection="10.9.9.9")[0] == 503
 
 
 def test_envoy_turns_to_a_fallback(tmp_path: Path) -> None:

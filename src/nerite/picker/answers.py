@@ -15,6 +15,10 @@ SERVED: Final = "x-gateway-destination-endpoint-served"
 """Metadata of a response: the endpoint that has answered."""
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
 """Metadata of a request: the endpoints among which to choose."""
+WANTED: Final = "test-epp-endpoint-selection"
+"""Header with which tests of conformance say which addresses may be chosen, in this order."""
+TOLD: Final = "x-conformance-test-served-endpoint"
+"""Header of a response that tells tests of conformance who has answered."""
 NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _OVERWRITE: Final = "OVERWRITE_IF_EXISTS_OR_ADD"
@@ -39,6 +43,14 @@ def picked_with_body(endpoints: str) -> wire.ProcessingResponse:
     return wire.ProcessingResponse(
         request_body=wire.BodyResponse(response=wire.CommonResponse(header_mutation=mutation, clear_route_cache=True)),
         dynamic_metadata=_metadata(endpoints),
+    )
+
+
+def told_served(endpoint: str) -> wire.ProcessingResponse:
+    """Return the answer to the headers of a response that tells who has answered."""
+    mutation = wire.HeaderMutation(set_headers=[_header(TOLD, endpoint)])
+    return wire.ProcessingResponse(
+        response_headers=wire.HeadersResponse(response=wire.CommonResponse(header_mutation=mutation))
     )
 
 

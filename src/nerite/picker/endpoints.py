@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from time import monotonic_ns
 from typing import NamedTuple
 
 from nerite.balancing.member import Member, RoutedRequest
-from nerite.core.errors import NeriteError
+from nerite.core.errors import NeriteError, Unavailable
 from nerite.router.pools import PoolTable, RouterPool
 
 
@@ -45,6 +45,30 @@ class EndpointTable:
             return found
         members = (found.member, *found.fallbacks)
         return EndpointChoice(found.pool, found.member, ",".join(address_of(each, grpc=grpc) for each in members))
+
+    def choose_in_order(
+        self, request: RoutedRequest, level: str, wanted: Sequence[str], *, grpc: bool
+    ) -> EndpointChoice | NeriteError:
+        """Choose the first of these hosts or addresses that is ready; the others are those to turn to."""
+        found: list[EndpointChoice] = []
+        refusal: NeriteError = Unavailable("no endpoint was asked for")
+        for each in wanted:
+            choice = self.choose(request, level, self._addresses_at(each), grpc=grpc)
+            if isinstance(choice, NeriteError):
+                refusal = choice
+            elif all(other.member != choice.member for other in found):
+                found.append(choice)
+        if not found:
+            return refusal
+        return found[0]._replace(endpoints=",".join(address_of(each.member, grpc=grpc) for each in found))
+
+    def _addresses_at(self, host: str) -> set[str]:
+        return {
+            load.member.http
+            for pool in self._table.pools
+            for load in pool.balancer.members
+            if host in (load.member.http, load.member.http.rpartition(":")[0])
+        }
 
     def member_at(self, address: str) -> tuple[RouterPool, Member] | None:
         """Return who has an address."""

@@ -44,6 +44,8 @@ class PickerPorts(NamedTuple):
     address: str
     port: int
     metrics_port: int
+    conformance: bool = False
+    """Gateways are tests of the protocol, whose requests say which endpoint they want."""
 
 
 def run(settings: ClusterSettings, ports: PickerPorts) -> int:
@@ -70,7 +72,7 @@ class PickerProcess:
         max_body = settings.router.max_body
         sessions = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
         service = PickerService(
-            lambda: PickSession(self._endpoints, max_body, sessions),
+            lambda: PickSession(self._endpoints, max_body, sessions, conformance=ports.conformance),
             lambda: self._endpoints.ready and not self._draining,
             max_body + _FRAMING,
         )

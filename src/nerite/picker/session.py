@@ -30,6 +30,7 @@ _BUFFERED: Final = 2
 _FAILED: Final = range(500, 600)
 _REFUSED: Final = ("429", "503")
 _INFINITE: Final = float("inf")
+_MAX_WANTED: Final = 16
 
 
 class PickSession:
@@ -40,7 +41,16 @@ class PickSession:
     the answer to the headers first, so the choice does not depend on what is in the body.
     """
 
-    def __init__(self, table: EndpointTable, max_body: int, session_headers: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        table: EndpointTable,
+        max_body: int,
+        session_headers: tuple[str, ...] = (),
+        *,
+        conformance: bool = False,
+    ) -> None:
+        """With ``conformance``, requests may say which endpoint they want, and responses tell who has answered."""
+        self._conformance = conformance
         self._table = table
         self._max_body = max_body
         self._session_headers = session_headers
@@ -80,8 +90,11 @@ class PickSession:
                 yield from self._decide(end_of_body=False)
             yield wire.ProcessingResponse(request_trailers=wire.TrailersResponse())
         elif kind == "response_headers":
-            self._take_response_headers(message)
-            yield wire.ProcessingResponse(response_headers=wire.HeadersResponse())
+            served = self._take_response_headers(message)
+            if self._conformance and served:
+                yield answers.told_served(served)
+            else:
+                yield wire.ProcessingResponse(response_headers=wire.HeadersResponse())
         elif kind == "response_body":
             yield from self._take_response_body(message.response_body.body, message.response_body.end_of_stream)
         else:
@@ -159,7 +172,11 @@ class PickSession:
             request, level = self._routed(), self._level()
         except NeriteError as error:
             return answers.refused(error.http_status, error.message)
-        found = self._table.choose(request, level, self._subset, grpc=self._grpc)
+        if self._conformance and (wanted := self._fields.get(answers.WANTED)):
+            hosts = [each.strip() for each in wanted.split(",")][:_MAX_WANTED]
+            found = self._table.choose_in_order(request, level, hosts, grpc=self._grpc)
+        else:
+            found = self._table.choose(request, level, self._subset, grpc=self._grpc)
         if isinstance(found, NeriteError):
             return answers.refused(found.http_status, found.message, found.retry_after)
         self._begin(found.pool, found.member, request)
@@ -216,17 +233,20 @@ class PickSession:
 
     # The response
 
-    def _take_response_headers(self, message: wire.ProcessingRequest) -> None:
+    def _take_response_headers(self, message: wire.ProcessingRequest) -> str:
+        """Note what the headers say; return who has answered, as far as the gateway says."""
         fields = answers.fields_of(message.response_headers.headers)
         self._status = fields.get(":status", "")
         line = fields.get("endpoint-load-metrics", "")
         self._report = load_report(line.encode("latin-1")) if line else None
-        self._follow(answers.served_of(message))
+        served = answers.served_of(message)
+        self._follow(served)
         if self._place is not None and self._report is not None:
             pool, member = self._place
             pool.balancer.report(member.name, self._report, monotonic_ns())
         if message.response_headers.end_of_stream:
             self.close()
+        return served
 
     def _follow(self, served: str) -> None:
         """Take note that another endpoint has answered than the first that was chosen."""

@@ -37,6 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metrics-port", type=int, default=_METRICS_PORT, help=f"port for metrics (default: {_METRICS_PORT})"
     )
+    parser.add_argument(
+        "--conformance",
+        action="store_true",
+        help="let requests choose their endpoint by a header, as tests of the protocol do; not for production",
+    )
     return parser
 
 
@@ -51,4 +56,6 @@ def _pick(options: argparse.Namespace) -> int:
     from nerite.picker import process
 
     install_logging(log)
-    return process.run(settings, process.PickerPorts(options.address, options.port, options.metrics_port))
+    return process.run(
+        settings, process.PickerPorts(options.address, options.port, options.metrics_port, options.conformance)
+    )

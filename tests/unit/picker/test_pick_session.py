@@ -278,3 +278,25 @@ def test_a_session_stays():
         gateway.respond()
         gateway.session.close()
     assert len(chosen) == 1
+
+
+def test_tests_of_conformance_choose_their_endpoint():
+    gateway = Gateway()
+    header = {"test_epp_endpoint_selection": "10.0.0.2, 10.9.9.9,10.0.0.1:8000,10.0.0.2"}
+    (ignored,) = gateway.headers("/v2/models/m/infer", end=True, **header)
+    assert len(endpoints(ignored)) == 2
+    for wanted, found in (
+        ("10.0.0.2, 10.9.9.9,10.0.0.1:8000,10.0.0.2", [TWO, ONE]),
+        ("10.0.0.1", [ONE]),
+        ("10.9.9.9", []),
+    ):
+        gateway.session = PickSession(gateway.table, 10_000, conformance=True)
+        (answer,) = gateway.headers("/v2/models/m/infer", end=True, test_epp_endpoint_selection=wanted)
+        if not found:
+            assert answer.immediate_response.status.code == 503
+            continue
+        assert endpoints(answer) == found
+        (told,) = gateway.respond(served=found[-1])
+        (header,) = told.response_headers.response.header_mutation.set_headers
+        assert header.header.key == "x-conformance-test-served-endpoint"
+        assert header.header.raw_value.decode() == found[-1]
