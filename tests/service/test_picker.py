@@ -117,13 +117,14 @@ def test_large_bodies_and_streams_through_envoy(tmp_path: Path) -> None:
 def test_envoy_answers_what_the_picker_refuses(tmp_path: Path) -> None:
     with (
         two() as members,
-        picking(tmp_path, *members, more="[router]\nmax-body = 100000\n") as picker,
+        picking(tmp_path, *members, more='[router]\nmax-body = 100000\ntimeout = "5s"\n') as picker,
         envoy(tmp_path, address(picker), [each.address for each in members]) as (port, _),
     ):
         status, _, body = ask(port, "POST", "/v1/chat/completions", json.dumps(CHAT | {"model": "x"}).encode())
         assert status == 404 and "'x'" in json.loads(body)["error"]
         assert ask(port, "POST", "/v1/chat/completions", b"no json")[0] == 400
         assert ask(port, "POST", "/v1/chat/completions", bytes(200_000))[0] == 413
+        assert "router.timeout has no effect in nerite pick" in picker.text
         for member in members:
             member.ready = False
         eventually(lambda: ask(port, "POST", "/v2/models/m/infer", b"{}")[0] == 503)

@@ -36,6 +36,8 @@ _MAX_METRICS_BODY: Final = 64 * 1024
 _FRAMING: Final = 1024 * 1024
 """Bytes of a message besides the piece of a body in it: headers and metadata."""
 _RESTART_DELAY: Final = 1.0
+_UNUSED: Final = ("policy_file", "redis", "ledger", "batches", "access_log", "timeout")
+"""Settings of the router that a picker has no use for: the gateway carries the requests."""
 
 
 class PickerPorts(NamedTuple):
@@ -105,6 +107,8 @@ class PickerProcess:
 
     async def _start(self) -> None:
         """Find the members, check them once, and open the ports. Raises ``NeriteError``."""
+        for line in self._unused_settings():
+            log.warning(line)
         for discovery in self._discoveries:
             await discovery.start()
         await self._health.check_all()
@@ -117,6 +121,13 @@ class PickerProcess:
         log.info(f"Started Metrics Service at {address}:{metrics_port}")
         log.info(f"Nerite {__version__} picks endpoints for gateways among {members} members; {ready} are ready")
         log.info(f"Listening: ext_proc {address}:{port}, metrics {address}:{metrics_port}")
+
+    def _unused_settings(self) -> Iterator[str]:
+        """Yield what the log says of settings that stand in the file and have no effect."""
+        for field in _UNUSED:
+            if getattr(self._settings.router, field):
+                key = field.replace("_", "-")
+                yield f"{self._settings.path}: router.{key} has no effect in nerite pick: only nerite route uses it"
 
     def _background_work(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         for pool, discovery in zip(self._pools, self._discoveries, strict=True):
