@@ -15,7 +15,7 @@ from nerite.core.errors import NeriteError
 from nerite.picker import answers
 from nerite.picker.endpoints import EndpointTable
 from nerite.router.body_facts import generate_facts, openai_facts, sequence_of
-from nerite.router.grpc_routing import facts_of
+from nerite.router.grpc_routing import facts_of, routed_request
 from nerite.router.pools import RouterPool
 from nerite.router.response_head import load_report
 from nerite.transports import access
@@ -200,10 +200,8 @@ class PickSession:
         if self._grpc:
             facts = facts_of(body, self._window, complete=True)
             assert facts is not None
-            return RoutedRequest(
-                facts.model, facts.version, session=session, sequence=facts.sequence,
-                sequence_start=facts.sequence_start, sequence_end=facts.sequence_end, repeatable=False,
-            )  # fmt: skip
+            single = not path.endswith("/ModelStreamInfer")
+            return routed_request(facts, session, single=single, repeatable=False)
         model, version, limit, prompt = "", "", 0.0, memoryview(b"")
         if path.startswith(_OPENAI):
             if body:

@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from nerite.balancing.member import RoutedRequest
+from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
 from nerite.core.client_text import checked
 from nerite.transports.grpc import wire
 from nerite.transports.grpc.wire import MalformedMessage
@@ -14,6 +16,8 @@ PREFIX_SIZE: Final = 5
 _BEGINNING: Final = 64 * 1024
 """Bytes of a compressed message that are decompressed to find the name of its model."""
 _PARAMETERS: Final = 0x22
+_PROMPT: Final = b"text_input"
+"""Input of language models that has the prompt."""
 _SEQUENCE_ID: Final = b"sequence_id"
 _SEQUENCE_START: Final = b"sequence_start"
 _SEQUENCE_END: Final = b"sequence_end"
@@ -28,13 +32,15 @@ class MessageFacts(NamedTuple):
     sequence: str = ""
     sequence_start: bool = False
     sequence_end: bool = False
+    prompt: memoryview = memoryview(b"")
+    """Bytes of the prompt and what follows them, if the message is to a language model."""
 
 
 UNKNOWN: Final = MessageFacts()
 
 
 def facts_of(framed: memoryview, window: int, *, complete: bool) -> MessageFacts | None:
-    """Return the facts of an inference; None if they are not in the part that has arrived, and more may come.
+    """Return the facts of an inference; None if more of its header may come.
 
     ``framed`` begins with the prefix of five bytes. ``window`` is zlib's, for compressed messages. A message that
     cannot be read has no facts: the member that gets it tells the client why.
@@ -46,11 +52,32 @@ def facts_of(framed: memoryview, window: int, *, complete: bool) -> MessageFacts
     whole = complete or len(message) == size
     if framed[0]:
         message = _opened(message, window)
+    model, version, first_tensor = wire.peek(message)
+    if not (whole or (model and first_tensor)):
+        return None
     try:
-        found = _facts(message)
+        return _facts(message, model, version, first_tensor)
     except MalformedMessage:  # cut off, or not a message
-        found = UNKNOWN
-    return found if found.model or whole else None
+        return UNKNOWN
+
+
+def routed_request(facts: MessageFacts, session: str, *, single: bool, repeatable: bool) -> RoutedRequest:
+    """Return what the choice of a member depends on. ``single``: the call has one answer."""
+    prompt = facts.prompt
+    prefix = prefix_hashes(prompt, facts.model) if prompt else ()
+    return RoutedRequest(
+        facts.model,
+        facts.version,
+        prompt_tokens=len(prompt) / BYTES_PER_TOKEN,
+        answer_tokens=1.0 if single and not prompt else 0.0,
+        prefix=prefix,
+        prefix_tokens=prefix_tokens(len(prefix)),
+        session=session,
+        sequence=facts.sequence,
+        sequence_start=facts.sequence_start,
+        sequence_end=facts.sequence_end,
+        repeatable=repeatable and not facts.sequence,
+    )
 
 
 def name_of(framed: memoryview, window: int, tag: int) -> str:
@@ -75,12 +102,13 @@ def _opened(message: memoryview, window: int) -> memoryview:
         return memoryview(b"")
 
 
-def _facts(message: memoryview) -> MessageFacts:
-    """Return the facts of an inference. Raises ``MalformedMessage``."""
-    model, version, first_tensor = wire.peek(message)
+def _facts(message: memoryview, model: str, version: str, first_tensor: int) -> MessageFacts:
+    """Return the facts of an inference, of which ``wire.peek`` has found the rest. Raises ``MalformedMessage``."""
     header = message[:first_tensor] if model and first_tensor else message
-    if model and bytes(header[:_BEGINNING]).find(_SEQUENCE_ID) < 0:
-        return MessageFacts(checked(model, "the name of a model"), version)
+    searched = bytes(header[:_BEGINNING])
+    prompt = message[first_tensor:] if first_tensor and _PROMPT in searched else memoryview(b"")
+    if model and _SEQUENCE_ID not in searched:
+        return MessageFacts(checked(model, "the name of a model"), version, prompt=prompt)
     sequence, start, end = "", False, False
     try:
         for tag, at, stop in _fields(header):
@@ -101,7 +129,8 @@ def _facts(message: memoryview) -> MessageFacts:
     except MalformedMessage:
         if not model:
             raise
-    return MessageFacts(checked(model, "the name of a model"), version, checked(sequence, "sequence_id"), start, end)
+    name = checked(sequence, "sequence_id")
+    return MessageFacts(checked(model, "the name of a model"), version, name, start, end, prompt)
 
 
 def _parameter(entry: memoryview) -> tuple[bytes, str]:

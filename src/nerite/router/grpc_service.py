@@ -167,16 +167,8 @@ class MemberTarget(RefusedTarget):
         facts = grpc_routing.facts_of(message, self._window, complete=complete)
         if facts is None:
             return None
-        return RoutedRequest(
-            facts.model,
-            facts.version,
-            answer_tokens=0.0 if method.kind is MethodKind.STREAM else 1.0,
-            session=self._session,
-            sequence=facts.sequence,
-            sequence_start=facts.sequence_start,
-            sequence_end=facts.sequence_end,
-            repeatable=method.repeatable and not facts.sequence,
-        )
+        single = method.kind is not MethodKind.STREAM
+        return grpc_routing.routed_request(facts, self._session, single=single, repeatable=method.repeatable)
 
     def refusal_of(self, error: NeriteError) -> tuple[bytes, bytes]:
         """Return what answers a call for which there is no member: a model without one is not ready."""

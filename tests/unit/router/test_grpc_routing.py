@@ -58,8 +58,18 @@ def test_a_message_that_is_still_arriving():
     whole = framed(request(sequence_id=5).SerializeToString())
     found = [facts_of(whole[:size], 0, complete=False) for size in range(len(whole) + 1)]
     assert found[0] is None and found[4] is None
-    assert found[-1] == MessageFacts("m", "2", "5")
-    assert all(each is None or each.model == "m" for each in found)
+    assert {each for each in found if each is not None} == {MessageFacts("m", "2", "5")}
+    assert sum(each is not None for each in found) == 1001, "as soon as the header is complete"
+    assert facts_of(whole[:30], 0, complete=True).model == "m"
+
+
+def test_the_prompt_of_a_language_model():
+    made = wire.ModelInferRequest(model_name="llm", raw_input_contents=[b"\5\0\0\0hello", b"more"])
+    made.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    made.inputs.add(name="other", datatype="BYTES", shape=[1])
+    found = facts_of(framed(made.SerializeToString()), 0, complete=True)
+    assert bytes(found.prompt).startswith(b"\5\0\0\0hello") and found.model == "llm"
+    assert not facts_of(framed(request().SerializeToString()), 0, complete=True).prompt
 
 
 def test_fields_in_another_order():
