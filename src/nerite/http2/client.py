@@ -24,7 +24,7 @@ class Http2ClientConnection(Http2Endpoint):
     before its request, we reset the stream with NO_ERROR: the server needs no more of it.
     """
 
-    __slots__ = ("_handler_data", "_leaving", "_responses", "settled")
+    __slots__ = ("_handler_data", "_responses", "leaving", "settled")
 
     def __init__(self, handler: ResponseHandler, limits: Limits, now: float, keep: RememberHeaders) -> None:
         """``keep`` is called with headers that are worth interning."""
@@ -33,7 +33,7 @@ class Http2ClientConnection(Http2Endpoint):
         self._handler_data = handler.data_received
         self._data_received = self._take_response_data
         self._responses = ResponseReader(limits, keep)
-        self._leaving = False
+        self.leaving = False
         """A GOAWAY was sent or received."""
         self.settled = False
         """The server's SETTINGS were received."""
@@ -43,12 +43,12 @@ class Http2ClientConnection(Http2Endpoint):
     @property
     def finished(self) -> bool:
         """Whether the transport may be closed: after an error, or after GOAWAY once no stream is open."""
-        return self.closed or (self._leaving and not self._streams)
+        return self.closed or (self.leaving and not self._streams)
 
     @property
     def room(self) -> int:
         """Number of streams that may be opened now."""
-        if self.closed or self._leaving or self._last_stream_id + 2 > MAX_STREAM_ID:
+        if self.closed or self.leaving or self._last_stream_id + 2 > MAX_STREAM_ID:
             return 0
         allowed = self._limits.max_concurrent_streams
         if not self.settled:
@@ -80,8 +80,8 @@ class Http2ClientConnection(Http2Endpoint):
 
     def goaway(self) -> None:
         """Tell the server that we open no more streams; open ones go on."""
-        if not self.closed and not self._leaving:
-            self._leaving = True
+        if not self.closed and not self.leaving:
+            self.leaving = True
             self.outbound.append(frames.goaway(0, Http2ErrorCode.NO_ERROR, b""))
 
     def _send(self, stream_id: int, stream: Http2Stream, buffers: Sequence[Buffer], ending: bytes | None) -> None:
@@ -165,7 +165,7 @@ class Http2ClientConnection(Http2Endpoint):
 
     def _peer_leaves(self, last_stream_id: int, code: int, reason: str) -> None:
         """Open no more streams, and report those that the server has not processed."""
-        self._leaving = True
+        self.leaving = True
         self._processed_stream_id = min(self._processed_stream_id, last_stream_id)
         self._handler.connection_closing(code, reason)
         for stream_id, stream in list(self._streams.items()):

@@ -90,7 +90,7 @@ class CallRelay:
 
     __slots__ = (
         "_client", "_ended", "_head", "_kept", "_kept_size", "_member_call", "_paused", "_place", "_stopped_reading",
-        "_target", "begun", "exchange", "received", "sent",
+        "_target", "_whole", "begun", "exchange", "received", "sent",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +105,8 @@ class CallRelay:
         self._kept: list[Buffer] = []
         """What the client has sent, for the next member."""
         self._kept_size = 0
+        self._whole = True
+        """All that the client has sent was kept, and no call was begun again at the same member."""
         self._ended = False
         self._head: ReplyHeaders | None = None
         """Headers of an answer that has no data yet."""
@@ -140,8 +142,7 @@ class CallRelay:
         full = self._kept_size > _KEPT
         if call is not None:
             if full:
-                self.exchange.attempts = 0
-                self._kept = []
+                self._drop()
             call.send((data,), end)
             full = call.full
         if full and not self._stopped_reading:
@@ -158,8 +159,14 @@ class CallRelay:
 
     # For the exchange
 
-    def send_to(self, pool: RouterPool, member: Member) -> GrpcMemberCall:
-        """Send the request to a member."""
+    def _drop(self) -> None:
+        """Keep the request no longer: it cannot be sent again."""
+        self._kept = []
+        self._whole = False
+        self.exchange.attempts = 0
+
+    def send_to(self, pool: RouterPool, member: Member) -> CallRelay:
+        """Send the request to a member. The relay is the call, whichever the member's is."""
         self._head = None
         self._place = (pool, member)
         call = self._member_call = self._target.router.call(member, self._target.block, self)
@@ -167,7 +174,12 @@ class CallRelay:
         self._paused = False
         if not call.full:
             self.member_writable()
-        return call
+        return self
+
+    def cancel(self) -> None:
+        """Tell the member that its answer is no longer wanted."""
+        if self._member_call is not None:
+            self._member_call.cancel()
 
     def refuse(self, error: NeriteError) -> None:
         """Answer with an error."""
@@ -224,8 +236,15 @@ class CallRelay:
 
     def call_lost(self, why: str, unprocessed: bool) -> None:
         """Have another member asked, or the client told."""
-        if self._place is not None and self._member_call is not None and self._member_call.connection is None:
-            self._target.router.suspect(*self._place, why)
+        call, place = self._member_call, self._place
+        if call is not None and place is not None:
+            if call.connection is None:
+                self._target.router.suspect(*place, why)
+            elif unprocessed and call.connection.http2.leaving and self._whole:
+                # The member has said goodbye while the call was on its way; its next connection takes it.
+                self._whole = False
+                self.send_to(*place)
+                return
         self.exchange.failed(AttemptEnd.REFUSED if unprocessed else AttemptEnd.LOST, why, sent=not unprocessed)
 
     def member_writable(self) -> None:
@@ -237,9 +256,8 @@ class CallRelay:
 
     def _send_head(self, head: ReplyHeaders) -> None:
         self._head = None
-        self._kept = []
         self.begun = True
-        self.exchange.attempts = 0
+        self._drop()
         self.exchange.answer_begins()
         self._client.connection.http2.send_headers(self._client.stream_id, _block_of(head))
 

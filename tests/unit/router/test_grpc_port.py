@@ -149,6 +149,28 @@ def test_refusals_and_losses_go_to_another_member() -> None:
         assert bad.headers
 
 
+def test_calls_that_a_goaway_excludes_go_to_the_next_connection() -> None:
+    server = Server(answers=False)
+
+    async def work(router: Routed) -> None:
+        calls = [router.ask(method, INFER, end=method == "ModelInfer") for method in ("ModelInfer", "ModelStreamInfer")]
+        await until(lambda: sum(map(len, server.bodies.values())) == 2 * len(INFER))
+        (first,) = server.members
+        first.h2.close_connection(last_stream_id=0)
+        first.flush()
+        await until(lambda: len(server.headers) == 4)
+        _, second = server.members
+        for stream_id in (1, 3):
+            second.answer(stream_id)
+        second.flush()
+        for _, sink in calls:
+            await sink.over.wait()
+            assert (sink.told, sink.body) == ([200, b"0"], b"ok")
+        assert len(server.members) == 2 and not router.suspects
+
+    routed([server], work)
+
+
 def test_the_last_refusal_is_told() -> None:
     server = Server()
     server.answer = status_only(14, "busy")
