@@ -1,6 +1,6 @@
 """What a router adds: latency and processor time of requests through it, in an open loop, against the same direct.
 
-    python benchmarks/router.py [--rate 500] [--seconds 20] [--stream TOKENS]
+    python benchmarks/router.py [--rate 500] [--seconds 20] [--prompt TOKENS] [--stream TOKENS]
 
 The members are a stand-in for engines: a process with one loop that answers each request after so many milliseconds, at
 once or as a stream of events. Client, members and router share the machine; a processor that is busy for others shows
@@ -27,8 +27,6 @@ from typing import NamedTuple, cast
 
 import uvloop
 
-TOKENS = 200
-"""Of a prompt."""
 CONNECTIONS = 64
 _TICKS = os.sysconf("SC_CLK_TCK")
 _EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" token"}}]}\n\n'
@@ -137,8 +135,10 @@ class Asked(asyncio.Protocol):
 class Client:
     """Sends requests at a fixed rate, whether or not others were answered."""
 
-    def __init__(self, rate: float, seconds: float) -> None:
+    def __init__(self, rate: float, seconds: float, prompt: int) -> None:
+        """``prompt`` is in tokens of four bytes."""
         self.rate = rate
+        self.text = "word " * (prompt * 4 // 5)
         self.seconds = seconds
         self.idle: list[Asked] = []
         self.waiting: list[float] = []
@@ -152,7 +152,7 @@ class Client:
     def next_request(self) -> bytes:
         """Return a request with a prompt of its own."""
         self.asked += 1
-        prompt = f"{self.asked:08d} " + "word " * (TOKENS * 4 // 5)
+        prompt = f"{self.asked:08d} {self.text}"
         body = json.dumps({"messages": [{"role": "user", "content": prompt}], "model": "m", "max_tokens": 16}).encode()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         return head + b"Authorization: Bearer none\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -198,11 +198,11 @@ class Figures(NamedTuple):
     answered: int
 
 
-async def measure(port: int, rate: float, seconds: float) -> Figures:
+async def measure(port: int, rate: float, seconds: float, prompt: int) -> Figures:
     """Run a client in this process."""
-    warm = Client(rate, 2)
+    warm = Client(rate, 2, prompt)
     await warm.run(port)
-    client = Client(rate, seconds)
+    client = Client(rate, seconds, prompt)
     await client.run(port)
     wholes, firsts = statistics.quantiles(client.wholes, n=100), statistics.quantiles(client.firsts, n=100)
     return Figures(
@@ -261,6 +261,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=500)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=int, default=200, metavar="TOKENS")
     parser.add_argument("--stream", type=int, default=0, metavar="TOKENS")
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of an answer, or between two tokens")
     parser.add_argument("--member", nargs=2, metavar=("SECONDS", "TOKENS"), help=argparse.SUPPRESS)
@@ -268,13 +269,15 @@ def main() -> None:
     if options.member:
         uvloop.run(serve(float(options.member[0]), int(options.member[1])))
         return
+    shape = f"{options.rate:g} requests/s of {options.prompt} tokens"
+    print(f"{shape}, {'answered at once' if not options.stream else f'{options.stream} tokens streamed'}")
     print("| | p50 ms | p99 ms | first p50 ms | first p99 ms | failed | router: us of processor a request |")
     print("|---|---|---|---|---|---|---|")
     with members(2, options.pace, options.stream) as ports, router(ports) as (port, pid):
         for _ in range(options.rounds):
             for name, target in (("direct", ports[0]), ("router", port)):
                 before = processor_seconds(pid)
-                found = uvloop.run(measure(target, options.rate, options.seconds))
+                found = uvloop.run(measure(target, options.rate, options.seconds, options.prompt))
                 spent = (processor_seconds(pid) - before) / (options.rate * (options.seconds + 2)) * 1e6
                 cells = [f"{value:.2f}" for value in found[:4]] + [str(found.failures)]
                 print(f"| {name} | {' | '.join(cells)} | {f'{spent:.0f}' if name == 'router' else ''} |", flush=True)

@@ -163,10 +163,9 @@ class MemberConnection(asyncio.Protocol):
             complete = not self._missing
         if used < size:
             data = data[:used]
-        if complete:
-            self._end(head, keeps=head.keeps and used == size)
         taker.take_data(data, scanner)
-        if complete:
+        if complete and self._taker is taker:  # the client may have gone meanwhile
+            self._end(head, keeps=head.keeps and used == size)
             taker.take_end()
 
     def _end(self, head: ResponseHead, *, keeps: bool) -> None:
