@@ -78,7 +78,9 @@ class PickerProcess:
             lambda: self._endpoints.ready and not self._draining,
             max_body + _FRAMING,
         )
-        self._listener = GrpcListener(service, KeepaliveOptions(), bounds, _UPLOAD_SECONDS, connection=PickerConnection)
+        self._listener = GrpcListener(
+            service, KeepaliveOptions(max_ping_strikes=0), bounds, _UPLOAD_SECONDS, connection=PickerConnection
+        )
         guard = BrowserGuard.of(HttpOptions(), ports.address)
         metrics = RouterMetrics(table, members, bounds, guard)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, bounds, _UPLOAD_SECONDS)
