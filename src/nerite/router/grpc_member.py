@@ -159,7 +159,8 @@ class GrpcMemberConnection:
 
     def lost(self, error: Exception | None) -> None:
         """Report all calls as lost."""
-        self._reason = self._reason or f"lost the connection ({error})" if error else "closed the connection"
+        cause = f"lost the connection ({error})" if error else "closed the connection"
+        self._reason = self._reason or cause
         self._queue.disconnected(self)
         self.http2.lost()
         if not self.ready.done():
