@@ -126,9 +126,9 @@ class PickSession:
         return self._fields.get("content-type", "").startswith("application/grpc")
 
     def _take_request_headers(self, end: bool) -> Iterator[wire.ProcessingResponse]:
-        if not end and self._request_mode == _FULL_DUPLEX:
+        if not end and self._request_mode == _FULL_DUPLEX and not self._decided:
             return
-        if not end and self._request_mode == _BUFFERED:
+        if self._decided or (not end and self._request_mode == _BUFFERED):
             yield wire.ProcessingResponse(request_headers=wire.HeadersResponse())
             return
         yield self._choose()
