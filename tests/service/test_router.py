@@ -186,6 +186,13 @@ def test_models_that_are_not_served(tmp_path: Path) -> None:
         assert router.ask("GET", "/v2/health/live")[0] == 200
 
 
+def test_names_that_members_do_not_list(tmp_path: Path) -> None:
+    with stand_ins(1) as (member,), routed(tmp_path, member, serves=["scorer"]) as router:
+        assert router.ask("POST", "/v2/models/scorer/infer", b"{}")[0] == 200
+        assert router.ask("GET", "/v2")[0] == 200
+        assert [each.path for each in member.requests] == ["/v2/models/scorer/infer", "/v2"]
+
+
 def test_lists_are_merged(tmp_path: Path) -> None:
     with stand_ins(1, models=("a", "b")) as (one,), stand_ins(1, models=("b", "c")) as (two,):
         pools = pool(one.address), pool(two.address, name="second", kind="vllm")

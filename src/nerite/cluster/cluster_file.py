@@ -125,6 +125,7 @@ _POOL: Final[Mapping[str, _Key]] = {
     "grpc-port": _Key("grpc_port", _port),
     "health-interval": _Key("health_interval", _interval),
     "classes": _Key("classes", _names),
+    "serves": _Key("serves", _names),
     "borrows": _Key("borrows", _flag),
     "session-header": _Key("session_header", _header),
 }

@@ -68,6 +68,8 @@ class PoolSettings:
     health_interval: float = 2.0
     classes: tuple[str, ...] = ()
     """Only requests of these classes (header ``x-nerite-class``) come here; empty: all."""
+    serves: tuple[str, ...] = ()
+    """Names that its members serve besides the models that they list, such as weighted routes."""
     borrows: bool = False
     """May use members of other pools that are idle."""
     session_header: str = "x-session-id"

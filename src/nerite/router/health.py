@@ -157,7 +157,8 @@ class HealthChecks:
         self._known[name] = state
         if state.ready and before is not None and before.gone:
             pool.balancer.restarted(name)
-        pool.set_ready(name, state.ready, state.models)
+        models = state.models
+        pool.set_ready(name, state.ready, None if models is None else models.union(pool.settings.serves))
         if before is None or before.ready != state.ready:
             if state.ready:
                 count = "unknown models" if state.models is None else f"{len(state.models)} models"
