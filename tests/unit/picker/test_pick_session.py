@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nerite.balancing.member import Member
+from nerite.balancing.policy import PoolPolicy
 from nerite.cluster.settings import MemberSource, PoolSettings
 from nerite.picker.endpoints import EndpointTable
 from nerite.picker.session import PickSession
@@ -22,9 +23,11 @@ CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]
 class Gateway:
     """A picker with two endpoints, and what a gateway sends to it."""
 
-    def __init__(self, models: Mapping[str, set[str] | None] | None = None, **modes: int) -> None:
+    def __init__(
+        self, models: Mapping[str, set[str] | None] | None = None, policy: PoolPolicy | None = None, **modes: int
+    ) -> None:
         members = (Member(ONE, ONE, "10.0.0.1:8001"), Member(TWO, TWO, "10.0.0.2:8001"))
-        self.pool = RouterPool(PoolSettings("main", MemberSource(members=members)))
+        self.pool = RouterPool(PoolSettings("main", MemberSource(members=members), balancing=policy or PoolPolicy()))
         self.pool.set_members(members)
         for name in (ONE, TWO):
             self.pool.set_ready(name, True, (models or {}).get(name))
@@ -163,6 +166,19 @@ def test_nobody_is_ready():
     names = {header.header.key for header in refused.immediate_response.headers.set_headers}
     assert names == {"content-type", "retry-after"}
     assert sum(gateway.under_way.values()) == 0
+
+
+def test_all_endpoints_are_full():
+    gateway = Gateway(policy=PoolPolicy(max_requests=1))
+    for _ in range(2):
+        gateway.begin()
+        gateway.headers()
+        assert len(gateway.body(CHAT)) == 2
+    gateway.begin()
+    gateway.headers()
+    (refused,) = gateway.body(CHAT)
+    assert refused.immediate_response.status.code == 429
+    assert "retry-after" in {header.header.key for header in refused.immediate_response.headers.set_headers}
 
 
 @pytest.mark.parametrize(
