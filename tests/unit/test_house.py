@@ -19,6 +19,8 @@ ROOMS: Final = (
     "tools",
     "cli",
     "server_process",
+    "picker",
+    "router",
     "fronts",
     "transports llm.openai",
     "rollouts",
@@ -43,6 +45,7 @@ ROOMS: Final = (
     "backends",
     "observability",
     "artifacts",
+    "cluster",
     "config",
     "client",
     "judge",
@@ -62,6 +65,7 @@ GROUPS: Final = {
 SEAMS: Final = {
     ("fronts", "llm.openai"): "a front answers /v1 itself",
     ("transports", "llm.openai"): "the router of the HTTP port leads /v1 there",
+    ("router", "llm.openai"): "errors under /v1 have OpenAI's format",
     ("admission", "llm"): "what a request asks of an engine is estimated before it is queued",
     ("repository", "artifacts"): "a load that fails is told what is plainly wrong with the files",
 }
@@ -70,6 +74,7 @@ SHORTEST: Final = 40
 SHORT: Final = {
     "nerite/artifacts/programs/classify_text.py": "copied into repositories as it is",
     "nerite/artifacts/programs/embed_text.py": "copied into repositories as it is",
+    "nerite/wire/ext_proc.py": "the messages have their names from the schema",
     "nerite/wire/fields.py": "imported by workers, which have no protobuf package",
     "nerite/wire/grpc_service.py": "the messages have their names from the schema",
     "nerite/wire/health.py": "the messages have their names from the schema",

@@ -30,6 +30,7 @@ BY_THE_PROGRAM: Final = {
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
+    "router/pools.py:picks", "router/pools.py:refused", "router/pools.py:retries",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
     "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
 }  # fmt: skip
@@ -68,7 +69,7 @@ BY_THE_OPERATOR: Final = {
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
-    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas",
+    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
     "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
@@ -98,6 +99,7 @@ SMALL: Final = {
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",
     "admission/estimates.py:_decode": "one for each number of bits",
+    "router/admission.py:_controllers": "models, at most 1,024",
     "balancing/member_load.py:timings": "models that have answered within two seconds",
     "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",
     "ledger/meter.py:_keys": "the last header for each way in which a request ends",

@@ -38,6 +38,7 @@ class RoutedRequest(NamedTuple):
     """What the choice of a member depends on."""
 
     model: str
+    """Empty: any member will do."""
     version: str = ""
     prompt_tokens: float = 0.0
     """Estimated from bytes; 0 for tensors."""
