@@ -51,7 +51,9 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/iterative.py
 	$(BIN)/python benchmarks/traces.py
+	$(BIN)/python benchmarks/ledger_cost.py
 	$(BIN)/python benchmarks/rollout_judge.py
+	$(BIN)/python benchmarks/balancing.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/overload.py
 	$(BIN)/python benchmarks/counting.py

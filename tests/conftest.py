@@ -41,6 +41,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+_file = [""]
+"""The file that is under test."""
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Do the same for what a file of tests has imported: frameworks are millions of objects, which stay."""
+    file = nodeid.partition("::")[0]
+    if _file[0] != file:
+        _file[0] = file
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give those more time that may have to wait until TensorFlow has made its models."""
     for item in items:

@@ -49,11 +49,17 @@ class Redis:
 
     def ask(self, *command: bytes | str) -> object:
         """Send a command; return the reply."""
+        return self.ask_as("", *command)
+
+    def ask_as(self, password: str, *command: bytes | str) -> object:
+        """Send a command with a password; return the reply."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
-            connection.sendall(hiredis.pack_command(tuple(command)))
             reader = hiredis.Reader()
-            while (reply := reader.gets()) is False:
-                reader.feed(connection.recv(65536))
+            reply: object = False
+            for words in [("AUTH", password), command] if password else [command]:
+                connection.sendall(hiredis.pack_command(tuple(words)))
+                while (reply := reader.gets()) is False:
+                    reader.feed(connection.recv(65536))
             return reply
 
     @property

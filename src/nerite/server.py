@@ -28,6 +28,8 @@ from nerite.core.text import MAX_VALUE
 from nerite.dispatch.interface import ServerEntry
 from nerite.inference_entry import InferenceEntry
 from nerite.instances.instance import all_ready
+from nerite.ledger.ledger import Ledger
+from nerite.ledger.usage import UsageQuery
 from nerite.models.running_version import RunningVersion
 from nerite.observability.custom_metrics import Reading
 from nerite.observability.exposition import Page
@@ -75,6 +77,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         tenant_admission: TenantAdmission | None = None,
         helpers: HelperPool | None = None,
         routes: RouteTable | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """``manager_of`` creates the model manager, given this server and a callback for loaded and unloaded models."""
         regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
@@ -84,6 +87,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._options = options
         self._cache = cache
         self._tenant_admission = tenant_admission
+        self._ledger = ledger
         self.tracing = Tracing(options.trace, self._trace_running)
         """Traces of requests."""
         self._manager = manager_of(self, self._models_changed)
@@ -316,10 +320,19 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             self._cache.write_metrics(page)
         if self._tenant_admission is not None:
             self._tenant_admission.write_metrics(page)
+        if self._ledger is not None:
+            self._ledger.write_metrics(page)
 
     def quota(self) -> dict[str, Any]:
-        """Return the used and remaining quota of each tenant, by model."""
-        return self._tenant_admission.quota() if self._tenant_admission is not None else {}
+        """Return the used and remaining quota of each tenant, by model, and whether there is a ledger of their use."""
+        quota = self._tenant_admission.quota() if self._tenant_admission is not None else {}
+        return quota if self._ledger is None else {**quota, "ledger": True}
+
+    async def usage(self, query: UsageQuery) -> dict[str, Any]:
+        """Return what the ledger has of a tenant, or of all. Raises ``NeriteError``."""
+        if self._ledger is None:
+            raise Unsupported("the server has no ledger: start it with --ledger=ledger.db (docs/ledger.md)")
+        return query.to_json(await self._ledger.read(query.sums))
 
     def trace_settings(self, model: str) -> TraceSettings:
         """Return the trace settings. Raises Triton's error if ``model`` is not running; empty means all models."""

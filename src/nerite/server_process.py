@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -31,10 +32,12 @@ from nerite.config.options import RepositoryOptions, ServerOptions
 from nerite.config.watched_file import watch_files
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report
+from nerite.core.request import Caller
 from nerite.dispatch.busy_poll import limit_of
 from nerite.dispatch.interface import ServerEntry
 from nerite.instances.instance import ModelInstance
 from nerite.instances.placement import HostPolicies
+from nerite.ledger.ledger import Ledger
 from nerite.models.launcher import Launcher
 from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.models.running_version import Auditor, RunningVersion
@@ -159,6 +162,7 @@ class ServerProcess:
         self._key_files: dict[str, KeyFile] = {}
         self._policy: WatchedPolicy | None = None
         self._tenant_admission: TenantAdmission
+        self._ledger: Ledger | None = None
         self._ports: ServerPorts
         self._fronts: FrontPool | None = None
         self._rollouts: RolloutController
@@ -170,13 +174,18 @@ class ServerProcess:
         try:
             self._repositories = self._open_repositories()
             cache = await self._open_cache()
-            self._policy = open_policy(self._options.policy_file) if self._options.policy_file else None
+            if self._options.policy_file:
+                self._policy = open_policy(self._options.policy_file, self._options.quota_redis)
+            loop = asyncio.get_running_loop()
+            tenant_admission = self._tenant_admission = TenantAdmission(
+                None if self._policy is None else self._policy.policy, loop
+            )
             restricted = (*self._options.http.restricted.values(), *self._options.grpc.restricted.values())
             self._key_files = access.open_files(restricted)
+            self._ledger = Ledger(self._options.ledger, self._level_of) if self._options.ledger else None
         except NeriteError as error:
             log.error(error.message)
             return 1
-        loop = asyncio.get_running_loop()
         loop.set_exception_handler(_report_unhandled)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._request_stop)
@@ -187,9 +196,6 @@ class ServerProcess:
         library = gpus.open_library()
         found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
         placement = GpuPlacement(library, found, device.min_compute_capability, device.load_gpu_limits)
-        tenant_admission = self._tenant_admission = TenantAdmission(
-            None if self._policy is None else self._policy.policy, loop
-        )
         gpu_metrics = start_gpu_metrics(library, found, self._options.metrics, os.environ)
         front_count = self._options.front_processes
         if front_count == AUTO:
@@ -214,13 +220,14 @@ class ServerProcess:
                 tenant_admission,
                 cache,
                 self._options.metrics,
+                self._ledger,
             )
             settings_of = self._options.settings_of
             repository = self._options.repository
             maker = VersionMaker(repository, settings_of, Launcher(server_context), self._loader, loading, placement)
             return ModelManager(repository, self._repositories, maker, self._loader, on_change, routes)
 
-        server = InferenceServer(self._options, manager, cache, tenant_admission, helpers, routes)
+        server = InferenceServer(self._options, manager, cache, tenant_admission, helpers, routes, self._ledger)
         callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
         fronts = None if front_count == 1 else self._front_pool(front_count, server, fork_server, foreign_segments)
         self._fronts = fronts
@@ -258,9 +265,13 @@ class ServerProcess:
                 await self._batches.close()
             self._rollouts.close()
             await server.manager.close()
+            if self._ledger is not None:
+                await self._ledger.close()
             server.tracing.close()
             if cache is not None:
                 cache.close()
+            if tenant_admission.shared is not None:
+                await tenant_admission.shared.close()
             if gpu_metrics is not None:
                 gpu_metrics.close()
             helpers.close()
@@ -275,6 +286,13 @@ class ServerProcess:
             repository_at(path, os.environ, options.cache_directory) if is_remote(path) else LocalRepository(path)
             for path in options.paths
         ]
+
+    def _level_of(self, caller: Caller) -> str:
+        """Return the class of a caller, as the policy has it now."""
+        policy = self._tenant_admission.policy
+        tenant = policy.tenant(caller.tenant)
+        level = policy.class_of(tenant, caller.wanted_class)
+        return tenant.level if level is None else level.name
 
     async def _open_cache(self) -> ResponseCache | None:
         """Return the response cache that the options configure. Raises ``NeriteError`` with Triton's text."""
@@ -298,7 +316,8 @@ class ServerProcess:
         from nerite.fronts.pool import FrontPool
 
         tenants = self._tenant_admission
-        policy = None if self._policy is None else lambda: tenants.policy
+        # Fronts identify tenants and share no quotas, so they are not told the password of Redis.
+        policy = None if self._policy is None else lambda: dataclasses.replace(tenants.policy, shared=None)
         return FrontPool(
             count, self._options, server, fork_server, foreign_segments, self._loader, self._key_files, policy
         )
@@ -313,6 +332,8 @@ class ServerProcess:
         """Load the models and open the ports; on failure, log the reason and return False."""
         try:
             await self._ports.check()
+            if self._tenant_admission.shared is not None:
+                await self._tenant_admission.shared.start()
             self._rollouts.restore(declared_in(self._options.repository.paths))
             if not await self._load_initial_models(server):
                 return False
@@ -395,6 +416,8 @@ class ServerProcess:
         yield self._rollouts.run
         if self._batches is not None:
             yield self._batches.run
+        if self._ledger is not None:
+            yield self._ledger.run
         if self._options.stall_seconds:
             yield SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds).run
         if self._options.repository.control_mode == "poll":

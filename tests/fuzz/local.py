@@ -1,4 +1,4 @@
-"""Inputs that are read in this process: files that people write."""
+"""Inputs that are read in this process: files that people write, and what routers and clients are answered."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import dataclasses
 import io
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import orjson
 
+from fuzz import routed
 from fuzz.case import Case
 from fuzz.lanes import Outcome
 from nerite.admission.tenants import open_policy
 from nerite.batches.items import answer_line, body_of_line, read_items
 from nerite.config import json_form, loading
 from nerite.core.errors import InvalidArgument
+from nerite.http2 import Http2ClientConnection, Limits, ReplyHeaders, encode_request
 
 _SECONDS: Final = 5.0
 """Seconds of processor time that reading a file may take. The largest take 0.2."""
@@ -34,10 +37,14 @@ class Reader:
         """Read one input."""
         began = time.thread_time()
         try:
-            if case.surface == "policy":
+            if case.surface in ("cluster", "responses"):
+                right = routed.read(case.surface, case.parts)
+            elif case.surface == "policy":
                 right = self._read_policy(case.parts[0])
             elif case.surface == "batch":
                 right = self._read_batch(case.parts[0])
+            elif case.surface == "answers":
+                right = _read_answers(case.parts)
             else:
                 right = self._read_config(case.parts[0], case.parts[-1])
         except Exception as error:
@@ -91,6 +98,59 @@ class Reader:
     def close(self) -> None:
         """Remove the files."""
         self._folder.cleanup()
+
+
+class _Calls:
+    """The calls of a client; each has to end once."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self.right = True
+
+    def response_started(self, stream_id: int, headers: ReplyHeaders, end_stream: bool) -> None:
+        self._note(stream_id, end_stream)
+
+    def data_received(self, stream_id: int, data: bytes | memoryview, end_stream: bool) -> None:
+        self._note(stream_id, end_stream)
+
+    def trailers_received(self, stream_id: int, trailers: ReplyHeaders) -> None:
+        self._note(stream_id, True)
+
+    def stream_closed(self, stream_id: int, error_code: int) -> None:
+        self._note(stream_id, True)
+
+    def writable(self, stream_id: int) -> None:
+        self._note(stream_id, False)
+
+    def connection_closing(self, error_code: int, reason: str) -> None:
+        self.right = self.right and not error_code
+
+    def _note(self, stream_id: int, end: bool) -> None:
+        if stream_id not in self.open:
+            raise AssertionError(f"stream {stream_id} is told of after its end")
+        if end:
+            self.open.remove(stream_id)
+
+
+def _read_answers(pieces: Sequence[bytes]) -> bool:
+    """Feed a client with what a server sends; return whether it found no fault."""
+    calls = _Calls()
+    client = Http2ClientConnection(calls, Limits(), 0.0, lambda memo, block, headers, size: None)
+    block = encode_request([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x")])
+    for place in range(4):
+        stream_id = client.open_stream(block)
+        calls.open.add(stream_id)
+        client.send_data(stream_id, [bytes(30_000 * place)], place != 2)
+    for piece in pieces:
+        client.receive(piece, 0.0)
+        client.outbound.clear()
+    if client.open_streams != len(calls.open) or (client.closed and calls.open):
+        raise AssertionError(f"{client.open_streams} streams are open, and {len(calls.open)} calls")
+    right = calls.right and not client.closed
+    client.lost()
+    if calls.open:
+        raise AssertionError(f"{len(calls.open)} calls never end")
+    return right
 
 
 def _has_nan(value: object) -> bool:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from fuzz import administration, configurations, inference, tokens
+from fuzz import administration, configurations, inference, routed, tokens
 from fuzz.administration import Request
 from fuzz.case import Case
 from fuzz.mutators import documents, fields, frames, heads, octets
@@ -267,6 +267,12 @@ def _http2(rng: random.Random) -> Parts:
     return (preface, *made)
 
 
+def _answers(rng: random.Random) -> Parts:
+    body = rng.randbytes(rng.choice((0, 5, 200, 20_000)))
+    made = frames.answers(rng, rng.randint(1, 4), body)
+    return tuple(frames.mutated(rng, made) if rng.random() < 0.9 else made)
+
+
 def _config(rng: random.Random) -> Parts:
     if rng.random() < 0.3:
         return b"json", configurations.config_document(rng)
@@ -274,13 +280,13 @@ def _config(rng: random.Random) -> Parts:
 
 
 SURFACES: Final[Mapping[str, Surface]] = {
-    "json": Surface(KEPT, 15, _json),
-    "binary": Surface(KEPT, 12, _binary),
+    "json": Surface(KEPT, 13, _json),
+    "binary": Surface(KEPT, 11, _binary),
     "bytes": Surface(KEPT, 7, _bytes),
     "paths": Surface(KEPT, 4, _paths),
     "http": Surface(PIECES, 10, _http, 0),
     "metrics": Surface(PIECES, 1, _http, 0),
-    "grpc": Surface(CALLS, 15, _grpc, 1),
+    "grpc": Surface(CALLS, 13, _grpc, 1),
     "streams": Surface(CALLS, 6, _stream, 1),
     "http2": Surface(FRAMES, 8, _http2, 0),
     "openai": Surface(KEPT, 8, _request(administration.openai)),
@@ -288,8 +294,11 @@ SURFACES: Final[Mapping[str, Surface]] = {
     "settings": Surface(KEPT, 3, _request(administration.setting)),
     "loads": Surface(LOADS, 1, _load),
     "config": Surface(LOCAL, 4, _config),
+    "answers": Surface(LOCAL, 2, _answers, 0),
     "policy": Surface(LOCAL, 2, lambda rng: (configurations.policy(rng),), 0),
     "batch": Surface(LOCAL, 2, lambda rng: (configurations.batch(rng),), 0),
+    "cluster": Surface(LOCAL, 1, routed.cluster, 0),
+    "responses": Surface(LOCAL, 2, routed.response, 0),
 }
 """All there are."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.admission import tenants
+from nerite.admission import shared_quotas, tenants
 from nerite.transports import access
 from pages import ROOT, Page, run
 from serving import IDENTITY, Serving, python_model, serving
@@ -42,7 +42,9 @@ def test_the_commands(server: Serving, tmp_path: Path) -> None:
 
 def test_every_name_is_on_the_page() -> None:
     text = (ROOT / "docs" / "admission.md").read_text()
-    tables = (tenants.USE, tenants.LOADS, tenants.TENANTS, tenants.RATES)
+    tables = (
+        tenants.USE, tenants.LOADS, tenants.TENANTS, tenants.RATES, shared_quotas.REDIS, shared_quotas.LEASES
+    )  # fmt: skip
     names = [metric.name.removeprefix("nerite_admission_") for table in tables for metric in table.metrics]
-    for name in (*names, access.CLASS, *access.TIMEOUTS, *access.KEYS, *access.RETRIES):
+    for name in (*names, shared_quotas.PASSWORD, access.CLASS, *access.TIMEOUTS, *access.KEYS, *access.RETRIES):
         assert f"`{name}" in text, name

@@ -47,6 +47,20 @@ def test_nothing_is_wrong(models: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 models checked, no mistakes.\n", "")
 
 
+def test_a_policy_file(models: Path) -> None:
+    add(models, "a", TENSORS)
+    policy = models.parent / "policy.toml"
+    policy.write_text("[redis]\nurl = 'redis://localhost'\n")
+    done = check("models", "--policy-file=policy.toml", cwd=models.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 model checked, no mistakes.\n", "")
+    policy.write_text("[default]\ntokens_per_month = 1\nconcurency = 2\n")
+    done = check("models", "--policy-file=policy.toml", cwd=models.parent)
+    assert done.returncode == 1
+    assert "policy.toml:3: default.concurency: is not known. Did you mean concurrency?" in done.stdout
+    assert "policy.toml:2: default.tokens_per_month: needs a Redis" in done.stdout
+    assert done.stdout.endswith("1 model checked, 2 mistakes.\n")
+
+
 def test_all_mistakes_of_all_models(models: Path) -> None:
     add(models, "fine", TENSORS)
     add(models, "one", TENSORS + "instance_group [{ count: 2-4 }]\nmaxBatchSize: 8\n")

@@ -344,10 +344,24 @@ def test_what_tenants_use(models: Path, browser: Browser, tmp_path: Path) -> Non
     browser.complaints.clear()
 
 
+def test_what_a_ledger_has(models: Path, browser: Browser, tmp_path: Path) -> None:
+    with serving(models, tmp_path / "log", *ON_DEMAND, f"--ledger={tmp_path / 'ledger.db'}") as server:
+        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+        assert server.ask("POST", "/v2/models/plus/infer", body)[0] == 200
+        browser.open(f"http://{server.http}/ui")
+        browser.until("document.querySelector('header [href=\"#/usage\"]')?.hidden === false")
+        browser.tab_to("document.activeElement.innerText === 'Usage'")
+        browser.press("Enter")
+        browser.until(f"{LISTED}.some((row) => row.startsWith('everybody plus 1 0 0 0 '))")
+        assert any(row.startswith("answered 1 0 0 0 ") for row in browser.evaluate(LISTED))
+    browser.complaints.clear()
+
+
 def test_there_are_no_tenants_without_a_policy(server: Serving, browser: Browser) -> None:
     browser.open(f"http://{server.http}/ui")
     browser.until(f"{cell('plus', 'State')} !== undefined")
     assert "Tenants" not in browser.text
+    assert "Usage" not in browser.text
 
 
 def test_batches(models: Path, browser: Browser, tmp_path: Path) -> None:

@@ -41,28 +41,16 @@ def test_the_page(tmp_path: Path) -> None:
     assert repository == "1 model without mistakes"
 
 
-def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        status, found = findings("--grpc-port", str(port), "--http-port", "0")
-    (wrong,) = [each for each in found if each["part"] == "ports" and str(port) in each["text"]]
-    assert (status, wrong["level"]) == (0, "warning")
-    assert wrong["text"].endswith(f"(pid {os.getpid()})")
-
-
-def test_a_repository_with_mistakes(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_and_a_repository_with_mistakes(tmp_path: Path) -> None:
     for number in range(7):
         python_model(tmp_path / "models", f"m{number}", IDENTITY, 'backend: "python" max_batch_size: "many"')
-    status, found = findings(str(tmp_path / "models"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, found = findings("--grpc-port", str(port), "--http-port", "0", str(tmp_path / "models"))
+    (busy,) = [each for each in found if each["part"] == "ports" and str(port) in each["text"]]
+    assert busy["level"] == "warning"
+    assert busy["text"].endswith(f"(pid {os.getpid()})")
     wrong = [each for each in found if each["level"] == "problem"]
     assert (status, len(wrong)) == (1, 6)
     assert wrong[0]["text"].startswith(f"{tmp_path}/models/m0/config.pbtxt:1:")
     assert wrong[-1]["remedy"] == f"nerite check {tmp_path}/models"
-    status, text = doctor(str(tmp_path / "models"))
-    assert status == 1
-    assert "\n  problem " in text and text.splitlines()[-1].startswith("6 problems, ")
-
-
-def test_a_wrong_command_line() -> None:
-    done = subprocess.run([str(NERITE), "doctor", "--port"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from serving import IDENTITY, NERITE, Serving, python_model, serving
+from nerite.tools.doctor import access_findings
+from nerite.tools.doctor_machine import DoctorFinding
+from serving import IDENTITY, Serving, python_model, serving
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=identity")
 PUBLIC = ("--http-address=0.0.0.0",)
 KEY = "X-Key=secret"
 
 
-def examined(server: Serving) -> list[dict[str, str]]:
+def examined(server: Serving) -> list[DoctorFinding]:
     """What the doctor finds about access where the server listens."""
-    ports = [f"--http-port={server.ports['HTTPService']}", f"--grpc-port={server.ports['GRPCInferenceService']}"]
-    done = subprocess.run([str(NERITE), "doctor", *ports, "--json"], capture_output=True, text=True, check=False)
     mine = f"the server with pid {server.process.pid}:"
-    return [each for each in json.loads(done.stdout) if each["part"] == "access" and each["text"].startswith(mine)]
+    return [each for each in access_findings(server.ports.values()) if each.text.startswith(mine)]
 
 
 @pytest.mark.parametrize(
@@ -44,11 +43,11 @@ def test_a_server_says_what_anybody_may_do(tmp_path: Path, flags: tuple[str, ...
             (warning,) = warnings
             assert f"anyone who can connect to HTTP (0.0.0.0) {rights}" in warning
             assert "--http-restricted-api=" in warning
-            assert (found["level"], rights in found["text"]) == ("warning", True)
-            assert found["remedy"].startswith("Require a key (--http-restricted-api=")
+            assert (found.level, rights in found.text) == ("warning", True)
+            assert found.remedy.startswith("Require a key (--http-restricted-api=")
         else:
             assert warnings == []
-            assert found["level"] == "ok"
+            assert found.level == "ok"
 
 
 CONFIG = json.dumps({"backend": "python", "max_batch_size": 0, "input": [], "output": []})

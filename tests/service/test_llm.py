@@ -226,7 +226,8 @@ def test_the_load_is_told_to_those_who_ask(server: Serving, path: str) -> None:
     status, headers, _ = server.ask("POST", path, body, endpoint_load_metrics_format="json")
     kind, _, told = headers["endpoint-load-metrics"].partition(" ")
     figures = json.loads(told)["named_metrics"]
-    assert (status, kind, figures.keys()) == (200, "JSON", {"kv_cache_utilization", "max_token_capacity"})
+    names = {"kv_cache_utilization", "max_token_capacity", "num_requests_running", "num_requests_waiting"}
+    assert (status, kind, figures.keys()) == (200, "JSON", names)
     assert 0 <= figures["kv_cache_utilization"] < 1 < figures["max_token_capacity"]
     _, headers, _ = server.ask("POST", path, body, endpoint_load_metrics_format="text")
     assert headers["endpoint-load-metrics"].startswith("TEXT named_metrics.kv_cache_utilization=0.")

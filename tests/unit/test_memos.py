@@ -30,6 +30,7 @@ BY_THE_PROGRAM: Final = {
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
+    "router/pools.py:picks", "router/pools.py:refused", "router/pools.py:retries",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
     "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
 }  # fmt: skip
@@ -48,6 +49,7 @@ BY_THE_OPERATOR: Final = {
     "config/scanner.py:doubtful", "config/scanner.py:listed",
     "instances/placement.py:_settings",
     "workers/host/process.py:_shared", "workers/host/fork_server.py:_lines", "admission/tenants.py:_usages",
+    "admission/lease_book.py:_leases", "admission/lease_book.py:_monthly",
     "workers/host/fork_server.py:_told", "repository/repositories.py:_invalid_names",
     "inference_entry.py:_splits", "routes/table.py:counters",
     "workers/host/fused.py:_numbers", "workers/host/fused.py:_paths", "workers/child/fused.py:_chains",
@@ -67,9 +69,11 @@ BY_THE_OPERATOR: Final = {
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
-    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas",
+    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
+    "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
 }  # fmt: skip
-"""What is in them are models, their versions, tensors, files and instances, resources, and tenants of the policy."""
+"""What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
+of the policy."""
 SMALL: Final = {
     "llm/openvino_genai/grammars.py:_good": "hashes, at most 4,096",
     "llm/openvino_genai/running.py:_known": "pairs of numbers, at most 4,096; tokens, of which a model has so many",
@@ -98,6 +102,10 @@ SMALL: Final = {
     "batches/deadline_planner.py:_lanes": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_rooms": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_others_until": "one or less for each batch that has not ended, at most 1,000",
+    "router/admission.py:_controllers": "models, at most 1,024",
+    "balancing/member_load.py:timings": "models that have answered within two seconds",
+    "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",
+    "ledger/meter.py:_keys": "the last header for each way in which a request ends",
 }
 """Why what is in them takes little, however much is asked."""
 WITH_REQUESTS: Final = {

@@ -22,8 +22,11 @@ _OF_MODELS = {"model", "version"}
 
 
 def tables() -> list[MetricTable[Any]]:
-    """Return the tables of all modules of the server."""
-    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "nerite"]
+    """Return the tables of all modules of the server. The router's are on its own page."""
+    names = [
+        name for name in sys.modules if name.partition(".")[0] == "nerite" and not name.startswith("nerite.router")
+    ]
+    modules = [sys.modules[name] for name in names]
     values = (value for module in modules for value in vars(module).values())
     return list({id(value): value for value in values if isinstance(value, MetricTable)}.values())
 

@@ -1,4 +1,7 @@
-"""Quotas of tenants over all models: token buckets for rates, concurrency, retry budgets, and usage counters."""
+"""Quotas of tenants over all models: token buckets for rates, concurrency, retry budgets, and usage counters.
+
+With a ``LeaseBook`` all servers share the quotas: leases take the place of token buckets.
+"""
 
 from __future__ import annotations
 
@@ -7,65 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from nerite.admission.lease_book import LeaseBook
+from nerite.admission.leases import ConcurrencyLease, QuotaLease
 from nerite.admission.policy import AdmissionPolicy, RateLimit, Tenant
 from nerite.admission.refusals import AdmissionRefusal, QuotaLimit, RefusalCause, retry_pause
-
-_MINUTE: Final = 60_000_000_000
-"""Nanoseconds in a minute, and fractional parts per token, so that the refill per nanosecond is an integer."""
-
-
-class TokenBucket:
-    """Token bucket that holds up to ``burst`` tokens and gains ``per_minute`` of them. Initially full.
-
-    Counts in integers, so it never accumulates rounding errors. The level may become negative: use beyond an estimate
-    is taken even if the tokens are not there.
-    """
-
-    __slots__ = ("_at", "_parts", "burst", "per_minute")
-
-    def __init__(self, per_minute: int, burst: int, now: int) -> None:
-        self.per_minute = per_minute
-        self.burst = burst
-        self._parts = burst * _MINUTE
-        self._at = now
-
-    def level(self, now: int) -> int:
-        """Return the number of whole tokens; negative if the bucket is in debt."""
-        self._fill(now)
-        return self._parts // _MINUTE
-
-    def take(self, count: int, now: int) -> None:
-        """Remove tokens, even if that makes the level negative."""
-        self._fill(now)
-        self._parts -= count * _MINUTE
-
-    def give_back(self, count: int, now: int) -> None:
-        """Return unused tokens. The level is capped at ``burst``."""
-        self._fill(now)
-        self._parts = min(self._parts + count * _MINUTE, self.burst * _MINUTE)
-
-    def until(self, count: int, now: int) -> int | None:
-        """Return the nanoseconds until ``count`` tokens are available: 0 if they are, None if they never will be."""
-        self._fill(now)
-        missing = count * _MINUTE - self._parts
-        if missing <= 0:
-            return 0
-        if count > self.burst or not self.per_minute:
-            return None
-        return -(-missing // self.per_minute)
-
-    def change(self, per_minute: int, burst: int, now: int) -> None:
-        """Change rate and burst. Tokens already used stay used."""
-        self._fill(now)
-        self._parts = min(self._parts + (burst - self.burst) * _MINUTE, burst * _MINUTE)
-        self.per_minute = per_minute
-        self.burst = burst
-
-    def _fill(self, now: int) -> None:
-        if now > self._at:
-            self._parts = min(self._parts + (now - self._at) * self.per_minute, self.burst * _MINUTE)
-            self._at = now
-
+from nerite.admission.token_bucket import TokenBucket
 
 _RETRIES: Final = 10
 """Maximum number of saved-up retries."""
@@ -130,14 +79,20 @@ class QuotaStanding:
 class Account:
     """Quotas of one tenant. A limit that the policy does not set has no bucket."""
 
-    __slots__ = ("_buckets", "retries", "tenant", "under_way")
+    __slots__ = ("_buckets", "_budget", "_leases", "_places", "retries", "tenant", "under_way")
 
-    def __init__(self, tenant: Tenant, now: int) -> None:
+    def __init__(self, tenant: Tenant, now: int, leases: LeaseBook | None = None) -> None:
+        """``leases``: all servers share the quotas."""
         self.tenant = tenant
         self.under_way = 0
         """Number of requests that wait or run."""
         self.retries = RetryBudget(tenant.retry_fraction)
-        self._buckets: dict[QuotaLimit, TokenBucket] = {}
+        self._leases = leases
+        self._buckets: dict[QuotaLimit, TokenBucket | QuotaLease] = {}
+        self._budget: QuotaLease | None = None
+        """Lease of the tokens of a month, if the tenant has a budget of them; also one of the buckets."""
+        self._places: ConcurrencyLease | None = None
+        """Lease of the concurrency, if all servers share it."""
         self.change(tenant, now)
 
     def change(self, tenant: Tenant, now: int) -> None:
@@ -147,25 +102,75 @@ class Account:
         for limit, rate in _rates(tenant):
             bucket = self._buckets.get(limit)
             if not rate.per_minute:
-                self._buckets.pop(limit, None)
+                self._close(self._buckets.pop(limit, None))
+            elif self._leases is not None:
+                self._buckets[limit] = self._leases.quota(tenant.name, limit, rate.per_minute, rate.burst, now)
             elif bucket is None:
                 self._buckets[limit] = TokenBucket(rate.per_minute, rate.burst, now)
             else:
                 bucket.change(rate.per_minute, rate.burst, now)
+        if self._leases is None:
+            return
+        if tenant.tokens_per_month:
+            self._budget = self._leases.monthly_quota(tenant.name, QuotaLimit.BUDGET, tenant.tokens_per_month, now)
+            self._buckets[QuotaLimit.BUDGET] = self._budget
+        else:
+            self._close(self._buckets.pop(QuotaLimit.BUDGET, None))
+            self._budget = None
+        if tenant.concurrency:
+            places = self._leases.concurrency(tenant.name, QuotaLimit.CONCURRENCY, tenant.concurrency, now)
+            if self._places is None:
+                places.used += self.under_way
+            self._places = places
+        elif self._places is not None:
+            self._places.used -= self.under_way
+            self._close(self._places)
+            self._places = None
+
+    def close(self) -> None:
+        """Give back what is leased, because the policy has the tenant no more."""
+        for lease in (*self._buckets.values(), self._places):
+            self._close(lease)
+
+    def _close(self, bucket: TokenBucket | QuotaLease | ConcurrencyLease | None) -> None:
+        if self._leases is not None and isinstance(bucket, QuotaLease | ConcurrencyLease):
+            self._leases.close(bucket)
+
+    def pending(self, needs: dict[QuotaLimit, int], now: int) -> bool:
+        """Return whether a request must wait until Redis has been asked for ``needs``, which it is then."""
+        if self._leases is None:
+            return False
+        if self._budget is not None:
+            needs = self._with_budget(needs)
+        waits = False
+        for limit, count in needs.items():
+            if count and (bucket := self._buckets.get(limit)) is not None and bucket.pending(count, now):
+                waits = True
+        if self._places is not None and QuotaLimit.CONCURRENCY in needs and self._places.pending(1, now):
+            waits = True
+        self._leases.waits += waits
+        return waits
+
+    @staticmethod
+    def _with_budget(needs: dict[QuotaLimit, int]) -> dict[QuotaLimit, int]:
+        """Return ``needs`` with the tokens of all kinds together, of which the tenant has a budget."""
+        return {**needs, QuotaLimit.BUDGET: sum(needs.get(limit, 0) for limit in _TOKENS)}
 
     def refusal(self, needs: dict[QuotaLimit, int], now: int) -> AdmissionRefusal | None:
         """Return a refusal if ``needs`` exceed a quota, for the one with the longest wait; else None."""
         tenant = self.tenant
-        if QuotaLimit.CONCURRENCY in needs and 0 < tenant.concurrency <= self.under_way:
+        if QuotaLimit.CONCURRENCY in needs and self._is_full(now):
             return AdmissionRefusal(
                 limit=QuotaLimit.CONCURRENCY,
                 fault=RefusalCause.QUOTA,
                 of=self._name,
                 value=tenant.concurrency,
                 use=self.under_way,
-                text="too many concurrent requests",
+                text=f"too many concurrent requests{self._shared_text}",
                 retry_after=1,
             )
+        if self._budget is not None:
+            needs = self._with_budget(needs)
         waits = [
             (math.inf if (wait := bucket.until(count, now)) is None else wait, limit)
             for limit, count in needs.items()
@@ -176,37 +181,57 @@ class Account:
             return None
         bucket = self._buckets[limit]
         never = longest == math.inf
-        text = f"the request needs {needs[limit]}"
+        text = f"the request needs {needs[limit]}{self._shared_text}"
+        if never:
+            of_month = limit is QuotaLimit.BUDGET
+            text += ", more than is left of the month" if of_month else ", more than the burst allows"
         return AdmissionRefusal(
             limit=limit,
             fault=RefusalCause.QUOTA,
             of=self._name,
-            value=bucket.per_minute,
+            value=bucket.per_minute or bucket.burst,
             use=f"{bucket.level(now)} left of {bucket.burst}",
-            text=f"{text}, more than the burst allows" if never else text,
+            text=text,
             retry_after=None if never else retry_pause(longest),
         )
 
     def charge(self, needs: dict[QuotaLimit, int], now: int) -> None:
         """Charge a request for ``needs``."""
-        self.under_way += needs.get(QuotaLimit.CONCURRENCY, 0)
+        if QuotaLimit.CONCURRENCY in needs:
+            self.under_way += 1
+            if self._places is not None:
+                self._places.take(now)
+        if self._budget is not None:
+            needs = self._with_budget(needs)
         for limit, count in needs.items():
             if (bucket := self._buckets.get(limit)) is not None:
                 bucket.take(count, now)
 
-    def leave(self, needs: dict[QuotaLimit, int]) -> None:
+    def leave(self, needs: dict[QuotaLimit, int], now: int) -> None:
         """Release the concurrency of a request that was charged for ``needs`` and is over."""
-        self.under_way -= needs.get(QuotaLimit.CONCURRENCY, 0)
+        if QuotaLimit.CONCURRENCY in needs:
+            self.under_way -= 1
+            if self._places is not None:
+                self._places.leave(now)
 
     def settle(self, limit: QuotaLimit, unused: int, now: int) -> None:
         """Refund ``unused`` charges; if negative, charge what was used in addition."""
         bucket = self._buckets.get(limit)
-        if bucket is None:
-            return
-        if unused > 0:
+        if bucket is not None and unused > 0:
             bucket.give_back(unused, now)
-        else:
+        elif bucket is not None:
             bucket.take(-unused, now)
+        if self._budget is not None and limit in _TOKENS:
+            self.settle(QuotaLimit.BUDGET, unused, now)
+
+    def _is_full(self, now: int) -> bool:
+        if self._places is not None:
+            return self._places.until(now) > 0
+        return 0 < self.tenant.concurrency <= self.under_way
+
+    @property
+    def _shared_text(self) -> str:
+        return "" if self._leases is None else self._leases.away_text
 
     def burst(self, limit: QuotaLimit) -> int | None:
         """Return the burst of a limit; None if it is not set."""
@@ -237,8 +262,10 @@ class Account:
 class Accounts:
     """Accounts of all tenants. Unknown callers share one, so there is at most one more than the policy has tenants."""
 
-    def __init__(self, policy: AdmissionPolicy) -> None:
+    def __init__(self, policy: AdmissionPolicy, leases: LeaseBook | None = None) -> None:
+        """``leases``: all servers share the quotas."""
         self.policy = policy
+        self._leases = leases
         self._accounts: dict[str, Account] = {}
 
     def of(self, tenant: str, now: int) -> Account:
@@ -246,18 +273,25 @@ class Accounts:
         known = self.policy.tenant(tenant)
         account = self._accounts.get(known.name)
         if account is None:
-            account = self._accounts[known.name] = Account(known, now)
+            account = self._accounts[known.name] = Account(known, now, self._leases)
         return account
 
     def follow(self, policy: AdmissionPolicy, now: int) -> None:
         """Apply a new policy. Tenants that it no longer contains share the default account from now on."""
         self.policy = policy
-        self._accounts = {name: each for name, each in self._accounts.items() if policy.tenant(name).name == name}
+        before = self._accounts
+        self._accounts = {name: each for name, each in before.items() if policy.tenant(name).name == name}
+        for name in before.keys() - self._accounts.keys():
+            before[name].close()
         for name, account in self._accounts.items():
             account.change(policy.tenant(name), now)
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
+
+
+_TOKENS: Final = (QuotaLimit.INPUT_RATE, QuotaLimit.OUTPUT_RATE)
+"""Charges that count for the budget of a month."""
 
 
 def _rates(tenant: Tenant) -> tuple[tuple[QuotaLimit, RateLimit], ...]:

@@ -19,6 +19,7 @@ from nerite.admission.refusals import AdmissionRefusal, QuotaLimit, RefusalCause
 from nerite.admission.ticket import (
     AdmissionTicket,
     Admit,
+    AwaitLease,
     Decision,
     DueTicket,
     Refuse,
@@ -141,11 +142,17 @@ class AdmissionController:
         account = self._accounts.of(ticket.tenant, now)
         ticket.account = account
         ticket.tenant = account.tenant.name
-        ticket.offered_at = now
-        refusal = self._limit_refusal(ticket, account, now)
+        refusal = self._model_refusal(ticket, account)
         use = self.usage.of(ticket.tenant, ticket.level.name)
-        use.offered += 1
-        use.retries += ticket.retry
+        if ticket.state is TicketState.NEW:
+            ticket.offered_at = now
+            use.offered += 1
+            use.retries += ticket.retry
+        if refusal is None:
+            if account.pending(ticket.charged, now):
+                ticket.state = TicketState.LEASING
+                return AwaitLease()
+            refusal = self._quota_refusal(ticket, account, now)
         at_once = refusal is None and self._estimate.ready and not self._queue.count and self._fits(ticket)
         if refusal is None:
             refusal = self._estimate.too_late(ticket, None if at_once else self._ahead(ticket, account), now)
@@ -292,9 +299,12 @@ class AdmissionController:
 
     def withdraw(self, ticket: AdmissionTicket, now: int) -> bool:
         """Drop a request whose client gave up; return False if it does not wait."""
-        if ticket.state is not TicketState.WAITING:
+        if ticket.state is TicketState.LEASING:
+            ticket.state = TicketState.OVER
+        elif ticket.state is TicketState.WAITING:
+            self._drop(ticket, now)
+        else:
             return False
-        self._drop(ticket, now)
         self.usage.of(ticket.tenant, ticket.level.name).withdrawn += 1
         return True
 
@@ -332,8 +342,8 @@ class AdmissionController:
 
     # Checks for a new request, in this order.
 
-    def _limit_refusal(self, ticket: AdmissionTicket, account: Account, now: int) -> AdmissionRefusal | None:
-        """Return a refusal if a limit independent of the load is exceeded; else set the ticket's charges and cost."""
+    def _model_refusal(self, ticket: AdmissionTicket, account: Account) -> AdmissionRefusal | None:
+        """Return a refusal if the model never takes such a request; else set the ticket's charges and cost."""
         tenant = account.tenant
         level = self._accounts.policy.class_of(tenant, ticket.wanted_class)
         ticket.level = level or self._accounts.policy.classes[tenant.level]
@@ -344,8 +354,6 @@ class AdmissionController:
         refusal = size_refusal(ticket, self._limits, self._headroom, self._model_label)
         if refusal is not None:
             return refusal
-        if not account.retries.allows(ticket.retry):
-            return account.retry_refusal()
         if self.tokens:
             ticket.expected = self._estimate.expected(ticket)
             # An estimate may be far off, so it must not exceed the burst: such a request could never be admitted.
@@ -359,6 +367,13 @@ class AdmissionController:
         if not ticket.caused:
             ticket.charged |= {QuotaLimit.REQUEST_RATE: 1, QuotaLimit.CONCURRENCY: 1}
         ticket.cost = float(max(ticket.input_size + ticket.expected, 1))
+        return None
+
+    @staticmethod
+    def _quota_refusal(ticket: AdmissionTicket, account: Account, now: int) -> AdmissionRefusal | None:
+        """Return a refusal if a quota of the tenant is exceeded."""
+        if not account.retries.allows(ticket.retry):
+            return account.retry_refusal()
         return account.refusal(ticket.charged, now)
 
     def _ahead(self, ticket: AdmissionTicket, account: Account) -> float:
@@ -431,7 +446,7 @@ class AdmissionController:
 
     def _settle(self, ticket: AdmissionTicket, now: int) -> None:
         """Correct the tenant's charge to the tokens actually generated."""
-        ticket.account.leave(ticket.charged)
+        ticket.account.leave(ticket.charged, now)
         ticket.account.settle(
             QuotaLimit.OUTPUT_RATE, ticket.charged.get(QuotaLimit.OUTPUT_RATE, 0) - ticket.generated, now
         )

@@ -473,6 +473,8 @@ class IdempotentQueue(FrontStage):
         super().__init__(following)
         self._controller = controller
         self._idempotency = idempotency
+        self.on_joined: Callable[[InferenceRequest], object] = bool
+        """Called with each request that joined another."""
 
     @property
     def model(self) -> str:
@@ -495,6 +497,7 @@ class IdempotentQueue(FrontStage):
         """Count a request that joined another."""
         caller = caller_of(request)
         self._controller.joined(caller.tenant, caller.wanted_class)
+        self.on_joined(request)
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call ``call`` once no request waits or runs, possibly at once. No further requests may be submitted."""

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
+from nerite.redis.settings import RedisSettings, settings_of_address
 
 EVERYBODY: Final = "default"
 """Name of the tenant for all callers without a tenant of their own. They share one account."""
@@ -74,6 +75,8 @@ class Tenant:
     """Maximum number of requests that wait or run; 0 for no limit."""
     retry_fraction: float = 1.0
     """Maximum fraction of its requests that may be retries."""
+    tokens_per_month: int = 0
+    """Tokens of input and output in a calendar month, over all servers; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,15 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedQuotaSettings:
+    """The Redis over which servers share the quotas of tenants."""
+
+    redis: RedisSettings
+    outage_share: float | None = None
+    """Fraction of each quota that a server admits while Redis is away; None: one part of as many as there are."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
     """Content of the policy file. The default limits nothing but the length of queues."""
 
@@ -111,6 +123,8 @@ class AdmissionPolicy:
     models: Mapping[str, ModelLimits] = field(default_factory=dict)
     keeping: RetentionLimits = field(default_factory=RetentionLimits)
     """Limits on the answers kept for idempotency keys."""
+    shared: SharedQuotaSettings | None = None
+    """The quotas hold over all servers with the same Redis; None: each server has its own."""
 
     def tenant_of(self, key: str = "", value: str = "") -> Tenant:
         """Return the tenant identified by ``key``, or else by the header ``value``."""
@@ -186,7 +200,10 @@ _TENANT: Final = {
     **{f"{rate}_{what}": _COUNT for rate in _RATES for what in ("per_minute", "burst")},
     "concurrency": _COUNT,
     "retry_fraction": _PART,
+    "tokens_per_month": _COUNT,
 }
+_PLAIN: Final = ("weight", "concurrency", "retry_fraction", "tokens_per_month")
+"""Settings of a tenant that are taken as they are."""
 _NAMED_TENANT: Final = {"keys": _TEXTS, "header_values": _TEXTS, **_TENANT}
 _LLM: Final = {
     "max_input_tokens": ("max_input", _COUNT),
@@ -205,18 +222,22 @@ _OTHER: Final = {
 }
 _KEYED: Final = "idempotency"
 _KEEPING: Final = {"grace_seconds": _SECONDS, "max_answers": _COUNT, "max_bytes": _COUNT}
-_TOP: Final = ("header", "classes", "tenants", EVERYBODY, "llms", "models", _KEYED)
+_REDIS: Final = {"url": _TEXT, "outage_share": _PART}
+_TOP: Final = ("header", "classes", "tenants", EVERYBODY, "llms", "models", _KEYED, "redis")
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _HEADER: Final = re.compile("[A-Za-z0-9-]+")
 
 
-def parse_policy(text: str, file: str = "policy") -> AdmissionPolicy:
-    """Return the policy in ``text``. Raises ``InvalidArgument`` with all mistakes, one per line."""
+def parse_policy(text: str, file: str = "policy", redis: RedisSettings | None = None) -> AdmissionPolicy:
+    """Return the policy in ``text``. Raises ``InvalidArgument`` with all mistakes, one per line.
+
+    ``redis`` takes precedence over the one that the policy names.
+    """
     try:
         whole = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # invalid TOML, overlong integers, deep nesting
         raise InvalidArgument(f"{file}: {error}") from None
-    reader = _Reader(text, file)
+    reader = _Reader(text, file, redis)
     policy = reader.policy(whole)
     if reader.mistakes:
         raise InvalidArgument("\n".join(reader.mistakes))
@@ -226,9 +247,10 @@ def parse_policy(text: str, file: str = "policy") -> AdmissionPolicy:
 class _Reader:
     """Reads the tables and collects mistakes; invalid values are replaced by their defaults."""
 
-    def __init__(self, text: str, file: str) -> None:
+    def __init__(self, text: str, file: str, redis: RedisSettings | None) -> None:
         self._lines = text.splitlines()
         self._file = file
+        self._redis = redis
         self.mistakes: list[str] = []
 
     def policy(self, whole: Table) -> AdmissionPolicy:
@@ -255,6 +277,10 @@ class _Reader:
         everybody = self._tenant(
             EVERYBODY, (EVERYBODY,), self._checked((EVERYBODY,), whole.get(EVERYBODY, {}), _TENANT), classes
         )
+        shared = self._shared(whole)
+        for name, tenant in tenants.items():
+            self._check_budget(("tenants", name), tenant, shared)
+        self._check_budget((EVERYBODY,), everybody, shared)
         return AdmissionPolicy(
             classes=classes,
             tenants=tenants,
@@ -265,7 +291,27 @@ class _Reader:
             llms=self._models(whole, "llms", _LLM, ModelLimits()),
             models=self._models(whole, "models", _OTHER, ModelLimits(tokens=False)),
             keeping=self._keeping(self._checked((_KEYED,), whole.get(_KEYED, {}), _KEEPING)),
+            shared=shared,
         )
+
+    def _shared(self, whole: Table) -> SharedQuotaSettings | None:
+        table = self._checked(("redis",), whole.get("redis", {}), _REDIS)
+        settings = self._redis
+        if "url" in table:
+            try:
+                found = settings_of_address(table["url"])
+            except InvalidArgument as error:
+                self._wrong(("redis", "url"), error.message)
+            else:
+                settings = settings or found
+        elif settings is None and "redis" in whole:
+            self._wrong(("redis",), 'needs the address of Redis, as in: url = "redis://127.0.0.1:6379"')
+        return None if settings is None else SharedQuotaSettings(settings, table.get("outage_share"))
+
+    def _check_budget(self, path: Path, tenant: Tenant, shared: SharedQuotaSettings | None) -> None:
+        if tenant.tokens_per_month and shared is None:
+            what = "needs a Redis, which keeps the use of a month when a server ends: write [redis] and its url"
+            self._wrong((*path, "tokens_per_month"), what)
 
     @staticmethod
     def _keeping(table: Table) -> RetentionLimits:
@@ -301,7 +347,7 @@ class _Reader:
             if f"{rate}_burst" in table and not per_minute:
                 self._wrong((*path, f"{rate}_burst"), f"has no effect without {rate}_per_minute")
             rates[rate] = RateLimit(per_minute, table.get(f"{rate}_burst", per_minute))
-        plain = {key: table[key] for key in ("weight", "concurrency", "retry_fraction") if key in table}
+        plain = {key: table[key] for key in _PLAIN if key in table}
         return Tenant(name, level, **rates, **plain)
 
     def _models(

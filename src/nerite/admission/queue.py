@@ -15,7 +15,7 @@ from nerite.admission import refusals
 from nerite.admission.controller import AdmissionController
 from nerite.admission.estimates import EngineStatistics, TokenRatio
 from nerite.admission.policy import EVERYBODY, IDLE
-from nerite.admission.ticket import AdmissionTicket, Admit, Refuse, RefusedTicket, TicketEnding
+from nerite.admission.ticket import AdmissionTicket, Admit, AwaitLease, Refuse, RefusedTicket, TicketEnding, TicketState
 from nerite.core.engine_report import EngineReport, RequestEnded, RequestProgress
 from nerite.core.errors import (
     Cancelled,
@@ -61,6 +61,8 @@ class AdmissionQueue(FrontStage):
         """Tickets of the waiting requests: the inverse of ``_requests``."""
         self._idle: dict[AdmissionTicket, tuple[InferenceRequest, AdmittedSink]] = {}
         """Admitted requests of the idle class."""
+        self._leasing: list[AdmissionTicket] = []
+        """Tickets to offer again once Redis has been asked for quota."""
         self._check_scheduled = False
         self._timer = LoopTimer(loop, self._admit_due)
         """Fires when the controller has decisions that are due."""
@@ -77,7 +79,10 @@ class AdmissionQueue(FrontStage):
         ticket = self._ticket(request)
         if ticket is None:
             self._following.submit(request)
-            return
+        else:
+            self._offer(ticket, request)
+
+    def _offer(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
         try:
             decision = self.controller.offer(ticket, monotonic_ns())
             if isinstance(decision, Admit):
@@ -88,11 +93,23 @@ class AdmissionQueue(FrontStage):
                 self._requests[ticket] = request
                 self._tickets[request] = ticket
                 request.on_cancel = self._cancelled
-                self._refuse_all(decision.displaced)
-                self._preempt()
-                self._timer.set(self.controller.next_time())
+                if isinstance(decision, AwaitLease):
+                    self._leasing.append(ticket)
+                else:
+                    self._refuse_all(decision.displaced)
+                    self._preempt()
+                    self._timer.set(self.controller.next_time())
         except Exception as error:
             self._failed(ticket, request, error)
+
+    def offer_again(self) -> None:
+        """Offer the requests again that wait for quota of Redis, because it has answered or is away."""
+        if self._leasing:
+            leasing, self._leasing = self._leasing, []
+            for ticket in leasing:
+                if ticket.state is TicketState.LEASING:
+                    self._offer(ticket, self._remove(ticket))
+            self._check_drained()
 
     def _failed(self, ticket: AdmissionTicket, request: InferenceRequest, error: Exception) -> None:
         """Fail a request after an exception during admission, and release what the controller reserved for it."""
@@ -114,7 +131,10 @@ class AdmissionQueue(FrontStage):
             report("admission", error, f"of model '{self.controller.model}'")
 
     def _refuse_held(self, error: NeriteError) -> None:
-        for request in [self._remove(each.ticket) for each in self.controller.drain(monotonic_ns())]:
+        now = monotonic_ns()
+        leasing = [ticket for ticket in self._leasing if self.controller.withdraw(ticket, now)]
+        tickets = [*leasing, *(each.ticket for each in self.controller.drain(now))]
+        for request in [self._remove(ticket) for ticket in tickets]:
             self._statistics.failed(RequestOutcome.OTHER, request.arrived_ns)
             request.respond(InferenceResponse.failed(error))
 

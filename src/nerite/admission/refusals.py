@@ -37,6 +37,7 @@ class QuotaLimit(StrEnum):
     OUTPUT_RATE = "output_tokens_per_minute"
     REQUEST_RATE = "requests_per_minute"
     BYTE_RATE = "bytes_per_minute"
+    BUDGET = "tokens_per_month"
     CONCURRENCY = "concurrency"
     RETRIES = "retry_fraction"
     CLASS = "class"

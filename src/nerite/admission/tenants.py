@@ -17,11 +17,13 @@ from nerite.admission.controller import AdmissionController
 from nerite.admission.idempotency import IdempotencyRegistry, IdempotentQueue
 from nerite.admission.policy import ANY_MODEL, EVERYBODY, AdmissionPolicy, ModelLimits, parse_policy
 from nerite.admission.queue import AdmissionQueue, EngineAdmissionQueue
+from nerite.admission.shared_quotas import SharedQuotas
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.errors import InvalidArgument
 from nerite.core.queue_stage import QueueStage
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.statistics import VersionStatistics
+from nerite.redis.settings import RedisSettings, settings_of_address
 from nerite.scheduling.load_shedding import LoadShedder
 
 _MAX_SIZE: Final = 4 * 1024 * 1024
@@ -38,14 +40,21 @@ class PolicyChange(NamedTuple):
 class WatchedPolicy(WatchedFile[PolicyChange]):
     """Policy of a file that may change while the server runs; keeps the last valid version."""
 
-    def __init__(self, path: str, found: PolicyChange) -> None:
-        """``found`` is the initial content. Raises ``InvalidArgument`` that lists all its mistakes."""
+    def __init__(self, path: str, found: PolicyChange, redis: RedisSettings | None = None) -> None:
+        """``found`` is the initial content. ``redis`` takes precedence over the one that the policy names.
+
+        Raises ``InvalidArgument`` that lists all mistakes.
+        """
         super().__init__(path, found)
-        self.policy = _parsed(path, found)
+        self._redis = redis
+        self.policy = _parsed(path, found, redis)
 
     def _take(self, found: PolicyChange) -> None:
         try:
-            self.policy = _parsed(self.path, found)
+            policy = _parsed(self.path, found, self._redis)
+            if _redis_of(policy) != _redis_of(self.policy):
+                raise InvalidArgument(f"{self.path}: redis.url: is that of the start: restart the server to change it")
+            self.policy = policy
             self.problem = ""
         except InvalidArgument as error:
             self.problem = error.message
@@ -75,15 +84,22 @@ def check_policy(path: str) -> PolicyChange:
         return PolicyChange("", f"is not UTF-8: {error}")
 
 
-def open_policy(path: str) -> WatchedPolicy:
-    """Return the policy in a file. Raises ``InvalidArgument`` that lists all mistakes in it."""
-    return WatchedPolicy(path, check_policy(path))
+def open_policy(path: str, redis: str = "") -> WatchedPolicy:
+    """Return the policy in a file. Raises ``InvalidArgument`` that lists all mistakes in it.
+
+    ``redis``: address of the Redis over which servers share quotas, in place of the one in the file.
+    """
+    return WatchedPolicy(path, check_policy(path), settings_of_address(redis) if redis else None)
 
 
-def _parsed(path: str, found: PolicyChange) -> AdmissionPolicy:
+def _parsed(path: str, found: PolicyChange, redis: RedisSettings | None) -> AdmissionPolicy:
     if found.problem:
         raise InvalidArgument(f"the policy file '{path}' {found.problem}")
-    return parse_policy(found.text, path)
+    return parse_policy(found.text, path, redis)
+
+
+def _redis_of(policy: AdmissionPolicy) -> RedisSettings | None:
+    return None if policy.shared is None else policy.shared.redis
 
 
 class UsageKey(NamedTuple):
@@ -198,10 +214,14 @@ class TenantAdmission:
     """Creates the admission queues of all models; one per server. Used from the loop's thread only."""
 
     def __init__(self, policy: AdmissionPolicy | None, loop: asyncio.AbstractEventLoop) -> None:
-        """Without a ``policy``, there is no admission control by tenant."""
+        """Without a ``policy``, there is no admission control by tenant. Raises ``Unsupported``."""
         self.in_force = policy is not None
         """A policy is in force, so requests have callers."""
-        self._accounts = Accounts(policy or _UNLIMITED)
+        self.shared = None if policy is None or policy.shared is None else SharedQuotas(policy.shared, loop)
+        """Quotas over all servers; its owner starts and closes it. None: this server has its own."""
+        if self.shared is not None:
+            self.shared.on_answer.append(self._offer_again)
+        self._accounts = Accounts(policy or _UNLIMITED, None if self.shared is None else self.shared.book)
         self._loop = loop
         self._usages: dict[UsageKey, UsageTable] = {}
         """Usage by model for the lifetime of the server: counters survive a reload of the model."""
@@ -220,7 +240,7 @@ class TenantAdmission:
         statistics: VersionStatistics,
     ) -> AdmissionQueue:
         """Return the admission queue of a model version."""
-        admission_queue = AdmissionQueue(self._controller(model, tokens=False), following, statistics, self._loop)
+        admission_queue = AdmissionQueue(self.controller(model, tokens=False), following, statistics, self._loop)
         self._admission_queues.add(admission_queue)
         return admission_queue
 
@@ -232,7 +252,7 @@ class TenantAdmission:
         ``load_shedder`` bounds the queue if no policy is in force.
         """
         admission_queue = EngineAdmissionQueue(
-            self._controller(model, tokens=True),
+            self.controller(model, tokens=True),
             following,
             statistics,
             self._loop,
@@ -245,17 +265,24 @@ class TenantAdmission:
         """Return the stage for requests with an idempotency key; ``controller`` admits them in a following stage."""
         return IdempotentQueue(following, controller, self._idempotency)
 
-    def _controller(self, model: str, *, tokens: bool) -> AdmissionController:
+    def controller(self, model: str, *, tokens: bool) -> AdmissionController:
+        """Return a controller of a model, for an owner that has no admission queue. ``tokens``: it is an LLM."""
         usage = self._usages.setdefault(UsageKey(model, tokens), UsageTable())
         return AdmissionController(model, self._accounts, monotonic_ns(), tokens=tokens, usage=usage)
 
     def follow(self, policy: AdmissionPolicy) -> None:
         """Apply a new policy. Admitted requests stay admitted, and used quota stays used."""
+        if self.shared is not None and policy.shared is not None:
+            self.shared.follow(policy.shared)
         self._accounts.follow(policy, monotonic_ns())
         self._idempotency.follow(policy.keeping)
         for admission_queue in self._admission_queues:
             admission_queue.controller.follow()
             admission_queue.check_soon()
+
+    def _offer_again(self) -> None:
+        for admission_queue in self._admission_queues:
+            admission_queue.offer_again()
 
     def stop(self) -> None:
         """Stop keeping answers for disconnected clients, because the server is shutting down."""
@@ -276,6 +303,8 @@ class TenantAdmission:
         page.write(LOADS, [LOADS.row(_ModelLoad(running, waiting), name) for name, running, waiting in loads])
         page.write(TENANTS, [TENANTS.row(each, each.tenant) for each in standings])
         page.write(RATES, [RATES.row(rate, each.tenant, rate.limit) for each in standings for rate in each.rates])
+        if self.shared is not None:
+            self.shared.write_metrics(page)
 
     def _standings(self) -> list[QuotaStanding]:
         now = monotonic_ns()

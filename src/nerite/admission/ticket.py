@@ -15,6 +15,8 @@ class TicketState(Enum):
     """State of a request in admission control."""
 
     NEW = "new"
+    LEASING = "leasing"
+    """It waits until Redis has been asked for quota."""
     WAITING = "waiting"
     RUNNING = "running"
     OVER = "over"
@@ -143,13 +145,17 @@ class Wait(NamedTuple):
     """Less important requests that were shed to make room for it."""
 
 
+class AwaitLease(NamedTuple):
+    """Decision to offer the request again once Redis has answered: its tenant's shared quotas must be leased first."""
+
+
 class Refuse(NamedTuple):
     """Decision to reject the request; the controller keeps no state of it."""
 
     refusal: AdmissionRefusal
 
 
-Decision: TypeAlias = Admit | Wait | Refuse
+Decision: TypeAlias = Admit | Wait | AwaitLease | Refuse
 
 
 class DueTicket(NamedTuple):

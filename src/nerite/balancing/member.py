@@ -38,19 +38,24 @@ class RoutedRequest(NamedTuple):
     """What the choice of a member depends on."""
 
     model: str
+    """Empty: any member will do."""
     version: str = ""
     prompt_tokens: float = 0.0
     """Estimated from bytes; 0 for tensors."""
     answer_tokens: float = 0.0
-    """Expected; a tensor request has one token of work."""
+    """Expected; 0: as many as the model's answers had so far. A tensor request has one token of work."""
+    answer_limit: float = math.inf
+    """The most that the request allows, such as ``max_tokens``."""
     prefix: tuple[int, ...] = ()
-    """Hashes of the beginnings of the prompt, from the shortest to the longest."""
+    """Hashes of the beginnings of the prompt, from the shortest to the longest: ``prefix_hashes``."""
     prefix_tokens: tuple[float, ...] = ()
-    """How many tokens each of these beginnings has."""
+    """How many tokens each of these beginnings has: ``prefix_tokens``."""
     session: str = ""
     lora: str = ""
     sequence: str = ""
     """Names a sequence of a stateful model, which stays on its member."""
+    sequence_start: bool = False
+    """It begins a sequence, wherever a sequence of this name was before."""
     sequence_end: bool = False
     repeatable: bool = True
     """It may go to another member after one has failed without an answer: nothing happens twice, or it may."""

@@ -1,9 +1,7 @@
-"""Interface of response caches, and what their implementations share: sizes, warnings and checks of settings."""
+"""Interface of response caches, and what their implementations share: sizes and checks of settings."""
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
@@ -47,31 +45,6 @@ PART: Final = 56
 def response_bytes(response: InferenceResponse) -> int:
     """Return the bytes of memory that a response takes without its header, which responses may share."""
     return ENTRY + sum(PART + len(part) for part in response.data)
-
-
-EVERY: Final = 10.0
-"""Minimum number of seconds between two log lines of a ``RateLimitedWarning``."""
-
-_log = logging.getLogger("nerite.cache")
-
-
-class RateLimitedWarning:
-    """Logs an error that may recur with every request: at once, then at most every ``EVERY`` seconds with a count."""
-
-    __slots__ = ("_next", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        """Number of occurrences, logged or not."""
-        self._next = 0.0
-
-    def say(self, text: str) -> None:
-        """Count the error, and log it unless one was logged within the last ``EVERY`` seconds."""
-        self.count += 1
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + EVERY
-            _log.error("%s%s", text, f" ({self.count} times so far)" if self.count > 1 else "")
 
 
 def refuse_unknown(cache: str, settings: Iterable[str], known: Iterable[str]) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Final
 
 from nerite.cache import interface
-from nerite.cache.interface import Found, RateLimitedWarning, ResponseCache, bad_choice, refuse_unknown
+from nerite.cache.interface import Found, ResponseCache, bad_choice, refuse_unknown
 from nerite.config.options import CacheOptions
 from nerite.core import headers
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.observability.exposition import Metric, MetricTable, Page
+from nerite.observability.log import RateLimitedWarning
 from nerite.observability.statistics import Duration
+
+_log = logging.getLogger("nerite.cache")
 
 
 class LocalCache:
@@ -33,7 +37,7 @@ class LocalCache:
         """In LRU order, the least recently used first."""
         self._headers: dict[ResponseHeader, int] = {}
         """Reference counts of the headers."""
-        self._too_large = RateLimitedWarning()
+        self._too_large = RateLimitedWarning(_log)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -1,4 +1,4 @@
-"""Response cache in Redis: connection, entry format, settings, and the cache itself.
+"""Response cache in Redis: entry format, settings, and the cache itself.
 
 Redis may be slow, full, unreachable, or written to by other programs. In all these cases the model computes the answer,
 and the log says why.
@@ -10,129 +10,22 @@ import asyncio
 import json
 import logging
 import os
-import ssl
 import struct
 import zlib
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final, cast
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
 
-import hiredis
-
-from nerite.cache.interface import Found, RateLimitedWarning, refuse_unknown
+from nerite.cache.interface import Found, refuse_unknown
 from nerite.core import headers
 from nerite.core.byte_budget import RESPONSE_HEADERS, Memo
 from nerite.core.errors import Internal, InvalidArgument
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.observability.exposition import Metric, MetricTable, Page
-from nerite.scheduling.stall_detectors import ExponentialBackoff
-
-Reply = bytes | int | Exception | None
-"""None: no such key. An exception: Redis returned an error, or the connection was lost first."""
-Answered = Callable[[Reply], None]
-
-_SEND_BUFFER: Final = 16 * 1024 * 1024
-"""Size of the send buffer in bytes above which no commands are sent until Redis catches up."""
-_INCOMPLETE: Final = object()
-
-
-class RedisConnection(asyncio.Protocol):
-    """Connection to Redis that pipelines the commands of one loop turn. Each command gets exactly one reply.
-
-    Replies arrive in the order of the commands. If the connection is lost, the outstanding commands get an exception.
-    """
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, patience: float, lost: Callable[[RedisConnection, Exception], None]
-    ) -> None:
-        """``patience``: timeout of a reply in seconds, after which the connection is closed; 0 for none.
-
-        ``lost`` is called once when the connection has ended, after all outstanding commands got their exception.
-        """
-        self._loop = loop
-        self._patience = patience
-        self._lost = lost
-        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
-        self._asked: deque[tuple[float, Answered]] = deque()
-        """Callbacks of the outstanding commands, with the times at which they were sent."""
-        self._unsent: list[bytes] = []
-        self._transport: asyncio.Transport
-        self._reason: Exception | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.full = False
-        """The send buffer is full because Redis does not keep up."""
-
-    def ask(self, command: Sequence[bytes], answered: Answered) -> None:
-        """Send a command."""
-        self._asked.append((self._loop.time(), answered))
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
-        self._unsent.append(b"*%d\r\n" % len(command))
-        for word in command:
-            self._unsent += (b"$%d\r\n" % len(word), word, b"\r\n")
-        if self._timer is None and self._patience:
-            self._timer = self._loop.call_later(self._patience, self._check_timeout)
-
-    def close(self, reason: Exception) -> None:
-        """Abort the connection; ``reason`` is passed to the outstanding commands."""
-        self._reason = self._reason or reason
-        self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport and set the limit of its send buffer."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_SEND_BUFFER)
-
-    def data_received(self, data: bytes) -> None:
-        """Deliver the complete replies."""
-        self._reader.feed(data)
-        try:
-            while (reply := self._reader.gets()) is not _INCOMPLETE:
-                if not self._asked:
-                    raise hiredis.ProtocolError("an unexpected reply")
-                self._asked.popleft()[1](_plain(reply))
-        except hiredis.ProtocolError as error:
-            self.close(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all outstanding commands."""
-        reason = self._reason or exc or ConnectionResetError("Redis has closed the connection")
-        if self._timer is not None:
-            self._timer.cancel()
-        while self._asked:
-            self._asked.popleft()[1](reason)
-        self._lost(self, reason)
-
-    def pause_writing(self) -> None:
-        """Stop sending: the send buffer is full."""
-        self.full = True
-
-    def resume_writing(self) -> None:
-        """Resume sending."""
-        self.full = False
-
-    def _flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if not self._transport.is_closing():
-            self._transport.writelines(unsent)
-
-    def _check_timeout(self) -> None:
-        """Close the connection if the oldest command has timed out; else check again when it would."""
-        self._timer = None
-        if self._asked:
-            left = self._asked[0][0] + self._patience - self._loop.time()
-            if left <= 0:
-                self.close(TimeoutError(f"no answer in {self._patience * 1000:.0f} ms"))
-            else:
-                self._timer = self._loop.call_later(left, self._check_timeout)
-
-
-def _plain(reply: Any) -> Reply:
-    if reply is None or isinstance(reply, bytes | int | Exception):
-        return reply
-    return TypeError("Redis sent a reply of an unexpected type")
-
+from nerite.observability.log import RateLimitedWarning
+from nerite.redis.client import RedisClient
+from nerite.redis.connection import RedisConnection, Reply
+from nerite.redis.settings import RedisSettings
 
 MAGIC: Final = b"nerite\0\1"
 _HEAD: Final = struct.Struct("<8s32sII")
@@ -240,44 +133,6 @@ _FILES: Final = ("cert", "key", "cacert", "cacert_dir")
 _NUMBERS: Final = frozenset(("port", "db", "connect_timeout", "socket_timeout", "pool_size", "wait_timeout"))
 
 
-@dataclass(frozen=True)
-class RedisSettings:
-    """Address and connection settings of Redis. Times are in milliseconds; 0 for no timeout."""
-
-    host: str
-    port: int
-    user: str = "default"
-    password: str = ""
-    db: int = 0
-    connect_timeout: int = 5000
-    socket_timeout: int = 100
-    """Timeout of a reply. Triton has none, so that its clients wait indefinitely."""
-    pool_size: int = 1
-    wait_timeout: int = 1000
-    """Ignored, like ``pool_size``: one connection carries all commands, so none waits for a free connection."""
-    tls_enabled: bool = False
-    cert: str = ""
-    key: str = ""
-    cacert: str = ""
-    cacert_dir: str = ""
-    sni: str = ""
-    """Expected host name in the certificate of Redis, if it is not ``host``."""
-
-    @property
-    def place(self) -> str:
-        """Host and port."""
-        return f"{self.host}:{self.port}"
-
-    def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context of the connection; None without TLS. Raises ``OSError`` if a file is not usable."""
-        if not self.tls_enabled:
-            return None
-        context = ssl.create_default_context(cafile=self.cacert or None, capath=self.cacert_dir or None)
-        if self.cert:
-            context.load_cert_chain(self.cert, self.key or None)
-        return context
-
-
 def read_redis_settings(given: Mapping[str, str], environment: Mapping[str, str]) -> RedisSettings:
     """Return the settings. Raises ``InvalidArgument`` if one is missing or invalid."""
     if "host" not in given or "port" not in given:
@@ -320,12 +175,12 @@ _log = logging.getLogger("nerite.cache")
 async def open_redis(given: Mapping[str, str], environment: Mapping[str, str]) -> RedisCache:
     """Return a connected cache. Raises ``NeriteError``."""
     settings = read_redis_settings(given, environment)
-    cache = RedisCache(settings, asyncio.get_running_loop())
+    client = RedisClient(settings, asyncio.get_running_loop(), _log, "models compute all requests")
     try:
-        await cache.connect()
+        await client.connect()
     except OSError as error:
-        raise Internal(f"Failed to initialize RedisCache: {_connect_error(error, settings)}") from error
-    return cache
+        raise Internal(f"Failed to initialize RedisCache: {client.connect_error(error)}") from error
+    return RedisCache(client)
 
 
 class RedisCache:
@@ -333,57 +188,13 @@ class RedisCache:
 
     shared = True
 
-    def __init__(self, settings: RedisSettings, loop: asyncio.AbstractEventLoop) -> None:
-        self._settings = settings
-        self._loop = loop
-        self._patience = settings.socket_timeout / 1000
-        self._connection: RedisConnection | None = None
-        self._backoff = ExponentialBackoff()
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self._codec = EntryCodec()
-        self._unreachable = RateLimitedWarning()
-        self._refused = RateLimitedWarning()
-        self._invalid = RateLimitedWarning()
+        self._refused = RateLimitedWarning(_log)
+        self._invalid = RateLimitedWarning(_log)
         self.failures = 0
         """Number of lookups and insertions that failed."""
-        self._attempt: asyncio.Task[None] | None = None
-        self._closed = False
-
-    async def connect(self) -> None:
-        """Connect and authenticate. Raises ``OSError``."""
-        settings = self._settings
-        tls = settings.tls()
-        async with asyncio.timeout(settings.connect_timeout / 1000 or None):
-            _, connection = await self._loop.create_connection(
-                lambda: RedisConnection(self._loop, self._patience, self._lost),
-                settings.host,
-                settings.port,
-                ssl=tls,
-                server_hostname=(settings.sni or settings.host) if tls is not None else None,
-            )
-            try:
-                if settings.password:
-                    await self._execute(connection, b"AUTH", settings.user.encode(), settings.password.encode())
-                if settings.db:
-                    await self._execute(connection, b"SELECT", b"%d" % settings.db)
-                await self._execute(connection, b"PING")
-            except BaseException:  # cancellation included: an unusable connection must not leak
-                connection.close(ConnectionError())
-                raise
-        self._connection = connection
-
-    async def _execute(self, connection: RedisConnection, *command: bytes) -> None:
-        answered: asyncio.Future[Reply] = self._loop.create_future()
-
-        def take(reply: Reply) -> None:
-            if not answered.done():
-                answered.set_result(reply)
-
-        connection.ask(command, take)
-        reply = await answered
-        if isinstance(reply, OSError):
-            raise reply
-        if isinstance(reply, Exception):
-            raise OSError(str(reply)) from reply
 
     def lookup(self, key: bytes, found: Found) -> None:
         """Look up a response; ``found`` is called when Redis has replied, or with None on timeout or failure."""
@@ -408,14 +219,10 @@ class RedisCache:
 
     def close(self) -> None:
         """Close the connection."""
-        self._closed = True
-        if self._attempt is not None:
-            self._attempt.cancel()
-        if self._connection is not None:
-            self._connection.close(ConnectionError())
+        self._client.close()
 
     def _usable(self) -> RedisConnection | None:
-        connection = self._connection
+        connection = self._client.connection
         if connection is None or connection.full:
             self.failures += 1
             return None
@@ -434,37 +241,15 @@ class RedisCache:
         return None
 
     def _check_reply(self, reply: Reply) -> None:
-        """Count a command that failed, and log errors of Redis. A lost connection is logged once by ``_lost``."""
+        """Count a command that failed, and log errors of Redis. A lost connection is logged once by the client."""
         if isinstance(reply, OSError):
             self.failures += 1
         elif isinstance(reply, Exception):
-            self._failed(self._refused, f"Redis ({self._settings.place}) returned an error: {reply}")
+            self._failed(self._refused, f"Redis ({self._client.settings.place}) returned an error: {reply}")
 
     def _failed(self, warning: RateLimitedWarning, text: str) -> None:
         self.failures += 1
         warning.say(text)
-
-    def _lost(self, connection: RedisConnection, reason: Exception) -> None:
-        if connection is self._connection and not self._closed:
-            self._connection = None
-            self._unreachable.say(
-                f"lost the connection to Redis ({self._settings.place}); models compute all requests: {reason}"
-            )
-            self._schedule_reconnect()
-
-    def _schedule_reconnect(self) -> None:
-        wait = self._backoff.failed(self._loop.time())
-        self._attempt = self._loop.create_task(self._reconnect(wait))
-
-    async def _reconnect(self, wait: float) -> None:
-        await asyncio.sleep(wait)
-        try:
-            await self.connect()
-        except OSError as error:
-            self._unreachable.say(_connect_error(error, self._settings))
-            self._schedule_reconnect()
-        else:
-            _log.info("reconnected to Redis (%s)", self._settings.place)
 
 
 METRICS: Final = MetricTable[RedisCache]((
@@ -476,14 +261,3 @@ METRICS: Final = MetricTable[RedisCache]((
 
 def _name(key: bytes) -> bytes:
     return b"nerite:" + key.hex().encode()
-
-
-def _connect_error(error: OSError, settings: RedisSettings) -> str:
-    """Return the text of a connection error, as Triton's client words it."""
-    if isinstance(error, ConnectionError) and error.errno is not None:
-        why = os.strerror(error.errno)
-    elif isinstance(error, TimeoutError) and not str(error):
-        why = f"no connection in {settings.connect_timeout} ms"
-    else:
-        why = str(error)
-    return f"Failed to connect to Redis ({settings.place}): {why}"

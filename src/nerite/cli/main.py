@@ -20,6 +20,8 @@ COMMANDS = {
     "show": ("tools.models:run_show", "show a model: inputs, outputs, files, and example requests"),
     "check": ("tools.check:run", "validate model repositories without serving them"),
     "doctor": ("tools.doctor:run", "diagnose this machine: limits, ports, installed packages, GPUs"),
+    "route": ("tools.route:run", "route requests to pools of servers, from a cluster file"),
+    "pick": ("tools.pick:run", "pick the endpoints of requests for a gateway such as Envoy"),
     "client": ("tools.client:run", "query a running server: models, inference, load and unload, statistics"),
     "rollout": ("tools.rollout.command:run", "roll out a new version step by step, with automatic rollback"),
     "top": ("tools.top:run", "monitor a running server in a full-screen view"),
@@ -27,6 +29,7 @@ COMMANDS = {
     "analyze": ("tools.analyze.command:run", "find the fastest configuration of a model by measuring"),
     "batch": ("tools.batch:run", "run files of requests in idle room before a deadline; list and cancel batches"),
     "quota": ("tools.quota:run", "show the usage and remaining quota of each tenant by model"),
+    "bill": ("tools.bill:run", "show what tenants used in a month, and what it costs"),
     "engines": ("tools.environments:run_engines", "list and install engines for language models"),
     "chat": ("tools.chat:run", "chat with a text model on a running server"),
     "environments": (

@@ -319,6 +319,11 @@ def _check_server(values: Values, options: ServerOptions) -> None:
             remedy="Name the directory your models are in: nerite serve ./models",
             usage=False,
         )
+    if options.quota_redis and not options.policy_file:
+        raise UsageError(
+            "--quota-redis has no effect without --policy-file",
+            remedy="Write the tenants and their quotas to a policy file (docs/admission.md), and name it.",
+        )
     if len({cache for cache, _, _ in values.get("cache-config", ())}) > 1:
         raise UsageError(
             f"{creating}found multiple cache configurations, but only a single cache is currently supported",

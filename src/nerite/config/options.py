@@ -478,6 +478,13 @@ class ServerOptions:
     policy_file: Annotated[str, nerite_flag(
         "policy-file", "TOML file with tenants, quotas and limits (docs/admission.md). It is read again when it "
         "changes.", default="everybody is admitted, until queues are full")] = ""
+    quota_redis: Annotated[str, nerite_flag(
+        "quota-redis", "Redis over which servers share the quotas in --policy-file, as in redis://10.0.0.1:6379/0, "
+        "instead of the one that the file names (docs/admission.md#several-servers).",
+        default="the one that the policy file names")] = ""
+    ledger: Annotated[str, nerite_flag(
+        "ledger", "Database in which each request gets a row with what it cost: a path (SQLite), or "
+        "postgresql://USER@HOST/NAME (docs/ledger.md).", default="nothing is recorded")] = ""
     rollout_state: Annotated[str, nerite_flag(
         "rollout-state", "Directory in which the state of rollouts outlives the server (docs/rollouts.md).",
         default="nerite/rollouts in the user's state directory")] = ""

@@ -76,3 +76,6 @@ class EngineReport(NamedTuple):
     """Draft tokens of speculative decoding."""
     accepted: int | None = None
     progress: Sequence[RequestProgress] = ()
+    step_began_ns: int = 0
+    """When the reported step began (``time.monotonic_ns``). 0: the engine does not time its steps, or ran none."""
+    step_ended_ns: int = 0

@@ -52,6 +52,7 @@ class Dispatcher:
         admission: LoadShedder,
         *,
         preserve_ordering: bool = False,
+        leases: Leases | None = None,
     ) -> None:
         self._name = admission.model
         self._picker = picker
@@ -67,7 +68,7 @@ class Dispatcher:
         """Number of leases when an audit first found requests beside an idle instance, and the time; -1: none found."""
         self.sound = True
         """The last audit found nothing to restore."""
-        self._leases = Leases()
+        self._leases = Leases() if leases is None else leases
         self._splits: dict[int, BatchSplit] = {}
         """By the identity of the batch that runs now, the batch that it is a part of."""
         self._picker_since_ns = 0
@@ -365,7 +366,7 @@ class Dispatcher:
         timings: ExecutionTimes | None,
     ) -> None:
         """End the lease of an executed batch: start the instance's next batch, then pass on the responses."""
-        if not self._leases.end(batch):
+        if not self._leases.end(batch, timings):
             report("dispatcher", RuntimeError("a batch was returned that is not leased"), f"of '{instance.name}'")
             return
         if self._splits and (split := self._splits.pop(id(batch), None)) is not None:

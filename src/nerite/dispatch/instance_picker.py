@@ -238,8 +238,8 @@ class Leases:
         self.begun += 1
         self.requests += len(batch)
 
-    def end(self, batch: Batch) -> bool:
-        """End the lease of ``batch``; return False if it has none."""
+    def end(self, batch: Batch, timings: ExecutionTimes | None = None) -> bool:
+        """End the lease of ``batch``; return False if it has none. Without ``timings`` it was not executed."""
         if self._by_batch.pop(id(batch), None) is None:
             return False
         self.requests -= len(batch)
@@ -247,6 +247,11 @@ class Leases:
 
     def __contains__(self, batch: Batch) -> bool:
         return id(batch) in self._by_batch
+
+    def holder(self, batch: Batch) -> ModelInstance | None:
+        """Return the instance that has ``batch``; None if it has no lease."""
+        found = self._by_batch.get(id(batch))
+        return None if found is None else found[0]
 
     def __iter__(self) -> Iterator[Batch]:
         return (batch for _, batch in self._by_batch.values())

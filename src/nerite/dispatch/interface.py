@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from nerite.core.errors import NeriteError
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.queue_stage import QueueStage
 from nerite.core.request import InferenceRequest, ServedVersion
 from nerite.core.response import InferenceResponse
@@ -195,6 +196,9 @@ class VersionHandle(ServedVersion, Protocol):
     @property
     def instances(self) -> Collection[object]:
         """Its instances."""
+
+    def followed(self, requests: Sequence[InferenceRequest], rows: int, timings: ExecutionTimes) -> None:
+        """Count a batch that followed another model in the same worker, without queueing."""
 
 
 class ServerEntry(Protocol):

@@ -119,8 +119,7 @@ class FrontRouting:
 
 def _head_bytes(head: RequestHead) -> bytes:
     """Return a head as it may have been received."""
-    target = f"{head.path}?{head.query}" if head.query else head.path
-    lines = [f"{head.method} {target} HTTP/{head.version}", *(f"{name}: {value}" for name, value in head.fields)]
+    lines = [f"{head.method} {head.target} HTTP/{head.version}", *(f"{name}: {value}" for name, value in head.fields)]
     return b"".join(header_bytes_of(line) + b"\r\n" for line in (*lines, ""))
 
 

@@ -1,7 +1,9 @@
-"""Server side of HTTP/2 (RFC 9113) as a state machine without I/O. Depends only on ``hpack``.
+"""Both sides of HTTP/2 (RFC 9113) as state machines without I/O. Depends only on ``hpack``.
 
     owner (socket, clock)  -- receive(data, now) -->  Http2Connection  -- callbacks -->  Http2Handler (the requests)
                            <-- outbound, closed ---               <-- reply, send_*, reset, pause --
+
+``Http2Connection`` is the server's side, which is described first. ``Http2ClientConnection`` is the client's.
 
 **Owner.** Pass bytes from the socket to ``receive``; after it, and after every other call, write ``outbound`` with
 ``writelines`` and clear it; close when ``finished``; call ``lost`` when the peer is gone. Stop reading while the socket
@@ -27,20 +29,30 @@ we receive are interned by their bytes until the table changes: equal blocks yie
 **Bounds.** All are in ``Limits``: open streams, sizes, and the rates of everything that causes work without being a
 request. The only clock is the time passed to ``receive``. The owner monitors two things: ``queued`` bytes that do not
 drain (``drained``), and silent peers (``ping``, ``pings_unanswered``).
+
+**Client.** Windows, queues, interning and bounds are the same. A stream is in ``_streams`` from ``open_stream`` until
+its response is complete, which its ``ResponseHandler`` is told; ``room`` says how many more the server allows. A stream
+that the server has not processed, because it refused it or its GOAWAY excludes it, is closed with ``REFUSED_STREAM``
+and may be sent again on another connection. A client does not accept pushed responses, and drops interim ones.
 """
 
+from nerite.http2.client import Http2ClientConnection
 from nerite.http2.connection import Http2Connection, refusal_preface
 from nerite.http2.frames import Buffer, Http2ErrorCode
-from nerite.http2.headers import RequestHeaders, encode_headers
+from nerite.http2.headers import ReplyHeaders, RequestHeaders, encode_headers, encode_request
 from nerite.http2.limits import Limits
-from nerite.http2.stream import Http2Handler
+from nerite.http2.stream import Http2Handler, ResponseHandler
 
 __all__ = [
+    "Http2ClientConnection",
     "Http2Connection",
     "Http2Handler",
     "Limits",
     "RequestHeaders",
+    "ResponseHandler",
+    "ReplyHeaders",
     "encode_headers",
+    "encode_request",
     "refusal_preface",
     "Http2ErrorCode",
     "Buffer",

@@ -1,45 +1,59 @@
-"""HTTP/2 connection: combines both halves, handles control frames, and implements start, shutdown and failure."""
+"""Server side of a connection: requests in, replies out, start and graceful shutdown."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
-from nerite.http2 import frames, headers
-from nerite.http2.frames import MAX_STREAM_ID, MAX_WINDOW, PREFACE, Http2ErrorCode, ProtocolError
-from nerite.http2.headers import RememberHeaders
-from nerite.http2.incoming import ANY, NOTHING, ONLY_SETTINGS, Incoming
-from nerite.http2.limits import DEFAULT_HEADER_TABLE_SIZE, Limits, server_preface
-from nerite.http2.stream import Http2Handler
+from nerite.http2 import frames
+from nerite.http2.endpoint import Http2Endpoint
+from nerite.http2.frames import (
+    DATA,
+    DATA_START,
+    END_HEADERS,
+    END_STREAM,
+    HEADER_SIZE,
+    HEADERS,
+    MAX_STREAM_ID,
+    PADDED,
+    PREFACE,
+    PRIORITISED,
+    Buffer,
+    Http2ErrorCode,
+    ProtocolError,
+    block_start,
+    unpack_header,
+)
+from nerite.http2.headers import HeaderReader, MalformedHeaders, RememberHeaders
+from nerite.http2.incoming import NOTHING, OVERSIZED
+from nerite.http2.limits import Limits, server_preface
+from nerite.http2.stream import MEASURED, REMOTE_CLOSED, Http2Handler, Http2Stream
 
-COPIED: Final = 16_384
-"""Chunks up to this size are copied into bytes first: slices of bytes are cheaper than views, and can be kept."""
+JOINED: Final = frames.MIN_MAX_FRAME_SIZE
+"""Messages up to this size are copied into one bytes object with their frame headers: cheaper than a list of pieces."""
 
+_PLAIN_HEADERS: Final = END_HEADERS | PADDED | PRIORITISED
 _SHUTDOWN_PING: Final = b"shutdown"
 _looks_like_http1 = re.compile(rb"(?!PRI )[A-Z]{1,20}(?: |$)").match
 
 
-class Http2Connection(Incoming):
-    """Server side of one connection. The package docstring explains the design.
+class Http2Connection(Http2Endpoint):
+    """Server side of one connection. The package docstring explains the design."""
 
-    After each call the owner writes ``outbound`` and clears it; if ``closed`` is then set, it closes the transport. It
-    passes bytes from the transport to ``receive`` and calls ``lost`` at their end.
-    """
-
-    __slots__ = ("_shutting_down", "_started", "_table_emptied", "closed", "http1", "pings_unanswered")
+    __slots__ = ("_headers", "_request_received", "_request_started", "_room", "_shutting_down", "http1")
 
     def __init__(self, handler: Http2Handler, limits: Limits, now: float, keep: RememberHeaders) -> None:
         """``keep`` is called with headers that are worth interning."""
-        super().__init__(handler, limits, now, keep)
-        self._started = False
-        """The peer's preface was received, and ours was sent."""
-        self._table_emptied = False
+        super().__init__(handler, limits, now)
+        self._request_started = handler.request_started
+        self._request_received = handler.request_received
+        self._headers = HeaderReader(limits, keep)
+        self._room = limits.max_concurrent_streams
+        """Maximum number of open streams; 0 after a GOAWAY that names the last stream."""
         self._shutting_down = False
-        self.closed = False
-        """Input is ignored, and ``outbound`` gets no more data."""
         self.http1 = False
         """The peer speaks HTTP/1. Set with ``closed``; nothing was sent, so the owner can still answer in HTTP/1."""
-        self.pings_unanswered = 0
 
     @property
     def finished(self) -> bool:
@@ -52,60 +66,15 @@ class Http2Connection(Incoming):
         return self._started
 
     @property
-    def incomplete(self) -> bool:
-        """Whether the rest of the preface, of a frame other than DATA, or of a header block is outstanding."""
-        return not self.closed and (not self._started or self._expected != ANY or bool(self._held))
-
-    @property
-    def held_bytes(self) -> int:
-        """Number of received bytes that are kept until the rest of their frame or header block arrives."""
-        return len(self._held)
-
-    @property
     def last_stream_id(self) -> int:
         """The highest stream that the peer has used."""
         return self._last_stream_id
 
-    # -- for the owner
-
-    def receive(self, data: bytes | bytearray | memoryview, now: float) -> None:
-        """Process bytes from the peer, in pieces of any size; they may be overwritten after the call.
-
-        Never raises for anything that a peer sends: violations are answered and reported to the handler. ``now`` is in
-        seconds of any monotonic clock.
-        """
-        if self.closed:
-            return
-        self._now = now
-        if self._held:
-            self._held += data
-            if len(self._held) < self._wanted:
-                return
-            data, self._held = self._held, bytearray()
-        chunk = bytes(data) if len(data) <= COPIED else memoryview(data)
-        try:
-            if not self._started:
-                chunk = self._take_preface(chunk)
-            self._take_frames(chunk)
-        except ProtocolError as error:
-            self._fail(error.code, error.reason)
-
-    def lost(self) -> None:
-        """Handle the loss of the transport: close each open stream with CANCEL."""
-        if not self.closed:
-            self._close(Http2ErrorCode.CANCEL)
-        self.outbound.clear()
-        self.forget_headers()
-
     def forget_headers(self) -> None:
         """Drop the interned headers, so that all further blocks yield new ``RequestHeaders`` without memos."""
-        self._headers.kept.clear()
+        self._headers.forget()
 
-    def ping(self, payload: bytes = bytes(8)) -> None:
-        """Send a PING; ``pings_unanswered`` counts it until the peer acknowledges."""
-        if self._started and not self.closed:
-            self.pings_unanswered += 1
-            self.outbound.append(frames.ping(payload))
+    # -- shutdown
 
     def shutdown(self) -> None:
         """Shut down gracefully: announce it, and accept no new streams once the peer has acknowledged.
@@ -131,12 +100,73 @@ class Http2Connection(Incoming):
             self._room = 0
         self.outbound.append(frames.goaway(self._processed_stream_id, code, reason.encode()))
 
-    def give_up(self, reason: str) -> None:
-        """End the connection because the peer is too slow."""
-        if not self.closed:
-            self._fail(Http2ErrorCode.ENHANCE_YOUR_CALM, reason)
+    def _ping_acknowledged(self, payload: bytes) -> None:
+        if payload == _SHUTDOWN_PING and self._shutting_down and self._room:
+            self.goaway()
 
-    # -- preface, failure and close
+    @property
+    def _served_stream_id(self) -> int:
+        return min(self._last_stream_id, self._processed_stream_id)
+
+    # -- replies
+
+    def reply(self, stream_id: int, head: bytes, buffers: Sequence[Buffer], trailers: bytes) -> None:
+        """Send a complete reply: headers, one message in ``buffers``, trailers. Nothing else is sent on the stream.
+
+        ``head`` and ``trailers`` come from ``encode_headers``; without trailers the message ends the stream.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        size = sum(map(len, buffers))
+        if (
+            0 < size <= JOINED
+            and size <= self._send_window
+            and size <= self._peer_window + stream.credit
+            and trailers
+            and len(head) + len(trailers) <= frames.MIN_MAX_FRAME_SIZE
+            and not self._table_update
+        ):
+            self._send_window -= size
+            self._progress += 1
+            number = stream_id.to_bytes(4)
+            self.outbound.append(
+                b"".join(
+                    (
+                        block_start(len(head), END_HEADERS),
+                        number,
+                        head,
+                        size.to_bytes(3),
+                        DATA_START,
+                        number,
+                        *buffers,
+                        block_start(len(trailers), END_HEADERS | END_STREAM),
+                        number,
+                        trailers,
+                    )
+                )
+            )
+            self._ended(stream_id, stream)
+            return
+        self._write_block(stream_id, head, 0)
+        self._send(stream_id, stream, buffers, trailers)
+
+    def send_headers(self, stream_id: int, block: bytes, end_stream: bool = False) -> None:
+        """Send the headers of a reply; with ``end_stream`` they are the complete reply."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        self._write_block(stream_id, block, END_STREAM if end_stream else 0)
+        if end_stream:
+            self._ended(stream_id, stream)
+
+    def _ended(self, stream_id: int, stream: Http2Stream) -> None:
+        """Handle the end of our side. If the request is incomplete, reset the stream: we need no more of it."""
+        del self._streams[stream_id]
+        if not stream.state & REMOTE_CLOSED:
+            self._write_reset(stream_id, Http2ErrorCode.NO_ERROR)
+
+    # -- requests
 
     def _take_preface(self, data: bytes | memoryview) -> bytes | memoryview:
         """Check the first bytes, answer a complete preface with ours, and return the bytes after it."""
@@ -151,139 +181,148 @@ class Http2Connection(Incoming):
         self.outbound.append(server_preface(self._limits))
         return data[len(PREFACE) :]
 
-    def _fail(self, code: Http2ErrorCode, reason: str) -> None:
-        """End the connection because the peer violated the protocol."""
-        if self._started:
-            last = min(self._last_stream_id, self._processed_stream_id)
-            self.outbound.append(frames.goaway(last, code, reason.encode()))
-        self._close(code)
-        self._handler.connection_closing(code, reason)
+    def _take_frames(self, data: bytes | memoryview) -> None:
+        """Do the same as the base class, with the two frames of a plain request inline.
 
-    def _close(self, code: Http2ErrorCode) -> None:
-        self.closed = True
-        self._expected = NOTHING
-        self._held.clear()
-        streams = list(self._streams)
-        self._streams.clear()
-        self._waiting.clear()
-        self.queued = 0
-        for stream_id in streams:
-            self._handler.stream_closed(stream_id, code)
+        This is the hot path. A call costs as much as all of their checks together. Anything unusual goes to
+        ``_take_frame``, which repeats all checks. A callback may change any state, so only ``data`` and constants are
+        kept in local variables across one.
+        """
+        size = len(data)
+        position = self._take_payload(data, 0) if self._cut_left or self._skipped else 0
+        streams = self._streams
+        kept_headers = self._headers.kept.get
+        max_frame_size = self._limits.max_frame_size
+        while size - position >= HEADER_SIZE:
+            word, flags, stream_id = unpack_header(data, position)
+            kind = word & 0xFF
+            length = word >> 8
+            stream_id &= MAX_STREAM_ID
+            body = position + HEADER_SIZE
+            end = body + length
+            if self._expected:
+                if self._expected == NOTHING:
+                    return
+                self._check_expected(kind, stream_id)
+            if length > max_frame_size:
+                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, OVERSIZED)
 
-    # -- control frames
+            if kind == DATA:
+                stream = streams.get(stream_id)
+                if (
+                    stream is not None
+                    and (
+                        not stream.state
+                        # The complete body that the request declared.
+                        or (stream.state == MEASURED and stream.missing == length and flags & END_STREAM)
+                    )
+                    and end <= size
+                    and length
+                    and not flags & PADDED
+                    and self._unreturned + length < self._return_at
+                    and stream.unreturned + length < self._stream_return_at
+                ):
+                    self._unreturned += length
+                    stream.unreturned += length
+                    if flags & END_STREAM:
+                        stream.state = REMOTE_CLOSED
+                        self._data_received(stream_id, data[body:end], True)
+                    else:
+                        self._data_received(stream_id, data[body:end], False)
+                    position = end
+                    continue
+            elif (
+                kind == HEADERS
+                and end <= size
+                and stream_id > self._last_stream_id
+                and flags & _PLAIN_HEADERS == END_HEADERS
+                and len(streams) < self._room
+            ):
+                headers = kept_headers(bytes(data[body:end]))
+                if headers is not None and stream_id & 1 and not flags & END_STREAM:
+                    self._last_stream_id = stream_id
+                    stream = streams[stream_id] = Http2Stream()
+                    announced = headers.content_length
+                    if size - end > HEADER_SIZE:
+                        # Usually the complete body follows immediately.
+                        word, flags, same_id = unpack_header(data, end)
+                        length = word >> 8
+                        body = end + HEADER_SIZE
+                        if (
+                            same_id == stream_id
+                            and not word & 0xFF
+                            and flags == END_STREAM
+                            and length
+                            and (announced < 0 or announced == length)
+                            and body + length <= size
+                            and length <= max_frame_size
+                            and length < self._stream_return_at
+                            and self._unreturned + length < self._return_at
+                        ):
+                            self._unreturned += length
+                            stream.state = REMOTE_CLOSED
+                            position = body + length
+                            self._request_received(stream_id, headers, data[body:position])
+                            continue
+                    if announced >= 0:
+                        stream.state = MEASURED
+                        stream.missing = announced
+                    self._request_started(stream_id, headers, False)
+                    position = end
+                    continue
+            position = self._take_frame(data, position, kind, flags, stream_id, length)
+        if position < size:
+            self._hold(data, position, HEADER_SIZE)
 
-    def _take_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if kind == frames.WINDOW_UPDATE:
-            self._take_window_update(stream_id, payload)
-        elif kind == frames.RST_STREAM:
-            self._take_rst_stream(stream_id, payload)
-        elif kind == frames.PRIORITY:
-            self._take_priority(stream_id, payload)
-        elif kind == frames.PUSH_PROMISE:
-            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "a client cannot push")
-        elif stream_id:
-            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "a frame for the connection came on a stream")
-        elif kind == frames.SETTINGS:
-            self._take_settings(flags, payload)
-        elif kind == frames.PING:
-            self._take_ping(flags, payload)
-        else:
-            self._take_goaway(payload)
-
-    def _take_window_update(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not 4 bytes")
-        self._count_idle_frame()
-        increment = int.from_bytes(payload) & MAX_WINDOW
-        if not stream_id:
-            if not increment:
-                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
-            if self._send_window + increment > MAX_WINDOW:
-                raise ProtocolError(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is above 2^31-1")
-            self._send_window += increment
-            self._drain_waiting()
-            return
+    def _take_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        """Process a complete header block: of a request, or of its trailers."""
         stream = self._streams.get(stream_id)
-        if stream is None:
-            self._check_not_idle(stream_id)
-        elif not increment:
+        if stream is not None:
+            self._take_trailers(flags, stream_id, stream, block)
+            return
+        if stream_id <= self._last_stream_id:
+            if not self._is_forgiven(stream_id):
+                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that was used before")
+            self._count_idle_frame()
+            self._headers.discard(block)
+            return
+        self._last_stream_id = stream_id
+        if stream_id > self._processed_stream_id:
+            self._headers.discard(block)
+            return
+        try:
+            headers = self._headers.kept.get(block) or self._headers.request(block)
+        except MalformedHeaders as error:
+            self._fail_stream(stream_id, error.code)
+            return
+        if len(self._streams) >= self._room:
+            self._fail_stream(stream_id, Http2ErrorCode.REFUSED_STREAM)
+            return
+        ends = bool(flags & END_STREAM)
+        if ends and headers.content_length > 0:
             self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
-        elif self._peer_window + stream.credit + increment > MAX_WINDOW:
-            self._fail_stream(stream_id, Http2ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        stream = self._streams[stream_id] = Http2Stream()
+        if ends:
+            stream.state = REMOTE_CLOSED
+        elif headers.content_length >= 0:
+            stream.state = MEASURED
+            stream.missing = headers.content_length
+        self._request_started(stream_id, headers, ends)
+
+    def _take_trailers(self, flags: int, stream_id: int, stream: Http2Stream, block: bytes) -> None:
+        try:
+            self._headers.trailers(block)
+        except MalformedHeaders as error:
+            self._fail_stream(stream_id, error.code)
+            return
+        if stream.state & REMOTE_CLOSED:
+            self._fail_stream(stream_id, Http2ErrorCode.STREAM_CLOSED)
+        elif not flags & END_STREAM or (stream.state & MEASURED and stream.missing):
+            self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
         else:
-            stream.credit += increment
-            self._drain(stream_id, stream)
-
-    def _take_rst_stream(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not 4 bytes")
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            self._check_not_idle(stream_id)
-            self._count_idle_frame()
-            return
-        self._forget(stream_id, stream)
-        self._handler.stream_closed(stream_id, int.from_bytes(payload))
-        self._count_reset()
-
-    def _take_priority(self, stream_id: int, payload: bytes) -> None:
-        """Ignore a PRIORITY frame, which is deprecated, apart from checking its format."""
-        if not stream_id:
-            raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
-        if len(payload) != 5:
-            # The RFC calls this a stream error, but a stream that is not open cannot be reset.
-            if stream_id not in self._streams:
-                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not 5 bytes")
-            self._fail_stream(stream_id, Http2ErrorCode.FRAME_SIZE_ERROR)
-        self._count_idle_frame()
-
-    def _take_settings(self, flags: int, payload: bytes) -> None:
-        if flags & frames.ACK:
-            if payload:
-                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has content")
-            if self._expected == ONLY_SETTINGS:
-                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-            self._count_idle_frame()
-            self._stream_window = self._limits.stream_window
-            return
-        self._expected = ANY
-        if not self._floods.allows_settings(self._now, len(payload) // 6):
-            raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
-        self.peer.update(payload)
-        self.outbound.append(frames.SETTINGS_ACK)
-        if self.peer.header_table_size < DEFAULT_HEADER_TABLE_SIZE and not self._table_emptied:
-            self._table_emptied = True
-            self._table_update = headers.EMPTY_TABLE
-        if self.peer.initial_window_size != self._peer_window:
-            self._take_initial_window(self.peer.initial_window_size)
-
-    def _take_initial_window(self, window: int) -> None:
-        """Apply a new initial window to all open streams, whose windows may become negative."""
-        self._peer_window = window
-        if max((stream.credit for stream in self._streams.values()), default=0) + window > MAX_WINDOW:
-            raise ProtocolError(Http2ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is above 2^31-1")
-        for stream_id, stream in list(self._streams.items()):
-            self._drain(stream_id, stream)
-
-    def _take_ping(self, flags: int, payload: bytes) -> None:
-        if len(payload) != 8:
-            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "PING is not 8 bytes")
-        self._count_idle_frame()
-        if not flags & frames.ACK:
-            if not self._floods.pings.allows(self._now, self._progress, len(self._streams)):
-                raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-            self.outbound.append(frames.ping(payload, frames.ACK))
-            return
-        self.pings_unanswered = max(0, self.pings_unanswered - 1)
-        if payload == _SHUTDOWN_PING and self._shutting_down and self._room:
-            self.goaway()
-
-    def _take_goaway(self, payload: bytes) -> None:
-        if len(payload) < 8:
-            raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
-        self._count_idle_frame()
-        code = int.from_bytes(payload[4:8])
-        self._handler.connection_closing(code, payload[8:].decode("utf-8", "replace"))
+            stream.state |= REMOTE_CLOSED
+            self._data_received(stream_id, b"", True)
 
 
 def refusal_preface(limits: Limits, reason: str) -> bytes:

@@ -1,16 +1,16 @@
-"""Request headers: decoded by HPACK, validated against RFC 9113 section 8, and interned by the bytes of their block.
+"""Headers: decoded by HPACK, validated against RFC 9113 section 8, and interned by the bytes of their block.
 
-Also encodes the headers of replies.
+Also encodes the headers that we send.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from hpack.exceptions import HPACKDecodingError
 from hpack.huffman_table import decode_huffman
@@ -195,6 +195,8 @@ def _append_integer(block: bytearray, value: int, prefix: int) -> None:
 _valid_name = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _valid_value = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?").fullmatch
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
+_STATUS: Final = b":status"
+_valid_status = re.compile(rb"[1-5][0-9][0-9]").fullmatch
 _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
@@ -212,7 +214,7 @@ _checked: Final[set[Field]] = set()
 
 
 class MalformedHeaders(Exception):
-    """The headers of a request are invalid: its stream is reset, the connection continues."""
+    """The headers of a message are invalid: its stream is reset, the connection continues."""
 
     def __init__(self, reason: str, code: Http2ErrorCode = Http2ErrorCode.PROTOCOL_ERROR) -> None:
         super().__init__(reason)
@@ -246,16 +248,45 @@ class RequestHeaders:
         return None
 
 
-class HeaderMemo(dict[bytes, RequestHeaders]):
-    """Request headers by the bytes of their block. Supports weak references."""
+class ReplyHeaders:
+    """Headers of a response, or its trailers. Immutable and interned, as ``RequestHeaders`` are."""
+
+    __slots__ = ("content_length", "fields", "memo", "status")
+
+    def __init__(self, status: int, fields: tuple[Field, ...], content_length: int) -> None:
+        self.status = status
+        """0 for trailers."""
+        self.fields = fields
+        self.content_length = content_length
+        """-1 if absent."""
+        self.memo: Any = None
+
+    def get(self, name: bytes) -> bytes | None:
+        """Return the value of the first field called ``name`` (lower case), or None."""
+        for field_name, value in self.fields:
+            if field_name == name:
+                return value
+        return None
+
+
+H = TypeVar("H")
+
+
+class HeaderMemo(dict[bytes, H]):
+    """Headers by the bytes of their block. Supports weak references."""
 
     __slots__ = ("__weakref__",)
     __weakref__: Any
 
 
-RememberHeaders: TypeAlias = Callable[[HeaderMemo, bytes, RequestHeaders, int], None]
-"""Stores headers, whose size in bytes is the last argument, under their block in a connection's memo. It may also skip
-or later evict them, because the owner of all connections bounds their memory."""
+class RememberHeaders(Protocol):
+    """Stores headers, of ``size`` bytes, under their block in a connection's memo.
+
+    It may also skip or later evict them, because the owner of all connections bounds their memory.
+    """
+
+    def __call__(self, memo: HeaderMemo[H], key: bytes, value: H, size: int, /) -> None:
+        """Store ``value``, or do nothing."""
 
 
 class PartialBlock:
@@ -283,19 +314,25 @@ class PartialBlock:
             raise ProtocolError(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header block takes too long")
 
 
-class HeaderReader:
-    """Converts the header blocks of one connection into ``RequestHeaders``."""
+class BlockReader:
+    """Decodes and validates the header blocks of one connection."""
 
-    __slots__ = ("_decoder", "_keep", "kept")
+    __slots__ = ("_decoder", "_keep")
 
     def __init__(self, limits: Limits, keep: RememberHeaders) -> None:
         self._decoder = FieldDecoder(limits.max_header_list_size)
         self._keep = keep
-        self.kept = HeaderMemo()
-        """Interned headers by block, valid for the current state of the table. The connection looks here first."""
 
-    def request(self, block: bytes) -> RequestHeaders:
-        """Decode and validate the header block of a request.
+    def forget(self) -> None:
+        """Drop all interned headers."""
+
+    def discard(self, block: bytes) -> None:
+        """Decode a block only for its effect on the dynamic table. Raises ``ProtocolError``."""
+        with suppress(MalformedHeaders):
+            self._decode(block)
+
+    def _intern(self, kept: HeaderMemo[H], block: bytes, assembled: Callable[[Sequence[Field]], H]) -> H:
+        """Decode ``block``, and keep what is ``assembled`` from its fields unless the block changed the table.
 
         Raises ``MalformedHeaders`` if only the stream must end, and ``ProtocolError`` if the connection must.
         """
@@ -311,21 +348,10 @@ class HeaderReader:
                     if len(_checked) >= _MAX_FIELDS:
                         _checked.clear()
                     _checked.add(field)
-        headers = _assembled(fields)
+        headers = assembled(fields)
         if self._decoder.changes == changes and len(block) <= _LONGEST_BLOCK:
-            self._keep(self.kept, block, headers, size)
+            self._keep(kept, block, headers, size)
         return headers
-
-    def trailers(self, block: bytes) -> None:
-        """Decode, validate and discard the trailers of a request. Raises as ``request`` does."""
-        for name, value in self._decode(block):
-            if not _valid_name(name) or name in _CONNECTION_SPECIFIC or not _valid_value(value):
-                raise MalformedHeaders("a trailer is not allowed")
-
-    def discard(self, block: bytes) -> None:
-        """Decode a block only for its effect on the dynamic table. Raises ``ProtocolError``."""
-        with suppress(MalformedHeaders):
-            self._decode(block)
 
     def _decode(self, block: bytes) -> list[Field]:
         changes = self._decoder.changes
@@ -335,7 +361,53 @@ class HeaderReader:
             raise MalformedHeaders("the header list is too large", Http2ErrorCode.ENHANCE_YOUR_CALM) from error
         finally:
             if self._decoder.changes != changes:
-                self.kept.clear()
+                self.forget()
+
+
+class HeaderReader(BlockReader):
+    """Converts the header blocks of a client into ``RequestHeaders``."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, limits: Limits, keep: RememberHeaders) -> None:
+        super().__init__(limits, keep)
+        self.kept: HeaderMemo[RequestHeaders] = HeaderMemo()
+        """Interned headers by block, valid for the current state of the table. The connection looks here first."""
+
+    def request(self, block: bytes) -> RequestHeaders:
+        """Decode and validate the header block of a request.
+
+        Raises ``MalformedHeaders`` if only the stream must end, and ``ProtocolError`` if the connection must.
+        """
+        return self._intern(self.kept, block, _assembled)
+
+    def trailers(self, block: bytes) -> None:
+        """Decode, validate and discard the trailers of a request. Raises as ``request`` does."""
+        for name, value in self._decode(block):
+            if not _valid_name(name) or name in _CONNECTION_SPECIFIC or not _valid_value(value):
+                raise MalformedHeaders("a trailer is not allowed")
+
+    def forget(self) -> None:
+        """Drop all interned headers."""
+        self.kept.clear()
+
+
+class ResponseReader(BlockReader):
+    """Converts the header blocks of a server into ``ReplyHeaders``."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, limits: Limits, keep: RememberHeaders) -> None:
+        super().__init__(limits, keep)
+        self.kept: HeaderMemo[ReplyHeaders] = HeaderMemo()
+
+    def response(self, block: bytes) -> ReplyHeaders:
+        """Return the headers or trailers in ``block``. Raises as ``HeaderReader.request`` does."""
+        return self.kept.get(block) or self._intern(self.kept, block, _assembled_response)
+
+    def forget(self) -> None:
+        """Drop all interned headers."""
+        self.kept.clear()
 
 
 def _stripped(field: Field) -> Field:
@@ -346,10 +418,10 @@ def _stripped(field: Field) -> Field:
 
 
 def _check(name: bytes, value: bytes) -> None:
-    """Raise ``MalformedHeaders`` if the field is invalid in any request."""
+    """Raise ``MalformedHeaders`` if the field is invalid in any message."""
     if not _valid_value(value):
         raise MalformedHeaders("a field value is not allowed")
-    if name in _PSEUDO:
+    if name in _PSEUDO or name == _STATUS:
         return
     if not _valid_name(name):
         raise MalformedHeaders("a field name is not allowed")
@@ -370,6 +442,8 @@ def _assembled(fields: Sequence[Field]) -> RequestHeaders:
             if name in pseudo or len(pseudo) != position:
                 raise MalformedHeaders("a pseudo header is repeated, or comes after a field")
             pseudo[name] = value
+        elif name == _STATUS:
+            raise MalformedHeaders("a request has no status")
         elif name == b"content-length":
             if content_length not in (-1, int(value)):
                 raise MalformedHeaders("content-length is repeated")
@@ -383,13 +457,40 @@ def _assembled(fields: Sequence[Field]) -> RequestHeaders:
     return RequestHeaders(pseudo, tuple(fields[len(pseudo) :]), content_length)
 
 
+def _assembled_response(fields: Sequence[Field]) -> ReplyHeaders:
+    """Build response headers, or trailers, from individually valid ``fields``. Raises ``MalformedHeaders``."""
+    status = 0
+    content_length = -1
+    for position, (name, value) in enumerate(fields):
+        if name == _STATUS:
+            if position or not _valid_status(value):
+                raise MalformedHeaders("the status is not the first field, or not a number from 100 to 599")
+            status = int(value)
+        elif name in _PSEUDO:
+            raise MalformedHeaders("a response has a pseudo header of requests")
+        elif name == b"content-length":
+            if content_length not in (-1, int(value)):
+                raise MalformedHeaders("content-length is repeated")
+            content_length = int(value)
+    return ReplyHeaders(status, tuple(fields[1 if status else 0 :]), content_length)
+
+
 def encode_headers(fields: Iterable[Field]) -> bytes:
     """Encode the headers or trailers of a reply, ``:status`` first. The result may be reused on any connection.
 
     Raises ``ValueError`` for an invalid name or value, so that a client's text cannot inject a header.
     """
+    return _encoded(fields, (_STATUS,))
+
+
+def encode_request(fields: Iterable[Field]) -> bytes:
+    """Do the same with the headers of a request, pseudo headers first."""
+    return _encoded(fields, _PSEUDO)
+
+
+def _encoded(fields: Iterable[Field], pseudo: Collection[bytes]) -> bytes:
     checked = list(fields)
     for name, value in checked:
-        if not (_valid_name(name) or name == b":status") or not _valid_value(value):
+        if not (_valid_name(name) or name in pseudo) or not _valid_value(value):
             raise ValueError(f"not a header: {name!r}: {value!r}")
     return encode_fields(checked)

@@ -1,8 +1,8 @@
-"""Receiving half of a connection: parses frames, and assembles requests from HEADERS and DATA."""
+"""Receiving half of a connection: parses frames, and assembles header blocks and bodies."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Final
 
 from nerite.http2 import frames
@@ -20,14 +20,14 @@ from nerite.http2.frames import (
     ProtocolError,
     unpack_header,
 )
-from nerite.http2.headers import HeaderReader, MalformedHeaders, PartialBlock, RememberHeaders
+from nerite.http2.headers import PartialBlock
 from nerite.http2.limits import FloodDetector, Limits
 from nerite.http2.outgoing import Outgoing
-from nerite.http2.stream import MEASURED, PAUSED, REMOTE_CLOSED, Http2Handler, Http2Stream
+from nerite.http2.stream import MEASURED, PAUSED, REMOTE_CLOSED, Http2Stream, StreamEvents
 
 
 class Inflow(Outgoing):
-    """Receives request bodies, with flow control and violations of streams.
+    """Receives bodies, with flow control and violations of streams.
 
     Methods raise ``ProtocolError`` if the connection must end.
     """
@@ -44,14 +44,13 @@ class Inflow(Outgoing):
         "_now",
         "_processed_stream_id",
         "_return_at",
-        "_room",
         "_skipped",
         "_stream_return_at",
         "_stream_window",
         "_unreturned",
     )
 
-    def __init__(self, handler: Http2Handler, limits: Limits, now: float) -> None:
+    def __init__(self, handler: StreamEvents, limits: Limits, now: float) -> None:
         super().__init__(handler)
         self._data_received = handler.data_received
         self._limits = limits
@@ -75,11 +74,9 @@ class Inflow(Outgoing):
         self._stream_return_at = max(1, limits.stream_window // 2)
 
         self._last_stream_id = 0
-        """Highest stream id that the peer has used."""
+        """Highest stream id that the client has used."""
         self._processed_stream_id = MAX_STREAM_ID
-        """Last stream id that we promised to serve."""
-        self._room = limits.max_concurrent_streams
-        """Maximum number of open streams; 0 after a GOAWAY that names the last stream."""
+        """Last stream id that the server promised to serve."""
 
     # -- backpressure
 
@@ -172,7 +169,7 @@ class Inflow(Outgoing):
             self._unreturned = 0
 
     def _return_stream_credit(self, stream_id: int, stream: Http2Stream) -> None:
-        """Return credit once half of the window is used, unless the stream is paused or its request complete."""
+        """Return credit once half of the window is used, unless the stream is paused or the peer has ended it."""
         if stream.unreturned >= self._stream_return_at and not stream.state & (PAUSED | REMOTE_CLOSED):
             self.outbound.append(frames.window_update(stream_id, stream.unreturned))
             stream.unreturned = 0
@@ -217,27 +214,16 @@ ONLY_SETTINGS: Final = 1
 ONLY_CONTINUATION: Final = 2
 NOTHING: Final = 3
 
-_PLAIN_HEADERS: Final = END_HEADERS | PADDED | PRIORITISED
+OVERSIZED: Final = "a frame is larger than MAX_FRAME_SIZE"
 
 
-class Incoming(Inflow, ABC):
+class Incoming(Inflow):
     """Parses the peer's frames. Methods raise ``ProtocolError`` if the connection must end."""
 
-    __slots__ = (
-        "_block",
-        "_expected",
-        "_headers",
-        "_held",
-        "_request_received",
-        "_request_started",
-        "_wanted",
-    )
+    __slots__ = ("_block", "_expected", "_held", "_wanted")
 
-    def __init__(self, handler: Http2Handler, limits: Limits, now: float, keep: RememberHeaders) -> None:
+    def __init__(self, handler: StreamEvents, limits: Limits, now: float) -> None:
         super().__init__(handler, limits, now)
-        self._request_started = handler.request_started
-        self._request_received = handler.request_received
-        self._headers = HeaderReader(limits, keep)
         self._expected = ONLY_SETTINGS
 
         self._held = bytearray()
@@ -252,98 +238,26 @@ class Incoming(Inflow, ABC):
     def _take_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Process a complete frame other than DATA, HEADERS and CONTINUATION."""
 
+    @abstractmethod
+    def _take_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        """Process a complete header block: of a request, of a response, or of trailers."""
+
     # -- frames
 
     def _take_frames(self, data: bytes | memoryview) -> None:
-        """Process each frame in ``data``, and hold the beginning of an incomplete one.
-
-        This is the hot path. The two frames of a plain request are handled inline, because a call costs as much as all
-        of their checks together; anything unusual goes to ``_take_frame``, which repeats all checks. A callback may
-        change any state, so only ``data`` and constants are kept in local variables across one.
-        """
+        """Process each frame in ``data``, and hold the beginning of an incomplete one."""
         size = len(data)
         position = self._take_payload(data, 0) if self._cut_left or self._skipped else 0
-        streams = self._streams
-        kept_headers = self._headers.kept.get
-        max_frame_size = self._limits.max_frame_size
         while size - position >= HEADER_SIZE:
             word, flags, stream_id = unpack_header(data, position)
-            kind = word & 0xFF
-            length = word >> 8
             stream_id &= MAX_STREAM_ID
-            body = position + HEADER_SIZE
-            end = body + length
             if self._expected:
                 if self._expected == NOTHING:
                     return
-                self._check_expected(kind, stream_id)
-            if length > max_frame_size:
-                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, "a frame is larger than MAX_FRAME_SIZE")
-
-            if kind == DATA:
-                stream = streams.get(stream_id)
-                if (
-                    stream is not None
-                    and (
-                        not stream.state
-                        # The complete body that the request declared.
-                        or (stream.state == MEASURED and stream.missing == length and flags & END_STREAM)
-                    )
-                    and end <= size
-                    and length
-                    and not flags & PADDED
-                    and self._unreturned + length < self._return_at
-                    and stream.unreturned + length < self._stream_return_at
-                ):
-                    self._unreturned += length
-                    stream.unreturned += length
-                    if flags & END_STREAM:
-                        stream.state = REMOTE_CLOSED
-                        self._data_received(stream_id, data[body:end], True)
-                    else:
-                        self._data_received(stream_id, data[body:end], False)
-                    position = end
-                    continue
-            elif (
-                kind == HEADERS
-                and end <= size
-                and stream_id > self._last_stream_id
-                and flags & _PLAIN_HEADERS == END_HEADERS
-                and len(streams) < self._room
-            ):
-                headers = kept_headers(bytes(data[body:end]))
-                if headers is not None and stream_id & 1 and not flags & END_STREAM:
-                    self._last_stream_id = stream_id
-                    stream = streams[stream_id] = Http2Stream()
-                    announced = headers.content_length
-                    if size - end > HEADER_SIZE:
-                        # Usually the complete body follows immediately.
-                        word, flags, same_id = unpack_header(data, end)
-                        length = word >> 8
-                        body = end + HEADER_SIZE
-                        if (
-                            same_id == stream_id
-                            and not word & 0xFF
-                            and flags == END_STREAM
-                            and length
-                            and (announced < 0 or announced == length)
-                            and body + length <= size
-                            and length <= max_frame_size
-                            and length < self._stream_return_at
-                            and self._unreturned + length < self._return_at
-                        ):
-                            self._unreturned += length
-                            stream.state = REMOTE_CLOSED
-                            position = body + length
-                            self._request_received(stream_id, headers, data[body:position])
-                            continue
-                    if announced >= 0:
-                        stream.state = MEASURED
-                        stream.missing = announced
-                    self._request_started(stream_id, headers, False)
-                    position = end
-                    continue
-            position = self._take_frame(data, position, kind, flags, stream_id, length)
+                self._check_expected(word & 0xFF, stream_id)
+            if word >> 8 > self._limits.max_frame_size:
+                raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, OVERSIZED)
+            position = self._take_frame(data, position, word & 0xFF, flags, stream_id, word >> 8)
         if position < size:
             self._hold(data, position, HEADER_SIZE)
 
@@ -416,53 +330,3 @@ class Incoming(Inflow, ABC):
             self._block = None
             self._expected = ANY
             self._take_block(partial.flags, partial.stream_id, bytes(partial.block))
-
-    def _take_block(self, flags: int, stream_id: int, block: bytes) -> None:
-        """Process a complete header block: of a request, or of its trailers."""
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            self._take_trailers(flags, stream_id, stream, block)
-            return
-        if stream_id <= self._last_stream_id:
-            if not self._is_forgiven(stream_id):
-                raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that was used before")
-            self._count_idle_frame()
-            self._headers.discard(block)
-            return
-        self._last_stream_id = stream_id
-        if stream_id > self._processed_stream_id:
-            self._headers.discard(block)
-            return
-        try:
-            headers = self._headers.kept.get(block) or self._headers.request(block)
-        except MalformedHeaders as error:
-            self._fail_stream(stream_id, error.code)
-            return
-        if len(self._streams) >= self._room:
-            self._fail_stream(stream_id, Http2ErrorCode.REFUSED_STREAM)
-            return
-        ends = bool(flags & END_STREAM)
-        if ends and headers.content_length > 0:
-            self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
-            return
-        stream = self._streams[stream_id] = Http2Stream()
-        if ends:
-            stream.state = REMOTE_CLOSED
-        elif headers.content_length >= 0:
-            stream.state = MEASURED
-            stream.missing = headers.content_length
-        self._request_started(stream_id, headers, ends)
-
-    def _take_trailers(self, flags: int, stream_id: int, stream: Http2Stream, block: bytes) -> None:
-        try:
-            self._headers.trailers(block)
-        except MalformedHeaders as error:
-            self._fail_stream(stream_id, error.code)
-            return
-        if stream.state & REMOTE_CLOSED:
-            self._fail_stream(stream_id, Http2ErrorCode.STREAM_CLOSED)
-        elif not flags & END_STREAM or (stream.state & MEASURED and stream.missing):
-            self._fail_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
-        else:
-            stream.state |= REMOTE_CLOSED
-            self._data_received(stream_id, b"", True)

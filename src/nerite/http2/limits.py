@@ -19,7 +19,8 @@ class Limits:
     """
 
     max_concurrent_streams: int = 1_024
-    """Concurrent requests; more are rejected with REFUSED_STREAM, which clients retry."""
+    """Concurrent requests; a server rejects more with REFUSED_STREAM, which clients retry, and a client opens no
+    more, nor more than its server allows."""
     connection_window: int = 16 * 1024 * 1024
     """Bytes of all requests that the peer may have in flight; at least 65,535, the protocol's initial window."""
     stream_window: int = 4 * 1024 * 1024
@@ -172,12 +173,20 @@ _entries = struct.Struct(">HI").iter_unpack
 class PeerSettings:
     """The peer's settings, which apply to what we send; initially the RFC's defaults."""
 
-    __slots__ = ("header_table_size", "initial_window_size", "max_frame_size", "max_header_list_size")
+    __slots__ = (
+        "header_table_size",
+        "initial_window_size",
+        "max_concurrent_streams",
+        "max_frame_size",
+        "max_header_list_size",
+    )
 
     def __init__(self) -> None:
         self.header_table_size = DEFAULT_HEADER_TABLE_SIZE
         self.initial_window_size = frames.DEFAULT_WINDOW
         self.max_frame_size = frames.MIN_MAX_FRAME_SIZE
+        self.max_concurrent_streams: int | None = None
+        """Streams that a client may have open; None if unlimited."""
         self.max_header_list_size: int | None = None
         """Advisory limit on our header lists (names and values plus 32 bytes per field); None if unlimited."""
 
@@ -198,9 +207,12 @@ class PeerSettings:
                 self.max_frame_size = value
             elif identifier == MAX_HEADER_LIST_SIZE:
                 self.max_header_list_size = value
+            elif identifier == MAX_CONCURRENT_STREAMS:
+                # A server is told how many streams it may push, which it never does.
+                self.max_concurrent_streams = value
             elif identifier == ENABLE_PUSH and value > 1:
                 raise ProtocolError(Http2ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
-            # MAX_CONCURRENT_STREAMS limits server push, which we do not use; unknown identifiers must be ignored.
+            # Unknown identifiers must be ignored.
 
 
 def server_preface(limits: Limits) -> bytes:
@@ -208,9 +220,18 @@ def server_preface(limits: Limits) -> bytes:
 
     The header table keeps its default size: with a smaller one peers repeat fields, a larger one gains nothing.
     """
+    return _opening(limits, (MAX_CONCURRENT_STREAMS, limits.max_concurrent_streams))
+
+
+def client_preface(limits: Limits) -> bytes:
+    """Return the first bytes of a client: the preface, its SETTINGS, and a WINDOW_UPDATE to our connection window."""
+    return frames.PREFACE + _opening(limits, (ENABLE_PUSH, 0))
+
+
+def _opening(limits: Limits, first: tuple[int, int]) -> bytes:
     opening = frames.settings(
         (
-            (MAX_CONCURRENT_STREAMS, limits.max_concurrent_streams),
+            first,
             (INITIAL_WINDOW_SIZE, limits.stream_window),
             (MAX_FRAME_SIZE, limits.max_frame_size),
             (MAX_HEADER_LIST_SIZE, limits.max_header_list_size),

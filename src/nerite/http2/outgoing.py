@@ -1,36 +1,25 @@
-"""Sending half of a connection: replies, split by the peer's frame size and subject to its flow control."""
+"""Sending half of a connection: messages, split by the peer's frame size and subject to its flow control."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
 from nerite.http2 import frames
-from nerite.http2.frames import (
-    DATA,
-    DATA_START,
-    END_HEADERS,
-    END_STREAM,
-    Buffer,
-    Http2ErrorCode,
-    block_start,
-    pack_header,
-)
+from nerite.http2.frames import DATA, END_STREAM, Buffer, Http2ErrorCode, pack_header
 from nerite.http2.limits import PeerSettings
-from nerite.http2.stream import REMOTE_CLOSED, Http2Handler, Http2Stream, StreamOutput
-
-JOINED: Final = frames.MIN_MAX_FRAME_SIZE
-"""Messages up to this size are copied into one bytes object with their frame headers: cheaper than a list of pieces."""
+from nerite.http2.stream import Http2Stream, StreamEvents, StreamOutput
 
 _REMEMBERED_RESETS: Final = 4_096
 
 
-class Outgoing:
-    """Sends replies. All methods may be called for closed streams and then do nothing.
+class Outgoing(ABC):
+    """Sends messages. All methods may be called for closed streams and then do nothing.
 
-    The caller is responsible for the order of ``send_headers``, ``send_data`` and ``send_trailers`` on a stream, and
-    must not change buffers until the transport has written them, because they are not copied.
+    The caller is responsible for the order of headers, ``send_data`` and ``send_trailers`` on a stream, and must not
+    change buffers until the transport has written them, because they are not copied.
     """
 
     __slots__ = (
@@ -48,7 +37,7 @@ class Outgoing:
         "queued",
     )
 
-    def __init__(self, handler: Http2Handler) -> None:
+    def __init__(self, handler: StreamEvents) -> None:
         self._handler = handler
         self._streams: dict[int, Http2Stream] = {}
         self._waiting: OrderedDict[int, Http2Stream] = OrderedDict()
@@ -61,7 +50,7 @@ class Outgoing:
         self._table_update = b""
         """Prefix that our next header block must have."""
         self._progress = 0
-        """Replies and KiB sent, which entitle the peer to control frames."""
+        """Messages and KiB sent, which entitle the peer to control frames."""
         self.outbound: list[Buffer] = []
         """Data to write, in order. The owner passes it to ``writelines`` after each call, and clears it."""
         self.peer = PeerSettings()
@@ -71,57 +60,7 @@ class Outgoing:
         """Total bytes sent after having been queued. If this does not grow while ``queued`` is positive, the peer has
         stalled."""
 
-    # -- replies
-
-    def reply(self, stream_id: int, head: bytes, buffers: Sequence[Buffer], trailers: bytes) -> None:
-        """Send a complete reply: headers, one message in ``buffers``, trailers. Nothing else is sent on the stream.
-
-        ``head`` and ``trailers`` come from ``encode_headers``; without trailers the message ends the stream.
-        """
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
-        size = sum(map(len, buffers))
-        if (
-            0 < size <= JOINED
-            and size <= self._send_window
-            and size <= self._peer_window + stream.credit
-            and trailers
-            and len(head) + len(trailers) <= frames.MIN_MAX_FRAME_SIZE
-            and not self._table_update
-        ):
-            self._send_window -= size
-            self._progress += 1
-            number = stream_id.to_bytes(4)
-            self.outbound.append(
-                b"".join(
-                    (
-                        block_start(len(head), END_HEADERS),
-                        number,
-                        head,
-                        size.to_bytes(3),
-                        DATA_START,
-                        number,
-                        *buffers,
-                        block_start(len(trailers), END_HEADERS | END_STREAM),
-                        number,
-                        trailers,
-                    )
-                )
-            )
-            self._ended(stream_id, stream)
-            return
-        self._write_block(stream_id, head, 0)
-        self._send(stream_id, stream, buffers, trailers)
-
-    def send_headers(self, stream_id: int, block: bytes, end_stream: bool = False) -> None:
-        """Send the headers of a reply; with ``end_stream`` they are the complete reply."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
-        self._write_block(stream_id, block, END_STREAM if end_stream else 0)
-        if end_stream:
-            self._ended(stream_id, stream)
+    # -- messages
 
     def send_data(self, stream_id: int, buffers: Sequence[Buffer], end_stream: bool = False) -> None:
         """Send a part of the body, or append it to the stream's queue."""
@@ -149,7 +88,7 @@ class Outgoing:
 
     @property
     def open_streams(self) -> int:
-        """Number of requests in flight, including those whose reply is held back."""
+        """Number of requests in flight, including those whose end flow control holds back."""
         return len(self._streams)
 
     # -- frames
@@ -256,11 +195,9 @@ class Outgoing:
 
     # -- end of a stream
 
+    @abstractmethod
     def _ended(self, stream_id: int, stream: Http2Stream) -> None:
-        """Handle the end of our side. If the request is incomplete, reset the stream: we need no more of it."""
-        del self._streams[stream_id]
-        if not stream.state & REMOTE_CLOSED:
-            self._write_reset(stream_id, Http2ErrorCode.NO_ERROR)
+        """Handle that our side of a stream was completely sent."""
 
     def _forget(self, stream_id: int, stream: Http2Stream) -> None:
         """Drop an open stream and its queued data."""

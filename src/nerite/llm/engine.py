@@ -151,6 +151,9 @@ class EngineStats:
     drafted: int | None = None
     """Speculative tokens."""
     accepted: int | None = None
+    step_began_ns: int = 0
+    """When the last step began (``time.monotonic_ns``); 0 if the engine does not time its steps, or ran none."""
+    step_ended_ns: int = 0
 
 
 Stepped: TypeAlias = Callable[[EngineStats], None]

@@ -302,6 +302,8 @@ class StepReport:
                     stats.drafted,
                     stats.accepted,
                     progress,
+                    stats.step_began_ns,
+                    stats.step_ended_ns,
                 )
             )
             for respond in responses:

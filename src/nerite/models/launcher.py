@@ -29,6 +29,8 @@ from nerite.dispatch.sequence_inputs import SequenceInputs
 from nerite.dispatch.sequence_picker import SequenceDispatcher, SequencePicker
 from nerite.ensembles.ensemble import Ensemble
 from nerite.instances.placement import instance_plans, thread_variables
+from nerite.ledger.meter import VersionMeter
+from nerite.ledger.stage import MeteredLeases
 from nerite.models.instance_factory import (
     InProcessFactory,
     InstanceFactory,
@@ -187,6 +189,7 @@ class Launcher:
             arena.close()
             raise
         statistics = new_statistics(self._server_context.metrics, config)
+        meter = self._meter(context.name, context.version)
         by_plan = dict(zip(plans, instances, strict=True))
         dispatcher_type = Dispatcher if config.sequence_batching is None else SequenceDispatcher
         dispatcher = dispatcher_type(
@@ -197,6 +200,7 @@ class Launcher:
             self._server_context.busy_poll,
             load_shedder,
             preserve_ordering=preserves_ordering(config),
+            leases=None if meter is None else MeteredLeases(meter),
         )
         if resources is not None:
             resources.granted = dispatcher.check_soon
@@ -207,11 +211,12 @@ class Launcher:
             config_json,
             signature,
             statistics,
-            self._pipeline(config, signature, dispatcher, statistics),
+            self._pipeline(config, signature, dispatcher, statistics, meter),
             by_plan,
             maker,
             arena,
             self._server_context.loop,
+            meter,
         )
         # Fused steps pass neither the rate limiter nor admission control, the response cache or a sequence batcher.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
@@ -230,6 +235,7 @@ class Launcher:
         limit = config.ensemble_scheduling.max_inflight_requests
         if limit:
             _log.info("Ensemble model '%s' configured with max_inflight_requests: %d", name, limit)
+        meter = self._meter(name, version)
         graph = EnsembleGraph(signature, str(version), config.ensemble_scheduling.step, parts)
         decoupled = any(part.decoupled for part in parts)
         scheduler = Ensemble(
@@ -248,19 +254,31 @@ class Launcher:
             to_json(config),
             signature,
             statistics,
-            self._pipeline(config, signature, scheduler, statistics),
+            self._pipeline(config, signature, scheduler, statistics, meter),
             {},
             NoInstances(),
             arena,
             self._server_context.loop,
+            meter,
         )
 
+    def _meter(self, model: str, version: int) -> VersionMeter | None:
+        ledger = self._server_context.ledger
+        return None if ledger is None else ledger.meter(model, str(version))
+
     def _pipeline(
-        self, config: ModelConfig, signature: Signature, scheduler: VersionScheduler, statistics: VersionStatistics
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        scheduler: VersionScheduler,
+        statistics: VersionStatistics,
+        meter: VersionMeter | None,
     ) -> QueuePipeline:
         context = self._server_context
         bounds = bounds_of(config, context.queue)
-        return QueuePipeline(config, signature, scheduler, statistics, context.tenant_admission, context.cache, bounds)
+        return QueuePipeline(
+            config, signature, scheduler, statistics, context.tenant_admission, context.cache, bounds, meter
+        )
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
         """Resize a version to the instances in ``config``. Raises as ``launch``, and changes nothing then."""

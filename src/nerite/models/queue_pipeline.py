@@ -16,6 +16,8 @@ from nerite.core.queue_stage import QueueStage
 from nerite.core.signature import Signature
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.interface import VersionScheduler
+from nerite.ledger.meter import VersionMeter
+from nerite.ledger.stage import LedgerStage
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
 
@@ -27,9 +29,10 @@ class QueuePipeline:
 
     1. Idempotency keys, if an engine generates tokens. In front of the cache, so that a key belongs to one request
        whether the model or the cache answers it.
-    2. The response cache, if the model enables it. In front of admission, because a hit needs no capacity.
-    3. Admission control: by the load of the engines if they generate tokens, and by tenant if a policy is in force.
-    4. The scheduler: a dispatcher, or the steps of an ensemble.
+    2. The account in the ledger, if the server has one. Behind idempotency keys, because a key is one execution.
+    3. The response cache, if the model enables it. In front of admission, because a hit needs no capacity.
+    4. Admission control: by the load of the engines if they generate tokens, and by tenant if a policy is in force.
+    5. The scheduler: a dispatcher, or the steps of an ensemble.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class QueuePipeline:
         tenant_admission: TenantAdmission,
         cache: ResponseCache | None,
         bounds: QueueOptions,
+        meter: VersionMeter | None = None,
     ) -> None:
-        """``bounds`` are the limits of the queue while no policy is in force."""
+        """``bounds`` are the limits of the queue while no policy is in force. Without ``meter`` there is no ledger."""
         self.scheduler = scheduler
         self.engine_admission: EngineAdmissionQueue | None = None
         """Stage that needs the reports of the engines."""
@@ -69,7 +73,11 @@ class QueuePipeline:
                 stage = self.cache_frontend = ResponseCacheFrontend(
                     cache, stage, statistics, signature.outputs, shared=tenants_share_cache(config)
                 )
+        if meter is not None:
+            stage = LedgerStage(meter, stage)
         if self.engine_admission is not None:
-            stage = tenant_admission.idempotent_queue(stage, self.engine_admission.controller)
+            stage = idempotent = tenant_admission.idempotent_queue(stage, self.engine_admission.controller)
+            if meter is not None:
+                idempotent.on_joined = meter.joined
         self.first = stage
         """Stage that requests enter."""

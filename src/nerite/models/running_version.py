@@ -16,6 +16,7 @@ from nerite.backends.registry import GENERATING
 from nerite.config.model_config import ModelConfig
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.failures import internal_errors, report
 from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -23,6 +24,7 @@ from nerite.core.signature import Signature
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.instances.instance import PROBE_PATIENCE, ModelInstance, OnReport, all_ready
 from nerite.instances.placement import InstancePlan
+from nerite.ledger.meter import VersionMeter
 from nerite.models.instance_factory import InstanceFactory
 from nerite.models.queue_pipeline import QueuePipeline
 from nerite.observability.statistics import VersionStatistics
@@ -47,6 +49,7 @@ class RunningVersion:
         "_instances",
         "_listeners",
         "_loop",
+        "_meter",
         "_on_closed",
         "_pipeline",
         "_scheduler",
@@ -84,8 +87,12 @@ class RunningVersion:
         maker: InstanceFactory,
         arena: Arena,
         loop: asyncio.AbstractEventLoop,
+        meter: VersionMeter | None = None,
     ) -> None:
-        """``pipeline`` updates ``statistics``; ``maker`` creates further instances and is closed with the version."""
+        """``pipeline`` updates ``statistics``; ``maker`` creates further instances and is closed with the version.
+
+        ``meter`` charges requests, if the server has a ledger.
+        """
         self.name = name
         self.version = version
         self.label = str(version)
@@ -118,6 +125,11 @@ class RunningVersion:
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
         self._listeners: list[OnReport] = []
+        self._meter = meter
+        if meter is not None:
+            for instance in instances.values():
+                meter.opened(instance, time.monotonic_ns())
+            self._listeners.append(self._charge)
         for plan, instance in instances.items():
             self._subscribe(instance)
             if plan.passive:
@@ -295,6 +307,16 @@ class RunningVersion:
             except Exception as error:
                 internal_errors.report("admission", error, f"of model '{self.name}'")
 
+    def _charge(self, instance: ModelInstance, report: EngineReport | None) -> None:
+        assert self._meter is not None
+        self._meter.reported(instance, report, time.monotonic_ns())
+
+    def followed(self, requests: Sequence[InferenceRequest], rows: int, timings: ExecutionTimes) -> None:
+        """Count a batch that followed another model in the same worker, without queueing."""
+        self.statistics.followed(len(requests), rows, timings)
+        if self._meter is not None:
+            self._meter.followed(requests, timings, time.monotonic_ns())
+
     def _record_deadline_missed(self, request: InferenceRequest) -> None:
         if self.tokens is not None:
             self.tokens.too_late(request)
@@ -324,6 +346,9 @@ class RunningVersion:
         assert isinstance(dispatcher, Dispatcher)  # only dispatchers have instances
         made = await self._factory.make(new, config_json)
         self._unclosed.update(made)
+        if self._meter is not None:
+            for instance in made:
+                self._meter.opened(instance, time.monotonic_ns())
         if self._closing:
             for instance in made:
                 self._close_one(instance)
@@ -384,6 +409,8 @@ class RunningVersion:
     def close(self, closed: Callable[[], None]) -> None:
         """Release all resources, then call ``closed``. No request may be running."""
         self._closing = True
+        if self._meter is not None:
+            self._meter.close()
         self._on_closed = closed
         if not self._unclosed:
             self._check_closed()
@@ -395,6 +422,8 @@ class RunningVersion:
             self._unclosed.discard(instance)
             if instance.report is not None:
                 self._reported(instance, None)
+            if self._meter is not None:
+                self._meter.closed(instance, time.monotonic_ns())
             self._check_closed()
 
         instance.close(closed)

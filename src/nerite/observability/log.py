@@ -418,3 +418,27 @@ def level_of(number: int) -> LogLevel:
     if number >= logging.WARNING:
         return LogLevel.WARNING
     return LogLevel.INFO if number >= logging.INFO else LogLevel.VERBOSE
+
+
+EVERY: Final = 10.0
+"""Minimum number of seconds between two log lines of a ``RateLimitedWarning``."""
+
+
+class RateLimitedWarning:
+    """Logs an error that may recur with every request: at once, then at most every ``EVERY`` seconds with a count."""
+
+    __slots__ = ("_logger", "_next", "count")
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self.count = 0
+        """Number of occurrences, logged or not."""
+        self._next = 0.0
+
+    def say(self, text: str) -> None:
+        """Count the error, and log it unless one was logged within the last ``EVERY`` seconds."""
+        self.count += 1
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + EVERY
+            self._logger.error("%s%s", text, f" ({self.count} times so far)" if self.count > 1 else "")

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from nerite.core.durations import duration_text
 from nerite.core.errors import Conflict
-from nerite.rollouts.spec import AtDeadline, RolloutSpec, duration_text
+from nerite.rollouts.spec import AtDeadline, RolloutSpec
 
 UNREADY_NS: Final = 10_000_000_000
 """Time for which the candidate may be not ready, in all, before it is rolled back. Restarts of a crash loop add up."""

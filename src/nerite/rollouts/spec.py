@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from nerite.config.mistake import nearest
+from nerite.core.durations import duration_of, duration_text
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import quoted_text, text_error
 from nerite.judge.gates import parse_gate
@@ -26,15 +27,10 @@ MAX_SPEC: Final = 64 * 1024
 _MAX_LIST: Final = 32
 """Steps of a rollout, and gates."""
 _MAX_TEXT: Final = 1024
-_LONGEST: Final = 366 * 86400.0
-"""Seconds of the longest duration."""
 _MAX_REQUESTS: Final = 10**9
 _PROMOTION: Final = 100.0
 """Percent of the last step."""
 _VERSION: Final = re.compile("[1-9][0-9]{0,17}")
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
 
 class AtDeadline(StrEnum):
@@ -91,32 +87,6 @@ class RolloutSpec:
             "record": self.record,
             "force": self.force,
         }
-
-
-def duration_of(text: object) -> float:
-    """Return seconds: of a number, or of ``90s``, ``5m``, ``1h30m``, ``2d``. Raises ``ValueError``."""
-    if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds = float(text)
-    elif isinstance(text, str) and _DURATION.fullmatch(text):
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-    elif isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text):
-        seconds = float(text)
-    else:
-        raise ValueError("must be a duration, as in 30s, 5m or 1h30m")
-    if not 0 <= seconds <= _LONGEST:
-        raise ValueError("must be from 0 to 366 days")
-    return seconds
-
-
-def duration_text(seconds: float) -> str:
-    """Return seconds as text that ``duration_of`` reads: ``1h30m``."""
-    whole = int(seconds)
-    text = ""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        count, whole = divmod(whole, size)
-        text += f"{count}{unit}" if count else ""
-    rest = whole + round(seconds - int(seconds), 3)
-    return text + (f"{rest:g}s" if rest or not text else "")
 
 
 def percents_of(value: object) -> tuple[float, ...]:

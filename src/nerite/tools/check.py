@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nerite.admission.tenants import open_policy
 from nerite.artifacts.recognition import damage_explained, pointer_in, pointer_text
 from nerite.backends import registry
 from nerite.backends.interface import ModelContext
@@ -160,7 +161,20 @@ def examine(repositories: Sequence[str]) -> list[CheckFinding]:
 
 def _examined(options: argparse.Namespace) -> list[CheckFinding]:
     findings = [finding for repository in options.repositories for finding in _repository(Path(repository), options)]
-    return [*_connected(findings), *_duplicates(findings)]
+    return [*_connected(findings), *_duplicates(findings), *_policy(options.policy_file)]
+
+
+def _policy(path: str) -> Iterator[CheckFinding]:
+    """Yield the mistakes in a policy file, if there are any."""
+    try:
+        if path:
+            open_policy(path)
+    except InvalidArgument as error:
+        mistakes = [
+            Mistake(message=line, remedy="docs/admission.md#policy-file has an example with every setting.")
+            for line in error.message.splitlines()
+        ]
+        yield CheckFinding("", Path(path), mistakes, ())
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -191,6 +205,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         default="",
         help="use configs/NAME.pbtxt instead of config.pbtxt for models that have it",
+    )
+    parser.add_argument(
+        "--policy-file", metavar="FILE", default="", help="check the policy file of admission control, too"
     )
     parser.add_argument(
         "--backend-directory",

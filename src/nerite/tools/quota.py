@@ -89,7 +89,9 @@ def _show_tables(found: Mapping[str, Any]) -> None:
 
 def _standing(tenant: Mapping[str, Any], rate: Mapping[str, Any] | None) -> list[str]:
     under_way = f"{tenant['under_way']} of {tenant['concurrency']}" if tenant["concurrency"] else tenant["under_way"]
-    figures = ["none", "", "", ""] if rate is None else [rate[key] for key in ("limit", "per_minute", "burst", "left")]
+    figures = ["none", "", "", ""]
+    if rate is not None:  # what does not refill has no rate
+        figures = [rate["limit"], rate["per_minute"] or "", rate["burst"], rate["left"]]
     return [str(value) for value in (tenant["tenant"], under_way, tenant["retries_left"], *figures)]
 
 

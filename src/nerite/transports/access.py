@@ -112,7 +112,7 @@ class Callers:
         policy = self._policy()
         tenant = policy.tenant_of(_key(get), get(policy.header) or "" if policy.header else "")
         limits = [1000 * timeout] if timeout is not None else []
-        limits += [_number(name, value) for name in TIMEOUTS if (value := get(name)) is not None]
+        limits += _timeouts(get)
         patience = _rounded(min(limits)) if limits else 0
         return Caller(tenant.name, get(CLASS) or "", patience, _is_retry(get))
 
@@ -127,6 +127,16 @@ def _key(get: Get) -> str:
 
 def _is_retry(get: Get) -> bool:
     return any(value.isdecimal() and float(value) > RETRIES[name] for name in RETRIES if (value := get(name)))
+
+
+def timeout_of(get: Get) -> float:
+    """Return the seconds that the headers say a client waits; 0 if they do not say. Raises ``InvalidArgument``."""
+    return min(_timeouts(get), default=0.0) / 1000
+
+
+def _timeouts(get: Get) -> list[float]:
+    """Return the time limits in the headers, in milliseconds."""
+    return [_number(name, value) for name in TIMEOUTS if (value := get(name)) is not None]
 
 
 def _number(name: str, value: str) -> float:

@@ -464,7 +464,16 @@ def _notice_dead_peers(listening: socket.socket) -> None:
     Slow peers answer the probes. Sent data without acknowledgement is up to TCP: it is retransmitted, and eventually
     given up. Accepted sockets inherit the options from the listening socket.
     """
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    _keep_alive(listening.setsockopt)
+
+
+def notice_dead_peer(transport: asyncio.BaseTransport) -> None:
+    """Do the same for a connection that we opened."""
+    _keep_alive(transport.get_extra_info("socket").setsockopt)
+
+
+def _keep_alive(set_option: Callable[[int, int, int], None]) -> None:
+    set_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE_OPTIONS:
         if hasattr(socket, name):  # not on every system
-            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            set_option(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -80,6 +80,26 @@ def session(rng: random.Random, path: bytes, fields: Sequence[tuple[bytes, bytes
     return frames
 
 
+def answers(rng: random.Random, calls: int, body: bytes) -> list[bytes]:
+    """Return the frames of a server that answers so many calls, all of them valid."""
+    frames = [frame(SETTINGS, 0, 0, struct.pack(">HI", 4, rng.choice((0, 1, 65_535, 1 << 20))))]
+    for stream in range(1, 2 * calls, 2):
+        kind = rng.randrange(6)
+        if kind == 0:
+            frames.append(frame(HEADERS, END_HEADERS | END_STREAM, stream, b"\x88" + literal(b"grpc-status", b"14")))
+            continue
+        if kind == 1:
+            frames.append(frame(HEADERS, END_HEADERS, stream, literal(b":status", b"103")))
+        frames.append(frame(HEADERS, END_HEADERS, stream, b"\x88" + literal(b"content-type", b"application/grpc")))
+        cut = rng.randrange(len(body) + 1)
+        frames += [frame(DATA, 0, stream, body[:cut]), frame(DATA, 0, stream, body[cut:])]
+        if kind == 2:
+            frames.append(frame(GOAWAY, 0, 0, struct.pack(">II", rng.choice((0, stream, 2**31 - 1)), 0) + b"bye"))
+        frames.append(frame(WINDOW_UPDATE, 0, rng.choice((0, stream)), struct.pack(">I", 100_000)))
+        frames.append(frame(HEADERS, END_HEADERS | END_STREAM, stream, literal(b"grpc-status", b"0")))
+    return frames
+
+
 def mutated(rng: random.Random, frames: Sequence[bytes]) -> list[bytes]:
     """Return ``frames`` with one to four of them changed."""
     made = list(frames)

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from nerite.admission.policy import AdmissionPolicy, ModelLimits, RateLimit, digest_of, parse_policy
+from nerite.admission.policy import (
+    AdmissionPolicy,
+    ModelLimits,
+    RateLimit,
+    SharedQuotaSettings,
+    digest_of,
+    parse_policy,
+)
 from nerite.core.errors import InvalidArgument
+from nerite.redis.settings import RedisSettings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "admission.md"
 TWO = """
@@ -86,6 +94,18 @@ def test_a_request_may_ask_for_a_lower_class() -> None:
     assert policy.class_of(acme, "middle") is None
 
 
+def test_quotas_of_several_servers() -> None:
+    policy = parse_policy(
+        "[redis]\nurl = 'redis://me:secret@h:1/2'\noutage_share = 0.5\n[default]\ntokens_per_month = 9"
+    )
+    assert policy.shared == SharedQuotaSettings(RedisSettings("h", 1, "me", "secret", 2), 0.5)
+    assert policy.everybody.tokens_per_month == 9
+    assert "secret" not in repr(policy)
+    other = RedisSettings("other", 6379)
+    for text in ("", "[redis]\nurl = 'redis://h:1'"):
+        assert parse_policy(text, redis=other).shared == SharedQuotaSettings(other)
+
+
 def test_an_empty_file_limits_queues_alone() -> None:
     assert parse_policy("") == AdmissionPolicy(llms={"*": ModelLimits()}, models={"*": ModelLimits(tokens=False)})
 
@@ -147,6 +167,12 @@ def test_an_empty_file_limits_queues_alone() -> None:
         (f"[default]\nconcurrency = 1{'0' * 400}", "p:2: default.concurrency: must be an integer >= 0"),
         (f"x = {'[' * 5_000}", "p: maximum recursion depth exceeded"),
         (f"x = {'9' * 5_000}", "p: Exceeds the limit (4300 digits) for integer string conversion"),
+        ("[redis]", 'p:1: redis: needs the address of Redis, as in: url = "redis://127.0.0.1:6379"'),
+        ("[redis]\nurl = 'redis://h'\nshare = 1", "p:3: redis.share: is not known. "),
+        ("[redis]\nurl = 'redis://h'\noutage_share = 2", "p:3: redis.outage_share: must be a number from 0 to 1"),
+        ("[redis]\nurl = 'http://x:secret@h/1'", "p:2: redis.url: 'http://h:6379/1' is not an address of Redis: write"),
+        ("[default]\ntokens_per_month = 1", "p:2: default.tokens_per_month: needs a Redis, which keeps the use"),
+        ("[tenants.t]\ntokens_per_month = 1", "p:2: tenants.t.tokens_per_month: needs a Redis, which keeps the use"),
         ("[llms.l\n", "p: Expected ']' at the end of a table declaration (at line 1, column 8)"),
     ],
 )
@@ -169,10 +195,18 @@ def test_the_example_of_the_page_is_right_and_complete() -> None:
     assert policy.header
     assert len(policy.classes) == 3
     assert policy.tenant_of("a-key-of-acme").name == "acme"
-    tables = [f"{kind}.x" for kind in ("classes", "tenants", "llms", "models")]
+    tables = [*(f"{kind}.x" for kind in ("classes", "tenants", "llms", "models")), "redis"]
     with pytest.raises(InvalidArgument) as caught:
         parse_policy("\n".join(f"[{table}]\nzz = 1" for table in tables))
     known = re.findall(r"There are: (.*)\.$", caught.value.message, re.MULTILINE)
     assert len(known) == len(tables)
     keys = {key for line in known for key in line.split(", ")}
     assert [key for key in sorted(keys) if f"\n{key} = " not in text and f"# {key} = " not in text] == []
+
+
+def test_the_example_for_several_servers_is_right() -> None:
+    """It is commented out on the page, because it needs a Redis."""
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    policy = parse_policy(re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE))
+    assert policy.shared == SharedQuotaSettings(RedisSettings("127.0.0.1", 6379), 0.25)
+    assert policy.tenants["acme"].tokens_per_month == 500_000_000

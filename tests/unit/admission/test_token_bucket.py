@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.admission.accounts import TokenBucket
+from nerite.admission.token_bucket import TokenBucket
 
 S = 1_000_000_000
 MINUTE = 60 * S

@@ -48,6 +48,20 @@ def test_a_mistake_at_the_beginning() -> None:
         WatchedPolicy("p.toml", PolicyChange("", "cannot be read: Permission denied"))
 
 
+def test_redis_is_that_of_the_start() -> None:
+    standing = WatchedPolicy("p.toml", PolicyChange("[redis]\nurl = 'redis://h'\n" + GOOD))
+    for text in (BETTER, "[redis]\nurl = 'redis://i'\n" + BETTER):
+        standing.see(PolicyChange(text))
+        assert standing.see(PolicyChange(text))
+        assert "p.toml: redis.url: is that of the start: restart the server to change it" in standing.news()
+        assert standing.policy.everybody.concurrency == 1
+    text = "[redis]\nurl = 'redis://h'\noutage_share = 0.5\n" + BETTER
+    standing.see(PolicyChange(text))
+    assert standing.see(PolicyChange(text))
+    assert standing.policy.shared is not None
+    assert (standing.policy.shared.outage_share, standing.policy.everybody.concurrency) == (0.5, 2)
+
+
 def test_looks(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     assert check_policy(str(path)).problem == "cannot be read: No such file or directory"

@@ -220,6 +220,7 @@ LATE = {
     "--load-model=x": "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
     "--cache-config=local,size=1 --response-cache-byte-size=4": "Error: Incompatible flags --response-cache-byte-size "
     "and --cache-config both provided. Please provide one or the other.",
+    "--quota-redis=redis://h": "--quota-redis has no effect without --policy-file",
     "--http-port=8001": "The server cannot listen to HTTP requests and GRPC requests at the same address and port "
     "0.0.0.0:8001",
     "--metrics-port=8001": "The server cannot listen to GRPC requests and metrics requests at the same address and "

@@ -134,6 +134,8 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "access-log",
         "allow-console",
         "policy-file",
+        "quota-redis",
+        "ledger",
         "rollout-state",
         "batches",
         "batch-files",

@@ -22,7 +22,7 @@ from http2_peer import (
 )
 
 from nerite.http2 import Http2ErrorCode, Limits
-from nerite.http2.outgoing import JOINED
+from nerite.http2.connection import JOINED
 
 DATA, HEADERS, RST_STREAM, WINDOW_UPDATE = 0, 1, 3, 8
 BIG = 1 << 24

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nerite.core.durations import duration_of, duration_text
 from nerite.core.errors import InvalidArgument
-from nerite.rollouts.spec import AtDeadline, RolloutSpec, duration_of, duration_text, spec_of, spec_of_file
+from nerite.rollouts.spec import AtDeadline, RolloutSpec, spec_of, spec_of_file
 
 WHOLE = """\
 to = "3"

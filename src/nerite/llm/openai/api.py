@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from nerite.config.mistake import nearest
@@ -18,6 +18,7 @@ from nerite.core.request import NOBODY, InferenceRequest, RepeatedRequest, Reque
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec
 from nerite.core.text import quoted_text
+from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai import embeddings, large_bodies, sampling, text_model
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.chat_templates import ChatModel, ChatModels
@@ -218,6 +219,12 @@ class ModelControl:
         return describe_model(model, self._models.began)
 
 
+async def _as_reply(document: Coroutine[Any, Any, dict[str, Any]]) -> Reply:
+    return json_reply(await document)
+
+
+UsageOf: TypeAlias = Callable[[UsageQuery], Coroutine[Any, Any, dict[str, Any]]]
+"""Reports what the requests of a tenant used."""
 PREFIX: Final = "/v1/"
 
 
@@ -233,10 +240,12 @@ class OpenAi:
         max_input_size: int,
         sender_of: Callable[[RequestHead], SenderHeaders],
         batches: BatchApi | None = None,
+        usage_of: UsageOf | None = None,
     ) -> None:
         """``sender_of`` reads the headers about the sender from a head.
 
-        A front has no ``control``. ``batches`` answers the endpoints of files and batches, which a front relays.
+        A front has no ``control`` and ``usage_of``. ``batches`` answers the endpoints of files and batches, which a
+        front relays.
         """
         self._server = server
         self._locks = locks
@@ -245,6 +254,8 @@ class OpenAi:
         self._models = TextModels(server)
         self._control = control
         self._batches = batches or BatchApi(None)
+        self._usage_of = usage_of
+        self._background_calls = BackgroundCalls(reply_of)
         self._chats = ChatModels(server)
 
     def target(self, head: RequestHead) -> HttpTarget:
@@ -279,6 +290,8 @@ class OpenAi:
             name: checked(unquote(value, errors="surrogateescape"), f"the {name} in the path")
             for name, value in route.arguments.items()
         }
+        if endpoint.name in routes.QUERIED:
+            arguments = {"query": head.query}
 
         def call(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             try:
@@ -308,6 +321,12 @@ class OpenAi:
         """Unload a model."""
         assert self._control is not None
         self._control.unload(connection, model)
+
+    def own_usage(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, query: str) -> None:
+        """Send what the requests of the sender's tenant used."""
+        assert self._usage_of is not None
+        asked = UsageQuery.parse(query, time.time(), "" if sender.caller is None else sender.caller.tenant)
+        self._background_calls.start(connection, _as_reply(self._usage_of(asked)))
 
     def completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Complete a prompt."""

@@ -13,6 +13,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -342,7 +343,7 @@ class OpenVinoGenAiEngine:
         self._deliver(step.pieces)
         self._usage = step.scheduled, step.blocks
         self.process.allow_step()
-        self._stepped(self.stats())
+        self._stepped(replace(self.stats(), step_began_ns=step.began_ns, step_ended_ns=step.ended_ns))
 
     def _take_changes(self) -> tuple[Sequence[tuple[RunningRequest, NeriteError]], Sequence[str]]:
         """Take the requests with invalid grammars, and the ids of aborted requests."""

@@ -81,6 +81,9 @@ class PipelineStep(NamedTuple):
     """Sequences in the batch."""
     blocks: int
     """Used blocks of the KV cache."""
+    began_ns: int
+    """When the step began (``time.monotonic_ns``): when the step before ended, or when work came after a pause."""
+    ended_ns: int
     failure: str
     """Why the step and all started sequences failed; empty if it succeeded. After a failure the process ends."""
 

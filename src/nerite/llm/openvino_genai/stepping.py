@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -67,6 +68,8 @@ class Stepping:
         self._begun: list[int] = []
         self._refused: list[tuple[int, NeriteError]] = []
         self._blocks = self._capacity()
+        self._began_ns = 0
+        """When the next step began: at the end of the one before, or when work came after a pause."""
 
     def loaded(self) -> PipelineLoaded:
         """Return the message that the model is loaded."""
@@ -79,6 +82,8 @@ class Stepping:
         while True:
             unfinished = self._unfinished()
             while self._line.waits(0 if unfinished else None):
+                if not unfinished:
+                    self._began_ns = time.monotonic_ns()
                 message: _Message = self._line.receive()
                 if isinstance(message, CompileOrder):
                     threading.Thread(target=self._compile, args=(message,), daemon=True).start()
@@ -136,7 +141,8 @@ class Stepping:
             failure = translated(error, "a step of the engine").message
         begun, self._begun = self._begun, []
         refused, self._refused = self._refused, []
-        self._send(PipelineStep(begun, refused, pieces, scheduled, blocks, failure))
+        began, self._began_ns = self._began_ns, time.monotonic_ns()
+        self._send(PipelineStep(begun, refused, pieces, scheduled, blocks, began, self._began_ns, failure))
         return not failure
 
     def _pieces(self) -> list[Piece]:

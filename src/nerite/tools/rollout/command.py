@@ -20,8 +20,9 @@ from nerite.cli.command import (
     status_of,
 )
 from nerite.client import Client, ClientError
+from nerite.core.durations import duration_text
 from nerite.core.errors import InvalidArgument
-from nerite.rollouts.spec import AtDeadline, RolloutSpec, duration_text, spec_of
+from nerite.rollouts.spec import AtDeadline, RolloutSpec, spec_of
 from nerite.tools.connection import add_connection, connected
 from nerite.tools.rollout import check, view
 from nerite.tools.rollout.fleet import add_fleet_arguments, refuse_fleet_arguments, run_fleet

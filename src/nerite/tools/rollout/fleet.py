@@ -18,10 +18,11 @@ import orjson
 
 from nerite.cli.command import UsageError, add_repeated, show
 from nerite.client import ClientError
+from nerite.core.durations import duration_of
 from nerite.core.errors import NeriteError
 from nerite.rollouts.fleet import FleetRollout, WhenLost, order_under_way
 from nerite.rollouts.rollout import RolloutDecision
-from nerite.rollouts.spec import RolloutSpec, duration_of
+from nerite.rollouts.spec import RolloutSpec
 from nerite.rollouts.webhook import Delivery, deliver
 from nerite.tools.connection import read_header
 from nerite.tools.rollout import view

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from nerite.cli.command import UsageError, add_repeated, show, show_json, show_table
 from nerite.client import Client
+from nerite.core.durations import duration_of
 from nerite.core.failures import system_error
 from nerite.judge.gates import GateError, parse_gate
 from nerite.judge.judge import DEFAULT_GATES
 from nerite.judge.replay import RecordingError, replay
 from nerite.judge.verdict import Decision, Verdict
-from nerite.rollouts.spec import duration_of
 
 EXAMPLES: Final = """\
 A rollout that is started with --record is recorded in the directory of its state; `nerite rollout status` tells the

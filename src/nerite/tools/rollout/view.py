@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from nerite.rollouts.spec import duration_text
+from nerite.core.durations import duration_text
 
 Status: TypeAlias = Mapping[str, Any]
 """Status of a rollout as the server describes it."""

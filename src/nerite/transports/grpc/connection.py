@@ -14,8 +14,9 @@ from nerite.core.request import CancelReason
 from nerite.core.tensor import Buffer
 from nerite.http2 import Http2Connection, Limits, RequestHeaders
 from nerite.transports.grpc import messages
+from nerite.transports.grpc.call import ConnectionCall, StreamingCall
 from nerite.transports.grpc.keepalive import Keepalive, KeepaliveRules, KeepaliveVerdict
-from nerite.transports.grpc.stream import StreamCall, StreamTarget
+from nerite.transports.grpc.stream import StreamCall
 from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation, TransportLimits
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ _NOT_HTTP2 = (
 class CallTarget(Protocol):
     """Handles the calls to one path; built once per distinct header block."""
 
-    stream: StreamTarget | None
-    """Receives the messages of a streaming call; the methods below are for unary calls."""
+    @property
+    def stream(self) -> object:
+        """Receives the messages of a streaming call; None if it is unary, for which the methods below are."""
 
     refusal: bytes | None
     """Complete reply if every such call is refused regardless of its message."""
@@ -50,8 +52,10 @@ class CallTarget(Protocol):
     """Seconds that the client waits for the reply."""
     max_message: int
     """Maximum size of a message in bytes."""
-    outer_span: TraceContext | None
-    """Parent span named by the metadata of the call, if any."""
+
+    @property
+    def outer_span(self) -> TraceContext | None:
+        """Parent span named by the metadata of the call, if any."""
 
     def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         """Answer a call whose message differs from an earlier one only in its tensor data; return False otherwise.
@@ -308,7 +312,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     """Connection of one client, and event handler of its ``http2.Http2Connection``."""
 
     _unary: type[GrpcCall] = GrpcCall
-    _streaming: type[StreamCall] = StreamCall
+    _streaming: type[StreamingCall] = StreamCall
 
     def __init__(self, shared: GrpcShared, loop: asyncio.AbstractEventLoop) -> None:
         self._shared = shared
@@ -320,12 +324,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """A flush at the end of this loop turn is scheduled, which sends all replies of the turn in one write."""
         self._keepalive = Keepalive(shared.rules, loop.time())
         self.http2 = Http2Connection(self, shared.limits, loop.time(), GRPC_METADATA.put)
-        self.calls: dict[int, GrpcCall | StreamCall] = {}
+        self.calls: dict[int, ConnectionCall] = {}
         self.streamed = 0
         """Number of requests on streams."""
         self.congested = False
         """The client has not read what was written: the write buffer is above its high-water mark."""
-        self._awaiting_message: list[GrpcCall | StreamCall] = []
+        self._awaiting_message: list[ConnectionCall] = []
         """Calls begun during the current read whose message did not arrive together with their headers."""
         self._arrival_timeouts: dict[int, ArrivalTimeout] = {}
         """Progress of each stream whose message is arriving; key 0 is the connection itself."""
@@ -516,7 +520,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if call is not None:
             self._receive(call, body, True)
 
-    def _begin(self, stream_id: int, headers: RequestHeaders) -> GrpcCall | StreamCall | None:
+    def _begin(self, stream_id: int, headers: RequestHeaders) -> ConnectionCall | None:
         """Create the call; return None if it was refused."""
         try:
             target: CallTarget = headers.memo or self._shared.service.target(headers)
@@ -534,7 +538,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             call.deadline = self._loop.call_later(target.timeout, call.expire)
         return call
 
-    def _receive(self, call: GrpcCall | StreamCall, data: bytes | memoryview, end: bool) -> None:
+    def _receive(self, call: ConnectionCall, data: bytes | memoryview, end: bool) -> None:
         try:
             call.receive(data, end)
         except Exception as error:  # an error must not cost the call its reply, nor other calls their connection

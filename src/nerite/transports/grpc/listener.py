@@ -14,6 +14,7 @@ from nerite.http2 import Limits, RequestHeaders, refusal_preface
 from nerite.transports import tcp
 from nerite.transports.access_log import AccessRecord, peer_of
 from nerite.transports.grpc import messages
+from nerite.transports.grpc.call import ConnectionCall
 from nerite.transports.grpc.connection import CallService, CallTarget, GrpcCall, GrpcConnection, GrpcShared
 from nerite.transports.grpc.keepalive import KeepaliveRules
 from nerite.transports.grpc.stream import StreamCall, StreamTarget
@@ -112,7 +113,7 @@ class LoggedGrpcConnection(GrpcConnection):
     beginning: AccessRecord
     """Access record of the call that is being created."""
 
-    def _begin(self, stream_id: int, headers: RequestHeaders) -> GrpcCall | StreamCall | None:
+    def _begin(self, stream_id: int, headers: RequestHeaders) -> ConnectionCall | None:
         self.beginning = AccessRecord(peer_of(self._transport))
         self.beginning.method, self.beginning.path = "gRPC", headers.path.decode("latin-1")
         call = super()._begin(stream_id, headers)
@@ -137,9 +138,13 @@ class GrpcListener:
         upload_seconds: float,
         *,
         access_log: bool = False,
+        connection: type[GrpcConnection] | None = None,
     ) -> None:
-        """``upload_seconds`` limits how long an arriving message may make no progress; 0 is no limit."""
-        self._connection = LoggedGrpcConnection if access_log else GrpcConnection
+        """``upload_seconds`` limits how long an arriving message may make no progress; 0 is no limit.
+
+        ``connection`` is another class of connections, which write no access log.
+        """
+        self._connection = connection or (LoggedGrpcConnection if access_log else GrpcConnection)
         limits = Limits(
             min_recv_ping_interval_without_data_ms=keepalive.min_recv_ping_interval_without_data_ms,
             max_ping_strikes=keepalive.max_ping_strikes,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.ledger.usage import UsageQuery
 from nerite.observability.log import log
 from nerite.rollouts.analysis import answer_of, question_of
 from nerite.rollouts.spec import MAX_SPEC
@@ -81,6 +83,11 @@ class HttpAdministration:
     def quota(self, connection: HttpExchange, body: memoryview) -> None:
         """Send the usage and the remaining quota of the tenants."""
         connection.send([reply.json_reply(self._server.quota()).encode()])
+
+    def usage(self, connection: HttpExchange, body: memoryview, query: str) -> None:
+        """Send what requests of all tenants used."""
+        asked = UsageQuery.parse(query, time.time(), None)
+        self._background_calls.start(connection, _json(self._server.usage(asked)))
 
     def index(self, connection: HttpExchange, body: memoryview, repository: str) -> None:
         """List the models of the repositories."""

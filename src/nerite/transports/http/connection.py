@@ -57,17 +57,7 @@ class RememberedRequest(NamedTuple):
     """The handler's ``HttpQuestion.meaning``."""
 
 
-class ConnectionState(enum.Enum):
-    """State of a connection: how the next bytes are interpreted."""
-
-    HEAD = enum.auto()
-    BODY = enum.auto()
-    CHUNKED = enum.auto()
-    DISCARD = enum.auto()
-    BUSY = enum.auto()
-    LINGER = enum.auto()
-
-
+ConnectionState = enum.Enum("ConnectionState", ("HEAD", "BODY", "CHUNKED", "DISCARD", "BUSY", "LINGER"))
 # Module globals, because looking up an enum member costs as much as a call.
 _HEAD, _BODY, _CHUNKED, _DISCARD, _BUSY, _LINGER = ConnectionState
 
@@ -278,18 +268,29 @@ class HttpConnection(asyncio.BufferedProtocol):
             pieces = [b"%x\r\n" % sum(map(len, pieces)), *pieces, b"\r\n"]
         self._transport.writelines(pieces)
 
+    def send_bytes(self, data: Buffer) -> None:
+        """Send bytes of the reply as they are: the head that was given to ``open`` says how they are framed.
+
+        ``end_reply`` follows instead of ``close_reply``.
+        """
+        if not self._closing:
+            self._transport.write(data)
+
     def _chunk(self, data: bytes) -> bytes:
         return data if self.head.version == "1.0" else b"%x\r\n%b\r\n" % (len(data), data)
 
     def close_reply(self) -> None:
         """End the reply that ``open`` began, then continue with the next request."""
+        if not self._closing and self._head is not None and self._head.version != "1.0":
+            self._transport.write(b"0\r\n\r\n")
+        self.end_reply()
+
+    def end_reply(self) -> None:
+        """End a reply that is sent as far as its own framing says, then continue with the next request."""
         self.request = None
         head = self._head
-        if self._closing or head is None:
-            return
-        if head.version != "1.0":
-            self._transport.write(b"0\r\n\r\n")
-        self._answered(self._last or not head.keep_alive)
+        if not self._closing and head is not None:
+            self._answered(self._last or not head.keep_alive)
 
     def _answered(self, last: bool) -> None:
         self._head = None
@@ -471,7 +472,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             stop = end + head.content_length
             refusal = self._shared.handler.begin(head)
             if refusal is None and head.content_length > self._shared.max_body:
-                refusal = reply.too_large(head, head.content_length, self._shared.max_body)
+                refusal = self._shared.too_large(head, head.content_length)
             if refusal is None and head.content_length >= COUNTED:
                 taken = self._shared.bounds.bytes
                 # A body in several pieces is reserved as it arrives: announcing a size takes nothing from others.
@@ -541,7 +542,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._stash = rest
             if len(body) > self._shared.max_body:
                 self._state = _BUSY
-                self.send([reply.too_large(self._head, len(body), self._shared.max_body).encode()])
+                self.send([self._shared.too_large(self._head, len(body)).encode()])
             else:
                 self._complete(memoryview(body))
 

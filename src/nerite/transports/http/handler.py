@@ -144,7 +144,7 @@ class HttpShared:
 
     __slots__ = (
         "_whole_heads", "bounds", "closed", "connections", "draining", "handler", "heads", "max_body", "scratch",
-        "scratch_view",
+        "scratch_view", "size_setting",
     )  # fmt: skip
 
     def __init__(
@@ -155,6 +155,8 @@ class HttpShared:
         self.bounds = bounds
         self._whole_heads = whole_heads
         self.max_body = max_body
+        self.size_setting = "--http-max-input-size"
+        """What sets ``max_body``, for error texts."""
         self.heads = HeadCache()
         self.connections: set[OpenConnection] = set()
         self.closed: Callable[[], None] = lambda: None
@@ -165,6 +167,10 @@ class HttpShared:
         # compete for it, and an idle connection costs no memory.
         self.scratch = bytearray(READ_SIZE)
         self.scratch_view = memoryview(self.scratch)
+
+    def too_large(self, head: RequestHead, size: int) -> Reply:
+        """Return the error reply for a body that exceeds the maximum size."""
+        return reply.too_large(head, size, self.max_body, self.size_setting)
 
     def head(self, raw: bytes) -> tuple[RequestHead, TraceContext | None]:
         """Parse ``raw`` or look it up; return the head and the trace context that it names. Raises ``BadHead``."""

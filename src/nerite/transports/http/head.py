@@ -78,6 +78,11 @@ class RequestHead:
         self.special = False
         """Replies are modified before they are sent: header lines are added, or the body is dropped (HEAD)."""
 
+    @property
+    def target(self) -> str:
+        """The request target: the path, and the query if there is one."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
 
 class _Parser:
     """Receives the callbacks of ``httptools`` and builds a ``RequestHead``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -112,7 +112,8 @@ def _shape(shape: Sequence[int]) -> bytes:
 
 # Load report of engines (ORCA): a reply header for load balancers that request it with a request header.
 #
-# Content and format are Triton's. For a path without a model the report covers all engines of the server.
+# Format and the first two figures are Triton's, the others vLLM's. For a path without a model the report covers all
+# engines of the server.
 
 _REQUEST_HEADER: Final = "endpoint-load-metrics-format"
 _REPORT_LINE: Final = b"endpoint-load-metrics: "
@@ -131,17 +132,27 @@ def load_report_of(head: RequestHead, reports: Callable[[], Sequence[EngineRepor
         latest = reports()
         if not latest:
             return b""
-        return _REPORT_LINE + form(kv_utilization(latest), sum(each.total_blocks * each.block_size for each in latest))
+        return _REPORT_LINE + form(
+            {
+                "kv_cache_utilization": kv_utilization(latest),
+                "max_token_capacity": sum(each.total_blocks * each.block_size for each in latest),
+                "num_requests_running": sum(each.running for each in latest),
+                "num_requests_waiting": sum(each.waiting for each in latest),
+            }
+        )
 
     return line
 
 
-def _json(used: float, capacity: int) -> bytes:
-    return b"JSON " + orjson.dumps({"named_metrics": {"kv_cache_utilization": used, "max_token_capacity": capacity}})
+def _json(figures: Mapping[str, float]) -> bytes:
+    return b"JSON " + orjson.dumps({"named_metrics": figures})
 
 
-def _text(used: float, capacity: int) -> bytes:
-    return b"TEXT named_metrics.kv_cache_utilization=%f, named_metrics.max_token_capacity=%d" % (used, capacity)
+def _text(figures: Mapping[str, float]) -> bytes:
+    parts = (
+        f"named_metrics.{name}={value:{'d' if isinstance(value, int) else 'f'}}" for name, value in figures.items()
+    )
+    return b"TEXT " + ", ".join(parts).encode()
 
 
-_FORMS: Final[dict[str, Callable[[float, int], bytes]]] = {"json": _json, "text": _text}
+_FORMS: Final[dict[str, Callable[[Mapping[str, float]], bytes]]] = {"json": _json, "text": _text}

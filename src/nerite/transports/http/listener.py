@@ -69,11 +69,16 @@ class LoggedHttpConnection(HttpConnection):
         self._sent += sum(map(len, pieces))
         super().send_pieces(pieces)
 
-    def close_reply(self) -> None:
+    def send_bytes(self, data: Buffer) -> None:
+        """Send bytes of the reply as they are."""
+        self._sent += len(data)
+        super().send_bytes(data)
+
+    def end_reply(self) -> None:
         """End the reply that ``open`` began."""
         if self._head is not None and not self._closing:
             self._log_exchange(self._status, self._sent)
-        super().close_reply()
+        super().end_reply()
 
     def _complete(self, body: memoryview) -> None:
         self._size = len(body)
@@ -136,14 +141,17 @@ class HttpListener:
         *,
         access_log: bool = False,
         whole_heads: bool = False,
+        size_setting: str = "--http-max-input-size",
     ) -> None:
         """``upload_seconds``: maximum time without progress while a request arrives; 0 for no limit.
 
-        ``whole_heads``: trace context lines stay in the head, because headers are forwarded to models.
+        ``size_setting`` is what sets ``max_body``, for error texts. ``whole_heads``: trace context lines stay in the
+        head, because headers are forwarded to models.
         """
         self._name = name
         self._connection = LoggedHttpConnection if access_log else HttpConnection
         self._shared = HttpShared(handler, max_body, bounds, whole_heads=whole_heads)
+        self._shared.size_setting = size_setting
         self._upload_seconds = upload_seconds
         self._port: tcp.TcpPort | None = None
         self._progress_timer: asyncio.TimerHandle | None = None

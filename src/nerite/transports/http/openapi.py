@@ -236,6 +236,13 @@ COMMON: Final[dict[str, Schema]] = {
     "Quota": _object(
         tenants=_list({"type": "object"}), models=_list({"type": "object"}), use=_list({"type": "object"})
     ),
+    "Usage": _object(
+        object=_TEXT,
+        start={"type": "number"},
+        end={"type": "number"},
+        group_by=_list(_TEXT),
+        data=_list({"type": "object"}),
+    ),
     "Route": _object(
         name=_TEXT,
         arm=_list(_object(model=_TEXT, version=_TEXT, weight={"type": "number", "minimum": 0})),

@@ -101,8 +101,19 @@ _USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
 class BrowserGuard:
     """Rules of one port: which pages may send requests that change something, and which host names are accepted."""
 
-    def __init__(self, origins: Collection[str], hosts: Collection[str] | None) -> None:
-        """Pages of ``origins`` may send any request. ``hosts`` None: any host name is accepted."""
+    def __init__(
+        self,
+        origins: Collection[str],
+        hosts: Collection[str] | None,
+        host_remedy: str = "start the server with --http-allowed-host={}",
+        origin_remedy: str = "To let pages of that origin use this server, start it with --http-cors-origin={}",
+    ) -> None:
+        """Pages of ``origins`` may send any request. ``hosts`` None: any host name is accepted.
+
+        The remedies are what a refusal tells to do, with a placeholder for what was refused.
+        """
+        self._host_remedy = host_remedy
+        self._origin_remedy = origin_remedy
         self._origins = frozenset(origins)
         self._hosts = None if hosts is None or ANY in hosts else frozenset(hosts)
 
@@ -123,8 +134,7 @@ class BrowserGuard:
             name = quoted_text(_host_name(host))
             raise Forbidden(
                 f"'{name}' is not an accepted host name of this server: a web page may have sent the request by DNS "
-                "rebinding. Use localhost or an IP address, or start the server with "
-                f"--http-allowed-host={name}"
+                f"rebinding. Use localhost or an IP address, or {self._host_remedy.format(name)}"
             )
         if head.method in _SAFE or ANY in self._origins:
             return
@@ -135,8 +145,7 @@ class BrowserGuard:
         remedy = ANY if origin in (None, "null") else quoted_text(str(origin))
         raise Forbidden(
             f"a web page {page} may not send {head.method} requests to this server (cross-site request forgery "
-            "protection). To let pages of that origin use this server, start it with "
-            f"--http-cors-origin={remedy}"
+            f"protection). {self._origin_remedy.format(remedy)}"
         )
 
     def _is_own(self, name: str) -> bool:

@@ -24,13 +24,16 @@ REASONS: Final = {
     405: b"Not Allowed",
     408: b"Request Timeout",
     409: b"Conflict",
+    410: b"Gone",
     413: b"Request Entity Too Large",
     422: b"Unprocessable Content",
     429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     501: b"Not Implemented",
+    502: b"Bad Gateway",
     503: b"Service Unavailable",
+    504: b"Gateway Timeout",
     507: b"Insufficient Storage",
 }
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -131,8 +134,8 @@ def error_reply(error: NeriteError, content_type: str = "application/json") -> R
 PLAIN: Final = "text/plain"
 
 
-def too_large(head: RequestHead, size: int, limit: int) -> Reply:
-    """Return the error reply for a body that exceeds the maximum size."""
+def too_large(head: RequestHead, size: int, limit: int, setting: str = "--http-max-input-size") -> Reply:
+    """Return the error reply for a body that exceeds the maximum size, which ``setting`` sets."""
     json_size = head.headers.get("inference-header-content-length")
     if json_size is None:
         what = f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes."
@@ -142,7 +145,7 @@ def too_large(head: RequestHead, size: int, limit: int) -> Reply:
         what = (
             f"request size of {size} bytes, tensors included, exceeds the maximum allowed input size of {limit} bytes."
         )
-    return error_reply(InvalidArgument(f"{what} Use --http-max-input-size to increase the limit."))
+    return error_reply(InvalidArgument(f"{what} Use {setting} to increase the limit."))
 
 
 EMPTY: Final = Reply(200, b"", PLAIN)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
+from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import PREFIX, ModelControl, OpenAi
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.transports.access import Callers, Lock
@@ -18,7 +19,7 @@ from nerite.transports.http.handler import HTTP, HttpDialect
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
-from nerite.transports.http.routes import Route
+from nerite.transports.http.routes import QUERIED, Route
 from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Router(InferenceRouter):
             max_input_size=max_input_size,
             sender_of=self.sender_of,
             batches=BatchApi(batches),
+            usage_of=self._usage,
         )
 
     def target(self, head: RequestHead) -> HttpTarget:
@@ -103,10 +105,11 @@ class Router(InferenceRouter):
             return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
         change = head.method == "POST" and len(endpoint.methods) > 1
         call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
-        return HttpTarget(
-            refusal=refusal,
-            call=lambda connection, _head, body: call(connection, body, **route.arguments),
-        )
+        arguments = {"query": head.query} if endpoint.name in QUERIED else route.arguments
+        return HttpTarget(refusal=refusal, call=lambda connection, _head, body: call(connection, body, **arguments))
+
+    async def _usage(self, query: UsageQuery) -> dict[str, Any]:
+        return await self._reporting_server.usage(query)
 
     def _add_load_report(self, head: RequestHead, model: str) -> None:
         """If the client requests it, add the load of the model's engines, or of all engines, to replies."""

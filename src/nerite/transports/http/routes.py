@@ -69,6 +69,7 @@ ENDPOINTS: Final = (
     _endpoint("statistics", "GET", "statistics", _MODEL + _VERSION + "/stats"),
     _endpoint("all_statistics", "GET", "statistics", "/v2/models/stats"),
     _endpoint("quota", "GET", "statistics", "/v2/quota"),
+    _endpoint("usage", "GET", "statistics", "/v2/usage"),
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/{model}/load"),
     _endpoint("route", "GET POST", "model-repository", _MODEL + "/route"),
@@ -92,6 +93,7 @@ ENDPOINTS: Final = (
     _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
     _endpoint("openai_load", "POST", "model-repository", "/v1/models/{model}/load"),
     _endpoint("openai_unload", "POST", "model-repository", "/v1/models/{model}/unload"),
+    _endpoint("own_usage", "GET", "inference", "/v1/usage"),
     _endpoint("completions", "POST", "inference", "/v1/completions"),
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
@@ -105,6 +107,8 @@ ENDPOINTS: Final = (
 )
 BATCH_ENDPOINTS: Final = frozenset(("files", "file", "file_content", "batches", "batch", "cancel_batch"))
 """Names of the endpoints of files and batches."""
+QUERIED: Final = frozenset(("usage", "own_usage"))
+"""Names of endpoints that take the query of the URL."""
 _REMEDIES: Final = {
     ("v2", "models"): "POST /v2/repository/index lists the models",
     ("metrics",): "metrics have their own port: --metrics-port, 8002 by default",
@@ -195,6 +199,7 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "statistics": EndpointDescription("Return the statistics of a model", gives="Statistics"),
     "all_statistics": EndpointDescription("Return the statistics of all models", gives="Statistics"),
     "quota": EndpointDescription("Return the usage of each tenant by model, and its remaining quota", gives="Quota"),
+    "usage": EndpointDescription("Return what requests of all tenants used, from the ledger", gives="Usage"),
     "index": EndpointDescription("List the models of the repositories, and their states", "IndexRequest", "Index"),
     "load": EndpointDescription("Load or reload a model", "LoadRequest"),
     "unload": EndpointDescription("Unload a model", "UnloadRequest"),
@@ -228,6 +233,7 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "openai_model": EndpointDescription("Describe a model in OpenAI's format", gives="OpenAiModel"),
     "openai_load": EndpointDescription("Load a model, and describe it in OpenAI's format", gives="OpenAiModel"),
     "openai_unload": EndpointDescription("Unload a model", gives="OpenAiModel"),
+    "own_usage": EndpointDescription("Return what the tenant's requests used, from the ledger", gives="Usage"),
     "completions": EndpointDescription(
         "Complete a text (OpenAI API)", "CompletionRequest", "Completion", (_JSON, _EVENTS)
     ),

@@ -50,7 +50,8 @@ class FusedPath:
         answers = list(responses)
         for run in runs_from_bytes(runs):
             timings.followed = True
-            self.versions[run.number - 1].statistics.followed(len(run.requests), run.rows, run.timings)
+            followers = [batch[index] for index in run.requests]
+            self.versions[run.number - 1].followed(followers, run.rows, run.timings)
             for index in run.requests:
                 request = batch[index]
                 assert isinstance(request, StepRequest)

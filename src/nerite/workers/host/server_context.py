@@ -17,6 +17,7 @@ from nerite.core.tensor import Buffer
 from nerite.dispatch.busy_poll import BusyPoll
 from nerite.dispatch.interface import ServerEntry
 from nerite.instances.placement import HostPolicies
+from nerite.ledger.ledger import Ledger
 from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.workers.host.bls import ModelControlCalls
 from nerite.workers.host.channel import Log
@@ -54,6 +55,8 @@ class ServerContext:
     tenant_admission: TenantAdmission
     cache: ResponseCache | None
     metrics: MetricsOptions
+    ledger: Ledger | None = None
+    """Records what requests cost, if the server has one."""
 
     def blocking(self, work: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         """Run a blocking function on the loader."""

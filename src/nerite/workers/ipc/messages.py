@@ -281,7 +281,7 @@ def read_timings(body: memoryview, at: int) -> tuple[ExecutionTimes, int]:
 # Engine reports: first the state of the engine; then for each request that the step advanced its batch and index, how
 # it ended, the number of new tokens, and the values that are reported once, when the request begins.
 
-_STATE: Final = struct.Struct("<9I4x5Q")
+_STATE: Final = struct.Struct("<9I4x7Q")
 _PROGRESS: Final = struct.Struct("<IHHIIIII4xQ")
 _UNKNOWN: Final = 2**64 - 1
 _ENDED: Final = (None, *RequestEnded)
@@ -291,7 +291,7 @@ _PLACE: Final = {ended: place for place, ended in enumerate(_ENDED)}
 def report_frame(seat: int, report: EngineReport, place: Callable[[InferenceRequest], tuple[int, int] | None]) -> bytes:
     """Return a REPORT message; ``place`` gives batch and index of a request, None if it is no longer known."""
     counts = (_UNKNOWN if count is None else count for count in report[9:14])
-    parts = [_STATE.pack(*report[:9], *counts)]
+    parts = [_STATE.pack(*report[:9], *counts, report.step_began_ns, report.step_ended_ns)]
     for request, tokens, begun, ended in report.progress:
         found = place(request)
         if found is None:
@@ -303,7 +303,8 @@ def report_frame(seat: int, report: EngineReport, place: Callable[[InferenceRequ
 
 def read_report(body: memoryview, batch_of: Callable[[int], Batch | None]) -> EngineReport:
     """Return the report of a REPORT message; ``batch_of`` gives the requests of a batch."""
-    running, waiting, total, free, size, context, most, patience, failures, *counts = _STATE.unpack_from(body)
+    running, waiting, total, free, size, context, most, patience, failures, *rest = _STATE.unpack_from(body)
+    *counts, step_began, step_ended = rest
     queries, hits, preempted, drafted, accepted = (None if count == _UNKNOWN else count for count in counts)
     progress = []
     for number, index, ended, tokens, sequences, prompt, cached, images, at_ns in _PROGRESS.iter_unpack(
@@ -314,4 +315,4 @@ def read_report(body: memoryview, batch_of: Callable[[int], Batch | None]) -> En
             begun = RequestBegun(at_ns, prompt, cached, sequences, images) if sequences else None
             progress.append(RequestProgress(batch[index], tokens, begun, _ENDED[ended]))
     state = (running, waiting, total, free, size, context, most, patience, failures)
-    return EngineReport(*state, queries, hits, preempted, drafted, accepted, progress)
+    return EngineReport(*state, queries, hits, preempted, drafted, accepted, progress, step_began, step_ended)

@@ -12,6 +12,7 @@ import { Rollouts } from "./rollouts.js";
 import * as server from "./server.js";
 import { Settings } from "./settings.js";
 import { Tenants } from "./tenants.js";
+import { Usage } from "./usage.js";
 import { Workers } from "./workers.js";
 
 const EVERY = 2000;
@@ -19,7 +20,7 @@ const LIST_EVERY = 10_000;
 /** After a slow poll, wait this many times its duration: metrics of a thousand models are expensive. */
 const REST = 10;
 const LONGEST = 15_000;
-const VIEWS = { batches: Batches, models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, workers: Workers };
+const VIEWS = { batches: Batches, models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, usage: Usage, workers: Workers };
 
 const pulse = document.getElementById("pulse");
 const notice = document.getElementById("notice");
@@ -100,8 +101,9 @@ addEventListener("hashchange", () => {
 });
 shown.open();
 shown.watch();
-server.get("v2/quota").then(({ tenants = [] }) => {
+server.get("v2/quota").then(({ tenants = [], ledger = false }) => {
   document.querySelector('header nav [href="#/tenants"]').hidden = !tenants.length;
+  document.querySelector('header nav [href="#/usage"]').hidden = !ledger;
 }, () => {});
 server.get("v2").then(({ name, version }) => {
   document.getElementById("server").textContent = name;

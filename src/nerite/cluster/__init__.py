@@ -1,0 +1,1 @@
+"""The cluster file: pools of servers, and the router in front of them, as typed data."""

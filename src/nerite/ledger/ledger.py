@@ -1,0 +1,190 @@
+"""The ledger of a server: collects the rows of all meters, and writes them once a second, in the database's thread.
+
+Rows and the times of instances are written together, as they were at one moment, so that the tables add up whenever the
+server dies. What cannot be written is kept; when too many rows wait, they are summed up, and no amount is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
+
+from nerite.core.errors import NeriteError
+from nerite.core.request import Caller
+from nerite.ledger import tables
+from nerite.ledger.instance_clock import InstanceTime
+from nerite.ledger.meter import MeterSession, VersionMeter
+from nerite.ledger.row import LedgerRow, summed
+from nerite.observability.exposition import Metric, MetricTable, Page
+from nerite.storage.database import Database, Transaction
+
+_T = TypeVar("_T")
+PERIOD: Final = 1.0
+"""Seconds between two writes: what a crash of the server may lose."""
+MAX_ROWS: Final = 10_000
+"""Rows that may wait before they are summed up: as many as take a tenth of a processor, if they come every second."""
+_log = logging.getLogger("nerite.ledger")
+
+
+class _Unwritten(NamedTuple):
+    """All that the meters had at one moment."""
+
+    rows: list[LedgerRow]
+    """Rows of requests that are over; those beyond the maximum are summed up."""
+    singles: list[LedgerRow]
+    """Rows that replace others, or will be replaced."""
+    times: list[InstanceTime]
+
+    def rows_to_write(self, max_rows: int) -> list[LedgerRow]:
+        """Return the rows, with so many of requests that are over by themselves."""
+        rows = self.rows
+        return [*self.singles, *(rows if len(rows) <= max_rows else [*rows[:max_rows], *summed(rows[max_rows:])])]
+
+
+class Ledger:
+    """The ledger of one server. Used on the loop's thread only."""
+
+    def __init__(self, location: str, level_of: Callable[[Caller], str], max_rows: int = MAX_ROWS) -> None:
+        """Open or create the database ``location``. Raises ``NeriteError``.
+
+        ``level_of`` returns the class of a caller.
+        """
+        self._database = Database(location, [tables.LedgerSchema()])
+        self._max_rows = max_rows
+        self._rows: list[LedgerRow] = []
+        self._last_rows: list[LedgerRow] = []
+        """Rows of requests that had one while they were running, which is replaced."""
+        self._unwritten: _Unwritten | None = None
+        """What is being written, or could not be written. It is written again as it is, because it may be there."""
+        self._meters: list[VersionMeter] = []
+        self._unaccounted_ns = 0
+        """That of versions that were unloaded."""
+        self._session = secrets.randbits(62)
+        self._server = socket.gethostname()
+        self._writing = asyncio.Lock()
+        self._failing = False
+        self.written_rows = 0
+        self.summed_rows = 0
+        """Rows that were added to others."""
+        self.failed_writes = 0
+        wall_ns = time.time_ns() - time.monotonic_ns()
+        self._meter_session = MeterSession(
+            self._rows.append, self._last_rows.append, itertools.count(1), wall_ns, level_of
+        )
+
+    @property
+    def waiting_rows(self) -> int:
+        """Number of rows that are not written yet."""
+        unwritten = () if self._unwritten is None else (*self._unwritten.rows, *self._unwritten.singles)
+        return len(self._rows) + len(self._last_rows) + len(unwritten)
+
+    @property
+    def unaccounted_ns(self) -> int:
+        """Time of instances that was charged to nobody since the start of the server. Anything but 0 is a bug."""
+        return self._unaccounted_ns + sum(meter.unaccounted_ns for meter in self._meters)
+
+    def meter(self, model: str, version: str) -> VersionMeter:
+        """Return the meter of a model version that is being loaded."""
+        meter = VersionMeter(model, version, self._meter_session)
+        self._meters.append(meter)
+        return meter
+
+    def write_metrics(self, page: Page) -> None:
+        """Write the metrics of the ledger."""
+        page.write(LEDGER, [LEDGER.row(self)])
+
+    async def run(self) -> None:
+        """Write what has come, once a second, until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD)
+            writing = asyncio.ensure_future(self._try_flush())
+            while not (await asyncio.wait([writing], timeout=PERIOD))[0]:
+                self._bound()
+
+    async def _try_flush(self) -> None:
+        try:
+            await self.flush()
+        except NeriteError as error:
+            if not self._failing:
+                _log.warning("%s. Rows are kept, and written when it works again", error.message)
+            self._failing = True
+
+    async def flush(self) -> None:
+        """Write all that is known now. Raises ``NeriteError``; nothing is lost then."""
+        async with self._writing:
+            if self._unwritten is not None:
+                await self._write(self._unwritten)
+            self._unwritten = self._collect()
+            await self._write(self._unwritten)
+
+    async def read(self, work: Callable[[Transaction], _T]) -> _T:
+        """Return what ``work`` finds in the tables, which have everything up to now. Raises ``NeriteError``."""
+        await self.flush()
+        return await self._database.run(work)
+
+    async def close(self) -> None:
+        """Write the rest, and close the database."""
+        try:
+            await self.flush()
+        except NeriteError as error:
+            _log.error("%s. %d rows of the ledger are lost", error.message, self.waiting_rows)
+        self._database.close()
+
+    def _bound(self) -> None:
+        """Sum up what waits for a database that does not answer."""
+        rows = self._rows
+        if len(rows) > self._max_rows:
+            sums = summed(rows)
+            self.summed_rows += len(rows) - len(sums)
+            rows[:] = sums
+
+    def _collect(self) -> _Unwritten:
+        now = time.monotonic_ns()
+        rows, last = self._rows[:], self._last_rows[:]
+        self._rows.clear()
+        self._last_rows.clear()
+        running = [row for meter in self._meters for row in meter.running_rows(now)]
+        times = [each for meter in self._meters for each in meter.times(now)]
+        self._unaccounted_ns += sum(meter.unaccounted_ns for meter in self._meters if meter.over)
+        self._meters = [meter for meter in self._meters if not meter.over]
+        return _Unwritten(rows, [*last, *running], times)
+
+    async def _write(self, unwritten: _Unwritten) -> None:
+        def write(transaction: Transaction) -> int:
+            rows = unwritten.rows_to_write(self._max_rows)
+            tables.write(transaction, self._session, self._server, rows, unwritten.times)
+            return len(rows)
+
+        try:
+            written = await self._database.run(write)
+        except NeriteError:
+            self.failed_writes += 1
+            self._bound()
+            raise
+        self._unwritten = None
+        self.written_rows += written
+        self.summed_rows += len(unwritten.rows) + len(unwritten.singles) - written
+        if self._failing:
+            self._failing = False
+            _log.info("the ledger is written again")
+
+
+LEDGER: Final = MetricTable[Ledger]((
+    Metric("nerite_ledger_rows_total", "counter",
+           "Rows that were written to the ledger, those of running requests each time", lambda it: it.written_rows),
+    Metric("nerite_ledger_waiting_rows", "gauge", "Rows that are to be written", lambda it: it.waiting_rows),
+    Metric("nerite_ledger_summed_rows_total", "counter",
+           "Rows that were added to others of the same tenant and model, because too many waited",
+           lambda it: it.summed_rows),
+    Metric("nerite_ledger_failed_writes_total", "counter",
+           "Writes to the database that failed and were or will be repeated", lambda it: it.failed_writes),
+    Metric("nerite_ledger_unaccounted_seconds", "gauge",
+           "Time of instances that no request was charged for although they were busy: 0, unless there is a bug",
+           lambda it: it.unaccounted_ns / 1e9),
+))  # fmt: skip

@@ -1,0 +1,113 @@
+"""Rows of the ledger: who sent a request, what served it, how it ended, and what it used."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+SECOND: Final = 1_000_000_000
+
+
+class Ending(enum.StrEnum):
+    """How a request ended."""
+
+    ANSWERED = "answered"
+    CACHED = "cached"
+    """Answered from the response cache, or with the answer to an equal request."""
+    JOINED = "joined"
+    """It shares the answer of an earlier request with the same idempotency key, which has a row of its own."""
+    FAILED = "failed"
+    """The model, its worker or the server failed."""
+    CANCELLED = "cancelled"
+    """The client no longer waited, or the deadline has passed."""
+    REFUSED = "refused"
+    """It was not executed: over a quota, a full queue, or a mistake in the request."""
+    RUNNING = "running"
+    """It was not over when the row was written; after a crash of the server it stays so."""
+
+
+class Origin(enum.StrEnum):
+    """Who sent a request."""
+
+    CLIENT = "client"
+    CALL = "call"
+    """A step of an ensemble, or a call from a model. The client's request has a row of its own."""
+    SHADOW = "shadow"
+    """A copy of a client's request whose answer nobody gets."""
+    SERVER = "server"
+    """The server itself: work that no request asked for."""
+
+
+class RowKey(NamedTuple):
+    """What sums of rows are formed by."""
+
+    tenant: str = ""
+    """Empty without a policy."""
+    model: str = ""
+    version: str = ""
+    route: str = ""
+    """Name that the request was sent to, if that is a route."""
+    arm: str = ""
+    level: str = ""
+    """Class of the request; empty without a policy."""
+    origin: str = Origin.CLIENT
+    ending: str = Ending.ANSWERED
+
+
+class Amounts(NamedTuple):
+    """What a request used. Times are in nanoseconds."""
+
+    requests: int = 1
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were found in the prefix cache."""
+    answer_tokens: int = 0
+    queue_ns: int = 0
+    """From the arrival until an instance or engine started the request."""
+    compute_ns: int = 0
+    """Share of the executions of instances, by rows."""
+    prefill_ns: int = 0
+    """Share of the engine's steps until the first token, by tokens."""
+    decode_ns: int = 0
+    """Share of the engine's later steps, by tokens."""
+    kv_block_ns: int = 0
+    """KV cache blocks that were held, times how long."""
+
+    @property
+    def busy_ns(self) -> int:
+        """The time of instances and engines that the request used."""
+        return self.compute_ns + self.prefill_ns + self.decode_ns
+
+
+class LedgerRow(NamedTuple):
+    """One request, or the sum of several."""
+
+    number: int
+    """Unique within the session of the server. A row that is written again replaces the earlier one."""
+    started: float
+    """When the request arrived (Unix time in seconds); of a sum, the first."""
+    ended: float
+    """When it was over; of a sum, the last."""
+    key: RowKey
+    amounts: Amounts
+
+
+def summed(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
+    """Return one row for each key and UTC day: no amount is lost, only the single requests.
+
+    Each has the number of the last row that it contains.
+    """
+    groups: dict[tuple[int, RowKey], list[LedgerRow]] = {}
+    for row in rows:
+        groups.setdefault((int(row.ended // 86400), row.key), []).append(row)
+    return [
+        LedgerRow(
+            group[-1].number,
+            min([row.started for row in group]),
+            max([row.ended for row in group]),
+            key,
+            Amounts(*map(sum, zip(*[row.amounts for row in group], strict=True))),
+        )
+        for (_, key), group in groups.items()
+    ]

@@ -1,0 +1,212 @@
+"""The tables of the ledger: rows of requests, and how instances spent each day."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from nerite.ledger.instance_clock import InstanceTime
+from nerite.ledger.row import Amounts, Ending, LedgerRow
+from nerite.storage.database import Transaction
+
+_KEY: Final = ("tenant", "model", "version", "route", "arm", "class", "origin", "ending")
+"""Columns of ``RowKey``."""
+GROUPS: Final = ("day", *_KEY)
+"""Columns that sums may be grouped by."""
+_AMOUNTS: Final = (
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "answer_tokens",
+    "queue_seconds",
+    "compute_seconds",
+    "prefill_seconds",
+    "decode_seconds",
+    "kv_block_seconds",
+)
+"""Columns of ``Amounts``."""
+_COUNTS: Final = 4
+"""So many of them are counts; the others are times, in nanoseconds outside the tables."""
+_ROW: Final = ("session", "number", "day", "started", "ended", *_KEY, *_AMOUNTS)
+_SUMS: Final = ", ".join(f"SUM({column})" for column in _AMOUNTS)
+
+
+_MIGRATIONS: Final = (
+    f"""CREATE TABLE ledger_rows (
+        session BIGINT NOT NULL, number BIGINT NOT NULL, day BIGINT NOT NULL,
+        started DOUBLE PRECISION NOT NULL, ended DOUBLE PRECISION NOT NULL,
+        {", ".join(f"{column} TEXT NOT NULL" for column in _KEY)},
+        {", ".join(f"{column} BIGINT NOT NULL" for column in _AMOUNTS[:_COUNTS])},
+        {", ".join(f"{column} DOUBLE PRECISION NOT NULL" for column in _AMOUNTS[_COUNTS:])},
+        PRIMARY KEY (session, number))""",
+    "CREATE INDEX ledger_rows_ended ON ledger_rows (ended)",
+    """CREATE TABLE ledger_times (
+        session BIGINT NOT NULL, number BIGINT NOT NULL, day BIGINT NOT NULL, server TEXT NOT NULL,
+        model TEXT NOT NULL, version TEXT NOT NULL, instance TEXT NOT NULL,
+        since DOUBLE PRECISION NOT NULL, until DOUBLE PRECISION NOT NULL,
+        idle_seconds DOUBLE PRECISION NOT NULL, used_seconds DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (session, number, day))""",
+)
+
+
+class LedgerSchema(NamedTuple):
+    """Tables of the ledger."""
+
+    migrations: Sequence[str] = _MIGRATIONS
+    name: str = "ledger"
+
+
+_ROWS_AT_ONCE: Final = 100
+"""Rows of one statement: with one for each, the thread would ask for the interpreter's lock for each."""
+
+
+def _insertion(rows: int) -> str:
+    values = ", ".join([f"({', '.join('?' * len(_ROW))})"] * rows)
+    replaced = ", ".join(f"{column} = excluded.{column}" for column in ("day", "ended", "ending", *_AMOUNTS))
+    columns = ", ".join(_ROW)
+    return f"INSERT INTO ledger_rows ({columns}) VALUES {values} ON CONFLICT (session, number) DO UPDATE SET {replaced}"
+
+
+_INSERT_ROWS: Final = _insertion(_ROWS_AT_ONCE)
+_INSERT_ROW: Final = _insertion(1)
+_INSERT_TIME: Final = (
+    "INSERT INTO ledger_times VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (session, number, day) "
+    "DO UPDATE SET until = excluded.until, idle_seconds = excluded.idle_seconds, used_seconds = excluded.used_seconds"
+)
+
+
+def write(
+    transaction: Transaction, session: int, server: str, rows: Iterable[LedgerRow], times: Iterable[InstanceTime]
+) -> None:
+    """Write rows and times; those that are there already are replaced."""
+    values = [_values(session, row) for row in rows]
+    whole = len(values) - len(values) % _ROWS_AT_ONCE
+    for start in range(0, whole, _ROWS_AT_ONCE):
+        transaction.execute(_INSERT_ROWS, [*itertools.chain.from_iterable(values[start : start + _ROWS_AT_ONCE])])
+    transaction.execute_many(_INSERT_ROW, values[whole:])
+    transaction.execute_many(
+        _INSERT_TIME,
+        [
+            (session, number, day, server, model, version, instance, since, until, idle_ns / 1e9, used_ns / 1e9)
+            for number, model, version, instance, day, since, until, idle_ns, used_ns in times
+        ],
+    )
+
+
+def _values(session: int, row: LedgerRow) -> tuple[object, ...]:
+    number, started, ended, key, amounts = row
+    times = [ns / 1e9 for ns in amounts[_COUNTS:]]
+    return (session, number, int(ended // 86400), started, ended, *map(str, key), *amounts[:_COUNTS], *times)
+
+
+class UsageSum(NamedTuple):
+    """Sum of rows."""
+
+    group: dict[str, Any]
+    """By column: what the rows have in common."""
+    amounts: Amounts
+
+
+def sums(
+    transaction: Transaction,
+    start: float,
+    end: float,
+    group_by: Sequence[str] = (),
+    where: dict[str, Sequence[str]] | None = None,
+) -> list[UsageSum]:
+    """Return sums of the rows that ended from ``start`` until before ``end`` (Unix times).
+
+    ``group_by``: columns of ``GROUPS``. ``where``: values that columns may have.
+    """
+    assert {*group_by, *(where or ())} <= {*GROUPS}
+    conditions, values = ["ended >= ?", "ended < ?"], [start, end]
+    parameters: list[object] = [*values]
+    if where is not None and not all(where.values()):
+        return []
+    for column, allowed in (where or {}).items():
+        conditions.append(f"{column} IN ({', '.join('?' * len(allowed))})")
+        parameters += allowed
+    columns = "".join(f"{column}, " for column in group_by)
+    grouped = f" GROUP BY {', '.join(group_by)} ORDER BY {', '.join(group_by)}" if group_by else ""
+    found = transaction.rows(
+        f"SELECT {columns}{_SUMS} FROM ledger_rows WHERE {' AND '.join(conditions)}{grouped}", parameters
+    )
+    return [
+        UsageSum(dict(zip(group_by, row, strict=False)), _amounts(row[len(group_by) :]))
+        for row in found
+        if row[len(group_by)] is not None
+    ]
+
+
+def _amounts(columns: Sequence[Any]) -> Amounts:
+    counts, times = columns[:_COUNTS], columns[_COUNTS:]
+    return Amounts(*map(int, counts), *(round(seconds * 1e9) for seconds in times))
+
+
+def sum_up(transaction: Transaction, before_day: int, session: int) -> tuple[int, int]:
+    """Replace rows of a day before ``before_day`` that have one key by their sum; return how many became how many.
+
+    The sums become rows of ``session``, which must be new. Rows of running requests stay, because they are replaced.
+    """
+    which = "FROM ledger_rows WHERE day < ? AND ending <> ?"
+    parameters = [before_day, str(Ending.RUNNING)]
+    keys = ", ".join(GROUPS)
+    found = transaction.rows(
+        f"SELECT {keys}, MIN(started), MAX(ended), {_SUMS} {which} GROUP BY {keys} ORDER BY {keys}", parameters
+    )
+    count = transaction.execute(f"DELETE {which}", parameters)
+    sums_of = []
+    for number, (day, *rest) in enumerate(found, 1):
+        key, (started, ended), amounts = rest[: len(_KEY)], rest[len(_KEY) :][:2], rest[len(_KEY) + 2 :]
+        counts = [int(amount) for amount in amounts[:_COUNTS]]
+        sums_of.append((session, number, day, started, ended, *key, *counts, *amounts[_COUNTS:]))
+    transaction.execute_many(_INSERT_ROW, sums_of)
+    return count, len(found)
+
+
+class Equation(NamedTuple):
+    """Whether the rows of a model account for the time of its instances. In seconds."""
+
+    model: str
+    wall: float
+    """From the load of each instance until its last known moment."""
+    idle: float
+    rows: float
+    """Time of instances in rows."""
+    cut_short: int = 0
+    """Requests that were running when their server died."""
+
+    @property
+    def unaccounted(self) -> float:
+        """Time that is neither idle nor in rows; negative if rows have more than there was."""
+        return self.wall - self.idle - self.rows
+
+    @property
+    def share(self) -> float:
+        """``unaccounted`` as a share of the wall time."""
+        return self.unaccounted / self.wall if self.wall else 0.0
+
+
+def equations(transaction: Transaction, first_day: int, end_day: int) -> list[Equation]:
+    """Return the equation of each model for the UTC days from ``first_day`` until before ``end_day``."""
+    days = [first_day, end_day]
+    times = transaction.rows(
+        "SELECT model, SUM(until - since), SUM(idle_seconds) FROM ledger_times WHERE day >= ? AND day < ? "
+        "GROUP BY model ORDER BY model",
+        days,
+    )
+    rows = dict(
+        transaction.rows(
+            "SELECT model, SUM(compute_seconds + prefill_seconds + decode_seconds) FROM ledger_rows "
+            "WHERE day >= ? AND day < ? GROUP BY model",
+            days,
+        )
+    )
+    cut = dict(
+        transaction.rows(
+            "SELECT model, SUM(requests) FROM ledger_rows WHERE day >= ? AND day < ? AND ending = ? GROUP BY model",
+            [*days, str(Ending.RUNNING)],
+        )
+    )
+    return [Equation(model, wall, idle, rows.get(model, 0.0), int(cut.get(model, 0))) for model, wall, idle in times]

@@ -1,0 +1,1 @@
+"""Redis: its address, a connection, and a client that connects again."""

@@ -1,0 +1,134 @@
+"""Who is in the pools: members of the cluster file, of a members file that is read again, and of names in DNS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nerite.balancing.member import Member
+from nerite.cluster.addresses import MAX_MEMBERS, join_address, members_of_text, split_address
+from nerite.cluster.settings import PoolSettings
+from nerite.config.watched_file import FileContent, WatchedFile, read_content, watch_files
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.observability.log import log
+
+_MAX_FILE: Final = 4 << 20
+_RESOLVE_SECONDS: Final = 5.0
+"""Seconds between two resolutions of a name."""
+
+TakeMembers = Callable[[Sequence[Member]], None]
+
+
+class MembersFile(WatchedFile[FileContent]):
+    """A members file; the last valid content is in force."""
+
+    def __init__(self, pool: PoolSettings) -> None:
+        """Read the file. Raises ``InvalidArgument`` for a mistake in it. Blocks on file I/O."""
+        self._pool = pool
+        found = read_content(pool.source.file, _MAX_FILE)
+        super().__init__(pool.source.file, found)
+        self.members = self._parsed(found)
+
+    def _parsed(self, found: FileContent) -> tuple[Member, ...]:
+        if found.problem:
+            raise InvalidArgument(f"the members file '{self.path}' of pool '{self._pool.name}' {found.problem}")
+        text = found.data.decode(errors="replace")
+        return members_of_text(text, self.path, self._pool.kind, self._pool.grpc_port)
+
+    def _take(self, found: FileContent) -> None:
+        try:
+            self.members = self._parsed(found)
+            self.problem = ""
+        except InvalidArgument as error:
+            self.problem = error.message
+
+    def poll(self) -> FileContent:
+        """Read the file. Blocks on file I/O."""
+        return read_content(self.path, _MAX_FILE)
+
+    def news(self) -> str:
+        """Return the log message after a change."""
+        if self.problem:
+            return f"{self.problem}\nThe previous members stay in force until it is corrected"
+        return f"the members file '{self.path}' was read and is in force: {len(self.members)} members"
+
+
+class Discovery:
+    """Finds the members of one pool, and goes on finding them."""
+
+    def __init__(self, pool: PoolSettings, take: TakeMembers) -> None:
+        """``take`` is called with all members when they have changed."""
+        self._pool = pool
+        self._take = take
+        self._file: MembersFile | None = None
+        self._resolved: tuple[Member, ...] | None = None
+
+    async def start(self) -> None:
+        """Find the members for the first time. Raises ``NeriteError`` for a file with a mistake."""
+        source = self._pool.source
+        if source.models:
+            raise Unsupported(
+                f"pool '{self._pool.name}' has models instead of members: start it with nerite up, "
+                "or write members in the cluster file"
+            )
+        if source.file:
+            self._file = await asyncio.to_thread(MembersFile, self._pool)
+            self._take(self._file.members)
+        elif source.dns:
+            await self._resolve()
+        else:
+            self._take(source.members)
+
+    async def run(self) -> None:
+        """Follow changes, for ever."""
+        if self._file is not None:
+            await watch_files(self._file, self._file_changed)
+        while self._pool.source.dns:
+            await asyncio.sleep(_RESOLVE_SECONDS)
+            await self._resolve()
+
+    def _file_changed(self) -> None:
+        assert self._file is not None
+        (log.warning if self._file.problem else log.info)(self._file.news())
+        self._take(self._file.members)
+
+    async def _resolve(self) -> None:
+        """Resolve the name. Without an answer the last members stay."""
+        pool = self._pool
+        host, port = split_address(pool.source.dns)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            log.warning(f"pool '{pool.name}': cannot resolve '{host}': {error.strerror}. The last members stay")
+            if self._resolved is None:
+                self._resolved = ()
+                self._take(())
+            return
+        addresses = sorted({str(place[0]) for _, _, _, _, place in found})[:MAX_MEMBERS]
+        members = tuple(
+            Member(
+                join_address(address, port),
+                join_address(address, port),
+                join_address(address, pool.grpc_port) if pool.grpc_port else "",
+                pool.kind,
+            )
+            for address in addresses
+        )
+        if members != self._resolved:
+            self._resolved = members
+            log.info(f"pool '{pool.name}': '{host}' has {len(members)} addresses")
+            self._take(members)
+
+
+def check_sources(pools: Sequence[PoolSettings]) -> list[str]:
+    """Return the mistakes in the files that pools name. Blocks on file I/O."""
+    mistakes = []
+    for pool in pools:
+        if pool.source.file:
+            try:
+                MembersFile(pool)
+            except NeriteError as error:
+                mistakes.append(error.message)
+    return mistakes

@@ -1,0 +1,161 @@
+"""The gRPC port of the router, and its channels to the members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from nerite.balancing.member import Member, RoutedRequest
+from nerite.cluster.settings import RouterSettings
+from nerite.config.options import KeepaliveOptions
+from nerite.http2 import RequestHeaders
+from nerite.router.admission import AdmissionRequest, RouterAdmission
+from nerite.router.exchange import RoutedExchange
+from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream, RoutedTarget
+from nerite.router.grpc_channel import GrpcChannel
+from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
+from nerite.router.grpc_service import GrpcRouterService
+from nerite.router.http_members import HttpMembers
+from nerite.router.pools import PoolTable, RouterPool
+from nerite.transports.access_log import AccessRecord, peer_of
+from nerite.transports.grpc import messages
+from nerite.transports.grpc.call import ConnectionCall
+from nerite.transports.grpc.connection import GrpcConnection
+from nerite.transports.grpc.listener import GrpcListener
+from nerite.transports.limits import TransportLimits
+
+_CHECK_INTERVAL: Final = 5.0
+_UPLOAD_SECONDS: Final = 60.0
+"""Seconds in which a message that arrives must make progress."""
+
+
+class RoutedGrpcConnection(GrpcConnection):
+    """A client's connection, whose calls go to members."""
+
+    _unary = RoutedCall
+    _streaming = RoutedStream
+
+
+class LoggedRoutedGrpcConnection(RoutedGrpcConnection):
+    """A client's connection that writes an access log line for each call."""
+
+    def _begin(self, stream_id: int, headers: RequestHeaders) -> ConnectionCall | None:
+        access = AccessRecord(peer_of(self._transport))
+        access.method, access.path = "gRPC", headers.path.decode("latin-1")
+        call = super()._begin(stream_id, headers)
+        if isinstance(call, RoutedCall | RoutedStream):
+            call.access = access
+        elif headers.memo is not None and headers.memo.refusal is not None:
+            access.answered(messages.told(headers.memo.refusal))
+        return call
+
+
+class RouterGrpcPort:
+    """Accepts the calls of clients, and sends them to members."""
+
+    def __init__(
+        self,
+        table: PoolTable,
+        members: HttpMembers,
+        settings: RouterSettings,
+        session_headers: Sequence[str],
+        bounds: TransportLimits,
+        admission: RouterAdmission | None = None,
+    ) -> None:
+        self._admission = admission
+        self._table = table
+        self._members = members
+        self._settings = settings
+        self._channels: dict[str, GrpcChannel] = {}
+        """By address."""
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._service = GrpcRouterService(
+            self, table, session_headers, settings.max_body, None if admission is None else admission.callers
+        )
+        self._listener = GrpcListener(
+            self._service,
+            KeepaliveOptions(),
+            bounds,
+            _UPLOAD_SECONDS,
+            connection=LoggedRoutedGrpcConnection if settings.access_log else RoutedGrpcConnection,
+        )
+
+    async def open(self, address: str, port: int) -> int:
+        """Listen, and return the port number. Raises ``Unavailable``."""
+        number = await self._listener.open(address, port)
+        self._check()
+        return number
+
+    def forget(self) -> None:
+        """Read the headers of calls anew, because tenants have changed."""
+        self._listener.forget()
+
+    def drain(self) -> None:
+        """Have clients send further calls elsewhere."""
+        self._service.draining = True
+        self._listener.drain()
+
+    def admit_no_more(self) -> None:
+        """Let no more connections begin."""
+        self._listener.admit_no_more()
+
+    def stop_accepting(self) -> None:
+        """Close the port, and each connection as soon as it is idle."""
+        self._listener.stop_accepting()
+
+    def abort(self) -> None:
+        """Close all connections at once."""
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        self._listener.abort()
+        for channel in self._channels.values():
+            channel.abort("was given up: the router stops")
+
+    @property
+    def open_connections(self) -> int:
+        """Number of clients' connections."""
+        return self._listener.open_connections
+
+    # For the calls
+
+    def exchange(
+        self, client: CallRelay, request: RoutedRequest, target: RoutedTarget, size: int, timeout: float
+    ) -> RoutedExchange:
+        """Return the exchange of a request, which has not begun. ``timeout`` is the client's, 0 for none."""
+        own = self._settings.timeout
+        seconds = min(timeout, own) if timeout and own else timeout or own
+        caller = target.caller
+        return RoutedExchange(
+            self._table,
+            client,
+            request,
+            level=target.level,
+            attempts=self._settings.attempts,
+            timeout=seconds,
+            gate=self._admission,
+            asks=None if caller is None else AdmissionRequest(caller, request.model, False, size),
+        )
+
+    def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:
+        """Begin a call at a member."""
+        channel = self._channels.get(member.grpc)
+        if channel is None:
+            channel = self._channels[member.grpc] = GrpcChannel(member.grpc, self._settings.connect_timeout)
+        return channel.start(block, sink)
+
+    def suspect(self, pool: RouterPool, member: Member, cause: str) -> None:
+        """Take a member out until its health has been checked: it could not be reached."""
+        if member.grpc:
+            self._members.suspect(pool, member, cause)
+
+    def _check(self) -> None:
+        """Check the channels every few seconds, and close those to members that are gone."""
+        addresses = {load.member.grpc for pool in self._table.pools for load in pool.balancer.members}
+        for address, channel in tuple(self._channels.items()):
+            if address in addresses:
+                channel.check()
+            else:
+                del self._channels[address]
+                channel.close()
+        self._check_timer = asyncio.get_running_loop().call_later(_CHECK_INTERVAL, self._check)

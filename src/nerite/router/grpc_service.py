@@ -1,0 +1,352 @@
+"""The gRPC methods of the router: which go to a member, which concern all of them, and which it answers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from nerite.balancing.member import RoutedRequest
+from nerite.core.client_text import checked
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.http2 import Buffer, ReplyHeaders, RequestHeaders, encode_request
+from nerite.router import grpc_routing
+from nerite.router.admission import ANYBODY
+from nerite.router.grpc_calls import CallRouter, RoutedCall
+from nerite.router.pools import PoolTable
+from nerite.transports import access
+from nerite.transports.access import Callers
+from nerite.transports.grpc import messages
+from nerite.transports.grpc.connection import CallTarget, GrpcCall
+from nerite.wire import grpc_service as wire
+from nerite.wire.health import HealthCheckResponse
+
+_SERVICE: Final = "/inference.GRPCInferenceService/"
+_NAME: Final = 0x0A
+
+
+class MethodKind(Enum):
+    """Where the calls of a method go."""
+
+    INFER = auto()
+    STREAM = auto()
+    ANY = auto()
+    """To any member that has the model, if one is named."""
+    ALL = auto()
+    """To all members, whose answers are merged."""
+    ROUTER = auto()
+    """To nobody: the router answers."""
+    MEMBER = auto()
+    """Nowhere: it concerns one server, which has to be asked itself."""
+
+
+class RouterMethod(NamedTuple):
+    """A method of the gRPC port."""
+
+    kind: MethodKind
+    name_tag: int = 0
+    """Field of the message that names the model; 0 if none does."""
+    repeatable: bool = True
+
+
+_KINDS: Final[Mapping[str, RouterMethod]] = {
+    f"{_SERVICE}ModelInfer": RouterMethod(MethodKind.INFER),
+    f"{_SERVICE}ModelStreamInfer": RouterMethod(MethodKind.STREAM, repeatable=False),
+    f"{_SERVICE}ServerLive": RouterMethod(MethodKind.ROUTER),
+    f"{_SERVICE}ServerReady": RouterMethod(MethodKind.ROUTER),
+    "/grpc.health.v1.Health/Check": RouterMethod(MethodKind.ROUTER),
+    f"{_SERVICE}ModelReady": RouterMethod(MethodKind.ANY, _NAME),
+    f"{_SERVICE}ServerMetadata": RouterMethod(MethodKind.ANY),
+    f"{_SERVICE}ModelMetadata": RouterMethod(MethodKind.ANY, _NAME),
+    f"{_SERVICE}ModelConfig": RouterMethod(MethodKind.ANY, _NAME),
+    f"{_SERVICE}RepositoryIndex": RouterMethod(MethodKind.ALL),
+    **{
+        f"{_SERVICE}{name}": RouterMethod(MethodKind.MEMBER)
+        for name in (
+            "ModelStatistics", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings",
+            "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
+            "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus", "CudaSharedMemoryRegister",
+            "CudaSharedMemoryUnregister",
+        )
+    },
+}  # fmt: skip
+
+
+class RefusedTarget:
+    """Target of calls that are refused whatever their message."""
+
+    stream: object = None
+    timeout: float | None = None
+    max_message = 0
+    outer_span = None
+
+    def __init__(self, refusal: bytes | None) -> None:
+        self.refusal = refusal
+
+    def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
+        """Recognise no message."""
+        return False
+
+    def receive_buffer(self, beginning: memoryview, size: int) -> memoryview:
+        """Return a new buffer."""
+        return memoryview(bytearray(size))
+
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
+        """Do nothing: the call was refused."""
+
+    def answer(self, call: GrpcCall, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Do nothing: no inference runs in a router."""
+
+    def too_large(self, size: int) -> NeriteError:
+        """Return the error for a message that is too large."""
+        return InvalidArgument(
+            f"Received message larger than max ({size} vs. {self.max_message}). Increase max-body of [router] in the "
+            "cluster file, or send less."
+        )
+
+
+class OwnTarget(RefusedTarget):
+    """Target of calls that the router answers itself."""
+
+    def __init__(self, reply: Callable[[], bytes], max_message: int) -> None:
+        super().__init__(None)
+        self._reply = reply
+        self.max_message = max_message
+
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
+        """Answer."""
+        call.reply(messages.HEAD, (messages.framed(self._reply()),))
+
+
+class MemberTarget(RefusedTarget):
+    """Target of calls that go to a member."""
+
+    def __init__(
+        self,
+        router: CallRouter,
+        method: RouterMethod,
+        headers: RequestHeaders,
+        session_headers: Sequence[str],
+        max_message: int,
+        callers: Callers | None,
+    ) -> None:
+        """Raises ``InvalidArgument`` for headers with wrong values."""
+        super().__init__(None)
+        path = headers.path
+        get = access.texts(lambda name: _text(headers.get(name.encode())))
+        self.router = router
+        self.stream = self if method.kind is MethodKind.STREAM else None
+        self.max_message = max_message
+        self.level = checked(get(access.CLASS) or "", f"header '{access.CLASS}'")
+        seconds = _grpc_timeout(headers)
+        limits = [each for each in (seconds, access.timeout_of(get) or None) if each is not None]
+        self.timeout = min(limits, default=None)
+        self.caller = None
+        if method.kind is not MethodKind.ANY:
+            self.caller = ANYBODY if callers is None else callers.of(get, seconds)
+        self.block = _member_block(headers)
+        self._method = method
+        self._ready = path.endswith(b"/ModelReady")
+        self._window = messages.WINDOWS.get((headers.get(b"grpc-encoding") or b"").decode("latin-1"), 0)
+        session = next((value for name in session_headers if (value := get(name))), "")
+        self._session = checked(session, "the session in a header")
+
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
+        """Send the call to a member."""
+        assert isinstance(call, RoutedCall)
+        call.route(self, framed)
+
+    def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
+        """Return what the choice of a member depends on; None if more of the message is needed."""
+        method = self._method
+        if method.kind is MethodKind.ANY:
+            name = grpc_routing.name_of(message, self._window, method.name_tag) if method.name_tag else ""
+            return RoutedRequest(name, repeatable=method.repeatable)
+        facts = grpc_routing.facts_of(message, self._window, complete=complete)
+        if facts is None:
+            return None
+        single = method.kind is not MethodKind.STREAM
+        return grpc_routing.routed_request(facts, self._session, single=single, repeatable=method.repeatable)
+
+    def refusal_of(self, error: NeriteError) -> tuple[bytes, bytes]:
+        """Return what answers a call for which there is no member: a model without one is not ready."""
+        if self._ready and isinstance(error, NotFound | Unavailable):
+            return messages.HEAD, messages.framed(wire.ModelReadyResponse(ready=False).SerializeToString())
+        return messages.of_error(error), b""
+
+
+class IndexTarget(RefusedTarget):
+    """Target of calls that all members answer: ``RepositoryIndex``."""
+
+    def __init__(self, router: CallRouter, table: PoolTable, headers: RequestHeaders, max_message: int) -> None:
+        super().__init__(None)
+        self._router = router
+        self._table = table
+        self._block = _member_block(headers)
+        self.timeout = _grpc_timeout(headers)
+        self.max_message = max_message
+
+    def start(self, call: GrpcCall, framed: memoryview) -> None:
+        """Ask all members that are ready."""
+        members = {member.grpc: member for pool in self._table.pools for member in pool.ready_members if member.grpc}
+        if not members:
+            call.fail(messages.of_error(Unavailable("no member with a gRPC port is ready")))
+            return
+        answers = IndexAnswers(call, len(members))
+        for member in members.values():
+            self._router.call(member, self._block, _IndexAnswer(answers)).send((framed,), True)
+
+
+class IndexAnswers:
+    """The answers of all members to one ``RepositoryIndex``."""
+
+    def __init__(self, call: GrpcCall, expected: int) -> None:
+        self._call = call
+        self._expected = expected
+        self._answers: list[bytes] = []
+        self._failure = ""
+
+    def take(self, answer: bytes | None, why: str) -> None:
+        """Take the answer of a member, or why it has none; reply after the last. One that fails is left out."""
+        self._expected -= 1
+        if answer is None:
+            self._failure = why
+        else:
+            self._answers.append(answer)
+        if self._expected or self._call.connection.calls.get(self._call.stream_id) is not self._call:
+            return
+        if self._answers:
+            self._call.reply(messages.HEAD, (messages.framed(merged_index(self._answers)),))
+        else:
+            self._call.fail(messages.of_error(Unavailable(f"no member has answered; the last {self._failure}")))
+
+
+class _IndexAnswer:
+    """Collects the answer of one member."""
+
+    def __init__(self, answers: IndexAnswers) -> None:
+        self._answers = answers
+        self._data = bytearray()
+
+    def response_started(self, headers: ReplyHeaders, end: bool) -> None:
+        if end:
+            self._answers.take(None, f"answered with status {(headers.get(b'grpc-status') or b'?').decode('latin-1')}")
+
+    def response_data(self, data: Buffer, end: bool) -> None:
+        self._data += data
+        if end:
+            self._answers.take(None, "ended an answer without a status")
+
+    def trailers_received(self, trailers: ReplyHeaders) -> None:
+        plain = self._data[:1] == b"\0"
+        failed = trailers.get(b"grpc-status") != b"0" or not plain
+        self._answers.take(None if failed else bytes(self._data[grpc_routing.PREFIX_SIZE :]), "failed")
+
+    def call_lost(self, why: str, unprocessed: bool) -> None:
+        self._answers.take(None, why)
+
+    def member_writable(self) -> None:
+        pass
+
+
+def merged_index(answers: Sequence[bytes]) -> bytes:
+    """Return one index of all models and versions: each once, ready if it is so at any member."""
+    rows: dict[tuple[str, str], wire.RepositoryIndexResponse.ModelIndex] = {}
+    for answer in answers:
+        for row in wire.RepositoryIndexResponse.FromString(answer).models:
+            known = rows.get((row.name, row.version))
+            if known is None or (row.state == "READY" and known.state != "READY"):
+                rows[row.name, row.version] = row
+    return bytes(wire.RepositoryIndexResponse(models=[rows[key] for key in sorted(rows)]).SerializeToString())
+
+
+def _member_block(headers: RequestHeaders) -> bytes:
+    """Return the headers for a member: those of the client. HTTP/2 has none that concern only one connection."""
+    return encode_request(
+        [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", headers.path),
+            (b":authority", headers.authority or b"router"),
+            *headers.fields,
+        ]
+    )
+
+
+class GrpcRouterService:
+    """Resolves the target of each call, and memoizes it on the headers."""
+
+    def __init__(
+        self,
+        router: CallRouter,
+        table: PoolTable,
+        session_headers: Sequence[str],
+        max_message: int,
+        callers: Callers | None = None,
+    ) -> None:
+        self._router = router
+        self._table = table
+        self._sessions = session_headers
+        self._callers = callers
+        self._max_message = max_message
+        self.draining = False
+        """The router stops: it is not ready any more."""
+        self._own: Mapping[str, CallTarget] = {
+            f"{_SERVICE}ServerLive": self._answering(lambda: wire.ServerLiveResponse(live=True).SerializeToString()),
+            f"{_SERVICE}ServerReady": self._answering(
+                lambda: wire.ServerReadyResponse(ready=self.ready).SerializeToString()
+            ),
+            "/grpc.health.v1.Health/Check": self._answering(
+                lambda: HealthCheckResponse(status="SERVING" if self.ready else "NOT_SERVING").SerializeToString()
+            ),
+        }
+
+    def _answering(self, reply: Callable[[], bytes]) -> CallTarget:
+        return OwnTarget(reply, messages.MAX_QUESTION)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a member is ready."""
+        return self._table.ready and not self.draining
+
+    def target(self, headers: RequestHeaders) -> CallTarget:
+        """Return the target of a call."""
+        target: CallTarget = self._target(headers)
+        headers.memo = target
+        return target
+
+    def _target(self, headers: RequestHeaders) -> CallTarget:
+        path = headers.path.decode("latin-1")
+        content_type = headers.get(b"content-type") or b""
+        if headers.method != b"POST" or not content_type.startswith(b"application/grpc"):
+            return RefusedTarget(messages.NOT_GRPC)
+        method = _KINDS.get(path)
+        if method is None:
+            return RefusedTarget(messages.trailers_only(messages.UNIMPLEMENTED, ""))
+        if method.kind is MethodKind.ROUTER:
+            return self._own[path]
+        if method.kind is MethodKind.MEMBER:
+            text = f"{path.rpartition('/')[2]} concerns one server. Call the gRPC port of that member, not the router."
+            return RefusedTarget(messages.trailers_only(messages.UNIMPLEMENTED, text))
+        try:
+            target: RefusedTarget = (
+                IndexTarget(self._router, self._table, headers, messages.MAX_QUESTION)
+                if method.kind is MethodKind.ALL
+                else MemberTarget(self._router, method, headers, self._sessions, self._max_message, self._callers)
+            )
+        except NeriteError as error:
+            return RefusedTarget(messages.of_error(error))
+        return target
+
+
+def _grpc_timeout(headers: RequestHeaders) -> float | None:
+    """Return the seconds that the client waits; None if it does not say."""
+    value = headers.get(b"grpc-timeout")
+    return None if value is None else messages.timeout_seconds(value)
+
+
+def _text(value: bytes | None) -> str | None:
+    """Return a header's value as the HTTP port has it."""
+    return None if value is None else value.decode("latin-1")

@@ -1,0 +1,279 @@
+"""One HTTP request through the router: its client's side, and its calls to members."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from nerite.balancing.member import AttemptEnd, Member
+from nerite.core.errors import NeriteError
+from nerite.core.request import CancelReason, RequestHeader
+from nerite.core.tensor import Buffer
+from nerite.llm.openai.fields import body_of
+from nerite.router.exchange import MemberCall, RoutedExchange
+from nerite.router.http_members import HttpMembers
+from nerite.router.http_targets import RouteTarget
+from nerite.router.member_connection import MemberConnection, MemberConnections
+from nerite.router.pools import RouterPool
+from nerite.router.response_body import ChunkScanner, pieces_of
+from nerite.router.response_head import REPORT, ResponseHead, load_report
+from nerite.transports.http import reply
+from nerite.transports.http.connection import HttpConnection
+
+_OVERLOADED: Final = (429, 503)
+"""Statuses that say that a member has not begun."""
+_USAGE_BYTES: Final = 1024
+"""Bytes at the end of an answer in which ``usage`` is looked for."""
+_ANSWER_TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})\b')
+_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*([0-9]{1,9})\b')
+_CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
+
+
+class HttpRelay:
+    """The client's side: sends the answer of a member, or an error."""
+
+    __slots__ = (
+        "_begun",
+        "_body",
+        "_call",
+        "_client",
+        "_plain",
+        "_scanner",
+        "_stream",
+        "exchange",
+        "members",
+        "span",
+        "target",
+    )
+
+    id = ""
+
+    def __init__(
+        self, client: HttpConnection, target: RouteTarget, body: memoryview, members: HttpMembers, span: bytes
+    ) -> None:
+        """``span`` has the header lines of the trace context. ``exchange`` is set by the owner."""
+        self._client = client
+        self.target = target
+        self._body: memoryview | None = body
+        self.members = members
+        self.span = span
+        self.exchange: RoutedExchange
+        self._call: HttpCall | None = None
+        self._begun = False
+        self._stream = False
+        self._plain = False
+        """The client speaks HTTP/1.0, which knows no chunks."""
+        self._scanner: ChunkScanner | None = None
+
+    # The work of the client's connection.
+
+    @property
+    def header(self) -> RequestHeader:
+        """The model, for the access log."""
+        request = self.exchange.request
+        return RequestHeader(request.model, request.version, ())
+
+    def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
+        """End the request: the client is gone."""
+        self.exchange.cancel()
+
+    def pause(self, paused: bool) -> None:
+        """Stop reading the answer, or go on."""
+        if self._call is not None:
+            self._call.pause(paused)
+
+    # The client of the exchange.
+
+    def send_to(self, pool: RouterPool, member: Member) -> MemberCall:
+        """Send the request to a member."""
+        body = self._body
+        assert body is not None
+        connections = self.members.of(member)
+        head = self.target.request(connections.address.encode(), len(body), self.span)
+        self._call = call = HttpCall(self, connections, [head, body] if body else [head])
+        call.start(pool, member)
+        return call
+
+    def refuse(self, error: NeriteError) -> None:
+        """Answer with an error."""
+        self._call = None
+        self._client.send([self.target.reply(error).encode()])
+
+    def break_off(self, error: NeriteError) -> None:
+        """End a stream of events with an event that tells the error; break the connection of any other answer."""
+        self._call = None
+        whole = self._scanner is None or self._scanner.between
+        if not (self._stream and whole) or self._plain:
+            self._client.abort()
+            return
+        text = body_of(error) if self.target.openai else reply.error_reply(error).body
+        self._client.send_chunk(b"data: %b\n\n" % text)
+        self._client.close_reply()
+
+    # What the call passes on.
+
+    def first_of(self, head: ResponseHead, load: bytes) -> bytes:
+        """Return the head for the client."""
+        if load and self.target.passes_load:
+            return reply.with_header(head.first, b"%b: %b" % (REPORT, load))
+        return head.first
+
+    def answer(self, head: ResponseHead, load: bytes, body: Buffer) -> None:
+        """Send a whole answer."""
+        self._body = self._call = None
+        first = self.first_of(head, load)
+        if head.closes:
+            first = first.replace(_CHUNKED, b"Content-Length: %d\r\n" % len(body))
+        self._client.send([first, body] if len(body) else [first])
+
+    def open(self, head: ResponseHead, load: bytes) -> None:
+        """Send the head of an answer whose body follows."""
+        self._body = None
+        self._begun = True
+        self._stream = head.events
+        self._plain = self._client.head.version == "1.0"
+        self._client.open(self.first_of(head, load))
+        if not self._client.writable and self._call is not None:
+            self._call.pause(True)
+
+    def pass_on(self, data: Buffer, scanner: ChunkScanner | None, *, closes: bool) -> None:
+        """Send a part of the body."""
+        client = self._client
+        self._scanner = scanner
+        if closes:
+            client.send_pieces([data])
+        elif scanner is not None and self._plain:
+            for piece in pieces_of(bytes(data), scanner):
+                client.send_bytes(piece)
+        else:
+            client.send_bytes(data)
+
+    def end(self, *, closes: bool) -> None:
+        """End the answer."""
+        self._call = None
+        if closes:
+            self._client.close_reply()
+        else:
+            self._client.end_reply()
+
+
+class HttpCall:
+    """A request at one member."""
+
+    __slots__ = ("_closes", "_connection", "_connections", "_fresh", "_load", "_member", "_parts", "_pool", "_relay",
+                 "_status", "_tokens")  # fmt: skip
+
+    def __init__(self, relay: HttpRelay, connections: MemberConnections, parts: list[Buffer]) -> None:
+        self._relay = relay
+        self._connections = connections
+        self._parts = parts
+        self._pool: RouterPool
+        self._member: Member
+        self._connection: MemberConnection | None = None
+        self._fresh = False
+        self._status = 0
+        self._closes = False
+        self._load = b""
+        self._tokens = 0
+
+    def start(self, pool: RouterPool, member: Member) -> None:
+        """Send the request when there is a connection."""
+        self._pool, self._member = pool, member
+        # A kept connection may be closed by the member at this moment; what must not be sent twice needs a new one.
+        self._fresh = not self._relay.target.repeatable or not self._relay.exchange.request.repeatable
+        self._connections.acquire(self, fresh=self._fresh)
+
+    def cancel(self) -> None:
+        """Close the connection, which is how HTTP/1.1 cancels."""
+        if self._connection is None:
+            self._connections.withdraw(self)
+        else:
+            self._connection.abandon()
+            self._connection = None
+
+    def pause(self, paused: bool) -> None:
+        """Stop reading the answer, or go on."""
+        if self._connection is not None:
+            self._connection.pause(paused)
+
+    # The waiter of a connection.
+
+    def connected(self, connection: MemberConnection) -> None:
+        """Send the request."""
+        self._connection = connection
+        connection.request(self, self._parts, bodiless=self._relay.target.bodiless)
+
+    def unconnected(self, cause: str) -> None:
+        """Report that the member cannot be reached."""
+        self._relay.members.suspect(self._pool, self._member, cause)
+        self._relay.exchange.failed(AttemptEnd.LOST, cause, sent=False)
+
+    # The taker of the response.
+
+    def take_whole(self, head: ResponseHead, load: bytes, body: Buffer) -> None:
+        """Send the answer, or have another member asked."""
+        self._connection = None
+        exchange = self._relay.exchange
+        status = head.status
+        known = load_report(load) if load else None
+        if status in _OVERLOADED and exchange.refused(str(status), known):
+            return
+        exchange.answer_begins()
+        if self._relay.target.openai:
+            self._take_usage(body)
+        self._relay.answer(head, load, body)
+        exchange.done(_end_of(status), str(status), known)
+
+    def take_head(self, head: ResponseHead, load: bytes) -> None:
+        """Begin the answer, or have another member asked."""
+        exchange = self._relay.exchange
+        self._status, self._closes, self._load = head.status, head.closes, load
+        known = load_report(load) if load else None
+        if head.status in _OVERLOADED:
+            connection = self._connection
+            if exchange.refused(str(head.status), known):
+                if connection is not None:
+                    connection.abandon()
+                self._connection = None
+                return
+        exchange.answer_begins(known)
+        self._relay.open(head, load)
+        self._parts = []
+
+    def take_data(self, data: Buffer, scanner: ChunkScanner | None) -> None:
+        """Send a part of the answer."""
+        self._relay.pass_on(data, scanner, closes=self._closes)
+        if scanner is not None and scanner.chunks > self._tokens:
+            self._relay.exchange.progress(scanner.chunks - self._tokens)
+            self._tokens = scanner.chunks
+        if self._relay.target.openai:
+            self._take_usage(data)
+
+    def _take_usage(self, data: Buffer) -> None:
+        """Report the tokens that the member has counted, if the end of ``data`` has their numbers."""
+        tail = bytes(data[-_USAGE_BYTES:])
+        answer = _ANSWER_TOKENS.search(tail)
+        if answer is not None:
+            prompt = _PROMPT_TOKENS.search(tail)
+            self._relay.exchange.used(int(prompt[1]) if prompt else 0, int(answer[1]))
+
+    def take_end(self) -> None:
+        """End the answer."""
+        self._connection = None
+        self._relay.end(closes=self._closes)
+        self._relay.exchange.done(_end_of(self._status), str(self._status))
+
+    def take_loss(self, cause: str, *, stale: bool) -> None:
+        """Try a new connection if a kept one was closed meanwhile; otherwise report the loss."""
+        self._connection = None
+        if stale and not self._fresh:
+            self._fresh = True
+            self._connections.acquire(self, fresh=True)
+        else:
+            self._relay.exchange.failed(AttemptEnd.LOST, cause)
+
+
+def _end_of(status: int) -> AttemptEnd:
+    if status in _OVERLOADED:
+        return AttemptEnd.REFUSED
+    return AttemptEnd.FAILED if status >= 500 and status != 501 else AttemptEnd.ANSWERED

@@ -1,0 +1,188 @@
+"""Handler of the router's HTTP port: passes requests on, and answers what concerns all members itself."""
+
+from __future__ import annotations
+
+import math
+from time import monotonic_ns
+from typing import Any, Final, cast
+
+from nerite.balancing.member import RoutedRequest
+from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
+from nerite.cluster.settings import RouterSettings
+from nerite.core.errors import NeriteError, TooLarge
+from nerite.core.execution_observer import TraceContext
+from nerite.core.failures import report
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.router.admission import AdmissionRequest, RouterAdmission
+from nerite.router.body_facts import SequenceFacts, generate_facts, openai_facts, sequence_of
+from nerite.router.exchange import RoutedExchange
+from nerite.router.http_members import HttpMembers
+from nerite.router.http_relay import HttpRelay
+from nerite.router.http_targets import BodyKind, HttpTargets, RouteTarget
+from nerite.router.merged_lists import MergedLists
+from nerite.router.pools import PoolTable
+from nerite.transports.http import content_coding, reply
+from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.handler import BackgroundCalls, HttpExchange
+from nerite.transports.http.head import RequestHead
+from nerite.transports.http.reply import Reply
+
+_NOT_READY: Final = Reply(400, b"", reply.PLAIN)
+
+
+_NO_TENANTS: Final[dict[str, list[Any]]] = {"tenants": [], "models": [], "use": []}
+
+
+class RouterService:
+    """Handler of every connection to the HTTP port."""
+
+    def __init__(
+        self,
+        table: PoolTable,
+        members: HttpMembers,
+        targets: HttpTargets,
+        settings: RouterSettings,
+        admission: RouterAdmission | None = None,
+    ) -> None:
+        self._admission = admission
+        self._table = table
+        self._members = members
+        self._targets = targets
+        self._settings = settings
+        self._lists = MergedLists(table, members)
+        self._background_calls = BackgroundCalls()
+        self._prefix = any(pool.settings.balancing.prefix for pool in table.pools)
+        self.draining = False
+        """The router is not ready: it is about to stop."""
+
+    def begin(self, head: RequestHead) -> Reply | None:
+        """Return the error reply to a request that is refused because of its head."""
+        if head.route is None:
+            head.route = self._targets.of(head)
+        target: RouteTarget = head.route
+        return target.refusal
+
+    def receive_buffer(self, head: RequestHead) -> memoryview | None:
+        """Return None: any memory will do."""
+        return None
+
+    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        """Pass a request on, or answer it."""
+        arrived = monotonic_ns()
+        target: RouteTarget = head.route
+        client = cast(HttpConnection, connection)
+        try:
+            if target.local:
+                self._answer(connection, target, body)
+                return
+            routed = self._routed(target, body)
+        except NeriteError as error:
+            connection.send([target.reply(error).encode()])
+            return
+        except Exception as error:
+            connection.send([target.reply(report("router", error, f"in {head.method} {head.path}")).encode()])
+            return
+        settings = self._settings
+        timeout = min(target.timeout or settings.timeout, settings.timeout or target.timeout)
+        span = connection.outer_span
+        relay = HttpRelay(client, target, body, self._members, _span_lines(span) if span is not None else b"")
+        relay.exchange = exchange = RoutedExchange(
+            self._table,
+            relay,
+            routed,
+            level=target.level,
+            attempts=settings.attempts,
+            timeout=timeout,
+            gate=self._admission,
+            asks=None if self._admission is None else _asks(target, routed, len(body)),
+        )
+        connection.request = relay
+        exchange.begin(arrived)
+
+    def _routed(self, target: RouteTarget, body: memoryview) -> RoutedRequest:
+        """Return what the choice of a member depends on. Raises ``NeriteError`` for a body that cannot be routed."""
+        if target.kind is BodyKind.NOTHING:
+            return RoutedRequest(target.model, target.version, repeatable=target.repeatable)
+        if target.coding and target.coding != "identity":
+            body = self._unpacked(target, body)
+        model, prompt, limit, session = target.model, memoryview(b""), 0.0, target.session
+        sequence = SequenceFacts()
+        if target.kind is BodyKind.OPENAI:
+            facts = openai_facts(body)
+            model, prompt, limit = facts.model, facts.prompt, facts.answer_limit
+            session = session or facts.user
+        else:
+            sequence = sequence_of(body if target.json_size < 0 else body[: target.json_size])
+            if target.kind is BodyKind.TENSORS:
+                if not (sequence.id or session):
+                    return RoutedRequest(model, target.version, answer_tokens=1.0, repeatable=target.repeatable)
+            else:
+                limit, prompt = generate_facts(body)
+        prefix = prefix_hashes(prompt, model) if self._prefix and prompt else ()
+        return RoutedRequest(
+            model,
+            target.version,
+            prompt_tokens=len(prompt) / BYTES_PER_TOKEN,
+            answer_limit=limit or float("inf"),
+            prefix=prefix,
+            prefix_tokens=prefix_tokens(len(prefix)),
+            session=session,
+            sequence=sequence.id,
+            sequence_start=sequence.start,
+            sequence_end=sequence.end,
+            repeatable=target.repeatable and not sequence.id,
+        )
+
+    def _unpacked(self, target: RouteTarget, body: memoryview) -> memoryview:
+        """Return the body without its coding. Raises ``TooLarge`` if that would block other requests."""
+        content_coding.check_coding(target.coding)
+        plain = content_coding.decompress_small(body, self._settings.max_body)
+        if plain is None:
+            raise TooLarge(
+                f"a compressed body of {len(body)} bytes is too large for the router, which has to read it: "
+                "send it without Content-Encoding"
+            )
+        return plain
+
+    def _answer(self, connection: HttpExchange, target: RouteTarget, body: memoryview) -> None:
+        """Answer what concerns all members."""
+        if target.local == "index":
+            self._background_calls.start(connection, self._lists.index(bytes(body)))
+        elif target.local == "openai_models":
+            self._background_calls.start(connection, self._lists.openai_models())
+        elif target.local == "quota":
+            quota = {} if self._admission is None else self._admission.quota()
+            connection.send([reply.json_reply(quota or _NO_TENANTS).encode()])
+        elif target.local == "ready" and (self.draining or not self._table.ready):
+            connection.send([_NOT_READY.encode()])
+        else:
+            connection.send([reply.EMPTY.encode()])
+
+    def handle_again(self, connection: HttpExchange, meaning: Any, data: bytearray) -> None:
+        """Fail: no request is remembered."""
+        raise AssertionError("no request of a router is remembered")
+
+    def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Fail: a router has no inferences of its own."""
+        raise AssertionError("a router has no inferences of its own")
+
+
+def _asks(target: RouteTarget, routed: RoutedRequest, size: int) -> AdmissionRequest | None:
+    """Return what a request asks of admission control; None if it is not to a model."""
+    if target.kind is BodyKind.NOTHING:
+        return None
+    text = target.kind is not BodyKind.TENSORS
+    limit = routed.answer_limit
+    return AdmissionRequest(
+        target.caller,
+        routed.model,
+        text,
+        math.ceil(routed.prompt_tokens) if text else size,
+        int(limit) if limit < math.inf else 0,
+    )
+
+
+def _span_lines(span: TraceContext) -> bytes:
+    """Return the header lines of a trace context."""
+    return "".join(f"{name}: {value}\r\n" for name, value in span.carrier.items()).encode("latin-1", "replace")

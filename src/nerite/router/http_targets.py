@@ -1,0 +1,191 @@
+"""What a head asks of the router: which endpoint, for whom, and the head that members get. Made once for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+from nerite.core.client_text import checked
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
+from nerite.core.request import Caller
+from nerite.llm.openai.fields import reply_of
+from nerite.router.admission import ANYBODY
+from nerite.router.response_head import HOP_BY_HOP
+from nerite.transports import access
+from nerite.transports.access import Callers
+from nerite.transports.http import reply, routes
+from nerite.transports.http.handler import HTTP
+from nerite.transports.http.head import RequestHead, header_bytes_of
+from nerite.transports.http.origins import BrowserGuard
+from nerite.transports.http.reply import Reply
+
+_OPENAI: Final = "/v1/"
+_LOAD_FORMAT: Final = "endpoint-load-metrics-format"
+_NOT_PASSED: Final = HOP_BY_HOP | {
+    b"host", b"content-length", b"expect", b"origin", b"http2-settings", _LOAD_FORMAT.encode(),
+}  # fmt: skip
+"""Fields that members do not get. ``Origin`` was checked, and members would compare it with their own address."""
+_BROWSER: Final = b"sec-fetch-"
+_TENSORS: Final = "infer"
+_GENERATED: Final = ("generate", "generate_stream")
+_CONTENTS: Final = ("completions", "chat_completions", "embeddings", "rerank")
+_BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
+_OF_ROUTERS: Final = ("live", "ready", "index", "openai_models", "quota")
+_ELSEWHERE: Final = ("server_metadata",)
+
+
+class BodyKind(Enum):
+    """What is read from a body to choose a member."""
+
+    NOTHING = auto()
+    TENSORS = auto()
+    """KServe's infer: the sequence, if it names one."""
+    TEXT = auto()
+    """Triton's generate: the prompt, too."""
+    OPENAI = auto()
+    """The model is in the body."""
+
+
+class RouteTarget(NamedTuple):
+    """What a head asks, and how it is passed on."""
+
+    refusal: Reply | None = None
+    """The error reply to a request that is not passed on."""
+    local: str = ""
+    """Name of an endpoint that the router answers itself."""
+    kind: BodyKind = BodyKind.NOTHING
+    model: str = ""
+    version: str = ""
+    level: str = ""
+    """Class that the client asks for."""
+    caller: Caller = ANYBODY
+    timeout: float = 0.0
+    """Seconds; 0: the client states none."""
+    session: str = ""
+    openai: bool = False
+    """Errors have OpenAI's format."""
+    json_size: int = -1
+    """Size of the JSON part of a body; -1: the whole."""
+    coding: str = ""
+    """Content coding of the body."""
+    repeatable: bool = True
+    bodiless: bool = False
+    """The response has no body, as for HEAD."""
+    passes_load: bool = False
+    """The client asked for the load report."""
+    start: bytes = b""
+    """The request line."""
+    lines: bytes = b""
+    """The header lines for members, without those for the host and the length."""
+
+    def request(self, host: bytes, body_size: int, more: bytes = b"") -> bytes:
+        """Return the head for a member; ``more`` are further header lines."""
+        length = b"Content-Length: %d\r\n" % body_size if body_size or not self.start.startswith(b"GET ") else b""
+        return b"%bHost: %b\r\n%b%b%b\r\n" % (self.start, host, self.lines, more, length)
+
+    def reply(self, error: NeriteError) -> Reply:
+        """Return the reply for an error."""
+        return reply_of(error) if self.openai else reply.error_reply(error)
+
+
+class HttpTargets:
+    """Makes the targets of heads."""
+
+    def __init__(
+        self, guard: BrowserGuard, session_headers: Sequence[str], max_body: int, callers: Callers | None = None
+    ) -> None:
+        """``callers`` identifies callers if a policy is in force."""
+        self._callers = callers
+        self._guard = guard
+        self._session_headers = session_headers
+        self._max_body = max_body
+
+    def of(self, head: RequestHead) -> RouteTarget:
+        """Return the target of a head."""
+        openai = head.path.startswith(_OPENAI)
+        try:
+            self._guard.check(head)
+            if head.content_length > self._max_body:
+                raise TooLarge(
+                    f"the body has {head.content_length} bytes, more than the {self._max_body} that the router takes. "
+                    "Raise max-body in [router] of the cluster file"
+                )
+            return self._found(head, openai)
+        except NeriteError as error:
+            plain = RouteTarget(openai=openai)
+            return plain._replace(refusal=plain.reply(error))
+
+    def _found(self, head: RequestHead, openai: bool) -> RouteTarget:
+        route = routes.find_route(head.path)
+        if route is None:
+            if openai and head.method == "POST":
+                return self._passed(head, BodyKind.OPENAI, repeatable=False)
+            raise NotFound(f"Not Found ({routes.route_remedy(head.path)})")
+        endpoint, arguments = route
+        name = endpoint.name
+        if head.method not in endpoint.methods and not (head.method == "HEAD" and "GET" in endpoint.methods):
+            return RouteTarget(refusal=reply.NOT_ALLOWED_JSON, openai=openai)
+        if name in _OF_ROUTERS:
+            return RouteTarget(local=name, openai=openai)
+        model = arguments.get("model", "")
+        model = checked(unquote(model) if openai else model, "the model in the path")
+        version = checked(arguments.get("version", ""), "the version in the path")
+        kind = BodyKind.NOTHING
+        if name == _TENSORS:
+            kind = BodyKind.TENSORS
+        elif name in _GENERATED:
+            kind = BodyKind.TEXT
+        elif name in _CONTENTS:
+            kind = BodyKind.OPENAI
+        elif name not in _BY_MODEL and name not in _ELSEWHERE:
+            raise Unsupported(
+                f"the router does not answer {head.method} {head.path}, which concerns a single server: "
+                "send it to the server itself"
+            )
+        return self._passed(head, kind, model, version)
+
+    def _passed(
+        self, head: RequestHead, kind: BodyKind, model: str = "", version: str = "", *, repeatable: bool = True
+    ) -> RouteTarget:
+        get = access.texts(head.headers.get)
+        report = kind in (BodyKind.TEXT, BodyKind.OPENAI)
+        wanted = head.headers.get(_LOAD_FORMAT, "")
+        lines = [*_passed_fields(head), b"Via: 1.1 nerite"]
+        if report or wanted:
+            lines.append(b"%b: %b" % (_LOAD_FORMAT.encode(), header_bytes_of(wanted) if wanted else b"text"))
+        session = next((value for name in self._session_headers if (value := get(name))), "")
+        return RouteTarget(
+            kind=kind,
+            model=model,
+            version=version,
+            level=checked(get(access.CLASS) or "", f"header '{access.CLASS}'"),
+            caller=ANYBODY if self._callers is None else self._callers.of(get),
+            timeout=access.timeout_of(get),
+            session=checked(session, "the session in a header"),
+            openai=head.path.startswith(_OPENAI),
+            json_size=HTTP.json_size(head) if kind is BodyKind.TENSORS else -1,
+            coding=head.headers.get("content-encoding", "").lower(),
+            repeatable=repeatable,
+            bodiless=head.method == "HEAD",
+            passes_load=bool(wanted),
+            start=b"%b %b HTTP/1.1\r\n" % (head.method.encode("latin-1"), header_bytes_of(head.target)),
+            lines=b"".join(line + b"\r\n" for line in lines),
+        )
+
+
+def _passed_fields(head: RequestHead) -> list[bytes]:
+    """Return the header lines that members get."""
+    dropped = {token.strip() for token in head.headers.get("connection", "").lower().split(",")}
+    lines = []
+    for name, value in head.fields:
+        key = name.lower()
+        raw = key.encode("latin-1")
+        if raw in _NOT_PASSED or raw.startswith(_BROWSER) or key in dropped:
+            continue
+        text = header_bytes_of(value)
+        if b"\r" in text or b"\n" in text or b"\0" in text:
+            raise InvalidArgument(f"header '{name}' has a line break in its value")
+        lines.append(b"%b: %b" % (name.encode("latin-1"), text))
+    return lines

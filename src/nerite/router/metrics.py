@@ -1,0 +1,158 @@
+"""Metrics of the router, on a port of their own."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any, Final, NamedTuple
+
+from nerite.core.byte_budget import BUDGETS
+from nerite.core.errors import Forbidden
+from nerite.core.failures import internal_errors
+from nerite.core.request import InferenceRequest
+from nerite.core.response import InferenceResponse
+from nerite.observability.exposition import Metric, MetricTable, Page, labels
+from nerite.router.admission import RouterAdmission
+from nerite.router.http_members import HttpMembers
+from nerite.router.pools import PoolTable, RouterPool
+from nerite.transports.http import reply
+from nerite.transports.http.handler import HttpExchange
+from nerite.transports.http.head import RequestHead
+from nerite.transports.http.metrics_service import ERRORS, INTERNAL_CACHES
+from nerite.transports.http.origins import BrowserGuard
+from nerite.transports.http.reply import Reply
+from nerite.transports.limits import TransportLimits
+
+_TYPE: Final = "text/plain; charset=utf-8"
+
+
+class _MemberFigures(NamedTuple):
+    """Figures of one member."""
+
+    ready: bool
+    requests: int
+    work: float
+    connections: int
+
+
+class _CodeFigures(NamedTuple):
+    """Number of attempts that ended with a code."""
+
+    attempts: int
+
+
+class RouterMetrics:
+    """Answers ``GET /metrics``."""
+
+    def __init__(
+        self,
+        table: PoolTable,
+        members: HttpMembers,
+        bounds: TransportLimits,
+        guard: BrowserGuard,
+        admission: RouterAdmission | None = None,
+    ) -> None:
+        self._admission = admission
+        self._table = table
+        self._members = members
+        self._bounds = bounds
+        self._guard = guard
+
+    def begin(self, head: RequestHead) -> Reply | None:
+        """Refuse requests that a browser sends for another site's page."""
+        try:
+            self._guard.check(head)
+        except Forbidden as error:
+            return reply.error_reply(error)
+        return None
+
+    def receive_buffer(self, head: RequestHead) -> memoryview | None:
+        """Return None: bodies are ignored on this port."""
+        return None
+
+    def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        """Answer a request."""
+        if head.path in ("/metrics", "/metrics/") and head.method in ("GET", "HEAD"):
+            connection.send([Reply(200, self.text(), _TYPE).encode()])
+        else:
+            connection.send([(Reply(404, b"", _TYPE) if head.method == "GET" else reply.NOT_ALLOWED).encode()])
+
+    def text(self) -> bytes:
+        """Return the page."""
+        page = Page()
+        table, connections = self._table, self._members.open_connections
+        page.write(ROUTER, [ROUTER.row(table)])
+        page.write(POOLS, [POOLS.row(pool, pool.name) for pool in table.pools])
+        page.write(MEMBERS, [
+            MEMBERS.row(
+                _MemberFigures(load.ready, load.requests, load.work, connections.get(load.member.name, 0)),
+                load.member.name,
+                pool.name,
+            )
+            for pool in table.pools
+            for load in pool.balancer.members
+        ])  # fmt: skip
+        page.write(ANSWERS, [
+            (labels({"pool": pool.name, "member": member, "code": code}), _CodeFigures(count))
+            for pool in table.pools
+            for (member, code), count in sorted(pool.answers.items())
+        ])  # fmt: skip
+        self._bounds.write_metrics(page)
+        if self._admission is not None:
+            self._admission.write_metrics(page)
+        page.write(ERRORS, [ERRORS.row(internal_errors)])
+        page.write(INTERNAL_CACHES, [INTERNAL_CACHES.row(budget, budget.name) for budget in BUDGETS])
+        return b"".join(page.pieces())
+
+    def handle_again(self, connection: HttpExchange, meaning: Any, data: bytearray) -> None:
+        """Fail: requests on this port have no data."""
+        raise AssertionError("no request on this port has data")
+
+    def answer(self, connection: HttpExchange, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Fail: this port has no inferences."""
+        raise AssertionError("no inferences on this port")
+
+
+def _counts(counter: Counter[str]) -> dict[str, float]:
+    return dict(sorted(counter.items()))
+
+
+ROUTER: Final = MetricTable[PoolTable]((
+    Metric("nerite_route_cpu_seconds_total", "counter",
+           "Processor time of the router, in seconds", lambda _: time.process_time()),
+    Metric("nerite_route_decision_seconds", "histogram",
+           "Time from the last byte of a request to the choice of its member, in seconds",
+           lambda table: table.decisions),
+    Metric("nerite_route_refused_total", "counter",
+           "Requests that the router answered with an error of its own, by status",
+           lambda table: _counts(table.refused), "code"),
+))  # fmt: skip
+POOLS: Final = MetricTable[RouterPool]((
+    Metric("nerite_route_seconds", "histogram",
+           "Time from the arrival of a request to the end of its answer, in seconds", lambda pool: pool.seconds),
+    Metric("nerite_route_under_way", "gauge", "Requests at members of the pool", lambda pool: pool.under_way),
+    Metric("nerite_route_retries_total", "counter",
+           "Requests that went on to another member, by what had happened at the one before",
+           lambda pool: _counts(pool.retries), "reason"),
+    Metric("nerite_route_retries_refused_total", "counter", "Retries that the retry budget did not allow",
+           lambda pool: pool.balancer.budget.refused),
+    Metric("nerite_route_picks_total", "counter", "Choices of a member, by why it was that one",
+           lambda pool: _counts(pool.picks), "reason"),
+    Metric("nerite_route_members", "gauge", "Members of the pool",
+           lambda pool: sum(1 for _ in pool.balancer.members)),
+    Metric("nerite_route_members_ready", "gauge", "Members of the pool that are ready",
+           lambda pool: sum(1 for _ in pool.ready_members)),
+    Metric("nerite_route_members_ejected", "gauge", "Members of the pool that were ejected because they failed",
+           lambda pool: sum(load.ejected for load in pool.balancer.members)),
+), labels=("pool",))  # fmt: skip
+MEMBERS: Final = MetricTable[_MemberFigures]((
+    Metric("nerite_route_member_ready", "gauge", "Whether a member is ready", lambda each: int(each.ready)),
+    Metric("nerite_route_member_requests", "gauge", "Requests under way at a member", lambda each: each.requests),
+    Metric("nerite_route_member_work", "gauge",
+           "Tokens that are still to be computed at a member, as far as the router knows", lambda each: each.work),
+    Metric("nerite_route_member_connections", "gauge", "Connections to a member", lambda each: each.connections),
+), labels=("member", "pool"))  # fmt: skip
+ANSWERS: Final = MetricTable[_CodeFigures]((
+    Metric("nerite_route_requests", "counter",
+           "Requests sent to members, by status, or by how they ended without one", lambda each: each.attempts),
+), labels=("code", "member", "pool"))  # fmt: skip

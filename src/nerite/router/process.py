@@ -1,0 +1,252 @@
+"""Composition root of the router process: builds its parts from a cluster file, opens ports, handles shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, Final
+
+import uvloop
+
+from nerite import __version__
+from nerite.admission.policy import AdmissionPolicy, SharedQuotaSettings
+from nerite.admission.tenants import WatchedPolicy, open_policy
+from nerite.cluster.settings import ClusterSettings, RouterSettings
+from nerite.config.open_ports import is_loopback
+from nerite.config.watched_file import watch_files
+from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.failures import report
+from nerite.observability.log import log
+from nerite.observability.machine import usable_memory
+from nerite.redis.settings import settings_of_address
+from nerite.router.admission import RouterAdmission
+from nerite.router.discovery import Discovery
+from nerite.router.grpc_port import RouterGrpcPort
+from nerite.router.health import HealthChecks
+from nerite.router.http_members import HttpMembers
+from nerite.router.http_service import RouterService
+from nerite.router.http_targets import HttpTargets
+from nerite.router.metrics import RouterMetrics
+from nerite.router.pools import PoolTable, RouterPool
+from nerite.transports.http.listener import HttpListener
+from nerite.transports.http.origins import BrowserGuard
+from nerite.transports.limits import TransportLimits, bytes_for, connections_for
+from nerite.transports.listeners import IdleCheck
+
+_IDLE_SECONDS: Final = 600.0
+"""Time after which idle connections of clients are closed."""
+_UPLOAD_SECONDS: Final = 60.0
+"""Maximum time without progress while a request arrives."""
+_MAX_METRICS_BODY: Final = 64 * 1024
+_GC_THRESHOLD: Final = 10_000
+_RESTART_DELAY: Final = 1.0
+_HOST_REMEDY: Final = "add {} to allowed-hosts in [router] of the cluster file"
+_ORIGIN_REMEDY: Final = "Send such requests from the server of the page"
+_NOT_YET: Final = ("ledger", "batches")
+"""Settings that other commands use, but not yet this one."""
+
+
+def run(settings: ClusterSettings) -> int:
+    """Route until a signal arrives; return the exit status."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings))
+
+
+async def _serve(settings: ClusterSettings) -> int:
+    try:
+        process = RouterProcess(settings)
+    except NeriteError as error:  # the policy file has mistakes, or needs what is not installed
+        log.error(error.message)
+        return 1
+    return await process.serve()
+
+
+def _admission(router: RouterSettings) -> tuple[WatchedPolicy | None, RouterAdmission | None]:
+    """Return the policy file and admission control by it; nothing without one. Raises ``NeriteError``."""
+    if not router.policy_file:
+        if router.redis:
+            raise InvalidArgument("router.redis has an effect with policy-file only, whose quotas it shares: add that")
+        return None, None
+    watched = open_policy(router.policy_file)
+    return watched, RouterAdmission(_with_redis(watched.policy, router), asyncio.get_running_loop())
+
+
+def _with_redis(policy: AdmissionPolicy, router: RouterSettings) -> AdmissionPolicy:
+    """Return a policy whose quotas are shared over the Redis of the cluster file, unless it names one itself."""
+    if not router.redis or policy.shared is not None:
+        return policy
+    return dataclasses.replace(policy, shared=SharedQuotaSettings(settings_of_address(router.redis)))
+
+
+class RouterProcess:
+    """The parts of a router."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._stop_requested = asyncio.Event()
+        self._pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
+        self._table = PoolTable(self._pools)
+        router = settings.router
+        self._members = HttpMembers(router.connect_timeout)
+        self._health = HealthChecks(self._pools, self._members)
+        self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self._pools]
+        limit = router.max_connections or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._bounds = TransportLimits(
+            max_bytes=bytes_for(usable_memory()), max_connections=limit, idle_seconds=_IDLE_SECONDS
+        )
+        checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
+        guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
+        sessions = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
+        self._policy, self._admission = _admission(router)
+        callers = None if self._admission is None else self._admission.callers
+        targets = HttpTargets(guard, sessions, router.max_body, callers)
+        self._service = RouterService(self._table, self._members, targets, router, self._admission)
+        self._http = HttpListener(
+            "HTTP",
+            self._service,
+            router.max_body,
+            self._bounds,
+            _UPLOAD_SECONDS,
+            access_log=router.access_log,
+            size_setting="max-body in [router] of the cluster file",
+        )
+        self._grpc = RouterGrpcPort(self._table, self._members, router, sessions, self._bounds, self._admission)
+        metrics = RouterMetrics(self._table, self._members, self._bounds, guard, self._admission)
+        self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
+        self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
+
+    async def serve(self) -> int:
+        """Start, wait for a signal, and stop; return the exit status."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_report_unhandled)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._request_stop)
+        background: list[asyncio.Task[None]] = []
+        try:
+            await self._start()
+            background = [loop.create_task(_keep_running(work)) for work in self._background_work()]
+            await self._stop_requested.wait()
+            await self._stop()
+        except NeriteError as error:
+            log.error(error.message)
+            return 1
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            if self._admission is not None and self._admission.tenants.shared is not None:
+                await self._admission.tenants.shared.close()
+            self._idle_check.stop()
+            for listener in (self._http, self._metrics, self._grpc):
+                listener.abort()
+            self._bounds.aside.close()
+        return 0
+
+    def _request_stop(self) -> None:
+        """Begin a graceful shutdown; on the second signal, exit immediately."""
+        if self._stop_requested.is_set():
+            os._exit(1)
+        self._stop_requested.set()
+
+    async def _start(self) -> None:
+        """Find the members, check them once, and open the ports. Raises ``NeriteError``."""
+        router = self._settings.router
+        for field in _NOT_YET:
+            if getattr(router, field):
+                key = field.replace("_", "-")
+                raise Unsupported(f"{self._settings.path}: router.{key}: nerite route does not use it yet: remove it")
+        for pool in self._pools:
+            if pool.settings.balancing.hedge_quantile:
+                place = f"{self._settings.path}: pool '{pool.name}': hedge-quantile"
+                raise Unsupported(f"{place}: nerite route does not send requests twice at once: remove it")
+        for discovery in self._discoveries:
+            await discovery.start()
+        if self._admission is not None and self._admission.tenants.shared is not None:
+            await self._admission.tenants.shared.start()
+        await self._health.check_all()
+        ports = {
+            "HTTP": await self._http.open(router.address, router.http_port),
+            "gRPC": await self._grpc.open(router.address, router.grpc_port),
+            "metrics": await self._metrics.open(router.address, router.metrics_port),
+        }
+        log.info(f"Started HTTPService at {router.address}:{ports['HTTP']}")
+        log.info(f"Started GRPCInferenceService at {router.address}:{ports['gRPC']}")
+        log.info(f"Started Metrics Service at {router.address}:{ports['metrics']}")
+        self._idle_check.start()
+        for line in self._welcome_lines(ports):
+            log.info(line)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD)
+
+    def _welcome_lines(self, ports: dict[str, int]) -> Iterator[str]:
+        members = sum(len(list(pool.balancer.members)) for pool in self._pools)
+        ready = sum(len(list(pool.ready_members)) for pool in self._pools)
+        names = ", ".join(pool.name for pool in self._pools)
+        yield f"Nerite {__version__} routes to {members} members of {names}; {ready} of them are ready"
+        address = self._settings.router.address
+        yield f"Listening: {', '.join(f'{name} {address}:{port}' for name, port in ports.items())}"
+
+    def _background_work(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        for pool, discovery in zip(self._pools, self._discoveries, strict=True):
+            yield partial(self._health.run, pool)
+            yield discovery.run
+        yield self._health.run_suspects
+        if self._policy is not None:
+            yield partial(watch_files, self._policy, self._policy_changed)
+
+    def _policy_changed(self) -> None:
+        """Apply the new content of the policy file from the next request on."""
+        assert self._policy is not None and self._admission is not None
+        (log.warning if self._policy.problem else log.info)(self._policy.news())
+        self._admission.follow(_with_redis(self._policy.policy, self._settings.router))
+        self._http.forget()
+        self._grpc.forget()
+
+    async def _stop(self) -> None:
+        """Announce the end, stop accepting, and wait for requests in progress."""
+        timeout = self._settings.router.exit_timeout
+        log.info("Waiting for requests in progress to complete.")
+        deadline = time.monotonic() + timeout
+        self._service.draining = True
+        self._http.drain()
+        self._grpc.drain()
+        await asyncio.sleep(min(0.15, timeout / 4))
+        self._http.admit_no_more()
+        self._grpc.admit_no_more()
+        await asyncio.sleep(0.01)
+        self._http.stop_accepting()
+        self._grpc.stop_accepting()
+        while open_connections := self._http.open_connections + self._grpc.open_connections:
+            if time.monotonic() >= deadline:
+                log.error(f"after {timeout:g} s, {open_connections} connections are still open: closing them")
+                break
+            await asyncio.sleep(0.02)
+        self._metrics.stop_accepting()
+
+
+def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an exception that no callback or task has caught, as an incident."""
+    message = context.get("message", "")
+    report("loop", context.get("exception") or RuntimeError(message), f"({message})")
+
+
+async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run background work, and restart it after an unforeseen exception."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception as error:
+            report("loop", error, "in a background task of the router")
+            await asyncio.sleep(_RESTART_DELAY)

@@ -1,0 +1,159 @@
+"""``nerite bill``: what tenants used in a month and what it costs, read from the ledger of a server."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from nerite.cli.command import UsageError, new_parser, show, show_json, show_table, status_of
+from nerite.core.errors import InvalidArgument
+from nerite.ledger.bill import COLUMNS, FOCUS_COLUMNS, Month, bill_lines, bill_rows, equation_rows, focus_rows
+from nerite.ledger.prices import PriceList, read_prices
+from nerite.ledger.tables import LedgerSchema, sum_up
+from nerite.storage.database import Database
+
+_EPILOG = """\
+The ledger is written by nerite serve --ledger LOCATION. Prices, formats and the equation that --check proves are
+described in docs/ledger.md.
+
+Examples:
+  nerite bill --ledger ledger.db
+  nerite bill --ledger ledger.db --prices prices.toml --tenant acme --month 2026-11 --by model
+  nerite bill --ledger postgresql://nerite@db/ledger --prices prices.toml --format focus > november.csv
+  nerite bill --ledger ledger.db --check
+"""
+_FORMATS: Final = ("table", "csv", "json", "focus", "parquet")
+TOLERANCE: Final = 0.005
+"""Share of the time of instances that ``--check`` allows to be unaccounted for."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print a bill, or check the ledger; return the exit status."""
+    return status_of("nerite bill", lambda: _report(_parser().parse_args(arguments)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = new_parser("nerite bill", "Show what tenants used in a month, and what it costs.", _EPILOG)
+    parser.add_argument(
+        "--ledger", metavar="LOCATION", required=True, help="path of the ledger, or postgresql://USER@HOST/NAME"
+    )
+    parser.add_argument("--prices", metavar="FILE", type=Path, help="price list (TOML); without it, amounts alone")
+    parser.add_argument("--tenant", metavar="NAME", help="only this tenant; '' is everybody without a policy")
+    month = datetime.now(UTC).strftime("%Y-%m")
+    parser.add_argument("--month", metavar="YYYY-MM", default=month, help="month in UTC (default: this month)")
+    parser.add_argument("--by", choices=("tenant", "model", "day"), default="tenant", help="a line for each of these")
+    parser.add_argument("--format", choices=_FORMATS, default="table", help="format of the bill (default: table)")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="file to write, instead of standard output")
+    parser.add_argument(
+        "--sum-up-before",
+        metavar="DATE",
+        type=date.fromisoformat,
+        help="replace the rows of each earlier day by sums that bills and usage do not change by, and exit",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare the rows with the time of the instances instead of billing"
+    )
+    return parser
+
+
+def _report(options: argparse.Namespace) -> int:
+    month = Month.parse(options.month)
+    prices = PriceList("", ()) if options.prices is None else read_prices(options.prices)
+    if options.format == "focus" and options.prices is None:
+        raise UsageError("a bill with FOCUS columns consists of costs: add --prices FILE")
+    if options.format == "parquet" and options.output is None:
+        raise UsageError("Parquet is binary: name a file with --output")
+    if "://" not in options.ledger and not Path(options.ledger).exists():
+        raise InvalidArgument(f"there is no ledger '{options.ledger}': nerite serve --ledger {options.ledger} makes it")
+    database = Database(options.ledger, [LedgerSchema()])
+    try:
+        if options.sum_up_before is not None:
+            return _sum_up(database, options.sum_up_before)
+        if options.check:
+            return _check(database.call(partial(equation_rows, month=month)), options)
+        lines = database.call(partial(bill_lines, prices=prices, month=month, tenant=options.tenant))
+    finally:
+        database.close()
+    if options.format == "focus":
+        _put(_csv(FOCUS_COLUMNS, focus_rows(lines, prices, month)), options.output)
+        return 0
+    columns = ["tenant", *([] if options.by == "tenant" else [options.by]), *COLUMNS]
+    _write(columns, bill_rows(lines, options.by, prices.currency), options)
+    return 0
+
+
+def _sum_up(database: Database, before: date) -> int:
+    if before >= datetime.now(UTC).date():
+        raise InvalidArgument(f"only days that are over can be summed up: {before} is not before today (UTC)")
+    day = (before - date(1970, 1, 1)).days
+    count, left = database.call(partial(sum_up, before_day=day, session=secrets.randbits(62)))
+    show(f"{count} rows before {before} became {left}.")
+    return 0
+
+
+def _write(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
+    if options.format == "parquet":
+        _write_parquet(columns, rows, options.output)
+    elif options.format == "csv":
+        _put(_csv(columns, rows), options.output)
+    elif options.format == "json":
+        show_json(list(rows))
+    elif rows:
+        shown = [_heading(column) for column in columns]
+        show_table(shown, [[str(row[column]) for column in columns] for row in rows])
+    else:
+        show(f"Nothing was used in {options.month}.")
+
+
+def _check(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> int:
+    """Show the equation; return 1 if more is unaccounted for than ``TOLERANCE``."""
+    if options.format == "json":
+        show_json(list(rows))
+    else:
+        table = [
+            [
+                row["model"],
+                *(f"{row[name]:.3f}" for name in ("wall_seconds", "idle_seconds", "row_seconds")),
+                f"{row['unaccounted_seconds']:.6f}",
+                f"{row['unaccounted_share']:.4%}",
+                str(row["cut_short"]),
+            ]
+            for row in rows
+        ]
+        show_table(("Model", "Wall s", "Idle s", "Rows s", "Unaccounted s", "Share", "Cut short"), table)
+    return int(abs(rows[-1]["unaccounted_share"]) > TOLERANCE)
+
+
+def _heading(column: str) -> str:
+    return column.replace("_", " ").capitalize()
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
+
+
+def _put(text: str, output: Path | None) -> None:
+    if output is None:
+        show(text)
+    else:
+        output.write_text(text + "\n", encoding="utf-8")
+
+
+def _write_parquet(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], output: Path) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InvalidArgument("Parquet needs pyarrow: pip install pyarrow, or use --format csv") from None
+    parquet.write_table(pyarrow.table({column: [row[column] for row in rows] for column in columns}), output)

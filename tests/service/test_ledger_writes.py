@@ -1,0 +1,150 @@
+"""How rows get into the database: together with times, again after a failure, summed up when too many wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import Caller as Sink
+from doubles import header, samples
+from fake_instance import OK, FakeInstance
+from nerite.core.errors import Unavailable
+from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.request import Caller, InferenceRequest
+from nerite.ledger.ledger import Ledger
+from nerite.ledger.meter import VersionMeter
+from nerite.ledger.tables import LedgerSchema, equations, sums
+from nerite.storage.database import Database, Transaction
+
+
+class Busy:
+    """An instance whose every request takes a millisecond."""
+
+    def __init__(self, ledger: Ledger, instance: FakeInstance | None = None) -> None:
+        self.meter: VersionMeter = ledger.meter("model", "1")
+        self.instance = instance or FakeInstance()
+        self.meter.opened(self.instance, time.monotonic_ns())
+
+    def run(self, count: int, tenant: str = "acme", *, answered: bool = True) -> list[InferenceRequest]:
+        asked = []
+        for _ in range(count):
+            request = InferenceRequest(header(), [], Sink(), time.monotonic_ns())
+            request.header.caller = Caller(tenant)
+            self.meter.open(request)
+            timings = ExecutionTimes()
+            self.meter.leased(self.instance, [request], timings.started_ns)
+            while time.monotonic_ns() < timings.started_ns + 100_000:
+                pass
+            timings.end()
+            self.meter.returned(self.instance, [request], timings, timings.ended_ns)
+            if answered:
+                request.respond(OK)
+            asked.append(request)
+        return asked
+
+
+def ledger_in(folder: Path, max_rows: int = 1000) -> Ledger:
+    return Ledger(str(folder / "ledger.db"), lambda caller: "standard", max_rows)
+
+
+def running(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def counts(transaction: Transaction) -> dict[str, int]:
+    found = sums(transaction, 0, 9e9, ["tenant"])
+    return {each.group["tenant"]: each.amounts.requests for each in found}
+
+
+def rows(transaction: Transaction) -> int:
+    return int(transaction.rows("SELECT COUNT(*) FROM ledger_rows")[0][0])
+
+
+def test_what_is_read_has_everything_up_to_now(tmp_path: Path) -> None:
+    async def work() -> None:
+        ledger = ledger_in(tmp_path)
+        busy = Busy(ledger)
+        busy.run(3)
+        assert await ledger.read(counts) == {"acme": 3}
+        (open_one,) = busy.run(1, "other", answered=False)
+        assert await ledger.read(counts) == {"acme": 3, "other": 1}
+        (told,) = await ledger.read(lambda transaction: equations(transaction, 0, 10**6))
+        assert abs(told.unaccounted) < 1e-6
+        assert told.cut_short == 1
+        open_one.respond(OK)
+        (told,) = await ledger.read(lambda transaction: equations(transaction, 0, 10**6))
+        assert (told.cut_short, await ledger.read(rows)) == (0, 4)
+        await ledger.close()
+
+    running(work())
+
+
+def test_when_too_many_rows_wait_they_are_summed_up(tmp_path: Path) -> None:
+    async def work() -> None:
+        ledger = ledger_in(tmp_path, max_rows=10)
+        busy = Busy(ledger)
+        (shown,) = busy.run(1, answered=False)
+        await ledger.flush()
+        busy.run(25)
+        shown.respond(OK)
+        busy.run(4, "other")
+        assert await ledger.read(counts) == {"acme": 26, "other": 4}
+        (told,) = await ledger.read(lambda transaction: equations(transaction, 0, 10**6))
+        assert abs(told.unaccounted) < 1e-6
+        assert await ledger.read(rows) < 15
+        assert samples(ledger.write_metrics)["nerite_ledger_summed_rows_total"][""] > 10
+        await ledger.close()
+
+    running(work())
+
+
+def test_what_cannot_be_written_is_written_later(tmp_path: Path) -> None:
+    async def work() -> None:
+        ledger = ledger_in(tmp_path, max_rows=10)
+        busy = Busy(ledger)
+        busy.run(2)
+        other = Database(str(tmp_path / "ledger.db"), [LedgerSchema()])
+        other.call(lambda transaction: transaction.execute("ALTER TABLE ledger_rows RENAME TO away"))
+        with pytest.raises(Unavailable):
+            await ledger.flush()
+        busy.run(3)
+        with pytest.raises(Unavailable):
+            await ledger.flush()
+        assert ledger.waiting_rows == 5
+        busy.run(20)
+        with pytest.raises(Unavailable):
+            await ledger.flush()
+        assert ledger.waiting_rows < 5, "they were summed up"
+        other.call(lambda transaction: transaction.execute("ALTER TABLE away RENAME TO ledger_rows"))
+        assert await ledger.read(counts) == {"acme": 25}
+        assert samples(ledger.write_metrics)["nerite_ledger_failed_writes_total"][""] == 3
+        other.close()
+        await ledger.close()
+
+    running(work())
+
+
+def test_the_end_of_a_version_is_written(tmp_path: Path) -> None:
+    async def work() -> None:
+        ledger = ledger_in(tmp_path)
+        busy = Busy(ledger)
+        busy.run(2)
+        busy.meter.close()
+        busy.meter.closed(busy.instance, time.monotonic_ns())
+        again = Busy(ledger)
+        again.run(1)
+        assert abs(samples(ledger.write_metrics)["nerite_ledger_unaccounted_seconds"][""]) < 1e-9
+        await ledger.close()
+
+    running(work())
+    database = Database(str(tmp_path / "ledger.db"), [LedgerSchema()])
+    (told,) = database.call(lambda transaction: equations(transaction, 0, 10**6))
+    assert abs(told.unaccounted) < 1e-6
+    assert database.call(counts) == {"acme": 3}
+    assert database.call(lambda transaction: transaction.rows("SELECT COUNT(*) FROM ledger_times")) == [(2,)]
+    database.close()

@@ -1,0 +1,291 @@
+"""gRPC through the router to members that misbehave: resets, GOAWAY, refusals, slowness, few streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h2.events
+
+from grpc_stand_in import GrpcStandIn, StandInCall, at_end, grpc_stand_ins
+from nerite.wire import grpc_service as wire
+from raw_grpc import INFER, STREAM, RawGrpc, framed
+from routing import ROUTER, routing, samples
+from serving import Serving, eventually
+
+REQUEST = wire.ModelInferRequest(model_name="m", id="1").SerializeToString()
+ANSWER = wire.ModelInferResponse(model_name="m", id="1").SerializeToString()
+
+
+@contextmanager
+def routed(folder: Path, *members: GrpcStandIn, router: str = ROUTER, **keys: str) -> Iterator[Serving]:
+    rows = ", ".join(f'{{ http = "{each.address}", grpc = "127.0.0.1:{each.grpc_port}" }}' for each in members)
+    more = "".join(f"{key.replace('_', '-')} = {value}\n" for key, value in keys.items())
+    text = f'[[pool]]\nname = "main"\nmembers = [{rows}]\nhealth-interval = "200ms"\n{more}'
+    with routing(folder, text, router=router) as running:
+        yield running
+
+
+def answering(call: StandInCall) -> None:
+    call.answer(ANSWER)
+
+
+def sequence_request(name: int) -> bytes:
+    request = wire.ModelInferRequest(model_name="m")
+    request.parameters["sequence_id"].int64_param = name
+    request.parameters["sequence_start"].bool_param = True
+    return request.SerializeToString()
+
+
+def test_what_the_member_gets_and_the_client_gets(tmp_path: Path) -> None:
+    def answer(call: StandInCall) -> None:
+        call.connection.h2.send_headers(
+            call.stream_id, [(":status", "200"), ("content-type", "application/grpc"), ("x-member", "yes")]
+        )
+        call.send(ANSWER)
+        call.connection.h2.send_headers(
+            call.stream_id, [("grpc-status", "0"), ("x-trailer-bin", "AAE")], end_stream=True
+        )
+
+    with grpc_stand_ins(at_end(answer)) as (member,), routed(tmp_path, member) as router:
+        raw = RawGrpc(router)
+        stream = raw.begin(traceparent="00-" + "1" * 32 + "-" + "2" * 16 + "-01", x_tenant="acme", grpc_encoding="gzip")
+        raw.send(stream, framed(REQUEST), end=True)
+        assert raw.status(stream)[0] == 0
+        assert raw.headers[stream][b"x-member"] == b"yes" and raw.headers[stream][b"x-trailer-bin"] == b"AAE"
+        (call,) = member.calls
+        assert call.body == framed(REQUEST)
+        assert call.headers[":path"] == INFER and call.headers["te"] == "trailers"
+        assert call.headers["x-tenant"] == "acme" and call.headers["traceparent"].startswith("00-1111")
+        assert call.headers["grpc-encoding"] == "gzip"
+        raw.close()
+
+
+def test_a_refused_call_goes_to_another_member(tmp_path: Path) -> None:
+    def refuse(call: StandInCall) -> None:
+        call.fail(14, "busy")
+
+    with (
+        grpc_stand_ins(at_end(refuse), at_end(answering)) as members,
+        routed(tmp_path, *members, policy='"round-robin"') as router,
+    ):
+        raw = RawGrpc(router)
+        assert [raw.ask(REQUEST)[0] for _ in range(4)] == [0] * 4
+        assert len(members[0].calls) >= 1
+        assert sum(samples(router, "nerite_route_retries_total").values()) >= 1
+        raw.close()
+
+
+def test_a_sequence_is_never_sent_twice(tmp_path: Path) -> None:
+    def lose(call: StandInCall) -> None:
+        call.connection.h2.reset_stream(call.stream_id, 2)
+
+    with grpc_stand_ins(at_end(lose), at_end(lose)) as members, routed(tmp_path, *members) as router:
+        raw = RawGrpc(router)
+        status, text = raw.ask(sequence_request(5))
+        assert status == 14 and "INTERNAL_ERROR" in text and "main" in text
+        assert sum(len(member.calls) for member in members) == 1
+        raw.close()
+
+
+def test_refused_streams_are_sent_again_even_for_sequences(tmp_path: Path) -> None:
+    def refuse(call: StandInCall) -> None:
+        call.connection.h2.reset_stream(call.stream_id, 7)
+
+    with (
+        grpc_stand_ins(at_end(refuse), at_end(answering)) as members,
+        routed(tmp_path, *members) as router,
+    ):
+        raw = RawGrpc(router)
+        assert [raw.ask(sequence_request(number))[0] for number in range(1, 5)] == [0] * 4
+        raw.close()
+
+
+def test_goaway_moves_calls_to_another_connection(tmp_path: Path) -> None:
+    def leave(call: StandInCall) -> None:
+        call.answer(ANSWER)
+        if len(call.connection.calls) == 3:
+            call.connection.h2.close_connection(last_stream_id=call.stream_id)
+
+    with grpc_stand_ins(at_end(leave)) as (member,), routed(tmp_path, member) as router:
+        raw = RawGrpc(router)
+        assert [raw.ask(REQUEST)[0] for _ in range(9)] == [0] * 9
+        assert len(member.connections) == 3
+        raw.close()
+
+
+def test_more_calls_than_a_connection_allows(tmp_path: Path) -> None:
+    waiting: list[StandInCall] = []
+
+    def wait(call: StandInCall) -> None:
+        waiting.append(call)
+
+    with (
+        grpc_stand_ins(at_end(wait), MAX_CONCURRENT_STREAMS=4) as (member,),
+        routed(tmp_path, member) as router,
+    ):
+        raw = RawGrpc(router)
+        streams = []
+        for _ in range(10):
+            streams.append(raw.begin())
+            raw.send(streams[-1], framed(REQUEST), end=True)
+        eventually(lambda: len(waiting) == 10)
+        assert len(member.connections) >= 3
+        for call in waiting:
+            with call.connection.lock:
+                call.answer(ANSWER)
+                call.connection.flush()
+        assert [raw.status(stream)[0] for stream in streams] == [0] * 10
+        raw.close()
+
+
+def test_a_cancelled_call_is_cancelled_at_the_member(tmp_path: Path) -> None:
+    with grpc_stand_ins(lambda call, event: None) as (member,), routed(tmp_path, member) as router:
+        raw = RawGrpc(router)
+        stream = raw.begin()
+        raw.send(stream, framed(REQUEST), end=True)
+        eventually(lambda: bool(member.calls) and member.calls[0].ended)
+        raw.http2.reset_stream(stream, 8)
+        raw.socket.sendall(raw.http2.data_to_send())
+        eventually(lambda: member.calls[0].reset)
+        second = raw.begin(STREAM)
+        raw.send(second, framed(REQUEST))
+        eventually(lambda: len(member.calls) == 2)
+        raw.close()
+        eventually(lambda: member.calls[1].reset)
+
+
+def test_a_deadline_is_kept_and_cancels(tmp_path: Path) -> None:
+    with grpc_stand_ins(lambda call, event: None) as (member,), routed(tmp_path, member) as router:
+        raw = RawGrpc(router)
+        for path in (INFER, STREAM):
+            stream = raw.begin(path, grpc_timeout="300m")
+            began = time.monotonic()
+            raw.send(stream, framed(REQUEST), end=path == INFER)
+            status, text = raw.status(stream)
+            assert status == 4 and time.monotonic() - began < 20, text
+            eventually(lambda: member.calls[-1].reset)
+        raw.close()
+
+
+def test_a_lost_connection_in_an_answer_is_told(tmp_path: Path) -> None:
+    def die(call: StandInCall) -> None:
+        call.begin()
+        call.send(ANSWER)
+        call.connection.flush()
+        call.connection.raw.close()
+
+    with grpc_stand_ins(at_end(die)) as (member,), routed(tmp_path, member) as router:
+        raw = RawGrpc(router)
+        status, text = raw.ask(REQUEST)
+        assert status == 14 and "connection" in text and member.address in text
+        raw.close()
+
+
+def test_a_member_without_a_grpc_port(tmp_path: Path) -> None:
+    with grpc_stand_ins(at_end(answering)) as (member,):
+        text = f'[[pool]]\nname = "main"\nmembers = ["{member.address}"]\n'
+        with routing(tmp_path, text) as router:
+            raw = RawGrpc(router)
+            status, told = raw.ask(REQUEST)
+            assert status == 14 and "grpc-port" in told
+            raw.close()
+
+
+def test_a_client_that_does_not_read_stops_the_member(tmp_path: Path) -> None:
+    sent: list[int] = []
+
+    def flood(call: StandInCall, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.StreamEnded):
+            call.begin()
+        http2 = call.connection.h2
+        while len(sent) < 2_000 and http2.local_flow_control_window(call.stream_id) > 20_000:
+            http2.send_data(call.stream_id, bytes(16_000))
+            sent.append(16_000)
+
+    with grpc_stand_ins(flood) as (member,), routed(tmp_path, member) as router:
+        raw = RawGrpc(router)
+        stream = raw.begin()
+        raw.send(stream, framed(REQUEST), end=True)
+        eventually(lambda: sum(sent) > 1_000_000 or raw.closed)
+        steady: Any = -1
+        while steady != sum(sent):
+            steady = sum(sent)
+            time.sleep(0.2)
+        assert steady < 16_000_000, "the router would keep all of it"
+        raw.close()
+        eventually(lambda: member.calls[0].reset)
+
+
+def test_a_member_that_does_not_read_stops_the_client(tmp_path: Path) -> None:
+    with grpc_stand_ins(lambda call, event: None) as (member,), routed(tmp_path, member) as router:
+        member.reads = False
+        raw = RawGrpc(router)
+        stream = raw.begin(STREAM)
+        raw.send(stream, framed(REQUEST))
+        piece, sent = bytes(100_000), 0
+        raw.socket.settimeout(1.0)
+        try:
+            while sent < 64_000_000:
+                raw.send(stream, piece)
+                sent += len(piece)
+        except TimeoutError:
+            pass
+        assert sent < 32_000_000
+        raw.close()
+
+
+def test_the_access_log(tmp_path: Path) -> None:
+    router_table = ROUTER + "access-log = true\n"
+    with grpc_stand_ins(at_end(answering)) as (member,), routed(tmp_path, member, router=router_table) as router:
+        raw = RawGrpc(router)
+        assert raw.ask(REQUEST)[0] == 0
+        assert raw.ask(b"", "/inference.GRPCInferenceService/ServerLive")[0] == 0
+        assert raw.ask(b"", "/inference.GRPCInferenceService/LogSettings")[0] == 12
+        eventually(lambda: router.text.count("gRPC /") == 3)
+        infer, live, refused = (line for line in router.text.splitlines() if "gRPC /" in line)
+        assert f"gRPC {INFER} OK {len(REQUEST) + 5} {len(ANSWER) + 5} " in infer and infer.endswith(' m"')
+        assert "ServerLive OK" in live and "LogSettings UNIMPLEMENTED" in refused
+        raw.close()
+
+
+def test_quotas_hold_for_calls_and_streams(tmp_path: Path) -> None:
+    policy = 'header = "x-tenant"\n[tenants.small]\nheader_values = ["small"]\nrequests_per_minute = 2\n'
+    (tmp_path / "policy.toml").write_text(policy)
+    table = f'{ROUTER}policy-file = "policy.toml"\n'
+    with grpc_stand_ins(at_end(answering)) as (member,), routed(tmp_path, member, router=table) as router:
+        raw = RawGrpc(router)
+        statuses = []
+        for path in (INFER, STREAM, INFER, STREAM):
+            stream = raw.begin(path, x_tenant="small")
+            raw.send(stream, framed(REQUEST), end=True)
+            statuses.append(raw.status(stream))
+        assert [status for status, _ in statuses] == [0, 0, 8, 8]
+        assert "tenant 'small'" in statuses[2][1]
+        assert raw.ask(REQUEST)[0] == 0, "other tenants are not concerned"
+        raw.close()
+
+
+def test_a_call_waits_for_its_turn(tmp_path: Path) -> None:
+    policy = 'header = "x-tenant"\n[tenants.one]\nheader_values = ["one"]\n[models.m]\nmax_requests = 1\n'
+    (tmp_path / "policy.toml").write_text(policy)
+    table = f'{ROUTER}policy-file = "policy.toml"\n'
+    waiting: list[StandInCall] = []
+    with grpc_stand_ins(at_end(waiting.append)) as (member,), routed(tmp_path, member, router=table) as router:
+        raw = RawGrpc(router)
+        streams = []
+        for path in (INFER, STREAM, STREAM):
+            streams.append(raw.begin(path, x_tenant="one"))
+            raw.send(streams[-1], framed(REQUEST) * 3 if path == STREAM else framed(REQUEST), end=True)
+        for place in range(3):
+            eventually(lambda count=place: len(waiting) == count + 1)
+            call = waiting[place]
+            with call.connection.lock:
+                call.answer(ANSWER)
+                call.connection.flush()
+            assert raw.status(streams[place])[0] == 0
+        assert [len(call.body) for call in waiting] == [len(REQUEST) + 5, *[3 * (len(REQUEST) + 5)] * 2]
+        raw.close()

@@ -1,0 +1,158 @@
+"""The cluster file: what it says as data, and every mistake with its line, key and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nerite.balancing.member import Member, ServerKind
+from nerite.balancing.policy import ChoicePolicy
+from nerite.cluster.addresses import join_address, member_of, members_of_text, split_address
+from nerite.cluster.cluster_file import parse_cluster, read_cluster
+from nerite.core.errors import InvalidArgument
+
+WHOLE = """
+[router]
+address = "0.0.0.0"
+http-port = 9000
+grpc-port = 9001
+metrics-port = 9002
+policy-file = "policy.toml"
+redis = "redis://127.0.0.1:6379/0"
+ledger = "ledger.db"
+batches = "batches.db"
+timeout = "30s"
+access-log = true
+
+[[pool]]
+name = "interactive"
+kind = "vllm"
+members = ["10.0.0.1:8000", { http = "[::1]:8000", grpc = "10.0.0.2:8001", capacity = 2.0, name = "two" }]
+policy = "power-of-two"
+prefix = false
+health-interval = "500ms"
+grpc-port = 8001
+
+[pool.ejection]
+consecutive-failures = 3
+
+[[pool]]
+name = "batch"
+members-file = "members.txt"
+borrows = true
+classes = ["batch"]
+
+[[pool]]
+name = "local"
+models = "models"
+replicas = 2
+"""
+
+
+def test_the_whole_file() -> None:
+    cluster = parse_cluster(WHOLE, "/etc/nerite/cluster.toml")
+    router = cluster.router
+    assert (router.address, router.http_port, router.grpc_port, router.metrics_port) == ("0.0.0.0", 9000, 9001, 9002)
+    assert (router.policy_file, router.redis) == ("/etc/nerite/policy.toml", "redis://127.0.0.1:6379/0")
+    assert (router.ledger, router.batches, router.timeout, router.access_log) == ("ledger.db", "batches.db", 30, True)
+    first, second, third = cluster.pools
+    assert first.source.members == (
+        Member("10.0.0.1:8000", "10.0.0.1:8000", "10.0.0.1:8001", ServerKind.VLLM),
+        Member("two", "[::1]:8000", "10.0.0.2:8001", ServerKind.VLLM, 2.0),
+    )
+    assert first.balancing.choice is ChoicePolicy.POWER_OF_TWO
+    assert first.balancing.ejection is not None
+    assert (first.balancing.prefix, first.balancing.ejection.consecutive_failures) == (False, 3)
+    assert first.health_interval == 0.5
+    assert (second.name, second.source.file, second.borrows, second.classes) == (
+        "batch", "/etc/nerite/members.txt", True, ("batch",),
+    )  # fmt: skip
+    assert (third.source.models, third.source.replicas) == ("/etc/nerite/models", 2)
+
+
+POOL = '[[pool]]\nname = "a"\nmembers = ["h:1"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "cluster.toml: pool: there is none"),
+        ("x = 1\n" + POOL, "cluster.toml:1: x: is not known. There are: router, pool."),
+        ("[router]\nhtp-port = 1\n" + POOL, "cluster.toml:2: router.htp-port: is not known. Did you mean http-port?"),
+        ("[router]\nhttp-port = 8001\n" + POOL, "is 8001 like that of another port"),
+        ("[router]\nhttp-port = 70000\n" + POOL, "cluster.toml:2: router.http-port: must be a port"),
+        ("[router]\ntimeout = 'soon'\n" + POOL, "router.timeout: must be a duration"),
+        ("router = 1\n" + POOL, "router: must be a table"),
+        ("pool = 1", "pool: must be tables"),
+        (POOL + 'kind = "vlm"', "cluster.toml:4: pool.1.kind: must be one of"),
+        (POOL + 'kind = "vlm"', "Did you mean 'vllm'?"),
+        (POOL + "load-factor = 0", "pool.1: load-factor is 0: it must be from 1 to 100"),
+        (POOL + "[pool.ejection]\nmax-ejected = 2", "cluster.toml:4: pool.1.ejection: max-ejected is 2"),
+        (POOL + POOL, "cluster.toml:5: pool.2.name: 'a' is the name of another pool"),
+        (POOL + POOL.replace('"a"', '"b"'), "cluster.toml:6: pool.2.members: 'h:1' is already a member of pool 'a'"),
+        (POOL + 'dns = "h:1"', "cluster.toml:1: pool.1: has members and dns: keep one of them"),
+        ('[[pool]]\nname = "a"', "cluster.toml:1: pool.1: has no members. Write members"),
+        (POOL + "replicas = 2", "cluster.toml:4: pool.1.replicas: has an effect with models only"),
+        (POOL.replace("h:1", "h"), "pool.1.members: entry 1 must be HOST:PORT"),
+        (POOL.replace('"h:1"', ""), "pool.1.members: must be a list of 1 to"),
+        (POOL.replace('"h:1"', '{ htp = "h:1" }'), "entry 1 has an unknown key 'htp'. Did you mean http?"),
+        (POOL.replace('"h:1"', '{ http = "h:1", capacity = 0 }'), "entry 1 capacity must be a number greater than 0"),
+        (POOL.replace('"a"', '""'), "pool.1.name: must be 1 to 64 letters"),
+        ("[", "cluster.toml: "),
+    ],
+)
+def test_mistakes(text: str, told: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_cluster(text)
+    assert told in caught.value.message
+
+
+def test_all_mistakes_are_told_in_the_order_of_lines() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_cluster("[[pool]]\nname = 1\nkind = 2\n[router]\nhttp-port = 'a'\nx = 1")
+    lines = [int(line.split(":")[1]) for line in caught.value.message.splitlines()]
+    assert lines == sorted(lines)
+    assert len(lines) == 5
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        read_cluster(str(tmp_path / "none.toml"))
+    (tmp_path / "bad.toml").write_bytes(b"\xff")
+    with pytest.raises(InvalidArgument, match="is not UTF-8 at byte 0"):
+        read_cluster(str(tmp_path / "bad.toml"))
+
+
+def test_members_in_text() -> None:
+    text = "# all\nhost-a:8000\n\n10.0.0.2:8000 capacity=2 name=two grpc=10.0.0.2:8001  # the large one\n"
+    assert members_of_text(text, "m", ServerKind.NERITE) == (
+        Member("host-a:8000", "host-a:8000"),
+        Member("two", "10.0.0.2:8000", "10.0.0.2:8001", ServerKind.NERITE, 2.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a:1\nb", "m:2: the line must be HOST:PORT"),
+        ("a:1 large", "m:1: the line has 'large' behind the address"),
+        ("a:1\na:1", "m:2: the line names member 'a:1' a second time"),
+        ("a:1 size=2", "m:1: the line has an unknown key 'size'"),
+        ("a:0", "must be HOST:PORT"),
+        ("[::z]:1", "has no IPv6 address between its brackets"),
+    ],
+)
+def test_mistakes_in_members(text: str, told: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        members_of_text(text, "m", ServerKind.NERITE)
+    assert told in caught.value.message
+
+
+@given(st.from_regex(r"[a-z0-9][a-z0-9.-]{0,20}", fullmatch=True) | st.ip_addresses().map(str), st.integers(1, 65535))
+def test_addresses(host: str, port: int) -> None:
+    address = join_address(host, port)
+    assert split_address(address) == (host, port)
+    assert member_of(address, ServerKind.NERITE).http == address

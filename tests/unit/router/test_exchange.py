@@ -1,0 +1,207 @@
+"""A request on its way: where it goes, when it goes to another member, and that it ends once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
+from nerite.balancing.policy import PoolPolicy
+from nerite.cluster.settings import MemberSource, PoolSettings
+from nerite.core.errors import NeriteError
+from nerite.router.exchange import RoutedExchange
+from nerite.router.pools import PoolTable, RouterPool
+
+
+class Call:
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Client:
+    """A client's side that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.told: list[NeriteError] = []
+        self.broken: list[NeriteError] = []
+        self.ended = asyncio.Event()
+
+    def send_to(self, pool: RouterPool, member: Member) -> Call:
+        self.calls.append(Call(member))
+        return self.calls[-1]
+
+    def refuse(self, error: NeriteError) -> None:
+        self.told.append(error)
+        self.ended.set()
+
+    def break_off(self, error: NeriteError) -> None:
+        self.broken.append(error)
+        self.ended.set()
+
+
+def made_pool(name: str, *members: str, models: tuple[str, ...] = ("m",), **keys: object) -> RouterPool:
+    policy = PoolPolicy(retry_share=1.0, retry_floor=100.0)
+    pool = RouterPool(PoolSettings(name, MemberSource(), balancing=policy, **keys))  # type: ignore[arg-type]
+    pool.set_members([Member(each, f"{each}:80") for each in members])
+    for each in members:
+        pool.set_ready(each, True, models)
+    return pool
+
+
+def exchange(client: Client, *pools: RouterPool, attempts: int = 3, **request: object) -> RoutedExchange:
+    routed = RoutedRequest("m")._replace(**request)  # type: ignore[arg-type]
+    return RoutedExchange(PoolTable(pools), client, routed, attempts=attempts)
+
+
+def is_at_rest(*pools: RouterPool) -> bool:
+    return all(not pool.under_way and not any(load.requests for load in pool.balancer.members) for pool in pools)
+
+
+def test_an_answer() -> None:
+    client, pool = Client(), made_pool("p", "a")
+    made = exchange(client, pool)
+    made.begin()
+    assert not is_at_rest(pool)
+    made.answer_begins()
+    made.done(AttemptEnd.ANSWERED, "200")
+    made.done(AttemptEnd.ANSWERED, "200")
+    made.cancel()
+    assert made.over
+    assert is_at_rest(pool)
+    assert pool.answers == {("a", "200"): 1}
+    assert (client.told, client.broken) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda made: made.failed(AttemptEnd.LOST, "is gone"),
+        lambda made: made.failed(AttemptEnd.LOST, "is gone", sent=False),
+        lambda made: made.refused("503"),
+    ],
+)
+def test_another_member_is_asked_before_the_first_byte(fail: Callable[[RoutedExchange], object]) -> None:
+    client, pool = Client(), made_pool("p", "a", "b")
+    made = exchange(client, pool)
+    made.begin()
+    fail(made)
+    first, second = client.calls
+    assert {first.member.name, second.member.name} == {"a", "b"}
+    made.done(AttemptEnd.ANSWERED, "200")
+    assert is_at_rest(pool)
+    assert sum(pool.retries.values()) == 1
+
+
+def test_no_other_member_is_asked_after_the_first_byte() -> None:
+    client, pool = Client(), made_pool("p", "a", "b")
+    made = exchange(client, pool)
+    made.begin()
+    made.answer_begins()
+    assert not made.refused("503")
+    made.failed(AttemptEnd.LOST, "is gone")
+    assert len(client.calls) == 1
+    (error,) = client.broken
+    assert error.message == f"member '{client.calls[0].member.name}' of pool 'p' is gone"
+    assert is_at_rest(pool)
+
+
+def test_what_must_not_happen_twice_is_sent_again_only_if_nothing_was_sent() -> None:
+    client, pool = Client(), made_pool("p", "a", "b")
+    made = exchange(client, pool, repeatable=False)
+    made.begin()
+    assert not made.refused("503")
+    made.failed(AttemptEnd.LOST, "cannot be reached", sent=False)
+    assert len(client.calls) == 2
+    made.failed(AttemptEnd.LOST, "is gone")
+    assert len(client.calls) == 2
+    assert client.told[0].http_status == 502
+    assert is_at_rest(pool)
+
+
+def test_attempts_are_limited() -> None:
+    client, pool = Client(), made_pool("p", "a", "b", "c")
+    made = exchange(client, pool, attempts=2)
+    made.begin()
+    made.failed(AttemptEnd.LOST, "is gone")
+    made.failed(AttemptEnd.LOST, "is gone")
+    assert len(client.calls) == 2
+    assert len(client.told) == 1
+
+
+def test_a_cancelled_request_is_cancelled_at_its_member() -> None:
+    client, pool = Client(), made_pool("p", "a")
+    made = exchange(client, pool)
+    made.begin()
+    made.cancel()
+    assert client.calls[0].cancelled
+    assert pool.answers == {("a", "cancelled"): 1}
+    assert is_at_rest(pool)
+    assert (client.told, client.broken) == ([], [])
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_deadline_ends_a_request(begun: bool) -> None:
+    async def run() -> None:
+        client, pool = Client(), made_pool("p", "a", "b")
+        made = RoutedExchange(PoolTable([pool]), client, RoutedRequest("m"), attempts=3, timeout=0.01)
+        made.begin()
+        if begun:
+            made.answer_begins()
+        await asyncio.wait_for(client.ended.wait(), 10)
+        (error,) = client.broken if begun else client.told
+        assert (error.http_status, error.grpc_status) == (504, 4)
+        assert client.calls[0].cancelled
+        assert is_at_rest(pool)
+
+    asyncio.run(run())
+
+
+def refusal(client: Client, *pools: RouterPool, level: str = "", **request: object) -> NeriteError:
+    made = RoutedExchange(PoolTable(pools), client, RoutedRequest("m")._replace(**request), level=level)  # type: ignore[arg-type]
+    made.begin()
+    assert made.over
+    return client.told[0]
+
+
+def test_refusals_name_the_pools() -> None:
+    error = refusal(Client(), made_pool("p", "a"), made_pool("q", "b"), model="other")
+    assert error.http_status == 404
+    assert "'other'" in error.message
+    assert "'p', 'q'" in error.message
+    gone = made_pool("p", "a")
+    gone.set_ready("a", False)
+    assert refusal(Client(), gone).http_status == 503
+    error = refusal(Client(), made_pool("p", "a", classes=("batch",)), level="interactive")
+    assert error.http_status == 404
+    assert "class 'interactive'" in error.message
+
+
+def test_classes_choose_pools() -> None:
+    client = Client()
+    pools = made_pool("p", "a"), made_pool("q", "b", classes=("batch",))
+    for level, expected in (("", "a"), ("batch", "b"), ("other", "a")):
+        RoutedExchange(PoolTable(pools), client, RoutedRequest("m"), level=level).begin()
+        assert client.calls[-1].member.name == expected
+
+
+def test_a_pool_borrows_idle_members() -> None:
+    client = Client()
+    own, other = made_pool("batch", "a", classes=("batch",), borrows=True), made_pool("main", "b")
+    own.set_ready("a", False)
+    table = PoolTable([other, own])
+    first = RoutedExchange(table, client, RoutedRequest("m"), level="batch")
+    first.begin()
+    assert client.calls[-1].member.name == "b"
+    second = RoutedExchange(table, client, RoutedRequest("m"), level="batch")
+    second.begin()
+    assert len(client.calls) == 1
+    assert client.told[0].http_status == 503
+    first.cancel()
+    assert is_at_rest(own, other)

@@ -1,0 +1,207 @@
+"""Connections to members without sockets: whose they are, when they are kept, and how their ends are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from nerite.router.member_connection import MemberConnection, MemberConnections
+from nerite.router.response_body import ChunkScanner
+from nerite.router.response_head import ResponseHead, ResponseHeads
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.sent = b""
+        self.reading = True
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.sent += b"".join(parts)
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Taker:
+    """Takes a response, and may do something when data comes."""
+
+    def __init__(self, connection: MemberConnection, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.told: list[str] = []
+        self.data = b""
+        self._connection = connection
+        self._meanwhile = meanwhile
+
+    def connected(self, connection: MemberConnection) -> None:
+        self.told.append("connected")
+
+    def unconnected(self, cause: str) -> None:
+        self.told.append(cause)
+
+    def take_whole(self, head: ResponseHead, load: bytes, body: Any) -> None:
+        self.data += bytes(body)
+        self.told.append("whole")
+
+    def take_head(self, head: ResponseHead, load: bytes) -> None:
+        self.told.append("head")
+
+    def take_data(self, data: Any, scanner: ChunkScanner | None) -> None:
+        self.data += bytes(data)
+        self._meanwhile()
+
+    def take_end(self) -> None:
+        self.told.append("end")
+
+    def take_loss(self, cause: str, *, stale: bool) -> None:
+        self.told.append(f"{cause}{' stale' if stale else ''}")
+
+
+def opened(owner: MemberConnections) -> tuple[MemberConnection, Transport]:
+    connection, transport = MemberConnection(owner), Transport()
+    connection.connection_made(cast(Any, transport))
+    owner.open += 1
+    return connection, transport
+
+
+def run(work: Callable[[MemberConnections], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        await work(MemberConnections("127.0.0.1:1", ResponseHeads(), 2.0))
+
+    asyncio.run(inside())
+
+
+def test_a_response_that_ends_while_its_client_is_slow_leaves_the_connection_readable() -> None:
+    async def work(owner: MemberConnections) -> None:
+        connection, transport = opened(owner)
+        taker = Taker(connection, lambda: connection.pause(True))
+        connection.request(taker, [b"GET"])
+        connection.data_received(OK + b"ab")
+        assert not transport.reading
+        connection.data_received(b"cd")
+        assert (taker.told, taker.data) == (["head", "end"], b"abcd")
+        assert transport.reading
+
+    run(work)
+
+
+def test_a_kept_connection_goes_to_who_waits() -> None:
+    async def work(owner: MemberConnections) -> None:
+        connection, transport = opened(owner)
+        owner.release(connection)
+        taker = Taker(connection)
+        owner.acquire(taker)
+        assert taker.told == ["connected"]
+        connection.request(taker, [b"a", b"b"])
+        assert transport.sent == b"ab"
+        connection.data_received(OK + b"data")
+        assert taker.told == ["connected", "whole"]
+        again = Taker(connection)
+        owner.acquire(again)
+        assert again.told == ["connected"]
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("response", "kept"),
+    [
+        (OK + b"data", True),
+        (OK + b"data more", False),
+        (OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"data", False),
+    ],
+)
+def test_which_connections_are_kept(response: bytes, kept: bool) -> None:
+    async def work(owner: MemberConnections) -> None:
+        connection, transport = opened(owner)
+        taker = Taker(connection)
+        connection.request(taker, [b"a"])
+        connection.data_received(response)
+        assert taker.told == ["whole"]
+        assert transport.aborted != kept
+
+    run(work)
+
+
+def test_what_nobody_has_asked_closes_the_connection() -> None:
+    async def work(owner: MemberConnections) -> None:
+        connection, transport = opened(owner)
+        owner.release(connection)
+        connection.data_received(OK + b"data")
+        assert transport.aborted
+
+    run(work)
+
+
+def test_losses() -> None:
+    async def work(owner: MemberConnections) -> None:
+        first, _ = opened(owner)
+        taker = Taker(first)
+        first.request(taker, [b"a"])
+        first.connection_lost(None)
+        assert taker.told == ["closed the connection without an answer"]
+        kept, _ = opened(owner)
+        for _ in range(2):
+            taker = Taker(kept)
+            kept.request(taker, [b"a"])
+            if not kept.served:
+                kept.data_received(OK + b"data")
+        kept.connection_lost(None)
+        assert taker.told == ["closed the connection without an answer stale"]
+        broken, _ = opened(owner)
+        taker = Taker(broken)
+        broken.request(taker, [b"a"])
+        broken.data_received(OK + b"da")
+        broken.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+        assert taker.told[0] == "head"
+        assert taker.told[1].startswith("closed the connection before the end of its answer (Connection reset")
+        until, _ = opened(owner)
+        taker = Taker(until)
+        until.request(taker, [b"a"])
+        until.data_received(b"HTTP/1.1 200 OK\r\n\r\nabc")
+        until.connection_lost(None)
+        assert (taker.told, taker.data) == (["head", "end"], b"abc")
+        assert owner.open == 0
+
+    run(work)
+
+
+def test_an_abandoned_response_tells_nothing() -> None:
+    async def work(owner: MemberConnections) -> None:
+        connection, transport = opened(owner)
+        taker = Taker(connection)
+        connection.request(taker, [b"a"])
+        connection.abandon()
+        assert transport.aborted
+        connection.connection_lost(None)
+        assert taker.told == []
+
+    run(work)
+
+
+def test_a_retired_member_keeps_no_connection() -> None:
+    async def work(owner: MemberConnections) -> None:
+        idle, idle_transport = opened(owner)
+        owner.release(idle)
+        busy, busy_transport = opened(owner)
+        busy.request(Taker(busy), [b"a"])
+        owner.retire()
+        assert idle_transport.aborted
+        assert not busy_transport.aborted
+        busy.data_received(OK + b"data")
+        assert busy_transport.aborted
+
+    run(work)
