@@ -286,7 +286,7 @@ class AdmissionController:
             done = ticket.generated + (ticket.input_size if ticket.started_at is not None else 0)
             self._queue.settle(ticket, done - ticket.cost)
         if ticket.preempted:
-            ticket.account.leave(ticket.charged)
+            ticket.account.leave(ticket.charged, now)
             for limit, amount in ticket.charged.items():
                 ticket.account.settle(limit, amount, now)
         elif ticket.started_at is not None:
