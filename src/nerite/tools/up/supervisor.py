@@ -20,6 +20,8 @@ _FIRST_DELAY: Final = 0.5
 _LONGEST_DELAY: Final = 30.0
 """Seconds before a process that has ended is started again: doubled each time that it ends within ``_STABLE``."""
 _STABLE: Final = 30.0
+_OTHERS_SECONDS: Final = 60.0
+"""How long the last process waits for the others, which may never be ready."""
 _POLL: Final = 0.1
 _MAX_LINE: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1
@@ -39,6 +41,8 @@ class Supervisor:
         self._running: dict[str, Process] = {}
         self._unready = list(plan)
         """Those that cannot serve yet, or cannot again."""
+        self._others_ready = asyncio.Event()
+        """All but the last are ready, which is the one that finds the others when it starts."""
         self._was_ready = False
         self._stopping = asyncio.Event()
 
@@ -65,6 +69,9 @@ class Supervisor:
     async def _keep(self, planned: LocalProcess) -> None:
         """Start a process, and start it again whenever it ends."""
         delay = _FIRST_DELAY
+        if planned is self._plan[-1]:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._others_ready.wait(), _OTHERS_SECONDS)
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -108,6 +115,8 @@ class Supervisor:
                     self._unready.remove(process)
                     ready, whole = len(self._plan) - len(self._unready), len(self._plan)
                     self._say(f"{process.name} is ready at {process.address} ({ready} of {whole})")
+                    if self._unready == [self._plan[-1]]:
+                        self._others_ready.set()
                     if ready == whole:
                         self._was_ready = True
                         self._say(f"everything is ready: requests go to http://{self._plan[-1].address}")
