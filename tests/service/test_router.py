@@ -388,6 +388,26 @@ def refused(router: Serving) -> bool:
     return False
 
 
+def test_a_late_tensor_request_is_sent_to_a_second_member(tmp_path: Path) -> None:
+    def late(asked: Received, connection: socket.socket) -> None:
+        while connection.recv(100):
+            pass
+
+    keys = {"hedge_quantile": 0.9, "retry_share": 1.0, "retry_floor": 1000}
+    with stand_ins(2) as (first, second), routed(tmp_path, first, second, **keys) as router:
+        for _ in range(300):
+            assert router.ask("POST", INFER, b"{}")[0] == 200
+        first.answer = late
+        before = len(second.requests)
+        for _ in range(10):
+            assert router.ask("POST", INFER, b"{}")[0] == 200
+        assert len(second.requests) >= before + 10
+        assert first.closed.acquire(timeout=PATIENCE)
+        found = samples(router, "nerite_route_retries_total")
+        assert found['nerite_route_retries_total{pool="main",reason="hedged"}'] > 0
+        eventually(lambda: samples(router, "nerite_route_under_way")['nerite_route_under_way{pool="main"}'] == 0)
+
+
 def test_metrics_count_what_was_sent(tmp_path: Path) -> None:
     with stand_ins(1) as (member,), routed(tmp_path, member) as router:
         for _ in range(3):

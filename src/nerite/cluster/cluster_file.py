@@ -89,6 +89,12 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _flags(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) and each.startswith("--") for each in value):
+        raise ValueError('must be a list of flags of nerite serve, as in ["--log-verbose=1"]')
+    return tuple(value)
+
+
 def _header(value: object) -> str:
     if not isinstance(value, str) or not _HEADER.fullmatch(value):
         raise ValueError("must be the name of a header, as in x-session-id")
@@ -134,6 +140,10 @@ _SOURCES: Final[Mapping[str, _Key]] = {
     "dns": _Key("dns", _address),
     "models": _Key("models", _text),
 }
+_OF_MODELS: Final[Mapping[str, _Key]] = {
+    "replicas": _Key("replicas", _count(1, 1024)),
+    "flags": _Key("flags", _flags),
+}
 _BALANCING: Final[Mapping[str, _Key]] = {
     "policy": _Key("choice", _one_of([str(policy) for policy in ChoicePolicy])),
     "prefix": _Key("prefix", _flag),
@@ -157,7 +167,7 @@ _EJECTION: Final[Mapping[str, _Key]] = {
     "max-ejection": _Key("max_ejection", duration_of),
     "max-ejected": _Key("max_ejected", _number),
 }
-_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "members", *_SOURCES, "replicas")
+_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "members", *_SOURCES, *_OF_MODELS)
 
 
 def read_cluster(path: str) -> ClusterSettings:
@@ -249,8 +259,9 @@ class _Reader:
             what = f"has {' and '.join(given)}: keep one of them" if given else "has no members"
             self._wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, or models')
             return MemberSource()
-        if "replicas" in table and given != ["models"]:
-            self._wrong((*path, "replicas"), f"has an effect with models only, and the pool has {given[0]}: remove it")
+        for key in _OF_MODELS:
+            if key in table and given != ["models"]:
+                self._wrong((*path, key), f"has an effect with models only, and the pool has {given[0]}: remove it")
         if given == ["members"]:
             return MemberSource(members=self._members(path, table["members"], kind, grpc_port))
         values = self._read(path, {given[0]: table[given[0]]}, _SOURCES)
@@ -258,9 +269,7 @@ class _Reader:
             if field in values:
                 values[field] = self._beside(values[field])
         if given == ["models"]:
-            values |= self._read(
-                path, {"replicas": table.get("replicas", 1)}, {"replicas": _Key("replicas", _count(1, 1024))}
-            )
+            values |= self._read(path, {key: table[key] for key in _OF_MODELS if key in table}, _OF_MODELS)
         return MemberSource(**values)
 
     def _members(self, path: KeyPath, given: object, kind: ServerKind, grpc_port: int) -> tuple[Member, ...]:

@@ -53,6 +53,8 @@ class MemberSource:
     """Model repository that ``nerite up`` starts local servers for."""
     replicas: int = 1
     """Number of these servers."""
+    flags: tuple[str, ...] = ()
+    """Flags of ``nerite serve`` for each of them."""
 
 
 @dataclass(frozen=True, slots=True)

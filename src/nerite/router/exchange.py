@@ -134,7 +134,7 @@ class RoutedExchange:
             self._refuse(error)
 
     def _start(self, now_ns: int) -> None:
-        choice = self._table.choose(self.request, self._level, now_ns)
+        choice = self._table.choose(self.request, self._level, now_ns, self._tried)
         self._table.decisions.note((monotonic_ns() - (now_ns if self._held else self._began_ns)) / 1e9)
         if isinstance(choice, NeriteError):
             self._refuse(choice)
@@ -260,6 +260,22 @@ class RoutedExchange:
             self._end_attempt(how, str(how))
         if call is not None:
             call.cancel()
+
+    def again(self, client: ExchangeClient) -> RoutedExchange | None:
+        """Return a second exchange of the request, at another member, while this one waits for its answer (hedging).
+
+        None if there is nothing to wait for, or the retry budget does not allow it. It has the same deadline and is
+        not admitted again. Whoever owns both cancels one when the other has an answer.
+        """
+        if self._over or self._begun or self._attempt is None or self._pool is None:
+            return None
+        if not self._pool.balancer.take_retry(monotonic_ns()):
+            return None
+        self._pool.retries["hedged"] += 1
+        left = self._timeout and max(self._timeout - (monotonic_ns() - self._began_ns) / 1e9, 0.001)
+        second = RoutedExchange(self._table, client, self.request, level=self._level, timeout=left)
+        second._tried = (*self._tried, self._attempt.member.name)
+        return second
 
     # The ends.
 

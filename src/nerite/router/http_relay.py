@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Final
 
@@ -10,7 +11,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.llm.openai.fields import body_of
-from nerite.router.exchange import MemberCall, RoutedExchange
+from nerite.router.exchange import GatewayTimeout, MemberCall, RoutedExchange
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_targets import RouteTarget
 from nerite.router.member_connection import MemberConnection, MemberConnections
@@ -37,8 +38,11 @@ class HttpRelay:
         "_body",
         "_call",
         "_client",
+        "_hedge_timer",
+        "_held",
         "_plain",
         "_scanner",
+        "_second",
         "_stream",
         "exchange",
         "members",
@@ -59,6 +63,11 @@ class HttpRelay:
         self.span = span
         self.exchange: RoutedExchange
         self._call: HttpCall | None = None
+        self._second: RoutedExchange | None = None
+        """The same request at another member, because the first is late; the first to answer wins."""
+        self._held: NeriteError | None = None
+        """Why the first failed while the second is under way."""
+        self._hedge_timer: asyncio.TimerHandle | None = None
         self._begun = False
         self._stream = False
         self._plain = False
@@ -75,6 +84,7 @@ class HttpRelay:
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
         """End the request: the client is gone."""
+        self._end_hedge()
         self.exchange.cancel()
 
     def pause(self, paused: bool) -> None:
@@ -85,23 +95,63 @@ class HttpRelay:
     # The client of the exchange.
 
     def send_to(self, pool: RouterPool, member: Member) -> MemberCall:
-        """Send the request to a member."""
+        """Send the request to a member, and after a while to another one if requests are hedged."""
+        if self._hedge_timer is None and (delay := pool.balancer.hedge_delay_ns(self.exchange.request)) is not None:
+            self._hedge_timer = asyncio.get_running_loop().call_later(delay / 1e9, self._hedge)
+        return self.call(pool, member, self.exchange)
+
+    def call(self, pool: RouterPool, member: Member, exchange: RoutedExchange) -> HttpCall:
+        """Send the request to a member for an exchange."""
         body = self._body
         assert body is not None
         connections = self.members.of(member)
         head = self.target.request(connections.address.encode(), len(body), self.span)
-        self._call = call = HttpCall(self, connections, [head, body] if body else [head])
+        call = HttpCall(self, exchange, connections, [head, body] if body else [head])
         call.start(pool, member)
         return call
 
     def refuse(self, error: NeriteError) -> None:
-        """Answer with an error."""
-        self._call = None
+        """Answer with an error, unless the second exchange may still answer."""
+        if self._second is not None and not self._second.over and not isinstance(error, GatewayTimeout):
+            self._held = error
+            return
+        self._end_hedge()
         self._client.send([self.target.reply(error).encode()])
+
+    def _hedge(self) -> None:
+        client = HedgeClient(self)
+        self._second = second = self.exchange.again(client)
+        if second is not None:
+            client.exchange = second
+            second.begin()
+
+    def hedge_failed(self) -> None:
+        """Send what the first exchange has held back: the second has no answer either."""
+        if self._held is not None:
+            self._client.send([self.target.reply(self._held).encode()])
+
+    def _end_hedge(self) -> None:
+        if self._hedge_timer is not None:
+            self._hedge_timer.cancel()
+        second, self._second = self._second, None
+        if second is not None:
+            second.cancel()
+
+    def claim(self, call: HttpCall) -> None:
+        """Give the answer to a call: whichever exchange it is of has won, and the other one ends."""
+        self._call = call
+        if self._hedge_timer is None:
+            return
+        if call.exchange is self.exchange:
+            self._end_hedge()
+        else:
+            self._hedge_timer.cancel()
+            self.exchange.cancel()
 
     def break_off(self, error: NeriteError) -> None:
         """End a stream of events with an event that tells the error; break the connection of any other answer."""
         self._call = None
+        self._end_hedge()
         whole = self._scanner is None or self._scanner.between
         if not (self._stream and whole) or self._plain:
             self._client.abort()
@@ -157,14 +207,42 @@ class HttpRelay:
             self._client.end_reply()
 
 
+class HedgeClient:
+    """The client's side of a second exchange."""
+
+    __slots__ = ("_relay", "exchange")
+
+    def __init__(self, relay: HttpRelay) -> None:
+        """``exchange`` is set by the owner."""
+        self._relay = relay
+        self.exchange: RoutedExchange
+
+    def send_to(self, pool: RouterPool, member: Member) -> MemberCall:
+        """Send the request to a member."""
+        return self._relay.call(pool, member, self.exchange)
+
+    def refuse(self, error: NeriteError) -> None:
+        """Leave the answer to the first exchange."""
+        self._relay.hedge_failed()
+
+    def break_off(self, error: NeriteError) -> None:
+        """End an answer that has begun."""
+        self._relay.break_off(error)
+
+
 class HttpCall:
     """A request at one member."""
 
-    __slots__ = ("_closes", "_connection", "_connections", "_fresh", "_load", "_member", "_parts", "_pool", "_relay",
-                 "_status", "_tokens")  # fmt: skip
+    __slots__ = (
+        "_closes", "_connection", "_connections", "_fresh", "_load", "_member", "_parts", "_pool", "_relay", "_status",
+        "_tokens", "exchange",
+    )  # fmt: skip
 
-    def __init__(self, relay: HttpRelay, connections: MemberConnections, parts: list[Buffer]) -> None:
+    def __init__(
+        self, relay: HttpRelay, exchange: RoutedExchange, connections: MemberConnections, parts: list[Buffer]
+    ) -> None:
         self._relay = relay
+        self.exchange = exchange
         self._connections = connections
         self._parts = parts
         self._pool: RouterPool
@@ -180,7 +258,7 @@ class HttpCall:
         """Send the request when there is a connection."""
         self._pool, self._member = pool, member
         # A kept connection may be closed by the member at this moment; what must not be sent twice needs a new one.
-        self._fresh = not self._relay.target.repeatable or not self._relay.exchange.request.repeatable
+        self._fresh = not self._relay.target.repeatable or not self.exchange.request.repeatable
         self._connections.acquire(self, fresh=self._fresh)
 
     def cancel(self) -> None:
@@ -206,18 +284,19 @@ class HttpCall:
     def unconnected(self, cause: str) -> None:
         """Report that the member cannot be reached."""
         self._relay.members.suspect(self._pool, self._member, cause)
-        self._relay.exchange.failed(AttemptEnd.LOST, cause, sent=False)
+        self.exchange.failed(AttemptEnd.LOST, cause, sent=False)
 
     # The taker of the response.
 
     def take_whole(self, head: ResponseHead, load: bytes, body: Buffer) -> None:
         """Send the answer, or have another member asked."""
         self._connection = None
-        exchange = self._relay.exchange
+        exchange = self.exchange
         status = head.status
         known = load_report(load) if load else None
         if status in _OVERLOADED and exchange.refused(str(status), known):
             return
+        self._relay.claim(self)
         exchange.answer_begins()
         if self._relay.target.openai:
             self._take_usage(body)
@@ -226,7 +305,7 @@ class HttpCall:
 
     def take_head(self, head: ResponseHead, load: bytes) -> None:
         """Begin the answer, or have another member asked."""
-        exchange = self._relay.exchange
+        exchange = self.exchange
         self._status, self._closes, self._load = head.status, head.closes, load
         known = load_report(load) if load else None
         if head.status in _OVERLOADED:
@@ -236,6 +315,7 @@ class HttpCall:
                     connection.abandon()
                 self._connection = None
                 return
+        self._relay.claim(self)
         exchange.answer_begins(known)
         self._relay.open(head, load)
         self._parts = []
@@ -244,7 +324,7 @@ class HttpCall:
         """Send a part of the answer."""
         self._relay.pass_on(data, scanner, closes=self._closes)
         if scanner is not None and scanner.chunks > self._tokens:
-            self._relay.exchange.progress(scanner.chunks - self._tokens)
+            self.exchange.progress(scanner.chunks - self._tokens)
             self._tokens = scanner.chunks
         if self._relay.target.openai:
             self._take_usage(data)
@@ -255,13 +335,13 @@ class HttpCall:
         answer = _ANSWER_TOKENS.search(tail)
         if answer is not None:
             prompt = _PROMPT_TOKENS.search(tail)
-            self._relay.exchange.used(int(prompt[1]) if prompt else 0, int(answer[1]))
+            self.exchange.used(int(prompt[1]) if prompt else 0, int(answer[1]))
 
     def take_end(self) -> None:
         """End the answer."""
         self._connection = None
         self._relay.end(closes=self._closes)
-        self._relay.exchange.done(_end_of(self._status), str(self._status))
+        self.exchange.done(_end_of(self._status), str(self._status))
 
     def take_loss(self, cause: str, *, stale: bool) -> None:
         """Try a new connection if a kept one was closed meanwhile; otherwise report the loss."""
@@ -270,7 +350,7 @@ class HttpCall:
             self._fresh = True
             self._connections.acquire(self, fresh=True)
         else:
-            self._relay.exchange.failed(AttemptEnd.LOST, cause)
+            self.exchange.failed(AttemptEnd.LOST, cause)
 
 
 def _end_of(status: int) -> AttemptEnd:

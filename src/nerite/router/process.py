@@ -165,10 +165,6 @@ class RouterProcess:
             if getattr(router, field):
                 key = field.replace("_", "-")
                 raise Unsupported(f"{self._settings.path}: router.{key}: nerite route does not use it yet: remove it")
-        for pool in self._pools:
-            if pool.settings.balancing.hedge_quantile:
-                place = f"{self._settings.path}: pool '{pool.name}': hedge-quantile"
-                raise Unsupported(f"{place}: nerite route does not send requests twice at once: remove it")
         for discovery in self._discoveries:
             await discovery.start()
         if self._admission is not None and self._admission.tenants.shared is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from nerite.cli.command import new_parser, show, status_of
+from nerite.cli.command import UsageError, new_parser, show, status_of
 from nerite.cluster.cluster_file import read_cluster
 from nerite.cluster.settings import ClusterSettings, MemberSource
 from nerite.core.errors import InvalidArgument
@@ -32,12 +33,19 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("nerite route", "Route requests to pools of servers.", _EPILOG)
     parser.add_argument("file", metavar="FILE", help="cluster file, such as cluster.toml")
+    parser.add_argument(
+        "--members",
+        metavar="POOL=FILE",
+        action="append",
+        default=[],
+        help="read the members of a pool from a file instead, once for each pool",
+    )
     parser.add_argument("--check", action="store_true", help="validate the file and the files it names, and exit")
     return parser
 
 
 def _route(options: argparse.Namespace) -> int:
-    settings = read_cluster(options.file)
+    settings = with_members(read_cluster(options.file), options.members)
     if options.check:
         return _check(settings)
     # Imported here, because --check need not load the code that serves.
@@ -48,10 +56,34 @@ def _route(options: argparse.Namespace) -> int:
     return process.run(settings)
 
 
+def with_members(settings: ClusterSettings, given: Sequence[str]) -> ClusterSettings:
+    """Return settings in which pools have the given members files. Raises ``UsageError`` for an unknown pool."""
+    files = dict(_pool_and_file(each) for each in given)
+    names = [pool.name for pool in settings.pools]
+    for name in files:
+        if name not in names:
+            raise UsageError(f"--members names pool '{name}', and {settings.path} has {', '.join(names)}")
+    pools = (
+        replace(pool, source=MemberSource(file=files[pool.name])) if pool.name in files else pool
+        for pool in settings.pools
+    )
+    return replace(settings, pools=tuple(pools))
+
+
+def _pool_and_file(text: str) -> tuple[str, str]:
+    name, equals, file = text.partition("=")
+    if not (name and equals and file):
+        raise UsageError(f"--members must be POOL=FILE, not '{text}'")
+    return name, file
+
+
 def _check(settings: ClusterSettings) -> int:
     """Print what the file says, one line for each pool. Raises ``InvalidArgument`` for mistakes in named files."""
+    from nerite.admission.tenants import open_policy
     from nerite.router.discovery import check_sources
 
+    if settings.router.policy_file:
+        open_policy(settings.router.policy_file)
     if mistakes := check_sources(settings.pools):
         raise InvalidArgument("\n".join(mistakes))
     for pool in settings.pools:

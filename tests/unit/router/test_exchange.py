@@ -205,3 +205,30 @@ def test_a_pool_borrows_idle_members() -> None:
     assert client.told[0].http_status == 503
     first.cancel()
     assert is_at_rest(own, other)
+
+
+def test_a_late_request_has_a_second_exchange_at_another_member() -> None:
+    client, pool = Client(), made_pool("p", "a", "b")
+    first = exchange(client, pool)
+    assert first.again(client) is None
+    first.begin()
+    second = first.again(client)
+    assert second is not None
+    second.begin()
+    assert {call.member.name for call in client.calls} == {"a", "b"}
+    second.answer_begins()
+    first.cancel()
+    second.done(AttemptEnd.ANSWERED, "200")
+    assert client.calls[0].cancelled
+    assert pool.retries == {"hedged": 1}
+    assert is_at_rest(pool)
+
+
+def test_an_answer_that_has_begun_is_not_hedged() -> None:
+    client, pool = Client(), made_pool("p", "a", "b")
+    made = exchange(client, pool)
+    made.begin()
+    made.answer_begins()
+    assert made.again(client) is None
+    made.done(AttemptEnd.ANSWERED, "200")
+    assert made.again(client) is None

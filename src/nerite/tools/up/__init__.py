@@ -1,0 +1,1 @@
+"""``nerite up``: a whole cluster file on this machine."""

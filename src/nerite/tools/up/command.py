@@ -1,0 +1,115 @@
+"""``nerite up``: starts what a cluster file describes on this machine, and stops it at the end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from nerite.admission.tenants import open_policy
+from nerite.cli.command import new_parser, show, status_of
+from nerite.cluster.cluster_file import read_cluster
+from nerite.cluster.settings import ClusterSettings
+from nerite.tools.up.local_plan import LocalProcess, local_plan, member_lines, plan_text, redis_address
+from nerite.tools.up.supervisor import Supervisor
+
+_EPILOG: Final = """\
+Starts the servers of each pool that has models, a router in front of all pools, and a Redis if the file names one on
+this machine that does not run and redis-server is installed. Ctrl-C stops everything; requests in progress end first.
+
+Examples:
+  nerite up cluster.toml
+  nerite up cluster.toml --plan
+"""
+_GRACE: Final = 10.0
+"""Seconds that a process may take to end beyond its own time for requests in progress."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run what a cluster file describes until a signal arrives; return the exit status."""
+    return status_of("nerite up", lambda: _up(_parser().parse_args(arguments)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = new_parser("nerite up", "Run a whole cluster file on this machine: servers and router.", _EPILOG)
+    parser.add_argument("file", metavar="FILE", help="cluster file, such as cluster.toml")
+    parser.add_argument("--plan", action="store_true", help="print the processes that would be started, and exit")
+    return parser
+
+
+def _up(options: argparse.Namespace) -> int:
+    settings = read_cluster(options.file)
+    if settings.router.policy_file:
+        open_policy(settings.router.policy_file)  # its mistakes are told before anything starts
+    with tempfile.TemporaryDirectory(prefix="nerite-up-") as folder:
+        plan = _plan(settings, Path(folder))
+        if options.plan:
+            show(plan_text(plan))
+            return 0
+        for pool, lines in member_lines(plan).items():
+            _members_file(Path(folder), pool).write_text("".join(f"{line}\n" for line in lines))
+        return asyncio.run(_supervise(settings, plan))
+
+
+def _plan(settings: ClusterSettings, folder: Path) -> list[LocalProcess]:
+    with _FreePorts() as ports:
+        return local_plan(
+            settings,
+            ports.next,
+            lambda pool: str(_members_file(folder, pool)),
+            nerite=str(Path(sys.executable).with_name("nerite")),
+            redis=shutil.which("redis-server") or "",
+            redis_answers=_answers(redis_address(settings)),
+        )
+
+
+def _members_file(folder: Path, pool: str) -> Path:
+    return folder / f"{pool}.members"
+
+
+class _FreePorts:
+    """Ports that nobody uses. They stay reserved until the end, so that no two are the same."""
+
+    def __enter__(self) -> _FreePorts:
+        self._sockets: list[socket.socket] = []
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for each in self._sockets:
+            each.close()
+
+    def next(self) -> int:
+        """Return another port."""
+        self._sockets.append(socket.create_server(("127.0.0.1", 0)))
+        port: int = self._sockets[-1].getsockname()[1]
+        return port
+
+
+def _answers(address: tuple[str, int] | None) -> bool:
+    if address is None:
+        return False
+    try:
+        socket.create_connection(address, timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _supervise(settings: ClusterSettings, plan: Sequence[LocalProcess]) -> int:
+    supervisor = Supervisor(plan, partial(_say), settings.router.exit_timeout + _GRACE)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, supervisor.stop)
+    return 0 if await supervisor.run() else 1
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
