@@ -22,6 +22,7 @@ import uvloop
 from nerite import __version__
 from nerite.admission.tenants import TenantAdmission, WatchedPolicy, open_policy
 from nerite.backends.python import environments
+from nerite.batches.service import Batches, BatchLimits
 from nerite.cache.interface import ResponseCache
 from nerite.cache.local import open_cache
 from nerite.config import open_ports as exposure
@@ -165,6 +166,7 @@ class ServerProcess:
         self._ports: ServerPorts
         self._fronts: FrontPool | None = None
         self._rollouts: RolloutController
+        self._batches: Batches | None = None
         self._stop_requested = asyncio.Event()
 
     async def serve(self) -> int:
@@ -259,6 +261,8 @@ class ServerProcess:
             for repository in self._repositories:
                 repository.close()
             await _cancel_other_tasks()
+            if self._batches is not None:
+                await self._batches.close()
             self._rollouts.close()
             await server.manager.close()
             if self._ledger is not None:
@@ -334,6 +338,7 @@ class ServerProcess:
             if not await self._load_initial_models(server):
                 return False
             await self._rollouts.start()
+            await self._open_batches()
             if self._fronts is not None:
                 await self._fronts.start()
             await self._ports.open()
@@ -357,6 +362,22 @@ class ServerProcess:
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
         return True
+
+    async def _open_batches(self) -> None:
+        """Open the files and batches that the options configure. Raises ``NeriteError``."""
+        options = self._options.batches
+        if not options.database:
+            return
+        limits = BatchLimits(options.concurrency, options.storage_bytes)
+        tenants = self._tenant_admission
+        executor = self._ports.item_executor()
+
+        def weight_of(tenant: str) -> float:
+            return tenants.policy.tenant(tenant).weight
+
+        self._batches = self._ports.batches = await asyncio.to_thread(
+            Batches, options.database, options.directory, executor, limits, weight_of
+        )
 
     async def _load_initial_models(self, server: InferenceServer) -> bool:
         """Load and log the initial models; False if that failed and the server must exit on errors."""
@@ -393,6 +414,8 @@ class ServerProcess:
         """Yield the background tasks: audits, and monitors of slow batches, repositories and watched files."""
         yield Auditor(lambda: _versions(server)).run
         yield self._rollouts.run
+        if self._batches is not None:
+            yield self._batches.run
         if self._ledger is not None:
             yield self._ledger.run
         if self._options.stall_seconds:
@@ -420,6 +443,8 @@ class ServerProcess:
         deadline = time.monotonic() + timeout
         log.info("Waiting for in-flight requests to complete.")
         server.announce_stop()
+        if self._batches is not None:
+            self._batches.runner.stop()
         await self._ports.drain(timeout)
         self._ports.stop_accepting()
         last_logged = timeout + 1

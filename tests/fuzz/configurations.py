@@ -129,6 +129,8 @@ def _words_of_configurations() -> tuple[str, ...]:
 
 
 _CONFIG_WORDS: Final = _words_of_configurations()
+_URLS: Final = ("/v1/completions", "/v1/chat/completions", "/v2/models/m/infer", "/v2/models/m/versions/1/infer")
+_BATCH_WORDS: Final = (*_URLS, "custom_id", "method", "POST", "url", "body", "model", "stream", "true", "null", "1e999")
 
 
 def config(rng: random.Random) -> bytes:
@@ -142,6 +144,16 @@ def config(rng: random.Random) -> bytes:
 def policy(rng: random.Random) -> bytes:
     """Return the text of a policy, with mistakes."""
     return words.mutated(rng, rng.choice(POLICIES), _POLICY_WORDS)
+
+
+def batch(rng: random.Random) -> bytes:
+    """Return the text of the input of a batch, with mistakes."""
+    url = rng.choice(_URLS)
+    lines = [
+        json.dumps({"custom_id": str(number), "method": "POST", "url": url, "body": {"model": "m"}})
+        for number in range(rng.randint(0, 5))
+    ]
+    return words.mutated(rng, "\n".join((*lines, "")), _BATCH_WORDS)
 
 
 def config_for_load(rng: random.Random) -> bytes:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import orjson
+
 from fuzz import routed
 from fuzz.case import Case
 from fuzz.lanes import Outcome
 from nerite.admission.tenants import open_policy
+from nerite.batches.items import answer_line, body_of_line, read_items
 from nerite.config import json_form, loading
 from nerite.core.errors import InvalidArgument
 from nerite.http2 import Http2ClientConnection, Limits, ReplyHeaders, encode_request
@@ -37,6 +41,8 @@ class Reader:
                 right = routed.read(case.surface, case.parts)
             elif case.surface == "policy":
                 right = self._read_policy(case.parts[0])
+            elif case.surface == "batch":
+                right = self._read_batch(case.parts[0])
             elif case.surface == "answers":
                 right = _read_answers(case.parts)
             else:
@@ -78,6 +84,16 @@ class Reader:
             error.message.encode(errors="surrogateescape")
             return False
         return True
+
+    def _read_batch(self, text: bytes) -> bool:
+        """Return whether the input of a batch has no mistakes."""
+        found = read_items(io.BytesIO(text))
+        for mistake in found.mistakes:
+            orjson.dumps([mistake.text, mistake.param])
+        for item in found.items:
+            body = body_of_line(text[item.position : item.position + item.size])
+            orjson.loads(answer_line("id", item.custom_id, 200, "", body))
+        return not found.mistakes
 
     def close(self) -> None:
         """Remove the files."""

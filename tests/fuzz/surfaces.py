@@ -296,6 +296,7 @@ SURFACES: Final[Mapping[str, Surface]] = {
     "config": Surface(LOCAL, 4, _config),
     "answers": Surface(LOCAL, 2, _answers, 0),
     "policy": Surface(LOCAL, 2, lambda rng: (configurations.policy(rng),), 0),
+    "batch": Surface(LOCAL, 2, lambda rng: (configurations.batch(rng),), 0),
     "cluster": Surface(LOCAL, 1, routed.cluster, 0),
     "responses": Surface(LOCAL, 2, routed.response, 0),
 }

@@ -16,7 +16,21 @@ import pytest
 from PIL import Image
 
 from browser import Browser, browsing
-from serving import HELD, IDENTITY, Serving, adds, ensemble, eventually, let_go, pbtxt, python_model, serving, step
+from pages import run
+from serving import (
+    HELD,
+    IDENTITY,
+    NERITE,
+    Serving,
+    adds,
+    ensemble,
+    eventually,
+    let_go,
+    pbtxt,
+    python_model,
+    serving,
+    step,
+)
 
 ON_DEMAND = ("--model-control-mode=explicit", "--load-model=plus", "--load-model=held")
 OTHERS = ("--load-model=twice", "--load-model=speaker", "--load-model=colour")
@@ -348,6 +362,22 @@ def test_there_are_no_tenants_without_a_policy(server: Serving, browser: Browser
     browser.until(f"{cell('plus', 'State')} !== undefined")
     assert "Tenants" not in browser.text
     assert "Usage" not in browser.text
+
+
+def test_batches(models: Path, browser: Browser, tmp_path: Path) -> None:
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    url = "/v2/models/plus/infer"
+    item = json.dumps({"custom_id": "1", "url": url, "body": {"inputs": [tensor]}})
+    (tmp_path / "in.jsonl").write_text(item)
+    with serving(models, tmp_path / "log", *ON_DEMAND, f"--batches={tmp_path / 'batches.db'}") as server:
+        out = tmp_path / "out.jsonl"
+        run([str(NERITE), "batch", "run", str(tmp_path / "in.jsonl"), "-o", str(out), "--url", server.http], server)
+        browser.open(f"http://{server.http}/ui")
+        browser.until("document.querySelector('header [href=\"#/batches\"]')?.hidden === false")
+        browser.tab_to("document.activeElement.innerText === 'Batches'")
+        browser.press("Enter")
+        browser.until(f"{LISTED}.some((row) => /^batch_[0-9a-f]+ completed\\s+plus 1 0 1 /.test(row))")
+    browser.complaints.clear()
 
 
 def test_the_traces_of_one_model_are_set(server: Serving, browser: Browser) -> None:

@@ -23,6 +23,7 @@ ROOMS: Final = (
     "router",
     "fronts",
     "transports llm.openai",
+    "batches",
     "rollouts",
     "server",
     "inference_entry",

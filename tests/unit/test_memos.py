@@ -99,6 +99,9 @@ SMALL: Final = {
     "observability/statistics.py:batches": "one for each number of rows up to the largest batch",
     "scheduling/request_queue.py:_levels": "one for each priority of a model",
     "admission/estimates.py:_decode": "one for each number of bits",
+    "batches/deadline_planner.py:_lanes": "one or less for each batch that has not ended, at most 1,000",
+    "batches/runner.py:_rooms": "one or less for each batch that has not ended, at most 1,000",
+    "batches/runner.py:_others_until": "one or less for each batch that has not ended, at most 1,000",
     "router/admission.py:_controllers": "models, at most 1,024",
     "balancing/member_load.py:timings": "models that have answered within two seconds",
     "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",
@@ -128,6 +131,8 @@ WITH_REQUESTS: Final = {
     "transports/http/generate_form.py:_parameters": "of one request",
     "transports/http/generate_form.py:_specs": "of one request",
     "transports/http/head.py:headers": "of one head",
+    "batches/running_batch.py:under_way": "items that run, as many as --batch-concurrency allows",
+    "batches/running_batch.py:failures": "items that run again, as many as --batch-concurrency allows",
 }
 """Of what they belong to, with which they end."""
 ALLOWED: Final = BY_THE_PROGRAM | BY_THE_OPERATOR | SMALL.keys() | WITH_REQUESTS.keys()

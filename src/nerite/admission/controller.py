@@ -7,12 +7,14 @@ admit a request: ``finished``, ``tell``, ``set_ready``, ``follow``.
 
 from __future__ import annotations
 
+from typing import Final
+
 from nerite.admission import refusals
 from nerite.admission.accounts import Account, Accounts, UsageTable
 from nerite.admission.deadlines import CompletionEstimate, LatestStarts
 from nerite.admission.estimates import EngineStatistics, KvHeadroom
 from nerite.admission.fair_queue import FairQueue
-from nerite.admission.policy import ModelLimits
+from nerite.admission.policy import IDLE, ModelLimits
 from nerite.admission.refusals import AdmissionRefusal, QuotaLimit, RefusalCause
 from nerite.admission.ticket import (
     AdmissionTicket,
@@ -26,6 +28,9 @@ from nerite.admission.ticket import (
     TicketState,
     Wait,
 )
+
+_RESERVE: Final = 8
+"""One of so many sequences that may run at once is not for the idle class."""
 
 
 def size_refusal(
@@ -100,6 +105,10 @@ class AdmissionController:
         self._latest_starts = LatestStarts()
         self._headroom = KvHeadroom(self._limits.overcommit)
         self._estimate = CompletionEstimate(now, tokens=tokens)
+        self._idle: dict[AdmissionTicket, None] = {}
+        """Running requests of the idle class that are not being preempted, the newest last."""
+        self._preempted = 0
+        """Number of requests that were preempted since ``due``, which admits others in their place."""
         self._draining = False
         self.usage = usage or UsageTable()
 
@@ -147,6 +156,8 @@ class AdmissionController:
         at_once = refusal is None and self._estimate.ready and not self._queue.count and self._fits(ticket)
         if refusal is None:
             refusal = self._estimate.too_late(ticket, None if at_once else self._ahead(ticket, account), now)
+        if refusal is None and not at_once and ticket.level is IDLE:
+            refusal = refusals.no_room_refusal(self._model_label, self.running)
         displaced: tuple[RefusedTicket, ...] = ()
         if refusal is None and not at_once:
             found = self._displace(ticket, account, now)
@@ -187,8 +198,22 @@ class AdmissionController:
             self._queue.pop()
             self._admit(ticket, now)
             admitted.append(ticket)
+        self._preempted = 0
         self._estimate.note_waiting(self._queue.count > 0, now)
         return DueTicket(admitted, refused)
+
+    def preempt(self) -> list[AdmissionTicket]:
+        """Return running requests of the idle class to stop now, the newest first: one for each that waits."""
+        found: list[AdmissionTicket] = []
+        if not self.tokens or not self._estimate.ready:
+            return found
+        while self._idle and self._preempted < self._queue.count:
+            ticket, _ = self._idle.popitem()
+            ticket.preempted = ticket.gone = True
+            self.usage.of(ticket.tenant, ticket.level.name).wasted_tokens += ticket.generated
+            self._preempted += 1
+            found.append(ticket)
+        return found
 
     def next_time(self) -> int | None:
         """Return when to call ``due`` unless another event comes first; None for never."""
@@ -252,6 +277,7 @@ class AdmissionController:
         if ticket.state is not TicketState.RUNNING:
             return
         ticket.state = TicketState.OVER
+        self._idle.pop(ticket, None)
         self._estimate.finished(ticket, ending, now)
         self._headroom.release(ticket.holding)
         use = self.usage.of(ticket.tenant, ticket.level.name)
@@ -259,7 +285,11 @@ class AdmissionController:
         if self.tokens:
             done = ticket.generated + (ticket.input_size if ticket.started_at is not None else 0)
             self._queue.settle(ticket, done - ticket.cost)
-        if ticket.started_at is not None:
+        if ticket.preempted:
+            ticket.account.leave(ticket.charged, now)
+            for limit, amount in ticket.charged.items():
+                ticket.account.settle(limit, amount, now)
+        elif ticket.started_at is not None:
             self._settle(ticket, now)
         elif ending in (TicketEnding.FAILED, TicketEnding.REFUSED):
             self._refund(ticket, now)
@@ -373,8 +403,11 @@ class AdmissionController:
         if not self.running:
             return True
         running = self.running + ticket.sequences
-        if any(0 < most < running for most in (self._limits.max_running, self._engine_limit)):
-            return False
+        for most in (self._limits.max_running, self._engine_limit):
+            # What arrives next need not preempt a request of the idle class.
+            reserve = -(-most // _RESERVE) if ticket.level is IDLE else 0
+            if 0 < most < running + reserve:
+                return False
         return not self.tokens or self._headroom.fits(self._blocks(ticket))
 
     def _blocks(self, ticket: AdmissionTicket) -> int:
@@ -386,6 +419,8 @@ class AdmissionController:
         ticket.state = TicketState.RUNNING
         ticket.admitted_at = now
         self._estimate.admitted(ticket)
+        if ticket.level is IDLE:
+            self._idle[ticket] = None
         if self.tokens:
             ticket.holding = self._headroom.promise(self._blocks(ticket))
         self.usage.of(ticket.tenant, ticket.level.name).admitted += 1

@@ -43,6 +43,11 @@ class PriorityClass:
     """Guaranteed time to first token. Requests that cannot meet it are rejected. 0 for no guarantee."""
 
 
+IDLE: Final = PriorityClass("idle", order=2**63)
+"""Class that every tenant may select. Its requests never wait: they are admitted while nobody waits and room is left,
+and an engine preempts them for others."""
+
+
 @dataclass(frozen=True, slots=True)
 class RateLimit:
     """Parameters of a token bucket."""
@@ -135,6 +140,8 @@ class AdmissionPolicy:
         own = self.classes[tenant.level]
         if not wanted:
             return own
+        if wanted == IDLE.name:
+            return IDLE
         other = self.classes.get(wanted)
         return other if other is not None and other.order >= own.order else None
 
@@ -318,6 +325,8 @@ class _Reader:
         orders: dict[int, str] = {}
         for name, table in self._tables(whole, "classes"):
             path = ("classes", name)
+            if name == IDLE.name:
+                self._wrong(path, "is reserved for requests in idle room, such as items of batches: take another name")
             classes[name] = PriorityClass(name, **self._checked(path, table, _CLASS))
             other = orders.setdefault(classes[name].order, name)
             if other != name:

@@ -14,10 +14,18 @@ from typing import Final
 from nerite.admission import refusals
 from nerite.admission.controller import AdmissionController
 from nerite.admission.estimates import EngineStatistics, TokenRatio
-from nerite.admission.policy import EVERYBODY
+from nerite.admission.policy import EVERYBODY, IDLE
 from nerite.admission.ticket import AdmissionTicket, Admit, AwaitLease, Refuse, RefusedTicket, TicketEnding, TicketState
 from nerite.core.engine_report import EngineReport, RequestEnded, RequestProgress
-from nerite.core.errors import Cancelled, DeadlineExceeded, InvalidArgument, NeriteError, Overloaded, TooLarge
+from nerite.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidArgument,
+    NeriteError,
+    NoIdleRoom,
+    Overloaded,
+    TooLarge,
+)
 from nerite.core.execution_observer import ForwardingSink
 from nerite.core.failures import report
 from nerite.core.model_calls import first_of
@@ -51,6 +59,8 @@ class AdmissionQueue(FrontStage):
         """Requests that wait for admission, by ticket."""
         self._tickets: dict[InferenceRequest, AdmissionTicket] = {}
         """Tickets of the waiting requests: the inverse of ``_requests``."""
+        self._idle: dict[AdmissionTicket, tuple[InferenceRequest, AdmittedSink]] = {}
+        """Admitted requests of the idle class."""
         self._leasing: list[AdmissionTicket] = []
         """Tickets to offer again once Redis has been asked for quota."""
         self._check_scheduled = False
@@ -87,6 +97,7 @@ class AdmissionQueue(FrontStage):
                     self._leasing.append(ticket)
                 else:
                     self._refuse_all(decision.displaced)
+                    self._preempt()
                     self._timer.set(self.controller.next_time())
         except Exception as error:
             self._failed(ticket, request, error)
@@ -133,10 +144,16 @@ class AdmissionQueue(FrontStage):
             self._check_scheduled = True
             self._loop.call_soon(self._admit_due)
 
-    def stop(self, request: InferenceRequest, sink: AdmittedSink, error: NeriteError) -> None:
+    def stop(
+        self,
+        request: InferenceRequest,
+        sink: AdmittedSink,
+        error: NeriteError,
+        why: CancelReason = CancelReason.TOO_LATE,
+    ) -> None:
         """Abort an admitted request and answer it with ``error``."""
         sink.instead = response = InferenceResponse.failed(error)
-        request.cancel(CancelReason.TOO_LATE)  # may answer synchronously
+        request.cancel(why)  # may answer synchronously
         request.respond(response)
 
     def passed(
@@ -152,7 +169,15 @@ class AdmissionQueue(FrontStage):
         except Exception as error:
             report("admission", error, f"of model '{self.controller.model}'", request.id)
         if final:
+            self._idle.pop(ticket, None)
             self.check_soon()
+
+    def _preempt(self) -> None:
+        """Stop requests of the idle class, so that those that wait are admitted."""
+        for ticket in self.controller.preempt():
+            request, sink = self._idle.pop(ticket)
+            error = NoIdleRoom("the request was preempted: requests that somebody waits for come first")
+            self.stop(request, sink, error, CancelReason.PREEMPTED)
 
     def _admit_due(self) -> None:
         self._check_scheduled = False
@@ -170,6 +195,7 @@ class AdmissionQueue(FrontStage):
                 self._admit(ticket, request)
             except Exception as error:
                 self._failed(ticket, request, error)
+        self._preempt()
         self._timer.set(self.controller.next_time())
         self._check_drained()
 
@@ -191,6 +217,8 @@ class AdmissionQueue(FrontStage):
 
     def _admit(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
         sink = request.sink = AdmittedSink(self, ticket, request.sink)
+        if ticket.level is IDLE:
+            self._idle[ticket] = request, sink
         if ticket.deadline is not None:
             left = max(0, ticket.deadline - monotonic_ns()) / 1e9
             sink.timer = self._loop.call_later(left, self._too_late, request, sink)
@@ -213,7 +241,8 @@ class AdmissionQueue(FrontStage):
             self._refuse(request, refusal.as_error())
 
     def _refuse(self, request: InferenceRequest, error: NeriteError) -> None:
-        if not isinstance(error, InvalidArgument | TooLarge):  # errors of the caller are not counted
+        # Errors of the caller are not counted, nor attempts to use idle room.
+        if not isinstance(error, InvalidArgument | TooLarge | NoIdleRoom):
             self._statistics.failed(RequestOutcome.NOT_LET_IN, request.arrived_ns)
         request.respond(InferenceResponse.failed(error))
 

@@ -8,7 +8,15 @@ from enum import Enum, StrEnum
 from typing import Final
 
 from nerite.admission.policy import PriorityClass, Tenant
-from nerite.core.errors import DeadlineExceeded, InvalidArgument, NeriteError, Overloaded, QuotaExceeded, TooLarge
+from nerite.core.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NeriteError,
+    NoIdleRoom,
+    Overloaded,
+    QuotaExceeded,
+    TooLarge,
+)
 
 LONGEST_PAUSE: Final = 3600
 """Maximum Retry-After in seconds: by then the policy may have changed."""
@@ -36,6 +44,7 @@ class QuotaLimit(StrEnum):
     FIRST_TOKEN = "ttft_seconds"
     DEADLINE = "deadline"
     DRAINING = "draining"
+    IDLE_ROOM = "idle_room"
 
 
 class RefusalCause(Enum):
@@ -46,6 +55,7 @@ class RefusalCause(Enum):
     QUOTA = QuotaExceeded
     LOAD = Overloaded
     TIME = DeadlineExceeded
+    IDLE = NoIdleRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +102,18 @@ def closed_refusal(of: str, running: int) -> AdmissionRefusal:
         use=f"{running} running",
         text="no new requests are accepted",
         retry_after=1,
+    )
+
+
+def no_room_refusal(of: str, running: int) -> AdmissionRefusal:
+    """Return the refusal of a request of the idle class for which there is no idle room."""
+    return AdmissionRefusal(
+        limit=QuotaLimit.IDLE_ROOM,
+        fault=RefusalCause.IDLE,
+        of=of,
+        value="0",
+        use=f"{running} running",
+        text="requests that somebody waits for come first",
     )
 
 

@@ -48,6 +48,7 @@ class AdmissionTicket:
         "level",
         "most",
         "offered_at",
+        "preempted",
         "priority",
         "read_with",
         "repeats",
@@ -113,6 +114,8 @@ class AdmissionTicket:
         self.generated = 0
         self.gone = False
         """Its client has gone."""
+        self.preempted = False
+        """It is of the idle class and is being stopped for others; its charges are refunded."""
         self.offered_at = 0
         self.admitted_at = 0
         self.started_at: int | None = None

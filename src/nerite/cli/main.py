@@ -28,6 +28,7 @@ COMMANDS = {
     "top": ("tools.top:run", "monitor a running server in a full-screen view"),
     "bench": ("tools.bench.command:run", "measure the throughput and latency of a model on a running server"),
     "analyze": ("tools.analyze.command:run", "find the fastest configuration of a model by measuring"),
+    "batch": ("tools.batch:run", "run files of requests in idle room before a deadline; list and cancel batches"),
     "quota": ("tools.quota:run", "show the usage and remaining quota of each tenant by model"),
     "bill": ("tools.bill:run", "show what tenants used in a month, and what it costs"),
     "engines": ("tools.environments:run_engines", "list and install engines for language models"),

@@ -391,6 +391,21 @@ class CacheOptions:
 
 
 @dataclass(frozen=True)
+class BatchOptions:
+    """Files and batches of the OpenAI API. An empty ``database`` means none."""
+
+    database: Annotated[str, nerite_flag(
+        "batches", "Database of files and batches of the OpenAI API: a path, or postgresql://USER@HOST/NAME "
+        "(docs/batches.md).", default="no batches")] = ""
+    directory: Annotated[str, nerite_flag(
+        "batch-files", "Directory of the files of batches.", default="beside the database")] = ""
+    concurrency: Annotated[int, nerite_flag(
+        "batch-concurrency", "Maximum number of items of batches that run at once.", flag.AT_LEAST_ONE)] = 64
+    storage_bytes: Annotated[int, nerite_flag(
+        "batch-storage-bytes", "Maximum bytes of all files that are uploaded.", flag.BYTES)] = 10 << 30
+
+
+@dataclass(frozen=True)
 class DeviceOptions:
     """Memory pools, processors and accelerators."""
 
@@ -473,6 +488,7 @@ class ServerOptions:
     rollout_state: Annotated[str, nerite_flag(
         "rollout-state", "Directory in which the state of rollouts outlives the server (docs/rollouts.md).",
         default="nerite/rollouts in the user's state directory")] = ""
+    batches: BatchOptions = BatchOptions()
     http: Annotated[HttpOptions, "HTTP"] = field(default_factory=HttpOptions)
     grpc: Annotated[GrpcOptions, "GRPC"] = field(default_factory=GrpcOptions)
     sagemaker: Annotated[SagemakerOptions, "Sagemaker"] = SagemakerOptions()

@@ -128,6 +128,10 @@ class Overloaded(Unavailable):
     plain = True
 
 
+class NoIdleRoom(Overloaded):
+    """A request of the idle class was rejected or preempted: others want the room."""
+
+
 class QuotaExceeded(NeriteError):
     """The caller has used up its own quota; other callers are not affected."""
 

@@ -287,6 +287,8 @@ class CancelReason(enum.Enum):
     """The connection of the client was lost or closed."""
     TOO_LATE = "deadline"
     """The deadline of the request has passed."""
+    PREEMPTED = "preempted"
+    """The request is of the idle class, and others wait."""
 
 
 class _DiscardingSink:

@@ -86,7 +86,11 @@ class FrontRouting:
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head."""
         route = routes.find_route(head.path)
-        inference = route is not None and route.endpoint.category == "inference"
+        inference = (
+            route is not None
+            and route.endpoint.category == "inference"
+            and route.endpoint.name not in routes.BATCH_ENDPOINTS  # the core has the database
+        )
         if inference and head.method == "POST" and _LOAD_REPORT not in head.headers:
             return self._inferences(head)
         return self._elsewhere if self._refusal(head) is None else self._refusals(head)

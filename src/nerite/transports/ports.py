@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
+from nerite.batches.metrics import write_batch_metrics
 from nerite.config.options import ServerOptions
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.gpus import GpuMetrics
@@ -18,6 +19,7 @@ from nerite.transports import tcp
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.clouds import SagemakerModels, SagemakerRouter, SagemakerService, VertexRouter, default_model
 from nerite.transports.http.handler import HttpHandler
+from nerite.transports.http.item_submission import ItemSubmission
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.origins import BrowserGuard
@@ -29,6 +31,7 @@ from nerite.transports.listeners import IdleCheck, ListenerFactory, TargetOf, li
 from nerite.transports.tcp import tls_context
 
 if TYPE_CHECKING:
+    from nerite.batches.service import Batches
     from nerite.rollouts.controller import RolloutController
     from nerite.transports.grpc.methods import Handler
 
@@ -118,6 +121,8 @@ class ServerPorts:
         self._bounds = limits_of(options)
         if fronts is not None:
             fronts.share(self._bounds)
+        self.batches: Batches | None = None
+        """Files and batches; to be set before ``open``."""
         self._factory = ListenerFactory(options, self._bounds, key_files, callers)
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
@@ -156,6 +161,14 @@ class ServerPorts:
             self._note("metrics", "Metrics Service", metrics.address, port)
         self._idle_check.start()
 
+    def item_executor(self) -> ItemSubmission:
+        """Return what executes items of batches: in this process, and without the keys that clients need."""
+        routing = {**self._factory.routing(), "locks": {}}
+        router = Router(self._server, **routing)
+        size = self._options.http.max_input_size
+        service = HttpService(self._server, router.target, self._bounds, max_input_size=size)
+        return ItemSubmission(self._server, service)
+
     @property
     def connections_by_port(self) -> dict[str, int]:
         """Number of open connections of each port."""
@@ -169,6 +182,8 @@ class ServerPorts:
             self._fronts.write_metrics(page)
         if self._rollouts is not None:
             self._rollouts.write_metrics(page)
+        if self.batches is not None:
+            write_batch_metrics(self.batches.runner, page)
 
     async def refresh(self) -> None:
         """Bring what other processes have counted into this one."""
@@ -269,7 +284,8 @@ class ServerPorts:
         self._note("Vertex AI", "Vertex AI HTTPService", options.address, port)
 
     def _router(self, forward_pattern: re.Pattern[str] | None = None) -> Router:
-        return Router(self._server, rollouts=self._rollouts, **self._factory.routing(forward_pattern))
+        routing = self._factory.routing(forward_pattern)
+        return Router(self._server, rollouts=self._rollouts, batches=self.batches, **routing)
 
     def _listener(self, name: str, handler: HttpHandler, max_body: int) -> HttpListener:
         listener = self._listeners[name.lower().replace(" ", "_")] = self._factory.http(name, handler, max_body)

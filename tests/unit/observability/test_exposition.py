@@ -143,7 +143,7 @@ def test_the_metrics_of_a_version() -> None:
     labelled = {
         "nv_inference_request_failure": ("reason", reasons),
         "nerite_request_failures": ("reason", failures),
-        "nerite_requests_given_up": ("reason", {"cancelled": 0, "disconnected": 4, "deadline": 0}),
+        "nerite_requests_given_up": ("reason", {"cancelled": 0, "disconnected": 4, "deadline": 0, "preempted": 0}),
         "nerite_batch_releases": ("reason", {"full": 7}),
         "nerite_queue_requests": ("priority", {"1": 3, "2": 2}),
     }

@@ -20,6 +20,7 @@ from nerite.core.tensor import TensorSpec
 from nerite.core.text import quoted_text
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai import embeddings, large_bodies, sampling, text_model
+from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.chat_templates import ChatModel, ChatModels
 from nerite.llm.openai.embeddings import Embedding, EmbeddingRequest, Reranking, RerankRequest, rerank_requests
 from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
@@ -238,15 +239,21 @@ class OpenAi:
         locks: Mapping[str, Lock],
         max_input_size: int,
         sender_of: Callable[[RequestHead], SenderHeaders],
+        batches: BatchApi | None = None,
         usage_of: UsageOf | None = None,
     ) -> None:
-        """``sender_of`` reads the headers about the sender from a head. A front has no ``control`` and ``usage_of``."""
+        """``sender_of`` reads the headers about the sender from a head.
+
+        A front has no ``control`` and ``usage_of``. ``batches`` answers the endpoints of files and batches, which a
+        front relays.
+        """
         self._server = server
         self._locks = locks
         self._max_input_size = max_input_size
         self._sender_of = sender_of
         self._models = TextModels(server)
         self._control = control
+        self._batches = batches or BatchApi(None)
         self._usage_of = usage_of
         self._background_calls = BackgroundCalls(reply_of)
         self._chats = ChatModels(server)
@@ -277,7 +284,8 @@ class OpenAi:
         if head.headers.get("content-encoding", "identity") != "identity":
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         sender = self._sender_of(head)
-        answer = getattr(self, endpoint.name)
+        of_batches = endpoint.name in routes.BATCH_ENDPOINTS
+        answer = partial(self._batches.answer, endpoint.name, head) if of_batches else getattr(self, endpoint.name)
         arguments = {
             name: checked(unquote(value, errors="surrogateescape"), f"the {name} in the path")
             for name, value in route.arguments.items()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TYPE: Final = "multipart/form-data"
 _BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
 _NAME: Final = re.compile(r';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
-_FILE_NAME: Final = re.compile(r";\s*filename\*?=", re.IGNORECASE)
+_FILE_NAME: Final = re.compile(r';\s*filename\*?=(?:"([^"]*)"|([^\s;"]*))', re.IGNORECASE)
 _MAX_PARTS: Final = 1024
 _UNKNOWN: Final = "application/octet-stream"
 """Media type of a file without a content type."""
@@ -40,6 +40,8 @@ class FormPart(NamedTuple):
     media_type: str
     """Empty for a plain form field."""
     data: Buffer
+    file_name: str = ""
+    """As the client has named the file; empty if it has not."""
 
 
 def form_media_type(content_type: str) -> str:
@@ -74,9 +76,11 @@ def _part(number: int, piece: bytes) -> FormPart:
     if name is None:
         raise InvalidArgument(f"part {number} of the form has no name: it must have the name of an input")
     given = form_media_type(headers.get("content-type", ""))
-    if not given and _FILE_NAME.search(disposition):
+    file_name = _FILE_NAME.search(disposition)
+    if not given and file_name is not None:
         given = _UNKNOWN
-    return FormPart(name[1] or name[2] or "", given, memoryview(piece)[end + 4 :])
+    file = "" if file_name is None else file_name[1] or file_name[2] or ""
+    return FormPart(name[1] or name[2] or "", given, memoryview(piece)[end + 4 :], file)
 
 
 # Images: JPEG, PNG and other formats are decoded to pixels by Pillow, which is imported only when it is needed.

@@ -14,6 +14,7 @@ import httptools
 
 from nerite.core.byte_budget import HTTP_HEADS, Memo
 from nerite.core.execution_observer import TraceContext, parse
+from nerite.core.request import Caller
 
 MAX_HEAD = 64 * 1024
 _HEAD_SIZE = 3 * 1024
@@ -32,6 +33,7 @@ class RequestHead:
     """Method, path and headers of a request. Immutable after parsing, except for memos."""
 
     __slots__ = (
+        "caller",
         "chunked",
         "content_length",
         "expects_continue",
@@ -71,6 +73,8 @@ class RequestHead:
         """Extra header lines of every reply, set by the router, without a trailing line end."""
         self.load: Callable[[], bytes] | None = None
         """Makes the load report line of each reply, if the client requested it; set by the router."""
+        self.caller: Caller | None = None
+        """Who sends the request, if that is the server itself and the headers do not say it."""
         self.special = False
         """Replies are modified before they are sent: header lines are added, or the body is dropped (HEAD)."""
 

@@ -167,7 +167,9 @@ class InferenceRouter:
     def sender_of(self, head: RequestHead) -> SenderHeaders:
         """Return the headers that identify the client or are forwarded to models. Raises ``InvalidArgument``."""
         get = texts(head.headers.get)
-        caller = None if self._callers is None else self._callers.of(get)
+        caller = head.caller
+        if caller is None and self._callers is not None:
+            caller = self._callers.of(get)
         sticky = sticky_fields(get, self._server.routes.header_names)
         return SenderHeaders(forwarded(head.fields, self._forward), caller, key_of(get), sticky)
 

@@ -184,6 +184,24 @@ COMMON: Final[dict[str, Schema]] = {
     | {"required": ["model", "query", "documents"]},
     "Ranking": _object(id=_TEXT, model=_TEXT, results=_list({"type": "object"}), usage={"type": "object"}),
     "Embeddings": _object(object=_TEXT, model=_TEXT, data=_list({"type": "object"}), usage={"type": "object"}),
+    "File": _object(id=_TEXT, object=_TEXT, bytes=_NUMBER, created_at=_NUMBER, filename=_TEXT, purpose=_TEXT),
+    "BatchRequest": _object(
+        input_file_id=_TEXT, endpoint=_TEXT, completion_window=_TEXT, metadata={"type": ["object", "null"]}
+    )
+    | {"required": ["input_file_id", "endpoint", "completion_window"]},
+    "Batch": _object(
+        id=_TEXT,
+        object=_TEXT,
+        endpoint=_TEXT,
+        input_file_id=_TEXT,
+        completion_window=_TEXT,
+        status=_TEXT,
+        output_file_id={"type": ["string", "null"]},
+        error_file_id={"type": ["string", "null"]},
+        created_at=_NUMBER,
+        expires_at=_NUMBER,
+        request_counts=_object(total=_NUMBER, completed=_NUMBER, failed=_NUMBER),
+    ),
     "ChatRequest": _object(
         model=_TEXT,
         messages=_list(_object(role=_TEXT, content={}) | {"required": ["role"]}),

@@ -11,6 +11,7 @@ from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import PREFIX, ModelControl, OpenAi
+from nerite.llm.openai.batch_api import BatchApi
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import infer_response, reply, routes
 from nerite.transports.http.administration import HttpAdministration
@@ -22,6 +23,7 @@ from nerite.transports.http.routes import QUERIED, Route
 from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
+    from nerite.batches.service import Batches
     from nerite.rollouts.controller import RolloutController
     from nerite.server import InferenceServer
 
@@ -39,6 +41,7 @@ class Router(InferenceRouter):
         half_precision: bool = False,
         callers: Callers | None = None,
         rollouts: RolloutController | None = None,
+        batches: Batches | None = None,
     ) -> None:
         """``locks`` has the key check of each restricted category of endpoints.
 
@@ -61,6 +64,7 @@ class Router(InferenceRouter):
             locks=locks,
             max_input_size=max_input_size,
             sender_of=self.sender_of,
+            batches=BatchApi(batches),
             usage_of=self._usage,
         )
 

@@ -98,7 +98,15 @@ ENDPOINTS: Final = (
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
+    _endpoint("files", "GET POST", "inference", "/v1/files"),
+    _endpoint("file", "GET DELETE", "inference", "/v1/files/{file}"),
+    _endpoint("file_content", "GET", "inference", "/v1/files/{file}/content"),
+    _endpoint("batches", "GET POST", "inference", "/v1/batches"),
+    _endpoint("batch", "GET", "inference", "/v1/batches/{batch}"),
+    _endpoint("cancel_batch", "POST", "inference", "/v1/batches/{batch}/cancel"),
 )
+BATCH_ENDPOINTS: Final = frozenset(("files", "file", "file_content", "batches", "batch", "cancel_batch"))
+"""Names of the endpoints of files and batches."""
 QUERIED: Final = frozenset(("usage", "own_usage"))
 """Names of endpoints that take the query of the URL."""
 _REMEDIES: Final = {
@@ -234,6 +242,12 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     ),
     "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
     "rerank": EndpointDescription("Rank documents by their relevance to a query", "RerankRequest", "Ranking"),
+    "files": EndpointDescription("List the files of batches, or upload one as a form (OpenAI API)", "", "File"),
+    "file": EndpointDescription("Describe or delete a file (OpenAI API)", gives="File"),
+    "file_content": EndpointDescription("Return the content of a file (OpenAI API)", kinds=(_BINARY,)),
+    "batches": EndpointDescription("List the batches, or create one (OpenAI API)", "BatchRequest", "Batch"),
+    "batch": EndpointDescription("Describe a batch (OpenAI API)", gives="Batch"),
+    "cancel_batch": EndpointDescription("Cancel a batch and keep what is done (OpenAI API)", gives="Batch"),
 }
 """Descriptions by endpoint name."""
 
@@ -243,5 +257,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "repository": "Name of the repository",
     "command": "pause, resume, promote, abort or clear",
     "region": "Name of the region",
+    "file": "Id of the file",
+    "batch": "Id of the batch",
 }
 """Descriptions of the path arguments."""

@@ -1,5 +1,6 @@
 // Entry point of the console: polls the server and shows the page that the URL fragment names.
 
+import { Batches } from "./batches.js";
 import { say } from "./elements.js";
 import { parse } from "./exposition.js";
 import { History } from "./history.js";
@@ -19,7 +20,7 @@ const LIST_EVERY = 10_000;
 /** After a slow poll, wait this many times its duration: metrics of a thousand models are expensive. */
 const REST = 10;
 const LONGEST = 15_000;
-const VIEWS = { models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, usage: Usage, workers: Workers };
+const VIEWS = { batches: Batches, models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, usage: Usage, workers: Workers };
 
 const pulse = document.getElementById("pulse");
 const notice = document.getElementById("notice");
@@ -72,6 +73,7 @@ class Console {
     };
     const count = async () => {
       const text = await server.metrics();
+      document.querySelector('header nav [href="#/batches"]').hidden = !text.includes("\nnerite_batches_open ");
       this.history.note(Date.now() / 1000, parse(text));
     };
     const results = await Promise.allSettled([list(), count()]);

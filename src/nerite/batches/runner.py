@@ -1,0 +1,443 @@
+"""Runs batches: validates them, submits their items as the planner says, commits the answers, writes the outputs.
+
+One coroutine does all that waits for the disk; items are submitted and answered by plain calls. An answer counts once
+it is committed. Items under way when the server crashes have no committed answer, so they run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from nerite.batches.deadline_planner import DeadlinePlanner
+from nerite.batches.file_directory import FileDirectory
+from nerite.batches.idle_room import IdleRoom
+from nerite.batches.items import (
+    EXPIRED,
+    ItemFile,
+    ItemMistake,
+    answer_line,
+    body_of_line,
+    error_line,
+    read_items,
+)
+from nerite.batches.records import BatchRecord, BatchStatus, FileRecord, ItemState
+from nerite.batches.running_batch import ItemAnswer, ItemExecutor, ItemRequest, ItemUnderWay, LoadedItem, RunningBatch
+from nerite.batches.store import BatchStore, ItemAnswerRow
+from nerite.core.errors import NeriteError
+from nerite.core.failures import report
+from nerite.observability.log import log
+
+_COMMIT_SECONDS: Final = 0.05
+"""Time for which answers are gathered for one commit."""
+_LOOK_SECONDS: Final = 1.0
+"""Longest time between two looks at deadlines."""
+_SWEEP_SECONDS: Final = 60.0
+_PAGE: Final = 128
+_PAGE_BYTES: Final = 4 << 20
+"""Items, and bytes of lines, that are loaded of a batch at a time."""
+_LOW: Final = 64
+"""Number of loaded items below which more are loaded."""
+_OTHERS_SECONDS: Final = 10.0
+"""Time for which batches keep their pace after others have last used a model."""
+_AT_ONCE: Final = 8
+"""Items that are submitted per turn of the event loop."""
+_ATTEMPTS: Final = 3
+"""Times that an item is tried which the server fails to execute."""
+_NO_ROOM: Final = 503
+_QUOTA: Final = 429
+_FAILURES: Final = frozenset((408, 500, 502, 504))
+
+
+class BatchRunner:
+    """Runs all batches of a server. Used from the loop's thread only."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        files: FileDirectory,
+        executor: ItemExecutor,
+        most: int,
+        weight_of: Callable[[str], float],
+    ) -> None:
+        """``most`` is the maximum number of items under way; ``weight_of`` returns the weight of a tenant."""
+        self._store = store
+        self._files = files
+        self._executor = executor
+        self._most = most
+        self._weight_of = weight_of
+        self.planner = DeadlinePlanner()
+        self.batches: dict[str, RunningBatch] = {}
+        """Batches that have not ended."""
+        self.counts = dict.fromkeys(("completed", "failed", "expired", "refused", "retried"), 0)
+        """Items by what became of them; one may be refused or retried several times."""
+        self._rooms: dict[str, IdleRoom] = {}
+        self._others_until: dict[str, float] = {}
+        """Until when batches of a model keep their pace, because others use it."""
+        self._answers: list[ItemAnswerRow] = []
+        self._woken = asyncio.Event()
+        self._filling = False
+        self._stopping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._swept_at = 0.0
+        self._resumed = False
+        """The batches that had not ended when the server started are known."""
+
+    @property
+    def under_way(self) -> int:
+        """Number of items under way."""
+        return sum(len(batch.under_way) for batch in self.batches.values())
+
+    def changed(self, record: BatchRecord) -> None:
+        """Take note of a batch that was created or is to be cancelled."""
+        batch = self.batches.setdefault(record.id, RunningBatch(record))
+        batch.record = record
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Submit no more items, and cancel those under way; they run when the server has started again."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for batch in self.batches.values():
+            self._cancel_items(batch)
+
+    async def close(self) -> None:
+        """Commit the answers that have come. To be called after ``stop`` and when ``run`` has ended."""
+        await self._commit()
+
+    async def run(self) -> None:
+        """Run batches until cancelled. May be called again after it has raised."""
+        while True:
+            try:
+                await self._look()
+            except NeriteError as error:  # the database or the disk fails
+                log.error(f"batches wait: {error.message}")
+                await asyncio.sleep(_LOOK_SECONDS)
+                continue
+            self._fill_soon()
+            waiting = [batch.record.expires_at for batch in self.batches.values()]
+            left = min([*waiting, time.time() + _LOOK_SECONDS]) - time.time()
+            try:
+                await asyncio.wait_for(self._woken.wait(), max(left, 0.0))
+                await asyncio.sleep(_COMMIT_SECONDS)
+            except TimeoutError:
+                pass
+
+    async def _look(self) -> None:
+        """Do all that is due."""
+        self._woken.clear()
+        if not self._resumed:
+            for record in await self._store.open_batches():
+                self.batches.setdefault(record.id, RunningBatch(record))
+            self._resumed = True
+        await self._commit()
+        for batch in list(self.batches.values()):
+            await self._advance(batch)
+        await self._sweep()
+
+    # From one status to the next
+
+    async def _advance(self, batch: RunningBatch) -> None:
+        """Do what is due for a batch."""
+        record, now = batch.record, time.time()
+        try:
+            if record.status is BatchStatus.CANCELLING:
+                await self._end(batch, BatchStatus.CANCELLED, cancelled_at=now)
+            elif record.status is BatchStatus.FINALIZING:
+                await self._end(batch, BatchStatus.COMPLETED, completed_at=time.time())
+            elif now >= record.expires_at:
+                await self._end(batch, BatchStatus.EXPIRED, expired_at=now)
+            elif record.status is BatchStatus.VALIDATING:
+                await self._validate(batch)
+            else:
+                await self._load(batch)
+        except NeriteError as error:
+            log.error(f"batch '{record.id}' waits: {error.message}")
+
+    async def _validate(self, batch: RunningBatch) -> None:
+        record = batch.record
+        found = await asyncio.to_thread(self._read_input, record)
+        if found.mistakes:
+            errors = [
+                {"code": each.code, "message": each.message, "param": each.param, "line": each.line}
+                for each in found.mistakes
+            ]
+            batch.record = await self._store.change(
+                record.id, status=BatchStatus.FAILED, failed_at=time.time(), errors=errors
+            )
+            self._forget(batch)
+            return
+        started = await self._store.begin(record.id, found.items, found.model, time.time())
+        # It may have been cancelled meanwhile; the newer record is that of the database.
+        batch.record = started
+        log.info(f"batch '{record.id}' has {started.total} items for '{found.model}'")
+        await self._load(batch)
+
+    def _read_input(self, record: BatchRecord) -> ItemFile:
+        try:
+            with self._files.open(record.input_file_id) as file:
+                return read_items(file, record.endpoint)
+        except NeriteError as error:
+            return ItemFile([], [ItemMistake("file_not_found", error.message)], "")
+
+    async def _load(self, batch: RunningBatch) -> None:
+        """Load the next items of a batch in progress, or complete it."""
+        record = batch.record
+        if record.status is not BatchStatus.IN_PROGRESS:
+            return
+        if len(batch.ready) < _LOW and not batch.exhausted and not self._stopping:
+            items = await self._store.waiting_items(record.id, batch.loaded, _PAGE)
+            exhausted = len(items) < _PAGE
+            size = 0
+            for count, item in enumerate(items):
+                size += item.size
+                if count and size > _PAGE_BYTES:
+                    items, exhausted = items[:count], False
+                    break
+            if items:
+                places = [(item.position, item.size) for item in items]
+                bodies = await asyncio.to_thread(self._bodies, record.input_file_id, places)
+                batch.loaded = items[-1].line
+                batch.ready.extend(
+                    LoadedItem(item.line, item.custom_id, body) for item, body in zip(items, bodies, strict=True)
+                )
+            batch.exhausted = exhausted
+        self._plan(batch)
+        if batch.done and not record.left:
+            batch.record = await self._store.change(record.id, status=BatchStatus.FINALIZING, finalizing_at=time.time())
+            await self._end(batch, BatchStatus.COMPLETED, completed_at=time.time())
+
+    def _bodies(self, name: str, places: list[tuple[int, int]]) -> list[bytes]:
+        return [body_of_line(raw) for raw in self._files.read_lines(name, places)]
+
+    def _plan(self, batch: RunningBatch) -> None:
+        """Tell the planner of a batch when it is in progress."""
+        record = batch.record
+        if not self.planner.knows(record.id):
+            weight = self._weight_of(record.tenant)
+            self.planner.add(
+                record.id, record.tenant, record.model, record.left, record.expires_at, time.time(), weight
+            )
+
+    async def _end(self, batch: RunningBatch, status: BatchStatus, **times: float) -> None:
+        """End a batch: write its output files, and change it together with them."""
+        self._cancel_items(batch)
+        await self._commit()
+        record = batch.record = await self._store.by_id(batch.record.id)
+        if record.status.is_end:  # the connection broke when that was committed
+            self._forget(batch)
+            return
+        expired = status is BatchStatus.EXPIRED
+        files: list[FileRecord] = []
+        states = (ItemState.FAILED, ItemState.WAITING) if expired else (ItemState.FAILED,)
+        try:
+            output = await self._write(record, "output", (ItemState.COMPLETED,), files)
+            errors = await self._write(record, "error", states, files)
+        except NeriteError:
+            await asyncio.to_thread(self._files.remove, [file.id for file in files])
+            raise
+        lost = record.left if expired else 0
+        self.counts["expired"] += lost
+        batch.record = await self._store.finish(
+            record.id,
+            files,
+            status=status,
+            output_file_id=output,
+            error_file_id=errors,
+            failed=record.failed + lost,
+            **times,
+        )
+        log.info(
+            f"batch '{record.id}' is {status}: {batch.record.completed} of {record.total} items completed, "
+            f"{batch.record.failed} failed"
+        )
+        self._forget(batch)
+
+    async def _write(
+        self, record: BatchRecord, kind: str, states: tuple[ItemState, ...], files: list[FileRecord]
+    ) -> str | None:
+        """Write the lines of all items in some states to a file; return its id, or None if there are none."""
+        name = new_file_id()
+        writer = self._files.begin(name)
+        try:
+            for state in states:
+                after = 0
+                while rows := await self._store.answers(record.id, state, after, _PAGE):
+                    after = rows[-1][0]
+                    lines = [
+                        answer if state is not ItemState.WAITING else error_line(_item_id(), custom_id, *EXPIRED)
+                        for _, custom_id, answer in rows
+                    ]
+                    await asyncio.to_thread(writer.add, [line + b"\n" for line in lines])
+        except NeriteError:
+            await asyncio.to_thread(writer.discard)
+            raise
+        if not writer.size:
+            return None
+        await asyncio.to_thread(writer.commit)
+        now = time.time()
+        until = None if record.output_seconds is None else now + record.output_seconds
+        file_name = f"{record.id}_{kind}.jsonl"
+        files.append(FileRecord(name, record.tenant, file_name, "batch_output", writer.size, now, until))
+        return name
+
+    def _forget(self, batch: RunningBatch) -> None:
+        self.batches.pop(batch.record.id, None)
+        self.planner.remove(batch.record.id)
+        models = {each.record.model for each in self.batches.values()}
+        self._rooms = {model: room for model, room in self._rooms.items() if model in models or room.under_way}
+        self._others_until = {model: until for model, until in self._others_until.items() if model in models}
+
+    def _cancel_items(self, batch: RunningBatch) -> None:
+        """Cancel the items of a batch that are under way, and submit no more."""
+        batch.ready.clear()
+        batch.exhausted = True
+        for under_way in list(batch.under_way.values()):
+            if batch.under_way.pop(under_way.item.line, None) is not None:
+                if not under_way.raised:
+                    self._room(batch).withdrawn()
+                under_way.cancel()
+
+    async def _commit(self) -> None:
+        """Commit the answers that have come, and count them."""
+        if not self._answers:
+            return
+        rows = list(self._answers)
+        await self._store.commit(rows)
+        del self._answers[: len(rows)]
+        for row in rows:
+            batch = self.batches.get(row.batch)
+            if batch is not None:
+                record = batch.record
+                done = row.state is ItemState.COMPLETED
+                batch.record = record.counted(done)
+
+    async def _sweep(self) -> None:
+        """Remove expired files, once a minute."""
+        now = time.time()
+        if now - self._swept_at > _SWEEP_SECONDS:
+            self._swept_at = now
+            names = await self._store.remove_expired_files(now)
+            await asyncio.to_thread(self._files.remove, names)
+
+    # Items
+
+    def _fill_soon(self) -> None:
+        if not self._filling and not self._stopping:
+            self._filling = True
+            asyncio.get_running_loop().call_soon(self._fill)
+
+    def _fill(self) -> None:
+        """Submit items while there is room; a few in each turn of the loop, so that others are not delayed."""
+        self._filling = False
+        if self._stopping:
+            return
+        now = time.time()
+        left = min(self._most - self.under_way, _AT_ONCE)
+        wakes: list[float] = []
+        for key in self.planner.order(now):
+            batch = self.batches[key]
+            while left > 0 and batch.ready and (raised := self._lane(batch, now, wakes)) is not None:
+                left -= 1
+                self._begin(batch, raised, now)
+        if left <= 0 and self.under_way < self._most:
+            self._fill_soon()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wakes:
+            delay = max(min(wakes) - now, 0.001)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._fill_soon)
+
+    def _lane(self, batch: RunningBatch, now: float, wakes: list[float]) -> bool | None:
+        """Return whether the next item of a batch goes raised; None if it has to wait, until a time in ``wakes``."""
+        if now < batch.rests_until:
+            wakes.append(batch.rests_until)
+            return None
+        room, key = self._room(batch), batch.record.id
+        paced = self._has_others(batch.record.model, now) and len(batch.under_way) >= self.planner.pace(key, now)
+        if not paced and room.admits(now):
+            return False
+        if len(batch.under_way) < self.planner.needs(key, now):
+            return True
+        if (until := room.wakes(now)) is not None:
+            wakes.append(until)
+        return None
+
+    def _has_others(self, model: str, now: float) -> bool:
+        """Return whether others use a model, or did a moment ago."""
+        if self._executor.has_others(model):
+            self._others_until[model] = now + _OTHERS_SECONDS
+        return now < self._others_until.get(model, 0.0)
+
+    def _room(self, batch: RunningBatch) -> IdleRoom:
+        model = batch.record.model
+        room = self._rooms.get(model)
+        if room is None:
+            room = self._rooms[model] = IdleRoom(self._most)
+        return room
+
+    def _begin(self, batch: RunningBatch, raised: bool, now: float) -> None:
+        item = batch.ready.popleft()
+        record = batch.record
+        under_way = batch.under_way[item.line] = ItemUnderWay(item, raised, now)
+        if not raised:
+            self._room(batch).begun()
+        request = ItemRequest(record.tenant, record.endpoint, record.model, item.body, raised)
+        under_way.cancel = self._executor.submit(request, partial(self._done, batch, under_way))
+
+    def _done(self, batch: RunningBatch, under_way: ItemUnderWay, answer: ItemAnswer) -> None:
+        """Take the answer to an item. Never raises."""
+        item, now = under_way.item, time.time()
+        if batch.under_way.pop(item.line, None) is not under_way:
+            return  # the batch has ended
+        try:
+            self._take(batch, under_way, answer, now)
+        except Exception as error:
+            report("loop", error, f"in an answer of batch '{batch.record.id}'")
+            batch.again(item)
+        if len(batch.ready) < _LOW or self._answers:
+            self._woken.set()
+        self._fill_soon()
+
+    def _take(self, batch: RunningBatch, under_way: ItemUnderWay, answer: ItemAnswer, now: float) -> None:
+        room = None if under_way.raised else self._room(batch)
+        item = under_way.item
+        if answer.status in (_NO_ROOM, _QUOTA):
+            self.counts["refused"] += 1
+            batch.again(item)
+            if room is not None and answer.status == _NO_ROOM:
+                room.refused(now, answer.retry_after)
+                return
+            batch.rests_until = now + max(answer.retry_after, 0.5)
+            if room is not None:
+                room.withdrawn()
+            return
+        if room is not None:
+            room.answered()
+        failures = batch.failures.pop(item.line, 0) + 1
+        if answer.status in _FAILURES and failures < _ATTEMPTS:
+            self.counts["retried"] += 1
+            batch.failures[item.line] = failures
+            batch.again(item)
+            return
+        good = answer.status == 200
+        state = ItemState.COMPLETED if good else ItemState.FAILED
+        self.counts[str(state)] += 1
+        line = answer_line(_item_id(), item.custom_id, answer.status, answer.request_id, answer.body)
+        self._answers.append(ItemAnswerRow(batch.record.id, item.line, state, line))
+        self.planner.ended(batch.record.id, now - under_way.began, now)
+
+
+def _item_id() -> str:
+    return f"batch_req_{secrets.token_hex(16)}"
+
+
+def new_file_id() -> str:
+    """Return an id for a file."""
+    return f"file-{secrets.token_hex(16)}"

@@ -1,0 +1,100 @@
+"""A batch in memory: its next items, those under way, and what the one who executes items is given."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from nerite.batches.records import BatchRecord
+
+
+class ItemRequest(NamedTuple):
+    """An item as its executor gets it."""
+
+    tenant: str
+    url: str
+    model: str
+    body: bytes
+    raised: bool
+    """It goes in its tenant's own class; else only in room that nobody else wants."""
+
+
+class ItemAnswer(NamedTuple):
+    """The answer to an item, or the refusal to execute it now."""
+
+    status: int
+    """HTTP status."""
+    body: bytes
+    retry_after: float = 0.0
+    request_id: str = ""
+
+
+class ItemExecutor(Protocol):
+    """Executes items: in this server, or by a router."""
+
+    def submit(self, request: ItemRequest, done: Callable[[ItemAnswer], None]) -> Callable[[], None]:
+        """Execute an item, and call ``done`` once, at once or later; return a call that cancels it.
+
+        An item without room is answered with status 503 at once. Never raises.
+        """
+
+    def has_others(self, model: str) -> bool:
+        """Return whether a model executes requests that are not items."""
+
+
+class LoadedItem(NamedTuple):
+    """An item whose body was read."""
+
+    line: int
+    custom_id: str
+    body: bytes
+
+
+class ItemUnderWay:
+    """An item that was submitted."""
+
+    __slots__ = ("began", "cancel", "item", "raised")
+
+    def __init__(self, item: LoadedItem, raised: bool, began: float) -> None:
+        self.item = item
+        self.raised = raised
+        self.began = began
+        self.cancel: Callable[[], None] = _nothing
+        """Cancels it; its answer is dropped then."""
+
+
+class RunningBatch:
+    """A batch that has not ended."""
+
+    def __init__(self, record: BatchRecord) -> None:
+        self.record = record
+        self.ready: deque[LoadedItem] = deque()
+        """Items to be submitted next."""
+        self.loaded = 0
+        """Line of the last item that was loaded."""
+        self.exhausted = False
+        """All items were loaded."""
+        self.under_way: dict[int, ItemUnderWay] = {}
+        self.failures: dict[int, int] = {}
+        """How often an item that waits again has failed."""
+        self.rests_until = 0.0
+        """When its tenant's quota may have room again."""
+
+    @property
+    def planned(self) -> bool:
+        """Whether its items may be submitted."""
+        return bool(self.record.model)
+
+    @property
+    def done(self) -> bool:
+        """Whether every item has been answered, though not all answers need be committed."""
+        return self.planned and self.exhausted and not self.ready and not self.under_way
+
+    def again(self, item: LoadedItem) -> None:
+        """Submit an item again, before the others."""
+        self.ready.appendleft(item)
+
+
+def _nothing() -> None:
+    """Do nothing."""
