@@ -184,7 +184,8 @@ class Client:
             else:
                 self.waiting.append(due)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.answered.wait(), 30)
+            async with asyncio.timeout(30):
+                await self.answered.wait()
 
 
 class Figures(NamedTuple):

@@ -91,7 +91,8 @@ class SharedQuotas:
             answered = asyncio.Event()
             connection.ask(command, lambda _reply: answered.set())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(answered.wait(), _FAREWELL_SECONDS)
+                async with asyncio.timeout(_FAREWELL_SECONDS):
+                    await answered.wait()
         self._client.close()
 
     def write_metrics(self, page: Page) -> None:

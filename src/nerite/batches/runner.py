@@ -7,6 +7,7 @@ it is committed. Items under way when the server crashes have no committed answe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -95,7 +96,8 @@ class BatchRunner:
     def changed(self, record: BatchRecord) -> None:
         """Take note of a batch that was created or is to be cancelled."""
         batch = self.batches.setdefault(record.id, RunningBatch(record))
-        batch.record = record
+        if record.status is BatchStatus.CANCELLING:  # a new one may have been found in the database, and begun, before
+            batch.record = record
         self._woken.set()
 
     def stop(self) -> None:
@@ -122,11 +124,10 @@ class BatchRunner:
             self._fill_soon()
             waiting = [batch.record.expires_at for batch in self.batches.values()]
             left = min([*waiting, time.time() + _LOOK_SECONDS]) - time.time()
-            try:
-                await asyncio.wait_for(self._woken.wait(), max(left, 0.0))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(left, 0.0)):
+                    await self._woken.wait()
                 await asyncio.sleep(_COMMIT_SECONDS)
-            except TimeoutError:
-                pass
 
     async def _look(self) -> None:
         """Do all that is due."""

@@ -288,7 +288,7 @@ class ModelManager:
             refusals.failed(record, failures)  # logs and records them
         elif failures:
             for running in made.values():
-                self._retire(None, running)
+                self._in_background(self._close(None, running))
             for version in made:
                 record.states[version] = VersionState(ModelState.UNAVAILABLE, "unloaded")
             for version in record.running:
@@ -311,7 +311,7 @@ class ModelManager:
         replaced = {version: previous for version, previous in old.items() if running.get(version) is not previous}
         for version in replaced.keys() - running.keys():
             record.states[version] = VersionState(ModelState.UNLOADING)
-        return [self._retire(record, previous) for previous in replaced.values()]
+        return [self._in_background(self._close(record, previous)) for previous in replaced.values()]
 
     async def _hash(self, record: ModelRecord, loaded: LoadedVersion, made: Mapping[int, RunningVersion]) -> None:
         """Compute the content hash of new versions; the time is proportional to the size of their files."""
@@ -554,18 +554,15 @@ class ModelManager:
         self._on_change()
         for version in old:
             record.states[version] = VersionState(ModelState.UNLOADING)
-        return [self._retire(record, running) for running in old.values()]
-
-    def _retire(self, record: ModelRecord | None, running: RunningVersion) -> asyncio.Task[None]:
-        """Drain a version in the background, then close it."""
-        return self._in_background(self._close(record, running))
+        return [self._in_background(self._close(record, running)) for running in old.values()]
 
     async def _close(self, record: ModelRecord | None, running: RunningVersion, patience: float | None = None) -> None:
         """Close a version when it is drained, or after ``patience`` seconds."""
         drained, closed = asyncio.Event(), asyncio.Event()
         running.drain(drained.set)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(drained.wait(), patience)
+            async with asyncio.timeout(patience):
+                await drained.wait()
         running.close(closed.set)
         await closed.wait()
         await self._sources.leave(running)
@@ -584,7 +581,7 @@ class ModelManager:
             record.latest = -1
             for version in running.values():
                 version.abandon(refusals.stopping())
-                self._retire(record, version)
+                self._in_background(self._close(record, version))
         self._on_change()
         while self._background:
             await asyncio.wait(self._background)

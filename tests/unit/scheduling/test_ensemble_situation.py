@@ -189,11 +189,10 @@ class Fusing:
     def find(self, model: str, _version: str, _decoupled: str, _namespace: str) -> Any:
         number = int(model[1:])
 
-        def followed(size: int, rows: int, timings: ExecutionTimes) -> None:
+        def followed(batch: Sequence[StepRequest], rows: int, timings: ExecutionTimes) -> None:
             self.followed.append(number)
 
         seat = number if number in self._fusible else None
-        statistics = SimpleNamespace(followed=followed)
         return SimpleNamespace(
             name=model,
             seat=seat,
@@ -202,7 +201,7 @@ class Fusing:
             max_rows=0,
             traced=False,
             routed=False,
-            statistics=statistics,
+            followed=followed,
         )
 
     def _introduce(self, number: int, chain: dict[str, Any]) -> None:

@@ -371,7 +371,8 @@ class GrpcServer:
         call = _Answer()
         line.open(call, message, last=True)
         try:
-            return await asyncio.wait_for(call.whole, target.timeout)
+            async with asyncio.timeout(target.timeout):
+                return await call.whole
         except TimeoutError:
             raise ClientError(f"no response from {target.address} within {target.timeout:g} seconds") from None
         finally:

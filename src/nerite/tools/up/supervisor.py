@@ -71,7 +71,8 @@ class Supervisor:
         delay = _FIRST_DELAY
         if planned is self._plan[-1]:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._others_ready.wait(), _OTHERS_SECONDS)
+                async with asyncio.timeout(_OTHERS_SECONDS):
+                    await self._others_ready.wait()
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
