@@ -221,52 +221,51 @@ class MalformedHeaders(Exception):
         self.code = code
 
 
-class RequestHeaders:
+class HeaderFields:
+    """Fields of a header block. Immutable, but for ``memo``, which is for the owner."""
+
+    __slots__ = ("content_length", "fields", "memo")
+
+    def __init__(self, fields: tuple[Field, ...], content_length: int) -> None:
+        self.fields = fields
+        self.content_length = content_length
+        """-1 if absent."""
+        self.memo: Any = None
+
+    def get(self, name: bytes) -> bytes | None:
+        """Return the value of the first field called ``name`` (lower case), or None."""
+        for field_name, value in self.fields:
+            if field_name == name:
+                return value
+        return None
+
+
+class RequestHeaders(HeaderFields):
     """Headers of a request. Immutable and interned: requests with the same block share one object.
 
     ``fields`` are the regular fields in order. ``memo`` belongs to the handler, for results derived from the headers.
     """
 
-    __slots__ = ("authority", "content_length", "fields", "memo", "method", "path", "scheme")
+    __slots__ = ("authority", "method", "path", "scheme")
 
     def __init__(self, pseudo: dict[bytes, bytes], fields: tuple[Field, ...], content_length: int) -> None:
+        super().__init__(fields, content_length)
         self.method = pseudo.get(b":method", b"")
         self.scheme = pseudo.get(b":scheme", b"")
         """Empty, as is the path, for CONNECT."""
         self.authority = pseudo.get(b":authority", b"")
         self.path = pseudo.get(b":path", b"")
-        self.fields = fields
-        self.content_length = content_length
-        """-1 if absent."""
-        self.memo: Any = None
-
-    def get(self, name: bytes) -> bytes | None:
-        """Return the value of the first field called ``name`` (lower case), or None."""
-        for field_name, value in self.fields:
-            if field_name == name:
-                return value
-        return None
 
 
-class ReplyHeaders:
+class ReplyHeaders(HeaderFields):
     """Headers of a response, or its trailers. Immutable and interned, as ``RequestHeaders`` are."""
 
-    __slots__ = ("content_length", "fields", "memo", "status")
+    __slots__ = ("status",)
 
     def __init__(self, status: int, fields: tuple[Field, ...], content_length: int) -> None:
+        super().__init__(fields, content_length)
         self.status = status
         """0 for trailers."""
-        self.fields = fields
-        self.content_length = content_length
-        """-1 if absent."""
-        self.memo: Any = None
-
-    def get(self, name: bytes) -> bytes | None:
-        """Return the value of the first field called ``name`` (lower case), or None."""
-        for field_name, value in self.fields:
-            if field_name == name:
-                return value
-        return None
 
 
 H = TypeVar("H")
