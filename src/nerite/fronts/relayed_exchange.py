@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from nerite.core.execution_observer import TraceContext
-from nerite.core.failures import report
 from nerite.core.request import CancelReason
 from nerite.core.tensor import Buffer
 from nerite.fronts.messages import CHANGING, RelayedPiece, work_name
 from nerite.transports.http import reply, routes
-from nerite.transports.http.handler import HttpHandler
+from nerite.transports.http.handler import HttpHandler, answer_exchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.limits import ByteReservation
 
@@ -65,14 +64,7 @@ class RelayedExchange:
 
     def run(self, body: memoryview) -> None:
         """Have the handler answer."""
-        try:
-            refusal = self._handler.begin(self.head)
-            if refusal is not None:
-                self.send([refusal.encode()])
-            else:
-                self._handler.handle(self, self.head, body)
-        except Exception as error:
-            self.send([reply.error_reply(report("http", error, "in a relayed request")).encode()])
+        answer_exchange(self._handler, self, body, "in a relayed request")
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Have the handler send the response of an inference; drop it if the client is gone."""

@@ -13,11 +13,9 @@ from nerite.admission.policy import IDLE
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
-from nerite.core.failures import report
 from nerite.core.request import Caller
 from nerite.core.tensor import Buffer
-from nerite.transports.http import reply
-from nerite.transports.http.handler import HttpHandler
+from nerite.transports.http.handler import HttpHandler, answer_exchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.limits import ByteReservation
 
@@ -119,14 +117,7 @@ class ItemExchange:
 
     def run(self, body: memoryview) -> None:
         """Have the handler answer."""
-        try:
-            refusal = self._handler.begin(self.head)
-            if refusal is not None:
-                self.send([refusal.encode()])
-            else:
-                self._handler.handle(self, self.head, body)
-        except Exception as error:
-            self.send([reply.error_reply(report("http", error, "in an item of a batch")).encode()])
+        answer_exchange(self._handler, self, body, "in an item of a batch")
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Have the handler turn the response of an inference into a reply; drop it if the item was cancelled."""
