@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import os
-import random
 import resource
-import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import uvloop
 
@@ -23,19 +20,15 @@ from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
 from nerite.config.watched_file import watch_files
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
-from nerite.core.failures import report
 from nerite.observability.log import log
 from nerite.observability.machine import usable_memory
 from nerite.redis.settings import settings_of_address
 from nerite.router.admission import RouterAdmission
-from nerite.router.discovery import Discovery
 from nerite.router.grpc_port import RouterGrpcPort
-from nerite.router.health import HealthChecks
-from nerite.router.http_members import HttpMembers
 from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
-from nerite.router.pools import PoolTable, RouterPool
+from nerite.router.pool_process import BackgroundWork, PoolProcess
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -88,29 +81,22 @@ def _with_redis(policy: AdmissionPolicy, router: RouterSettings) -> AdmissionPol
     return dataclasses.replace(policy, shared=SharedQuotaSettings(settings_of_address(router.redis)))
 
 
-class RouterProcess:
+class RouterProcess(PoolProcess):
     """The parts of a router."""
 
     def __init__(self, settings: ClusterSettings) -> None:
-        self._settings = settings
-        self._stop_requested = asyncio.Event()
-        self._pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
-        self._table = PoolTable(self._pools)
+        super().__init__(settings)
         router = settings.router
-        self._members = HttpMembers(router.connect_timeout)
-        self._health = HealthChecks(self._pools, self._members)
-        self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self._pools]
         limit = router.max_connections or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._bounds = TransportLimits(
             max_bytes=bytes_for(usable_memory()), max_connections=limit, idle_seconds=_IDLE_SECONDS
         )
         checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
         guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
-        sessions = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
         self._policy, self._admission = _admission(router)
         callers = None if self._admission is None else self._admission.callers
-        targets = HttpTargets(guard, sessions, router.max_body, callers)
-        self._service = RouterService(self._table, self._members, targets, router, self._admission)
+        targets = HttpTargets(guard, self.session_headers, router.max_body, callers)
+        self._service = RouterService(self.table, self.members, targets, router, self._admission)
         self._http = HttpListener(
             "HTTP",
             self._service,
@@ -120,56 +106,23 @@ class RouterProcess:
             access_log=router.access_log,
             size_setting="max-body in [router] of the cluster file",
         )
-        self._grpc = RouterGrpcPort(self._table, self._members, router, sessions, self._bounds, self._admission)
-        metrics = RouterMetrics(self._table, self._members, self._bounds, guard, self._admission)
+        self._grpc = RouterGrpcPort(
+            self.table, self.members, router, self.session_headers, self._bounds, self._admission
+        )
+        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
 
-    async def serve(self) -> int:
-        """Start, wait for a signal, and stop; return the exit status."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_report_unhandled)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._request_stop)
-        background: list[asyncio.Task[None]] = []
-        try:
-            await self._start()
-            background = [loop.create_task(_keep_running(work)) for work in self._background_work()]
-            await self._stop_requested.wait()
-            await self._stop()
-        except NeriteError as error:
-            log.error(error.message)
-            return 1
-        finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
-            if self._admission is not None and self._admission.tenants.shared is not None:
-                await self._admission.tenants.shared.close()
-            self._idle_check.stop()
-            for listener in (self._http, self._metrics, self._grpc):
-                listener.abort()
-            self._bounds.aside.close()
-        return 0
-
-    def _request_stop(self) -> None:
-        """Begin a graceful shutdown; on the second signal, exit immediately."""
-        if self._stop_requested.is_set():
-            os._exit(1)
-        self._stop_requested.set()
-
-    async def _start(self) -> None:
+    async def start(self) -> None:
         """Find the members, check them once, and open the ports. Raises ``NeriteError``."""
-        router = self._settings.router
+        router = self.settings.router
         for field in _NOT_YET:
             if getattr(router, field):
                 key = field.replace("_", "-")
-                raise Unsupported(f"{self._settings.path}: router.{key}: nerite route does not use it yet: remove it")
-        for discovery in self._discoveries:
-            await discovery.start()
+                raise Unsupported(f"{self.settings.path}: router.{key}: nerite route does not use it yet: remove it")
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.start()
-        await self._health.check_all()
+        await self.find_members()
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port),
             "gRPC": await self._grpc.open(router.address, router.grpc_port),
@@ -186,18 +139,15 @@ class RouterProcess:
         gc.set_threshold(_GC_THRESHOLD)
 
     def _welcome_lines(self, ports: dict[str, int]) -> Iterator[str]:
-        members = sum(len(list(pool.balancer.members)) for pool in self._pools)
-        ready = sum(len(list(pool.ready_members)) for pool in self._pools)
-        names = ", ".join(pool.name for pool in self._pools)
-        yield f"Nerite {__version__} routes to {members} members of {names}; {ready} of them are ready"
-        address = self._settings.router.address
+        names = ", ".join(pool.name for pool in self.pools)
+        counts = f"{self.members_known} members of {names}; {self.members_ready} of them are ready"
+        yield f"Nerite {__version__} routes to {counts}"
+        address = self.settings.router.address
         yield f"Listening: {', '.join(f'{name} {address}:{port}' for name, port in ports.items())}"
 
-    def _background_work(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
-        for pool, discovery in zip(self._pools, self._discoveries, strict=True):
-            yield partial(self._health.run, pool)
-            yield discovery.run
-        yield self._health.run_suspects
+    def background_work(self) -> Iterator[BackgroundWork]:
+        """Yield the work for members, and the watch of the policy file."""
+        yield from super().background_work()
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 
@@ -205,13 +155,13 @@ class RouterProcess:
         """Apply the new content of the policy file from the next request on."""
         assert self._policy is not None and self._admission is not None
         (log.warning if self._policy.problem else log.info)(self._policy.news())
-        self._admission.follow(_with_redis(self._policy.policy, self._settings.router))
+        self._admission.follow(_with_redis(self._policy.policy, self.settings.router))
         self._http.forget()
         self._grpc.forget()
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
         """Announce the end, stop accepting, and wait for requests in progress."""
-        timeout = self._settings.router.exit_timeout
+        timeout = self.settings.router.exit_timeout
         log.info("Waiting for requests in progress to complete.")
         deadline = time.monotonic() + timeout
         self._service.draining = True
@@ -230,19 +180,11 @@ class RouterProcess:
             await asyncio.sleep(0.02)
         self._metrics.stop_accepting()
 
-
-def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an exception that no callback or task has caught, as an incident."""
-    message = context.get("message", "")
-    report("loop", context.get("exception") or RuntimeError(message), f"({message})")
-
-
-async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run background work, and restart it after an unforeseen exception."""
-    while True:
-        try:
-            await work()
-            return
-        except Exception as error:
-            report("loop", error, "in a background task of the router")
-            await asyncio.sleep(_RESTART_DELAY)
+    async def close(self) -> None:
+        """Release connections, ports and threads that are still open."""
+        if self._admission is not None and self._admission.tenants.shared is not None:
+            await self._admission.tenants.shared.close()
+        self._idle_check.stop()
+        for listener in (self._http, self._metrics, self._grpc):
+            listener.abort()
+        self._bounds.aside.close()

@@ -1,0 +1,120 @@
+"""What the router and the picker have in common: pools, their members and health, and the life of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, Final
+
+from nerite.cluster.settings import ClusterSettings
+from nerite.core.errors import NeriteError
+from nerite.core.failures import report
+from nerite.observability.log import log
+from nerite.router.discovery import Discovery
+from nerite.router.health import HealthChecks
+from nerite.router.http_members import HttpMembers
+from nerite.router.pools import PoolTable, RouterPool
+
+BackgroundWork = Callable[[], Coroutine[Any, Any, None]]
+"""Starts work that runs as long as the process does."""
+
+_RESTART_DELAY: Final = 1.0
+
+
+class PoolProcess(ABC):
+    """A process in front of pools: finds their members, checks their health, and serves until a signal arrives."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self.settings = settings
+        self._stop_requested = asyncio.Event()
+        self.pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
+        self.table = PoolTable(self.pools)
+        self.members = HttpMembers(settings.router.connect_timeout)
+        self._health = HealthChecks(self.pools, self.members)
+        self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self.pools]
+        self.session_headers = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
+
+    async def serve(self) -> int:
+        """Start, wait for a signal, and stop; return the exit status."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_report_unhandled)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._request_stop)
+        background: list[asyncio.Task[None]] = []
+        try:
+            await self.start()
+            background = [loop.create_task(_keep_running(work)) for work in self.background_work()]
+            await self._stop_requested.wait()
+            await self.stop()
+        except NeriteError as error:
+            log.error(error.message)
+            return 1
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            await self.close()
+        return 0
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Find the members and open the ports. Raises ``NeriteError``."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Announce the end, stop accepting, and wait for requests in progress."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release what is still open, however the process ended."""
+
+    def background_work(self) -> Iterator[BackgroundWork]:
+        """Yield what runs beside the requests; work that fails is reported and started again."""
+        for pool, discovery in zip(self.pools, self._discoveries, strict=True):
+            yield partial(self._health.run, pool)
+            yield discovery.run
+        yield self._health.run_suspects
+
+    async def find_members(self) -> None:
+        """Find the members of all pools, and check each once. Raises ``NeriteError``."""
+        for discovery in self._discoveries:
+            await discovery.start()
+        await self._health.check_all()
+
+    @property
+    def members_known(self) -> int:
+        """Return the number of members, ready or not."""
+        return sum(len(list(pool.balancer.members)) for pool in self.pools)
+
+    @property
+    def members_ready(self) -> int:
+        """Return the number of members that are ready."""
+        return sum(len(list(pool.ready_members)) for pool in self.pools)
+
+    def _request_stop(self) -> None:
+        """Begin a graceful shutdown; on the second signal, exit immediately."""
+        if self._stop_requested.is_set():
+            os._exit(1)
+        self._stop_requested.set()
+
+
+def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an exception that no callback or task has caught, as an incident."""
+    message = context.get("message", "")
+    report("loop", context.get("exception") or RuntimeError(message), f"({message})")
+
+
+async def _keep_running(work: BackgroundWork) -> None:
+    """Run background work, and restart it after an unforeseen exception."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception as error:
+            report("loop", error, "in background work beside the requests")
+            await asyncio.sleep(_RESTART_DELAY)
