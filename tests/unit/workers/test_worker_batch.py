@@ -117,13 +117,20 @@ def test_a_model_that_asks_learns_that_nobody_waits(bench: Bench) -> None:
 
 
 def test_whoever_sends_waits_while_there_is_more_than_enough(bench: Bench) -> None:
+    bench.requests[0].respond(OK, False)
     bench.say(messages.PAUSE)
     sender = threading.Thread(target=bench.requests[0].respond, args=(OK, False))
     sender.start()
     bench.requests[1].respond(OK, False)
     bench.say(messages.RESUME)
     sender.join()
-    assert bench.sent == [(1, OK, False), (0, OK, False)]
+    assert bench.sent == [(0, OK, False), (1, OK, False), (0, OK, False)]
+
+
+def test_the_first_response_of_an_execution_does_not_wait(bench: Bench) -> None:
+    bench.say(messages.PAUSE)
+    bench.requests[0].respond(OK, False)
+    assert bench.sent == [(0, OK, False)]
 
 
 def test_whoever_pauses_by_itself_is_told_and_does_not_wait(bench: Bench) -> None:
@@ -139,15 +146,17 @@ def test_whoever_pauses_by_itself_is_told_and_does_not_wait(bench: Bench) -> Non
 
 
 def test_nobody_waits_for_a_client_that_is_gone(bench: Bench) -> None:
+    bench.requests[0].respond(OK, False)
     bench.say(messages.PAUSE)
     bench.say(messages.CANCEL)
     bench.requests[0].respond(OK, False)
     assert bench.requests[0].is_cancelled()
-    assert len(bench.sent) == 1
+    assert len(bench.sent) == 2
 
 
 def test_many_threads_wait_and_one_of_them_reads(bench: Bench) -> None:
     for index in range(3):
+        bench.requests[index].respond(OK, False)
         bench.say(messages.PAUSE, index)
     bench.batch.poll()
     senders = [threading.Thread(target=each.respond, args=(OK, False)) for each in bench.requests]
@@ -156,7 +165,7 @@ def test_many_threads_wait_and_one_of_them_reads(bench: Bench) -> None:
     for index in (2, 0, 1):
         bench.say(messages.RESUME, index)
         senders[index].join()
-    assert [index for index, _, _ in bench.sent] == [2, 0, 1]
+    assert [index for index, _, _ in bench.sent] == [0, 1, 2, 2, 0, 1]
 
 
 def test_jobs_that_somebody_else_has_read_are_kept_in_order(bench: Bench) -> None:
@@ -170,6 +179,7 @@ def test_jobs_that_somebody_else_has_read_are_kept_in_order(bench: Bench) -> Non
 
 
 def test_the_end_of_the_channel_ends_every_wait(bench: Bench) -> None:
+    bench.requests[0].respond(OK, False)
     bench.say(messages.PAUSE)
     sender = threading.Thread(target=bench.requests[0].respond, args=(OK, False))
     sender.start()

@@ -209,6 +209,8 @@ class WorkerBatch:
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         """Send a response, as soon as the server accepts it. Thread-safe.
 
+        The first response of an execution is sent in any case: a paused request of an iterative sequence is held
+        between its executions, and must not block the other requests of one that was under way when the pause came.
         Responses to a request that the result of ``execute`` has answered are dropped.
         """
         index = self.place(request)
@@ -219,7 +221,7 @@ class WorkerBatch:
         timings.started_ns = self.timings.started_ns
         timings.inputs_ready_ns = self._last_sent.get(index, self.timings.inputs_ready_ns)
         self.poll()
-        if index in self._paused:
+        if index in self._paused and index in self._last_sent:
             self._inbox.wait(lambda: index not in self._paused or request.cancelled)
         if final:
             request.data = ()
