@@ -25,6 +25,7 @@ from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 
 _REASON_NUMBERS: Final = {reason: number for number, reason in enumerate(REASONS)}
 _PROTOCOL_NUMBERS: Final = {protocol: number for number, protocol in enumerate(PROTOCOLS)}
+_OPERATION_NUMBERS: Final = {name: number << kinds.OPERATION_SHIFT for number, name in enumerate(kinds.OPERATIONS)}
 
 TakePiece = Callable[[RelayedPiece, bytes, list[Buffer]], None]
 """Takes the pieces of a relayed reply: kind, name of the work (``work_name``), and data."""
@@ -96,10 +97,12 @@ class CoreConnection(CorkedChannel):
         began_ns: int = getattr(sink, "began_ns", 0)
         span: TraceContext | None = getattr(sink, "outer_span", None)
         count = _PROTOCOL_NUMBERS[getattr(sink, "protocol", "HTTP")]
+        if operation := getattr(sink, "operation", ""):
+            count |= _OPERATION_NUMBERS[operation]
         if request.repeats:
             count |= kinds.REPEATED
         elif not (
-            began_ns or span or request.id or request.header.sequence_id or request.header.shared
+            operation or began_ns or span or request.id or request.header.sequence_id or request.header.shared
         ) and self._groups.add(request.header, number, request.data, count, request.arrived_ns):
             self._cork()
             self._begun(number, request)

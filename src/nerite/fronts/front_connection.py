@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
 import socket
@@ -26,6 +27,7 @@ from nerite.fronts.groups import GroupWriter, read_group
 from nerite.fronts.messages import PROTOCOLS, REASONS, AnswerKind, RelayedPiece
 from nerite.fronts.relayed_exchange import RelayedExchange
 from nerite.fronts.shared_state import FrontStart, SharedState
+from nerite.llm.openai import text_model
 from nerite.transports.grpc.methods import METHODS, Answer
 from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.head import HeadCache
@@ -131,6 +133,30 @@ class FrontSink:
         header = response.header
         if not final or header is None or not self.connection.answer_in_group(request.number, header, response.data):
             self.connection.answer(request, response, final)
+
+
+class CompletionSink(FrontSink):
+    """Sink of one request of the OpenAI API, which counts tokens for its trace."""
+
+    __slots__ = ("_operation", "_tokens")
+
+    def __init__(
+        self, connection: FrontConnection, protocol: str, began_ns: int, outer_span: TraceContext | None, operation: str
+    ) -> None:
+        super().__init__(connection, protocol, began_ns, outer_span)
+        self._operation = operation
+        self._tokens = text_model.TokenCounts()
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        """Send a response to the front, and count its tokens if the request is observed, as by a trace."""
+        if request.sink is not self and response.error is None:
+            with contextlib.suppress(ValueError):  # the front reports it
+                self._tokens.add(text_model.read(response))
+        super().respond(request, response, final)
+
+    def span_attributes(self, request: InferenceRequest) -> dict[str, str | int]:
+        """Return the span attributes of the request."""
+        return self._tokens.span_attributes(self._operation, request.header.model_name)
 
 
 class FrontConnection(CorkedChannel):
@@ -318,7 +344,9 @@ class FrontConnection(CorkedChannel):
         assert isinstance(header, RequestHeader)
         span, self._span = self._span, None
         sink = self._sinks[count & 1]
-        if began_ns or span is not None:
+        if operation := kinds.OPERATIONS[count >> kinds.OPERATION_SHIFT]:
+            sink = CompletionSink(self, sink.protocol, began_ns, span, operation)
+        elif began_ns or span is not None:
             sink = FrontSink(self, sink.protocol, began_ns, span)
         kind = RepeatedFrontRequest if count & kinds.REPEATED else FrontRequest
         if self._uses:

@@ -20,7 +20,7 @@ from nerite.core.tensor import Buffer
 from nerite.workers.ipc import messages
 
 # From a front.
-CALL: Final = 64  # the count is the protocol: see ``PROTOCOLS``; and ``REPEATED``
+CALL: Final = 64  # the count is the protocol (see ``PROTOCOLS``), ``REPEATED``, and the operation (``OPERATIONS``)
 SPAN: Final = 65  # JSON: the client's span that the next CALL or RELAY_HTTP belongs under
 CANCEL: Final = 66  # the count is the reason: see ``REASONS``
 PAUSE: Final = 67  # the client does not read: no more responses for now
@@ -55,6 +55,10 @@ PORTS: Final = ("http", "grpc")
 PROTOCOLS: Final = ("HTTP", "GRPC")
 REPEATED: Final = 2
 """Added to the protocol of a ``RepeatedRequest``."""
+OPERATIONS: Final = ("", "chat", "text_completion")
+"""Operations of language models, for traces of requests to the OpenAI API, by number."""
+OPERATION_SHIFT: Final = 2
+"""Position of the number of the operation in the count of a CALL."""
 CHANGING: Final = frozenset(("model-repository", "shared-memory", "logging"))
 """Categories of endpoints that may change what fronts must know."""
 REASONS: Final = tuple(CancelReason)

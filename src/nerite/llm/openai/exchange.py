@@ -150,10 +150,9 @@ class CompletionStream:
         "decoder",
         "done",
         "finished",
-        "input_tokens",
-        "output_tokens",
         "parser",
         "prompt",
+        "tokens",
         "whole",
     )
 
@@ -164,8 +163,7 @@ class CompletionStream:
         self.parser = parser
         self.decoder = text_model.decoder()
         self.begun = self.done = False
-        self.input_tokens: int | None = None
-        self.output_tokens: int | None = None
+        self.tokens = text_model.TokenCounts()
         self.whole: list[str] = []
         """Text that is kept until the end, to be parsed as a whole."""
 
@@ -195,16 +193,15 @@ class CompletionExchange(JointWork):
         for stream in streams:
             stream.finished.keeps = not events
 
+    @property
+    def operation(self) -> str:
+        """Name of the operation in OpenTelemetry's conventions."""
+        return self._shape.operation
+
     def span_attributes(self, request: InferenceRequest) -> dict[str, str | int]:
         """Return the span attributes of a request by OpenTelemetry's conventions for language models."""
         stream = self._streams[self._places[id(request)]]
-        attributes: dict[str, str | int] = {
-            "gen_ai.operation.name": self._shape.operation,
-            "gen_ai.request.model": request.header.model_name,
-        }
-        counts = {"input": stream.input_tokens, "output": stream.output_tokens}
-        counted = {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count is not None}
-        return attributes | counted
+        return stream.tokens.span_attributes(self.operation, request.header.model_name)
 
     def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
         stream = self._streams[place]
@@ -233,10 +230,7 @@ class CompletionExchange(JointWork):
         delta = text_model.read(response)
         finished = stream.finished
         finished.reason = delta.finish_reason or finished.reason
-        if delta.input_tokens is not None:
-            stream.input_tokens = delta.input_tokens
-        if delta.output_tokens is not None:
-            stream.output_tokens = (stream.output_tokens or 0) + delta.output_tokens
+        stream.tokens.add(delta)
         tokens = None
         if finished.tokens is not None and delta.logprobs:
             tokens = shapes.read_logprobs(delta.logprobs)
@@ -333,9 +327,9 @@ class CompletionExchange(JointWork):
 
     def _usage_counts(self) -> Usage | None:
         """Return the token counts, or None if the model does not report them. A prompt counts once."""
-        prompts = {stream.prompt: stream.input_tokens for stream in self._streams}
+        prompts = {stream.prompt: stream.tokens.input for stream in self._streams}
         inputs = [count for count in prompts.values() if count is not None]
-        outputs = [stream.output_tokens for stream in self._streams if stream.output_tokens is not None]
+        outputs = [stream.tokens.output for stream in self._streams if stream.tokens.output is not None]
         if len(inputs) < len(prompts) or len(outputs) < len(self._streams):
             return None
         return {

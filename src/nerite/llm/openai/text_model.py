@@ -219,6 +219,31 @@ class TextDelta(NamedTuple):
     logprobs: str = ""
 
 
+class TokenCounts:
+    """Tokens of one request so far, as its responses report them; None until one does."""
+
+    __slots__ = ("input", "output")
+
+    def __init__(self) -> None:
+        self.input: int | None = None
+        self.output: int | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        """Count a response."""
+        if delta.input_tokens is not None:
+            self.input = delta.input_tokens
+        if delta.output_tokens is not None:
+            self.output = (self.output or 0) + delta.output_tokens
+
+    def span_attributes(self, operation: str, model: str) -> dict[str, str | int]:
+        """Return the span attributes of the request by OpenTelemetry's conventions for language models."""
+        attributes: dict[str, str | int] = {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
+        counts = {"input": self.input, "output": self.output}
+        return attributes | {
+            f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count is not None
+        }
+
+
 def read(response: InferenceResponse) -> TextDelta:
     """Return the content of a successful response. Runs for every token, so it creates no arrays.
 
