@@ -15,10 +15,12 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from nerite.balancing.policy import check_ranges
+from nerite.core.sizes import size_text
 
 _QUIET: Final = 0.01
 """Requests under way on average below which a model is not in use."""
-_DOUBLINGS: Final = 16
+_DOUBLINGS: Final = 5
+"""Of the pause after a failed load, at most."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,14 @@ class PlacementAction(NamedTuple):
     model: str
     reason: str
     """For the log."""
+
+
+class PlacementObstacle(NamedTuple):
+    """Why a model is loaded nowhere, and will not be for a while."""
+
+    text: str
+    until_ns: int
+    """When a load is tried again; 0: not before members or models change."""
 
 
 class _Model:
@@ -176,6 +186,21 @@ class ModelPlacement:
             pause = self._policy.hold * 2 ** min(times - 1, _DOUBLINGS)
             self._failures[member, model] = times, now_ns + round(pause * 1e9)
 
+    def order_lost(self, member: str, model: str) -> None:
+        """Note that it is not known what became of an order, because the member is gone. It may be given again."""
+        order = self._orders.pop((member, model), None)
+        site, known = self._sites.get(member), self._models.get(model)
+        if order is not None and order.step is PlacementStep.LOAD and site is not None:
+            site.held.discard(model)
+            if known is not None:
+                known.copies.pop(member, None)
+
+    def unload_failed(self, member: str, model: str, now_ns: int) -> None:
+        """Note that a member did not unload a model. Its copy stays for as long as one that was just loaded."""
+        self._orders.pop((member, model), None)
+        if (known := self._models.get(model)) and member in known.copies:
+            known.copies[member] = now_ns
+
     def demand(self, model: str, under_way: float, now_ns: int) -> None:
         """Note how many requests to a model are under way now, with those that wait for it or were refused.
 
@@ -188,6 +213,8 @@ class ModelPlacement:
         known.observed_ns = now_ns
         known.fast += -math.expm1(-elapsed / self._policy.rise) * (under_way - known.fast)
         known.slow += -math.expm1(-elapsed / self._policy.fall) * (under_way - known.slow)
+        if not known.copies:
+            known.fast = max(known.fast, under_way)
         if under_way > 0:
             known.used_ns = now_ns
 
@@ -198,6 +225,25 @@ class ModelPlacement:
         wanted = math.ceil(max(known.fast, known.slow) / self._policy.target) if known.in_use else 0
         return max(min(wanted, known.most or members), min(known.least, members))
 
+    def copies(self, model: str) -> int:
+        """Return how many members that may get requests have the model or load it."""
+        known = self._models.get(model)
+        return sum(self._sites[member].available for member in known.copies) if known else 0
+
+    def obstacle(self, model: str, now_ns: int) -> PlacementObstacle | None:
+        """Return why a model that is loaded nowhere cannot be; None if it can, or nothing is known against it."""
+        known = self._models.get(model)
+        sites = {member: site for member, site in self._sites.items() if site.available}
+        if known is None or not sites or self.copies(model):
+            return None
+        fitting = [member for member, site in sites.items() if site.memory >= known.memory]
+        if not fitting:
+            most = max(site.memory for site in sites.values())
+            return PlacementObstacle(f"it needs {size_text(known.memory)}, and no member has more than "
+                                     f"{size_text(most)} for models", 0)  # fmt: skip
+        until = min(self._failures.get((member, model), (0, 0))[1] for member in fitting)
+        return PlacementObstacle("its load has failed at every member", until) if until > now_ns else None
+
     def decide(self, now_ns: int) -> list[PlacementAction]:
         """Return what is to be done now, in this order. Call it every second or so, and after each change."""
         for key, order in list(self._orders.items()):
@@ -206,6 +252,8 @@ class ModelPlacement:
         actions: list[PlacementAction] = []
         short = []
         for name, known in self._models.items():
+            if not (known.least or known.in_use):
+                continue
             copies = sum(self._sites[member].available for member in known.copies if not self._leaves(member, name))
             wanted = self.copies_wanted(name)
             coming = {
