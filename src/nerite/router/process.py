@@ -19,7 +19,7 @@ from nerite.admission.tenants import WatchedPolicy, open_policy
 from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
 from nerite.config.watched_file import watch_files
-from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
 from nerite.observability.machine import usable_memory
 from nerite.redis.settings import settings_of_address
@@ -165,6 +165,7 @@ class RouterProcess(PoolProcess):
         log.info("Waiting for requests in progress to complete.")
         deadline = time.monotonic() + timeout
         self._service.draining = True
+        self.table.held.stop(Unavailable("the router stops: send the request to another one, or later", 1))
         self._http.drain()
         self._grpc.drain()
         await asyncio.sleep(min(0.15, timeout / 4))
