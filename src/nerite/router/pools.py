@@ -100,7 +100,7 @@ class RouterPool:
         if models is not None and self._withheld:
             models = frozenset(model for model in models if (name, model) not in self._withheld)
         news = index is not None and self.indexes.get(name) != index
-        if index is not None:
+        if index is not None and news:
             self.indexes[name] = index
         if self.balancer.set_ready(name, ready, models) or news:
             self._learn()

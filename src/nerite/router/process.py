@@ -28,6 +28,7 @@ from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
+from nerite.router.placement import PoolPlacement
 from nerite.router.pool_process import BackgroundWork, PoolProcess
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
@@ -109,7 +110,12 @@ class RouterProcess(PoolProcess):
         self._grpc = RouterGrpcPort(
             self.table, self.members, router, self.session_headers, self._bounds, self._admission
         )
-        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission)
+        self._placements = [
+            PoolPlacement(pool, self.table.held, self.members, self.health)
+            for pool in self.pools
+            if pool.settings.placement is not None
+        ]
+        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission, self._placements)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
 
@@ -148,6 +154,9 @@ class RouterProcess(PoolProcess):
     def background_work(self) -> Iterator[BackgroundWork]:
         """Yield the work for members, and the watch of the policy file."""
         yield from super().background_work()
+        for placement in self._placements:
+            yield placement.run
+            yield placement.run_reports
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 
