@@ -34,7 +34,9 @@ class PlacementPolicy:
     fall: float = 300.0
     """Time constant of the average that keeps them."""
     hold: float = 60.0
-    """For so long a copy stays after it was loaded, and a failed load is not repeated at the same member."""
+    """For so long a copy stays after it was loaded."""
+    retry: float = 60.0
+    """For so long a failed load is not repeated at the same member; after each further failure twice as long."""
     patience: float = 600.0
     """For so long a load or unload may take."""
     unknown_bytes: int = 1 << 30
@@ -48,6 +50,7 @@ class PlacementPolicy:
             rise=(0.1, 86_400.0),
             fall=(0.1, 864_000.0),
             hold=(0.0, 86_400.0),
+            retry=(1.0, 86_400.0),
             patience=(1.0, 86_400.0),
             unknown_bytes=(0, 2**60),
         )
@@ -183,7 +186,7 @@ class ModelPlacement:
             site.held.discard(model)
             known.copies.pop(member, None)
             times = self._failures.get((member, model), (0, 0))[0] + 1
-            pause = self._policy.hold * 2 ** min(times - 1, _DOUBLINGS)
+            pause = self._policy.retry * 2 ** min(times - 1, _DOUBLINGS)
             self._failures[member, model] = times, now_ns + round(pause * 1e9)
 
     def order_lost(self, member: str, model: str) -> None:

@@ -199,6 +199,7 @@ _PLACEMENT_POLICY: Final[Mapping[str, _Key]] = {
     "rise": _Key("rise", duration_of),
     "fall": _Key("fall", duration_of),
     "hold": _Key("hold", duration_of),
+    "retry": _Key("retry", duration_of),
     "load-timeout": _Key("patience", duration_of),
     "model-memory": _Key("unknown_bytes", size_of),
 }

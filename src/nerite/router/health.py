@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -41,7 +41,7 @@ class MemberState(NamedTuple):
     ready: bool
     models: frozenset[str] | None = None
     """None: not known."""
-    index: MemberIndex | None = None
+    repository: MemberIndex | None = None
     """None: not asked for, or not known."""
     problem: str = ""
     """Why it is not ready, as the end of a sentence about the member."""
@@ -59,8 +59,9 @@ async def check_member(
     answer = await members.ask(member, "GET", path, seconds=seconds)
     if answer.problem:
         return MemberState(False, problem=answer.problem, missed=not answer.unreachable, gone=answer.unreachable)
-    if answer.status != 200:
-        return MemberState(False, problem=f"answered GET {path} with status {answer.status}")
+    unready = "" if answer.status == 200 else f"answered GET {path} with status {answer.status}"
+    if unready and not (whole and member.kind in _KSERVE):
+        return MemberState(False, problem=unready)
     index = None
     if member.kind in _KSERVE:
         asked = _ALL if whole else _READY_ONES
@@ -69,6 +70,8 @@ async def check_member(
             models = None
         elif whole:
             models = _names(entries, ("READY",))
+            if unready and any(map(_makes_unready, entries)):
+                unready = ""
             index = MemberIndex(_names(entries), _names(entries, _IN_MEMORY))
         else:  # an entry that says nothing of its state is ready, because nothing else was asked for
             models = _names(entries, ("READY", None))
@@ -78,7 +81,15 @@ async def check_member(
         if member.kind is not ServerKind.OPENAI:
             answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
         models = _openai_names(answer)
-    return MemberState(True, models, index)
+    return MemberState(not unready, models, index, unready)
+
+
+def _makes_unready(entry: Mapping[str, Any]) -> bool:
+    """Whether a version is the reason why its server is not ready, although it serves others.
+
+    With strict readiness a server is not ready while it loads a model, and after a load has failed.
+    """
+    return entry.get("state", "READY") != "READY" and entry.get("reason") != "unloaded"
 
 
 def entries_of(answer: MemberAnswer, key: str = "") -> list[dict[str, Any]] | None:
@@ -182,7 +193,7 @@ class HealthChecks:
             pool.balancer.restarted(name)
         models = state.models
         models = None if models is None else models.union(pool.settings.serves)
-        pool.set_ready(name, state.ready, models, state.index)
+        pool.set_ready(name, state.ready, models, state.repository)
         if before is None or before.ready != state.ready:
             if state.ready:
                 count = "unknown models" if state.models is None else f"{len(state.models)} models"

@@ -213,6 +213,9 @@ class PoolPlacement:
                 pool.withhold(name, model)
             async with self._limit:
                 answer = await self._ask(member, step, model)
+                if step is PlacementStep.LOAD and answer.status not in (0, 200):
+                    # A server with a model that has failed is not ready, until that is unloaded.
+                    await self._ask(member, PlacementStep.UNLOAD, model)
             pool.give_back(name, model)
             await self._health.check(pool, member)
             self._see_members(monotonic_ns())
@@ -266,4 +269,5 @@ def _reason_of(answer: MemberAnswer) -> str:
         text = str(orjson.loads(answer.body)["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         text = answer.body.decode(errors="replace")
-    return f"answered with status {answer.status}: {quoted_text(text[:_REASON])}"
+    line = text.partition("\n")[0]
+    return f"answered with status {answer.status}: {quoted_text(line, _REASON)}"

@@ -156,7 +156,7 @@ def test_a_member_that_leaves_while_it_loads_takes_its_order_along() -> None:
 
 
 def test_a_failed_load_is_tried_elsewhere_and_later_again() -> None:
-    fleet = Fleet({"a": 2 * GB, "b": GB}, {"m": GB}, PlacementPolicy(hold=60.0))
+    fleet = Fleet({"a": 2 * GB, "b": GB}, {"m": GB}, PlacementPolicy(retry=60.0))
     fleet.demands["m"] = 1.0
     fleet.wait()
     pauses = []
