@@ -66,7 +66,8 @@ class PoolPlacement:
         self._reports = MemoryReports(pool, members, self._forget_sizes)
         self._wake = asyncio.Event()
         self._limit = asyncio.Semaphore(_ORDERS)
-        self._orders: set[asyncio.Task[None]] = set()
+        self._orders: dict[asyncio.Task[None], PlacementAction] = {}
+        """What members are told to do now."""
         self._seen: dict[str, MemberIndex | None] = {}
         """Members, and the index of each that the decider knows."""
         self._described: frozenset[str] = frozenset()
@@ -107,7 +108,7 @@ class PoolPlacement:
         await self._reports.run()
 
     def _hold_began(self, model: str) -> None:
-        if not self._placement.copies(model):
+        if not any(action.step is PlacementStep.LOAD and action.model == model for action in self._orders.values()):
             self._wake.set()
 
     def _look(self, now: int) -> None:
@@ -116,8 +117,8 @@ class PoolPlacement:
         waiting = self._see_demand(now)
         for action in self._placement.decide(now):
             task = asyncio.get_running_loop().create_task(self._carry_out(action))
-            self._orders.add(task)
-            task.add_done_callback(self._orders.discard)
+            self._orders[task] = action
+            task.add_done_callback(self._orders.pop)
         for model in {*waiting, *self.pool.obstacles}:
             self._see_obstacle(model, now)
 
@@ -203,36 +204,41 @@ class PoolPlacement:
         pool = self.pool
         what = f"Pool '{pool.name}': member '{name}'"
         member = next((load.member for load in pool.balancer.members if load.member.name == name), None)
-        if member is None:
+        outcome = "lost"
+        try:
+            if member is not None:
+                log.info(f"{what} is to {step} model '{quoted_text(model)}': {reason}")
+                began = monotonic_ns()
+                answer = await self._order(member, step, model)
+                outcome = self._outcome(action, answer)
+                if outcome == "done":
+                    seconds = (monotonic_ns() - began) / 1e9
+                    log.info(f"{what} has {step}ed model '{quoted_text(model)}' in {seconds:.3g} s")
+                else:
+                    log.warning(f"{what} did not {step} model '{quoted_text(model)}': {_reason_of(answer)}")
+        except Exception as error:
+            report("router", error, f"while member '{name}' was to {step} model '{quoted_text(model)}'")
+        if outcome == "lost":
             self._placement.order_lost(name, model)
-            return
-        log.info(f"{what} is to {step} model '{quoted_text(model)}': {reason}")
-        began = monotonic_ns()
+        self.steps[str(step), outcome] += 1
+        self._wake.set()
+
+    async def _order(self, member: Member, step: PlacementStep, model: str) -> MemberAnswer:
+        """Give an order, and learn what the member holds after it. Requests keep off a copy that is unloaded."""
+        pool = self.pool
         try:
             if step is PlacementStep.UNLOAD:
-                pool.withhold(name, model)
+                pool.withhold(member.name, model)
             async with self._limit:
                 answer = await self._ask(member, step, model)
                 if step is PlacementStep.LOAD and answer.status not in (0, 200):
                     # A server with a model that has failed is not ready, until that is unloaded.
                     await self._ask(member, PlacementStep.UNLOAD, model)
-            pool.give_back(name, model)
-            await self._health.check(pool, member)
-            self._see_members(monotonic_ns())
-            outcome = self._outcome(action, answer)
-        except Exception as error:
-            report("router", error, f"while member '{name}' was to {step} model '{quoted_text(model)}'")
-            pool.give_back(name, model)
-            self._placement.order_lost(name, model)
-            outcome = "lost"
-        else:
-            seconds = (monotonic_ns() - began) / 1e9
-            if outcome == "done":
-                log.info(f"{what} has {step}ed model '{quoted_text(model)}' in {seconds:.3g} s")
-            else:
-                log.warning(f"{what} did not {step} model '{quoted_text(model)}': {_reason_of(answer)}")
-        self.steps[str(step), outcome] += 1
-        self._wake.set()
+        finally:
+            pool.give_back(member.name, model)
+        await self._health.check(pool, member)
+        self._see_members(monotonic_ns())
+        return answer
 
     async def _ask(self, member: Member, step: PlacementStep, model: str) -> MemberAnswer:
         path = f"/v2/repository/models/{quote(model, safe='')}/{step}"
@@ -251,7 +257,6 @@ class PoolPlacement:
             return "done"
         ready = any(load.ready for load in self.pool.balancer.members if load.member.name == name)
         if answer.problem and not ready:
-            self._placement.order_lost(name, model)
             return "lost"
         if loads:
             self._reasons[model] = f"member '{name}' {_reason_of(answer)}"
