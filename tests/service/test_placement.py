@@ -15,7 +15,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from ports import free_ports
-from routing import pool, routing, samples
+from redis_server import redis_server
+from routing import ROUTER, pool, routing, samples
 from serving import HELD, IDENTITY, IN_PROCESS, PATIENCE, Serving, eventually, let_go, pbtxt, python_model, serving
 
 KEY = "model-repository:X-Admin-Key=open-sesame"
@@ -204,3 +205,22 @@ def test_a_pool_without_members(tmp_path: Path, waits: bool) -> None:
         else:
             asker.join(PATIENCE)
             assert answers == [503, 503]
+
+
+def test_one_of_several_routers_gives_orders(tmp_path: Path) -> None:
+    models = identities(tmp_path, 6)
+    with members(models, tmp_path, 2) as servers, ExitStack() as stack:
+        redis = stack.enter_context(redis_server(tmp_path))
+        routers = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            settings = f'{ROUTER}redis = "redis://127.0.0.1:{redis.port}"\n'
+            routers.append(stack.enter_context(routing(tmp_path / name, placed(servers), router=settings)))
+        for number in range(6):
+            for router in routers:
+                assert router.infer(f"m{number}", [1.0]) == [1.0]
+        assert sorted(orders(router, "load") > 0 for router in routers) == [False, True]
+        redis.stop()
+        for number in range(6):
+            for router in routers:
+                assert router.infer(f"m{number}", [1.0]) == [1.0]

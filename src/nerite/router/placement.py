@@ -26,6 +26,7 @@ from nerite.router.health import HealthChecks
 from nerite.router.held_requests import HeldRequests
 from nerite.router.http_members import HttpMembers, MemberAnswer
 from nerite.router.member_memory import MemoryReports
+from nerite.router.placement_lease import PlacementLease
 from nerite.router.pools import MemberIndex, RouterPool
 
 _INTERVAL: Final = 1.0
@@ -53,7 +54,15 @@ class CopyFigures(NamedTuple):
 class PoolPlacement:
     """Places the models of one pool."""
 
-    def __init__(self, pool: RouterPool, held: HeldRequests, members: HttpMembers, health: HealthChecks) -> None:
+    def __init__(
+        self,
+        pool: RouterPool,
+        held: HeldRequests,
+        members: HttpMembers,
+        health: HealthChecks,
+        lease: PlacementLease | None = None,
+    ) -> None:
+        """Without ``lease`` there is no other router, as far as this one knows."""
         assert pool.settings.placement is not None
         self.pool = pool
         self.steps: Counter[tuple[str, str]] = Counter()
@@ -62,6 +71,7 @@ class PoolPlacement:
         self._held = held
         self._members = members
         self._health = health
+        self._lease = lease
         self._placement = ModelPlacement(self._settings.policy)
         self._reports = MemoryReports(pool, members, self._forget_sizes)
         self._wake = asyncio.Event()
@@ -115,7 +125,8 @@ class PoolPlacement:
         """Take what has changed, and begin what follows from it."""
         self._see_members(now)
         waiting = self._see_demand(now)
-        for action in self._placement.decide(now):
+        leads = self._lease is None or self._lease.leads(now)
+        for action in self._placement.decide(now) if leads else ():
             task = asyncio.get_running_loop().create_task(self._carry_out(action))
             self._orders[task] = action
             task.add_done_callback(self._orders.pop)
@@ -169,6 +180,10 @@ class PoolPlacement:
         waiting = self._held.queue.counts(self.pool.name)
         for model, count in waiting.items():
             averages[model] = max(averages.get(model, 0.0), count)
+        if self._lease is not None:
+            self._lease.exchange(averages, now)
+            for model, average in self._lease.others.items():
+                averages[model] = averages.get(model, 0.0) + average
         for model, average in averages.items():
             if model not in self._described:
                 continue
@@ -191,7 +206,7 @@ class PoolPlacement:
             text = f"{found.text} ({reason})" if reason else found.text
             pool.obstacles[model] = text, found.until_ns or now + _OBSTACLE_NS
             self._held.fail(pool, model)
-        elif not self._placement.copies(model) and pool.ready:
+        elif not self._placement.copies(model) and pool.ready and (self._lease is None or self._lease.leads(now)):
             pool.obstacles[model] = "members have no room for it beside models that are in use or were just loaded", 0
         else:
             pool.obstacles.pop(model, None)

@@ -29,6 +29,7 @@ from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
 from nerite.router.placement import PoolPlacement
+from nerite.router.placement_lease import LeaseRedis, PlacementLease
 from nerite.router.pool_process import BackgroundWork, PoolProcess
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
@@ -65,11 +66,15 @@ async def _serve(settings: ClusterSettings) -> int:
     return await process.serve()
 
 
-def _admission(router: RouterSettings) -> tuple[WatchedPolicy | None, RouterAdmission | None]:
+def _admission(settings: ClusterSettings) -> tuple[WatchedPolicy | None, RouterAdmission | None]:
     """Return the policy file and admission control by it; nothing without one. Raises ``NeriteError``."""
+    router = settings.router
     if not router.policy_file:
-        if router.redis:
-            raise InvalidArgument("router.redis has an effect with policy-file only, whose quotas it shares: add that")
+        if router.redis and not any(pool.placement for pool in settings.pools):
+            raise InvalidArgument(
+                "router.redis has an effect with policy-file, whose quotas it shares, or with [pool.placement] only: "
+                "add one of them"
+            )
         return None, None
     watched = open_policy(router.policy_file)
     return watched, RouterAdmission(_with_redis(watched.policy, router), asyncio.get_running_loop())
@@ -94,7 +99,7 @@ class RouterProcess(PoolProcess):
         )
         checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
         guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
-        self._policy, self._admission = _admission(router)
+        self._policy, self._admission = _admission(settings)
         callers = None if self._admission is None else self._admission.callers
         targets = HttpTargets(guard, self.session_headers, router.max_body, callers)
         self._service = RouterService(self.table, self.members, targets, router, self._admission)
@@ -110,10 +115,17 @@ class RouterProcess(PoolProcess):
         self._grpc = RouterGrpcPort(
             self.table, self.members, router, self.session_headers, self._bounds, self._admission
         )
+        placed = [pool for pool in self.pools if pool.settings.placement is not None]
+        self._leases = LeaseRedis(settings_of_address(router.redis)) if router.redis and placed else None
         self._placements = [
-            PoolPlacement(pool, self.table.held, self.members, self.health)
-            for pool in self.pools
-            if pool.settings.placement is not None
+            PoolPlacement(
+                pool,
+                self.table.held,
+                self.members,
+                self.health,
+                None if self._leases is None else PlacementLease(pool.name, self._leases),
+            )
+            for pool in placed
         ]
         metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission, self._placements)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
@@ -128,6 +140,8 @@ class RouterProcess(PoolProcess):
                 raise Unsupported(f"{self.settings.path}: router.{key}: nerite route does not use it yet: remove it")
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.start()
+        if self._leases is not None:
+            await self._leases.start()
         await self.find_members()
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port),
@@ -194,6 +208,8 @@ class RouterProcess(PoolProcess):
         """Release connections, ports and threads that are still open."""
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.close()
+        if self._leases is not None:
+            self._leases.close()
         self._idle_check.stop()
         for listener in (self._http, self._metrics, self._grpc):
             listener.abort()
