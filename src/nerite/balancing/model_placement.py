@@ -84,7 +84,7 @@ class PlacementObstacle(NamedTuple):
 class _Model:
     """Demand and copies of a model."""
 
-    __slots__ = ("copies", "fast", "least", "memory", "most", "observed_ns", "slow", "used_ns")
+    __slots__ = ("copies", "fast", "least", "memory", "most", "observed_ns", "slow", "used_ns", "waits")
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
@@ -94,12 +94,14 @@ class _Model:
         self.slow = 0.0
         self.observed_ns = 0
         self.used_ns = 0
+        self.waits = False
+        """Requests wait for its first copy."""
         self.copies: dict[str, int] = {}
         """When the copy of each member was first seen or ordered."""
 
     @property
     def in_use(self) -> bool:
-        return self.fast > _QUIET
+        return self.fast > _QUIET or self.waits
 
 
 class _Site:
@@ -216,8 +218,7 @@ class ModelPlacement:
         known.observed_ns = now_ns
         known.fast += -math.expm1(-elapsed / self._policy.rise) * (under_way - known.fast)
         known.slow += -math.expm1(-elapsed / self._policy.fall) * (under_way - known.slow)
-        if not known.copies:
-            known.fast = max(known.fast, under_way)
+        known.waits = under_way > 0 and all((member, model) in self._orders for member in known.copies)
         if under_way > 0:
             known.used_ns = now_ns
 
@@ -225,7 +226,8 @@ class ModelPlacement:
         """Return how many copies the demand asks for."""
         known = self._models[model]
         members = sum(site.available for site in self._sites.values())
-        wanted = math.ceil(max(known.fast, known.slow) / self._policy.target) if known.in_use else 0
+        wanted = math.ceil(max(known.fast, known.slow) / self._policy.target) if known.fast > _QUIET else 0
+        wanted = max(wanted, int(known.waits))
         return max(min(wanted, known.most or members), min(known.least, members))
 
     def copies(self, model: str) -> int:
