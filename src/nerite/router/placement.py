@@ -131,7 +131,7 @@ class PoolPlacement:
             self._orders[task] = action
             task.add_done_callback(self._orders.pop)
         for model in {*waiting, *self.pool.obstacles}:
-            self._see_obstacle(model, now)
+            self._see_obstacle(model, now, waits=model in waiting and model in self._described)
 
     def _see_members(self, now: int) -> None:
         pool, placement = self.pool, self._placement
@@ -198,15 +198,16 @@ class PoolPlacement:
                     del self._active[model]
         return waiting
 
-    def _see_obstacle(self, model: str, now: int) -> None:
+    def _see_obstacle(self, model: str, now: int, *, waits: bool) -> None:
         """Tell requests for a model whether it is worth to wait for it."""
         pool, found = self.pool, self._placement.obstacle(model, now)
+        leads = pool.ready and (self._lease is None or self._lease.leads(now))
         if found is not None:
             reason = self._reasons.get(model, "") if found.until_ns else ""
             text = f"{found.text} ({reason})" if reason else found.text
             pool.obstacles[model] = text, found.until_ns or now + _OBSTACLE_NS
             self._held.fail(pool, model)
-        elif not self._placement.copies(model) and pool.ready and (self._lease is None or self._lease.leads(now)):
+        elif waits and leads and not self._placement.copies(model):
             pool.obstacles[model] = "members have no room for it beside models that are in use or were just loaded", 0
         else:
             pool.obstacles.pop(model, None)
