@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from nerite.cluster.cluster_file import parse_cluster
+import pytest
+
+from nerite.balancing.model_placement import PlacementPolicy
+from nerite.cluster.cluster_file import parse_cluster, read_cluster
 from nerite.cluster.settings import RouterSettings
+from nerite.core.errors import InvalidArgument
 from nerite.router import metrics
 from pages import ROOT, Page, rows, run
 from routing import pool, routing, stand_ins
@@ -37,15 +41,30 @@ def test_the_metrics(tmp_path: Path) -> None:
         said = run(PAGE.block("curl").replace("localhost:8002", f"localhost:{router.ports['Metrics']}"))
         served = {re.sub(r"_(bucket|sum|count)$", "", line.partition("{")[0].split()[0]) for line in said.splitlines()}
         listed = rows("docs/router.md", "metric")
-        assert {*listed} - served == {"nerite_route_retries_total"}
+        assert {*listed} - served == {
+            "nerite_route_retries_total",
+            "nerite_route_held_total",
+            "nerite_route_model_copies",
+            "nerite_route_model_copies_wanted",
+            "nerite_route_orders_total",
+        }
         assert served <= {*listed}
-    tables = [metrics.ROUTER, metrics.POOLS, metrics.MEMBERS, metrics.ANSWERS]
+    tables = [metrics.ROUTER, metrics.POOLS, metrics.MEMBERS, metrics.COPIES, metrics.ORDERS, metrics.ANSWERS]
     declared = {
         metric.name: (metric.kind, {*table.labels, metric.label} - {""}) for table in tables for metric in table.metrics
     }
     assert declared == {
         name: (cells["type"], {*re.findall(r"`(\w+)`", cells["labels"])}) for name, cells in listed.items()
     }
+
+
+def test_the_placement_file(tmp_path: Path) -> None:
+    file = tmp_path / "placement.toml"
+    file.write_text(PAGE.block("# placement.toml"))
+    (pool,) = read_cluster(str(file)).pools
+    assert pool.placement is not None
+    assert pool.placement.models["resnet"].most == 2
+    assert pool.placement.key == f"X-Admin-Key=@{tmp_path}/keys/admin"
 
 
 def keys(table: str) -> set[str]:
@@ -63,3 +82,12 @@ def test_the_tables_have_every_key() -> None:
             parse_cluster(text)
         except Exception as error:
             assert "is not known" not in str(error), key
+    for key in sorted(keys("[pool.placement]")):
+        text = f'[[pool]]\nname = "a"\nmembers = ["h:1"]\n[pool.placement]\n{key} = []\n'
+        with pytest.raises(InvalidArgument) as caught:
+            parse_cluster(text)
+        assert "is not known. " not in caught.value.message, key
+    fields = {"memory", "least", "most", "models", "key"}
+    policy = {name.replace("_", "-") for name in PlacementPolicy.__dataclass_fields__}
+    renamed = {"patience": "load-timeout", "unknown-bytes": "model-memory"}
+    assert keys("[pool.placement]") == fields | {renamed.get(name, name) for name in policy}

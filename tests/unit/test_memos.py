@@ -30,7 +30,7 @@ BY_THE_PROGRAM: Final = {
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
-    "router/pools.py:picks", "router/pools.py:refused", "router/pools.py:retries",
+    "router/placement.py:steps", "router/pools.py:holds", "router/pools.py:picks", "router/pools.py:refused", "router/pools.py:retries",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
     "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
 }  # fmt: skip
@@ -69,7 +69,7 @@ BY_THE_OPERATOR: Final = {
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
-    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
+    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:_keys", "router/http_members.py:suspects", "router/member_memory.py:_figures",
     "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
@@ -103,6 +103,8 @@ SMALL: Final = {
     "batches/runner.py:_rooms": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_others_until": "one or less for each batch that has not ended, at most 1,000",
     "router/admission.py:_controllers": "models, at most 1,024",
+    "router/placement_lease.py:others": "models that other routers have told, at most 1,000 each",
+    "router/pools.py:obstacles": "models in the repository indexes of members for which requests wait",
     "balancing/member_load.py:timings": "models that have answered within two seconds",
     "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",
     "ledger/meter.py:_keys": "the last header for each way in which a request ends",

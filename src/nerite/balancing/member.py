@@ -32,6 +32,10 @@ class Member(NamedTuple):
     kind: ServerKind = ServerKind.NERITE
     capacity: float = 1.0
     """How much work it does in relation to others."""
+    memory: int = 0
+    """Bytes for models; 0: not known."""
+    metrics: str = ""
+    """``HOST:PORT`` of its metrics; empty: not known."""
 
 
 class RoutedRequest(NamedTuple):

@@ -15,10 +15,12 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from nerite.balancing.policy import check_ranges
+from nerite.core.sizes import size_text
 
 _QUIET: Final = 0.01
 """Requests under way on average below which a model is not in use."""
-_DOUBLINGS: Final = 16
+_DOUBLINGS: Final = 5
+"""Of the pause after a failed load, at most."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class PlacementPolicy:
     fall: float = 300.0
     """Time constant of the average that keeps them."""
     hold: float = 60.0
-    """For so long a copy stays after it was loaded, and a failed load is not repeated at the same member."""
+    """For so long a copy stays after it was loaded."""
+    retry: float = 60.0
+    """For so long a failed load is not repeated at the same member; after each further failure twice as long."""
     patience: float = 600.0
     """For so long a load or unload may take."""
     unknown_bytes: int = 1 << 30
@@ -46,6 +50,7 @@ class PlacementPolicy:
             rise=(0.1, 86_400.0),
             fall=(0.1, 864_000.0),
             hold=(0.0, 86_400.0),
+            retry=(1.0, 86_400.0),
             patience=(1.0, 86_400.0),
             unknown_bytes=(0, 2**60),
         )
@@ -68,10 +73,18 @@ class PlacementAction(NamedTuple):
     """For the log."""
 
 
+class PlacementObstacle(NamedTuple):
+    """Why a model is loaded nowhere, and will not be for a while."""
+
+    text: str
+    until_ns: int
+    """When a load is tried again; 0: not before members or models change."""
+
+
 class _Model:
     """Demand and copies of a model."""
 
-    __slots__ = ("copies", "fast", "least", "memory", "most", "observed_ns", "slow", "used_ns")
+    __slots__ = ("copies", "fast", "least", "memory", "most", "observed_ns", "slow", "used_ns", "waits")
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
@@ -81,12 +94,14 @@ class _Model:
         self.slow = 0.0
         self.observed_ns = 0
         self.used_ns = 0
+        self.waits = False
+        """Requests wait for its first copy."""
         self.copies: dict[str, int] = {}
         """When the copy of each member was first seen or ordered."""
 
     @property
     def in_use(self) -> bool:
-        return self.fast > _QUIET
+        return self.fast > _QUIET or self.waits
 
 
 class _Site:
@@ -173,8 +188,23 @@ class ModelPlacement:
             site.held.discard(model)
             known.copies.pop(member, None)
             times = self._failures.get((member, model), (0, 0))[0] + 1
-            pause = self._policy.hold * 2 ** min(times - 1, _DOUBLINGS)
+            pause = self._policy.retry * 2 ** min(times - 1, _DOUBLINGS)
             self._failures[member, model] = times, now_ns + round(pause * 1e9)
+
+    def order_lost(self, member: str, model: str) -> None:
+        """Note that it is not known what became of an order, because the member is gone. It may be given again."""
+        order = self._orders.pop((member, model), None)
+        site, known = self._sites.get(member), self._models.get(model)
+        if order is not None and order.step is PlacementStep.LOAD and site is not None:
+            site.held.discard(model)
+            if known is not None:
+                known.copies.pop(member, None)
+
+    def unload_failed(self, member: str, model: str, now_ns: int) -> None:
+        """Note that a member did not unload a model. Its copy stays for as long as one that was just loaded."""
+        self._orders.pop((member, model), None)
+        if (known := self._models.get(model)) and member in known.copies:
+            known.copies[member] = now_ns
 
     def demand(self, model: str, under_way: float, now_ns: int) -> None:
         """Note how many requests to a model are under way now, with those that wait for it or were refused.
@@ -188,6 +218,7 @@ class ModelPlacement:
         known.observed_ns = now_ns
         known.fast += -math.expm1(-elapsed / self._policy.rise) * (under_way - known.fast)
         known.slow += -math.expm1(-elapsed / self._policy.fall) * (under_way - known.slow)
+        known.waits = under_way > 0 and all((member, model) in self._orders for member in known.copies)
         if under_way > 0:
             known.used_ns = now_ns
 
@@ -195,8 +226,28 @@ class ModelPlacement:
         """Return how many copies the demand asks for."""
         known = self._models[model]
         members = sum(site.available for site in self._sites.values())
-        wanted = math.ceil(max(known.fast, known.slow) / self._policy.target) if known.in_use else 0
+        wanted = math.ceil(max(known.fast, known.slow) / self._policy.target) if known.fast > _QUIET else 0
+        wanted = max(wanted, int(known.waits))
         return max(min(wanted, known.most or members), min(known.least, members))
+
+    def copies(self, model: str) -> int:
+        """Return how many members that may get requests have the model or load it."""
+        known = self._models.get(model)
+        return sum(self._sites[member].available for member in known.copies) if known else 0
+
+    def obstacle(self, model: str, now_ns: int) -> PlacementObstacle | None:
+        """Return why a model that is loaded nowhere cannot be; None if it can, or nothing is known against it."""
+        known = self._models.get(model)
+        sites = {member: site for member, site in self._sites.items() if site.available}
+        if known is None or not sites or self.copies(model):
+            return None
+        fitting = [member for member, site in sites.items() if site.memory >= known.memory]
+        if not fitting:
+            most = max(site.memory for site in sites.values())
+            return PlacementObstacle(f"it needs {size_text(known.memory)}, and no member has more than "
+                                     f"{size_text(most)} for models", 0)  # fmt: skip
+        until = min(self._failures.get((member, model), (0, 0))[1] for member in fitting)
+        return PlacementObstacle("its load has failed at every member", until) if until > now_ns else None
 
     def decide(self, now_ns: int) -> list[PlacementAction]:
         """Return what is to be done now, in this order. Call it every second or so, and after each change."""
@@ -206,6 +257,8 @@ class ModelPlacement:
         actions: list[PlacementAction] = []
         short = []
         for name, known in self._models.items():
+            if not (known.least or known.in_use):
+                continue
             copies = sum(self._sites[member].available for member in known.copies if not self._leaves(member, name))
             wanted = self.copies_wanted(name)
             coming = {

@@ -129,13 +129,15 @@ class PoolBalancer:
         self._eject()
         self._changed()
 
-    def set_ready(self, name: str, ready: bool, models: Collection[str] | None = None) -> None:
-        """Take what a health check has found."""
+    def set_ready(self, name: str, ready: bool, models: Collection[str] | None = None) -> bool:
+        """Take what a health check has found; return whether that is new."""
         load = self._members.get(name)
-        if load and (load.ready, load.models) != (ready, models):
-            load.ready = ready
-            load.models = models
-            self._changed()
+        if load is None or (load.ready, load.models) == (ready, models):
+            return False
+        load.ready = ready
+        load.models = models
+        self._changed()
+        return True
 
     def drain(self, name: str, draining: bool = True) -> None:
         """Give a member no new requests, or give it some again. Its sequences stay."""

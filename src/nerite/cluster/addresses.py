@@ -11,12 +11,13 @@ from typing import Any, Final
 from nerite.balancing.member import Member, ServerKind
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
+from nerite.core.sizes import size_of
 
 MAX_MEMBERS: Final = 4096
 """Members of a pool."""
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
 _NAME: Final = re.compile(r"[A-Za-z0-9._:\[\]/@-]{1,253}")
-_KEYS: Final = ("http", "grpc", "name", "capacity")
+_KEYS: Final = ("http", "grpc", "metrics", "name", "capacity", "memory")
 _EXAMPLE: Final = "10.0.0.2:8000"
 _LARGEST_CAPACITY: Final = 1e6
 
@@ -42,10 +43,11 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def member_of(given: object, kind: ServerKind, grpc_port: int = 0) -> Member:
+def member_of(given: object, kind: ServerKind, grpc_port: int = 0, metrics_port: int = 0) -> Member:
     """Return the member that a text or a table describes.
 
-    ``grpc_port`` is that of a member without an address for gRPC. Raises ``ValueError`` with what it must be.
+    ``grpc_port`` and ``metrics_port`` are those of a member without addresses for them. Raises ``ValueError`` with what
+    it must be.
     """
     table: Mapping[str, Any] = {"http": given} if isinstance(given, str) else given if isinstance(given, dict) else {}
     if not table:
@@ -58,15 +60,23 @@ def member_of(given: object, kind: ServerKind, grpc_port: int = 0) -> Member:
     if not isinstance(http, str) or not http:
         raise ValueError(f'has no http: write the address of its HTTP port, as in http = "{_EXAMPLE}"')
     host, _ = split_address(http)
-    grpc = table.get("grpc", join_address(host, grpc_port) if grpc_port else "")
-    if not isinstance(grpc, str):
-        raise ValueError("grpc must be HOST:PORT")
-    if grpc:
-        split_address(grpc)
+    others = []
+    for key, port in (("grpc", grpc_port), ("metrics", metrics_port)):
+        address = table.get(key, join_address(host, port) if port else "")
+        if not isinstance(address, str):
+            raise ValueError(f"{key} must be HOST:PORT")
+        if address:
+            split_address(address)
+        others.append(address)
+    grpc, metrics = others
+    try:
+        memory = size_of(table.get("memory", 0))
+    except ValueError as error:
+        raise ValueError(f"memory {error}") from None
     name = table.get("name", http)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError("name must be 1 to 253 letters, digits or ._:-/@[]")
-    return Member(name, http, grpc, kind, _capacity(table.get("capacity", 1.0)))
+    return Member(name, http, grpc, kind, _capacity(table.get("capacity", 1.0)), memory, metrics)
 
 
 def _capacity(value: object) -> float:
@@ -83,11 +93,13 @@ def _known() -> str:
     return f"There are: {', '.join(_KEYS)}"
 
 
-def members_of_text(text: str, file: str, kind: ServerKind, grpc_port: int = 0) -> tuple[Member, ...]:
+def members_of_text(
+    text: str, file: str, kind: ServerKind, grpc_port: int = 0, metrics_port: int = 0
+) -> tuple[Member, ...]:
     """Return the members in a members file. Raises ``InvalidArgument`` with the line of the first mistake.
 
-    A line has an address, and after it any of ``grpc=HOST:PORT``, ``name=NAME``, ``capacity=NUMBER``. Empty lines, and
-    what follows ``#``, are ignored.
+    A line has an address, and after it any of ``grpc=HOST:PORT``, ``metrics=HOST:PORT``, ``name=NAME``,
+    ``capacity=NUMBER``, ``memory=SIZE``. Empty lines, and what follows ``#``, are ignored.
     """
     found: dict[str, Member] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -98,7 +110,8 @@ def members_of_text(text: str, file: str, kind: ServerKind, grpc_port: int = 0) 
             pairs = [word.partition("=") for word in words[1:]]
             if wrong := [key for key, equals, _ in pairs if not equals]:
                 raise ValueError(f"has '{wrong[0]}' behind the address: write KEY=VALUE, as in capacity=2.0")
-            member = member_of({"http": words[0], **{key: value for key, _, value in pairs}}, kind, grpc_port)
+            table = {"http": words[0], **{key: value for key, _, value in pairs}}
+            member = member_of(table, kind, grpc_port, metrics_port)
             if member.name in found:
                 raise ValueError(f"names member '{member.name}' a second time: remove one of the lines")
         except ValueError as error:

@@ -10,18 +10,29 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.balancing.member import Member, ServerKind
+from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
 from nerite.cluster.addresses import MAX_MEMBERS, member_of, split_address
-from nerite.cluster.settings import ClusterSettings, MemberSource, PoolSettings, RouterSettings
+from nerite.cluster.settings import (
+    ClusterSettings,
+    MemberSource,
+    PlacedModel,
+    PlacementSettings,
+    PoolSettings,
+    RouterSettings,
+)  # fmt: skip
 from nerite.config.mistake import nearest
 from nerite.config.watched_file import read_content
 from nerite.core.durations import duration_of
 from nerite.core.errors import InvalidArgument
+from nerite.core.sizes import size_of
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """Keys and, of arrays of tables, indices."""
 _MAX_FILE: Final = 4 << 20
 _MAX_POOLS: Final = 256
+_WITH_REPOSITORY: Final = (ServerKind.NERITE, ServerKind.TRITON)
+"""Kinds of servers that load and unload models on request."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
@@ -101,6 +112,13 @@ def _header(value: object) -> str:
     return value.lower()
 
 
+def _restricted_key(value: object) -> str:
+    name, equals, key = value.partition("=") if isinstance(value, str) else ("", "", "")
+    if not equals or not _HEADER.fullmatch(name) or not key.removeprefix("@") or not key.isprintable():
+        raise ValueError('must be HEADER=VALUE or HEADER=@FILE, as in key = "X-Admin-Key=@/run/secrets/key"')
+    return str(value)
+
+
 class _Key(NamedTuple):
     """A key of a table: the name of its setting, and how its value is read."""
 
@@ -134,6 +152,9 @@ _POOL: Final[Mapping[str, _Key]] = {
     "serves": _Key("serves", _names),
     "borrows": _Key("borrows", _flag),
     "session-header": _Key("session_header", _header),
+    "metrics-port": _Key("metrics_port", _port),
+    "hold-requests": _Key("hold_requests", _count(0, 1 << 20)),
+    "hold-timeout": _Key("hold_timeout", _interval),
 }
 _SOURCES: Final[Mapping[str, _Key]] = {
     "members-file": _Key("file", _text),
@@ -167,7 +188,27 @@ _EJECTION: Final[Mapping[str, _Key]] = {
     "max-ejection": _Key("max_ejection", duration_of),
     "max-ejected": _Key("max_ejected", _number),
 }
-_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "members", *_SOURCES, *_OF_MODELS)
+_PLACEMENT: Final[Mapping[str, _Key]] = {
+    "memory": _Key("memory", size_of),
+    "least": _Key("least", _count(0, MAX_MEMBERS)),
+    "most": _Key("most", _count(0, MAX_MEMBERS)),
+    "key": _Key("key", _restricted_key),
+}
+_PLACEMENT_POLICY: Final[Mapping[str, _Key]] = {
+    "target": _Key("target", _number),
+    "rise": _Key("rise", duration_of),
+    "fall": _Key("fall", duration_of),
+    "hold": _Key("hold", duration_of),
+    "retry": _Key("retry", duration_of),
+    "load-timeout": _Key("patience", duration_of),
+    "model-memory": _Key("unknown_bytes", size_of),
+}
+_PLACED_MODEL: Final[Mapping[str, _Key]] = {
+    "memory": _Key("memory", size_of),
+    "least": _Key("least", _count(0, MAX_MEMBERS)),
+    "most": _Key("most", _count(0, MAX_MEMBERS)),
+}
+_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "placement", "members", *_SOURCES, *_OF_MODELS)
 
 
 def read_cluster(path: str) -> ClusterSettings:
@@ -236,8 +277,43 @@ class _Reader:
             name = str(place)
         values = self._read(path, {key: table[key] for key in _POOL if key in table}, _POOL)
         kind = values["kind"] = ServerKind(values.get("kind", ServerKind.NERITE))
-        source = self._source(path, table, kind, values.get("grpc_port", 0))
+        source = self._source(path, table, kind, values.get("grpc_port", 0), values.get("metrics_port", 0))
+        if "placement" in table:
+            values["placement"] = self._placement((*path, "placement"), table["placement"], values, source)
         return PoolSettings(name, source, balancing=self._balancing(path, table), **values)
+
+    def _placement(
+        self, path: KeyPath, table: Mapping[str, Any], pool: Mapping[str, Any], source: MemberSource
+    ) -> PlacementSettings:
+        """Return the settings of a pool whose models the router places on its members."""
+        if not isinstance(table, dict):
+            self._read(path, table, {})
+            return PlacementSettings()
+        self._refuse_unknown(path, table, (*_PLACEMENT, *_PLACEMENT_POLICY, "models"))
+        values = self._read(path, {key: table[key] for key in _PLACEMENT if key in table}, _PLACEMENT)
+        policy = self._read(path, {key: table[key] for key in _PLACEMENT_POLICY if key in table}, _PLACEMENT_POLICY)
+        try:
+            values["policy"] = PlacementPolicy(**policy)
+        except InvalidArgument as error:
+            self._wrong(path, error.message)
+        models = table.get("models", {})
+        if not isinstance(models, dict):
+            self._wrong((*path, "models"), 'must have a table for each model, as in resnet = { memory = "2GiB" }')
+            models = {}
+        values["models"] = {
+            name: PlacedModel(**self._read((*path, "models", name), each, _PLACED_MODEL))
+            for name, each in models.items()
+        }
+        if pool["kind"] not in _WITH_REPOSITORY:
+            kinds = ", ".join(_WITH_REPOSITORY)
+            self._wrong(path, f"servers of kind {pool['kind']} do not load models on request: it needs one of {kinds}")
+        untold = any(not (each.memory or each.metrics) for each in source.members) or bool(source.dns)
+        if untold and not (values.get("memory") or pool.get("metrics_port")):
+            self._wrong(path, 'it is not known how much memory members have: add memory = "16GiB", or metrics-port')
+        if values.get("key", "").partition("=")[2].startswith("@"):
+            header, _, file = values["key"].partition("=")
+            values["key"] = f"{header}=@{self._beside(file[1:])}"
+        return PlacementSettings(**values)
 
     def _balancing(self, path: KeyPath, table: Mapping[str, Any]) -> PoolPolicy:
         values = self._read(path, {key: table[key] for key in _BALANCING if key in table}, _BALANCING)
@@ -253,7 +329,9 @@ class _Reader:
             self._wrong(path, error.message)
             return PoolPolicy()
 
-    def _source(self, path: KeyPath, table: Mapping[str, Any], kind: ServerKind, grpc_port: int) -> MemberSource:
+    def _source(
+        self, path: KeyPath, table: Mapping[str, Any], kind: ServerKind, grpc_port: int, metrics_port: int
+    ) -> MemberSource:
         given = [key for key in ("members", *_SOURCES) if key in table]
         if len(given) != 1:
             what = f"has {' and '.join(given)}: keep one of them" if given else "has no members"
@@ -263,7 +341,7 @@ class _Reader:
             if key in table and given != ["models"]:
                 self._wrong((*path, key), f"has an effect with models only, and the pool has {given[0]}: remove it")
         if given == ["members"]:
-            return MemberSource(members=self._members(path, table["members"], kind, grpc_port))
+            return MemberSource(members=self._members(path, table["members"], kind, grpc_port, metrics_port))
         values = self._read(path, {given[0]: table[given[0]]}, _SOURCES)
         for field in ("file", "models"):
             if field in values:
@@ -272,7 +350,9 @@ class _Reader:
             values |= self._read(path, {key: table[key] for key in _OF_MODELS if key in table}, _OF_MODELS)
         return MemberSource(**values)
 
-    def _members(self, path: KeyPath, given: object, kind: ServerKind, grpc_port: int) -> tuple[Member, ...]:
+    def _members(
+        self, path: KeyPath, given: object, kind: ServerKind, grpc_port: int, metrics_port: int
+    ) -> tuple[Member, ...]:
         path = (*path, "members")
         if not isinstance(given, list) or not 0 < len(given) <= MAX_MEMBERS:
             self._wrong(path, f'must be a list of 1 to {MAX_MEMBERS} members, as in members = ["10.0.0.1:8000"]')
@@ -280,7 +360,7 @@ class _Reader:
         found = []
         for place, each in enumerate(given, 1):
             try:
-                found.append(member_of(each, kind, grpc_port))
+                found.append(member_of(each, kind, grpc_port, metrics_port))
             except ValueError as error:
                 self._wrong(path, f"entry {place} {error}")
         return tuple(found)

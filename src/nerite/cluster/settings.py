@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from nerite.balancing.member import Member, ServerKind
+from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import PoolPolicy
+
+USUALLY_HELD: Final = 1000
+"""Requests that a pool holds by default if its models are placed: the wait has an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,34 @@ class MemberSource:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A table ``[pool.placement.models.NAME]``."""
+
+    memory: int | None = None
+    """None: as the members measure it, or as for all models."""
+    least: int | None = None
+    most: int | None = None
+    """None: as for all models."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSettings:
+    """Table ``[pool.placement]``: the router loads and unloads the models of the members."""
+
+    policy: PlacementPolicy = field(default_factory=PlacementPolicy)
+    memory: int = 0
+    """Bytes for models of members that name none; 0: as their metrics say."""
+    least: int = 0
+    """Copies of each model that are there without demand, too."""
+    most: int = 0
+    """Copies of each model at most; 0: as many as there are members."""
+    models: Mapping[str, PlacedModel] = field(default_factory=dict)
+    """Models for which something else holds."""
+    key: str = ""
+    """``HEADER=VALUE`` or ``HEADER=@FILE``, for members whose repository API is restricted."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSettings:
     """A table ``[[pool]]``."""
 
@@ -76,6 +110,19 @@ class PoolSettings:
     """May use members of other pools that are idle."""
     session_header: str = "x-session-id"
     """Lower-case name of the header whose value keeps requests on one member."""
+    metrics_port: int = 0
+    """Port for metrics of members whose address has none of its own; 0: not known."""
+    hold_requests: int | None = None
+    """Requests that may wait for a member or a copy of their model; None: some, if that is worth waiting for."""
+    hold_timeout: float = 60.0
+    placement: PlacementSettings | None = None
+
+    @property
+    def most_held(self) -> int:
+        """How many requests may wait for a member or a copy of their model."""
+        if self.hold_requests is not None:
+            return self.hold_requests
+        return USUALLY_HELD if self.placement is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

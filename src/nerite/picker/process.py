@@ -90,6 +90,11 @@ class PickerProcess(PoolProcess):
             if getattr(self.settings.router, field):
                 key = field.replace("_", "-")
                 yield f"{self.settings.path}: router.{key} has no effect in nerite pick: only nerite route uses it"
+        for pool in self.settings.pools:
+            for name, given in (("placement", pool.placement), ("hold-requests", pool.hold_requests)):
+                if given is not None:
+                    where = f"{self.settings.path}: {name} of pool '{pool.name}'"
+                    yield f"{where} has no effect in nerite pick: only nerite route uses it"
 
     async def stop(self) -> None:
         """Be not ready any more, and wait for the requests in progress."""

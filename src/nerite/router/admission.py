@@ -43,8 +43,8 @@ class AdmissionRequest(NamedTuple):
 class WaitingExchange(Protocol):
     """A request that asks to be admitted."""
 
-    def admitted(self, level: str) -> None:
-        """Go on. ``level`` is the class of the request by the policy."""
+    def admitted(self, level: str, order: int) -> None:
+        """Go on. ``level`` is the class of the request by the policy, ``order`` that of the class."""
 
     def rejected(self, error: NeriteError) -> None:
         """Answer with an error."""
@@ -71,7 +71,7 @@ class Admission:
         """Ask to be admitted; return whether that is decided."""
         decision = self._controller.offer(self.ticket, monotonic_ns())
         if isinstance(decision, Admit):
-            self.exchange.admitted(self.ticket.level.name)
+            self.exchange.admitted(self.ticket.level.name, self.ticket.level.order)
         elif isinstance(decision, Refuse):
             self.exchange.rejected(decision.refusal.as_error())
         elif isinstance(decision, AwaitLease):
@@ -194,7 +194,7 @@ class RouterAdmission:
             admitted = [self._waiting.pop(ticket) for ticket in due.admitted]
             self.reject(due.refused)
             for admission in admitted:
-                admission.exchange.admitted(admission.ticket.level.name)
+                admission.exchange.admitted(admission.ticket.level.name, admission.ticket.level.order)
         self._set_timer()
 
     def _offer_again(self) -> None:

@@ -35,7 +35,8 @@ class MembersFile(WatchedFile[FileContent]):
         if found.problem:
             raise InvalidArgument(f"the members file '{self.path}' of pool '{self._pool.name}' {found.problem}")
         text = found.data.decode(errors="replace")
-        return members_of_text(text, self.path, self._pool.kind, self._pool.grpc_port)
+        pool = self._pool
+        return members_of_text(text, self.path, pool.kind, pool.grpc_port, pool.metrics_port)
 
     def _take(self, found: FileContent) -> None:
         try:
@@ -113,6 +114,7 @@ class Discovery:
                 join_address(address, port),
                 join_address(address, pool.grpc_port) if pool.grpc_port else "",
                 pool.kind,
+                metrics=join_address(address, pool.metrics_port) if pool.metrics_port else "",
             )
             for address in addresses
         )

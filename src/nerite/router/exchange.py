@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic_ns
-from typing import Protocol
+from typing import Final, Protocol
 
 from nerite.admission.ticket import TicketEnding
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
 from nerite.balancing.pool_balancer import MemberAttempt
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Exhausted, NeriteError, Unavailable
 from nerite.router.admission import Admission, AdmissionRequest, RouterAdmission
+from nerite.router.held_requests import HeldRequest
 from nerite.router.pools import PoolChoice, PoolTable, RouterPool
+
+_BEHIND: Final = ("batch", "idle")
+"""Classes that come behind all others where no policy says what the order is."""
 
 
 class BadGateway(NeriteError):
@@ -62,7 +66,7 @@ class RoutedExchange:
 
     __slots__ = (
         "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_call", "_client", "_gate", "_held", "_level",
-        "_over", "_pool", "_table", "_timeout", "_timer", "_tried", "attempts", "request",
+        "_order", "_over", "_place", "_pool", "_table", "_timeout", "_timer", "_tried", "_waits", "attempts", "request",
     )  # fmt: skip
 
     def __init__(
@@ -76,11 +80,16 @@ class RoutedExchange:
         timeout: float = 0.0,
         gate: RouterAdmission | None = None,
         asks: AdmissionRequest | None = None,
+        waits: bool = False,
     ) -> None:
         """``level`` is the client's class; ``attempts`` the most members to ask; ``timeout`` is in seconds, 0 for none.
 
         The time begins with ``begin``. With ``gate`` and ``asks``, the request has to be admitted before it is sent.
+        ``waits``: it may wait for a member, or for a copy of its model, if the pool lets it.
         """
+        self._waits = waits
+        self._place: HeldRequest | None = None
+        """Where it waits for a member."""
         self._gate = gate
         self._asks = asks
         self._admission: Admission | None = None
@@ -90,6 +99,8 @@ class RoutedExchange:
         self._client = client
         self.request = request
         self._level = level
+        self._order = int(level in _BEHIND)
+        """Of its class: the lowest goes first when requests wait."""
         self.attempts = attempts
         """Attempts that are left."""
         self._timeout = timeout
@@ -107,6 +118,11 @@ class RoutedExchange:
         """Whether the request has ended."""
         return self._over
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the request waits for a member."""
+        return self._place is not None
+
     def begin(self, arrived_ns: int = 0) -> None:
         """Choose a member and send the request. ``arrived_ns``: when its last byte came (``time.monotonic_ns``)."""
         now = monotonic_ns()
@@ -121,10 +137,10 @@ class RoutedExchange:
             self._held = True
             self._gate.hold(admission)
 
-    def admitted(self, level: str) -> None:
+    def admitted(self, level: str, order: int) -> None:
         """Send the request: admission control has admitted it."""
         if not self._over:
-            self._level = level
+            self._level, self._order = level, order
             self._start(monotonic_ns())
 
     def rejected(self, error: NeriteError) -> None:
@@ -134,12 +150,52 @@ class RoutedExchange:
             self._refuse(error)
 
     def _start(self, now_ns: int) -> None:
+        if self._waits and self._table.held.queue.wanted and self._wait(behind=True):
+            return
         choice = self._table.choose(self.request, self._level, now_ns, self._tried)
         self._table.decisions.note((monotonic_ns() - (now_ns if self._held else self._began_ns)) / 1e9)
+        if not isinstance(choice, NeriteError):
+            self._send(choice, now_ns)
+        elif not (isinstance(choice, Unavailable) and self._wait()):
+            self._refuse(choice)
+
+    # The wait for a member.
+
+    def _wait(self, *, behind: bool = False, refuse: bool = True) -> bool:
+        """Wait for a member; return False if the request cannot, and was not refused because too many do."""
+        if not self._waits:
+            return False
+        found = self._table.hold(self, self.request, self._level, self._order, behind=behind)
+        if isinstance(found, HeldRequest):
+            self._place = found
+            return True
+        if found is not None and refuse:
+            self._refuse(found)
+        return found is not None and refuse
+
+    def go_on(self) -> bool:
+        """Send the request, which has waited, or refuse it; return False if it has to wait further."""
+        now = monotonic_ns()
+        choice = self._table.choose(self.request, self._level, now, self._tried)
+        if isinstance(choice, Unavailable | Exhausted):
+            return False
         if isinstance(choice, NeriteError):
+            self._leave("refused")
             self._refuse(choice)
         else:
-            self._send(choice, now_ns)
+            self._leave("served")
+            self._send(choice, now)
+        return True
+
+    def give_up(self, error: NeriteError) -> None:
+        """Answer with an error: it is not worth to wait any longer."""
+        self._place = None
+        self._refuse(error)
+
+    def _leave(self, how: str) -> None:
+        if self._place is not None:
+            place, self._place = self._place, None
+            self._table.held.leave(place, how)
 
     def _send(self, choice: PoolChoice, now_ns: int) -> None:
         pool, member = choice.pool, choice.member
@@ -147,6 +203,8 @@ class RoutedExchange:
         self._attempt = pool.balancer.begin(self.request, member, now_ns)
         self.attempts -= 1
         pool.under_way += 1
+        if pool.demand is not None:
+            pool.demand.begin(self.request.model, now_ns)
         self._call = self._client.send_to(pool, member)
 
     # What the call reports.
@@ -178,20 +236,29 @@ class RoutedExchange:
             self._finish(TicketEnding.COMPLETE if how is AttemptEnd.ANSWERED else TicketEnding.FAILED)
 
     def refused(self, code: str, report: LoadReport | None = None) -> bool:
-        """Take an answer that says that the member is overloaded; return whether another member is asked instead.
+        """Take an answer that says that the member is overloaded; return whether the request goes on elsewhere.
 
         If so, the call drops the rest of the answer, which is not for the client.
         """
         if self._over or self._begun or not self.request.repeatable:
             return False
-        choice = self._other()
-        if choice is None:
+        return self._try_again(AttemptEnd.REFUSED, code, report)
+
+    def not_found(self, code: str, report: LoadReport | None = None) -> bool:
+        """Take an answer that says that the member does not have the model; return whether the request goes on.
+
+        It goes on where models are placed: another router, or an operator, may have unloaded the model at this moment.
+        """
+        attempt, pool, request = self._attempt, self._pool, self.request
+        if self._over or self._begun or not self._waits or request.version or not request.repeatable:
             return False
-        self._go_on(choice, AttemptEnd.REFUSED, code, report)
-        return True
+        if attempt is None or pool is None or pool.settings.placement is None:
+            return False
+        pool.doubt(attempt.member.name, request.model)
+        return self._try_again(AttemptEnd.REFUSED, code, report, may_wait=True)
 
     def failed(self, how: AttemptEnd, cause: str, *, sent: bool = True) -> None:
-        """Take the failure of a call: ask another member, or tell the client.
+        """Take the failure of a call: ask another member, wait for one, or tell the client.
 
         ``cause`` continues a sentence about the member, as in "closed the connection". ``sent`` False: the member
         cannot have begun, so the request may be sent again even if it must not be executed twice.
@@ -203,37 +270,40 @@ class RoutedExchange:
             self._end_attempt(how, str(how))
             self._finish()
             self._client.break_off(error)
-            return
-        choice = self._other() if self.request.repeatable or not sent else None
-        if choice is not None:
-            self._go_on(choice, how, str(how), None)
-            return
-        self._end_attempt(how, str(how))
-        self._refuse(error)
+        elif not ((self.request.repeatable or not sent) and self._try_again(how, str(how), may_wait=True)):
+            self._end_attempt(how, str(how))
+            self._refuse(error)
 
-    def _other(self) -> PoolChoice | None:
-        """Return another member for the request, if it may be sent again."""
+    def _try_again(
+        self, how: AttemptEnd, code: str, report: LoadReport | None = None, *, may_wait: bool = False
+    ) -> bool:
+        """Send the request to another member; if there is none and it may, let it wait. Returns False if neither is."""
         attempt, pool = self._attempt, self._pool
         if self.attempts <= 0 or attempt is None or pool is None:
-            return None
+            return False
         now = monotonic_ns()
-        choice = self._table.choose(self.request, self._level, now, (*self._tried, attempt.member.name))
-        if isinstance(choice, NeriteError) or not pool.balancer.take_retry(now):
-            return None
-        return choice
-
-    def _go_on(self, choice: PoolChoice, how: AttemptEnd, code: str, report: LoadReport | None) -> None:
-        assert self._attempt is not None and self._pool is not None
-        self._tried = (*self._tried, self._attempt.member.name)
-        self._pool.retries[str(how)] += 1
+        tried = (*self._tried, attempt.member.name)
+        choice = self._table.choose(self.request, self._level, now, tried)
+        refusal = isinstance(choice, NeriteError)
+        if (refusal and not (may_wait and isinstance(choice, Unavailable))) or not pool.balancer.take_retry(now):
+            return False
+        if refusal and not self._wait(refuse=False):
+            return False
+        pool.retries[str(how)] += 1
         self._end_attempt(how, code, report)
-        self._send(choice, monotonic_ns())
+        if isinstance(choice, PoolChoice):
+            self._tried = tried
+            self._send(choice, monotonic_ns())
+        else:
+            self._tried = ()
+        return True
 
     # What the client's side reports.
 
     def cancel(self) -> None:
         """End the request: the client no longer waits."""
         if not self._over:
+            self._leave("cancelled")
             self._cancel_call(AttemptEnd.CANCELLED)
             self._finish(TicketEnding.CANCELLED)
 
@@ -245,8 +315,11 @@ class RoutedExchange:
         where = ""
         if self._attempt is not None and self._pool is not None:
             where = f" at member '{self._attempt.member.name}' of pool '{self._pool.name}'"
+        elif self._place is not None:
+            where = f", while it waited for a member of pool '{self._place.pool.name}'"
         error = GatewayTimeout(f"the timeout of the request, {self._timeout:g} s, has passed{where}")
         begun = self._begun
+        self._leave("deadline")
         self._cancel_call(AttemptEnd.LOST)
         if begun:
             self._finish(TicketEnding.DEADLINE)
@@ -285,7 +358,11 @@ class RoutedExchange:
         pool.balancer.end(attempt, how, report, monotonic_ns())
         pool.answers[attempt.member.name, code] += 1
         pool.under_way -= 1
+        if pool.demand is not None:
+            pool.demand.end(self.request.model, monotonic_ns())
         self._attempt = self._call = None
+        if pool.held:
+            self._table.held.offer_soon()
 
     def _refuse(self, error: NeriteError, ending: TicketEnding = TicketEnding.FAILED) -> None:
         self._table.refused[str(error.http_status)] += 1

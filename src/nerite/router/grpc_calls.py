@@ -26,6 +26,7 @@ _ENDS: Final[Mapping[int, AttemptEnd]] = {
     15: AttemptEnd.FAILED,
 }
 """Statuses for which the member is to blame. The others are answers."""
+_NOT_FOUND: Final = 5
 _BUFFERED: Final = 256 * 1024
 """Bytes of an answer that wait for the client, from which the member is paused."""
 _KEPT: Final = 256 * 1024
@@ -59,6 +60,8 @@ class RoutedTarget(CallTarget, Protocol):
     """Headers for the member."""
     level: str
     """Class that the client asks for."""
+    waits: bool
+    """They may wait for a member, or for a copy of their model."""
     caller: Caller | None
     """Who sends them, if they have to be admitted; None: they need not."""
 
@@ -246,6 +249,14 @@ class CallRelay:
                 self.send_to(*place)
                 return
         self.exchange.failed(AttemptEnd.REFUSED if unprocessed else AttemptEnd.LOST, why, sent=not unprocessed)
+        if place is not None and self._forget_call():
+            self._target.router.suspect(*place, why)
+
+    def _forget_call(self) -> bool:
+        """Keep what the client sends for the next member, if the request waits for one; return whether it does."""
+        if self.exchange.waiting:
+            self._member_call = None
+        return self.exchange.waiting
 
     def member_writable(self) -> None:
         """Read from the client again."""
@@ -269,6 +280,9 @@ class CallRelay:
         if status == messages.RESOURCE_EXHAUSTED and trailers.get(b"grpc-retry-pushback-ms"):
             how = AttemptEnd.REFUSED
         if how is AttemptEnd.REFUSED and self.exchange.refused(name):
+            return
+        if status == _NOT_FOUND and self.exchange.not_found(name):
+            self._forget_call()
             return
         connection, stream_id = self._client.connection, self._client.stream_id
         self._client.finish(name)

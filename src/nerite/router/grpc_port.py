@@ -135,6 +135,7 @@ class RouterGrpcPort:
             timeout=seconds,
             gate=self._admission,
             asks=None if caller is None else AdmissionRequest(caller, request.model, False, size),
+            waits=target.waits,
         )
 
     def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:

@@ -143,6 +143,7 @@ class MemberTarget(RefusedTarget):
         seconds = _grpc_timeout(headers)
         limits = [each for each in (seconds, access.timeout_of(get) or None) if each is not None]
         self.timeout = min(limits, default=None)
+        self.waits = method.kind is not MethodKind.ANY
         self.caller = None
         if method.kind is not MethodKind.ANY:
             self.caller = ANYBODY if callers is None else callers.of(get, seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -13,7 +13,7 @@ from nerite.balancing.member import Member, ServerKind
 from nerite.core.failures import report
 from nerite.observability.log import log
 from nerite.router.http_members import HttpMembers, MemberAnswer
-from nerite.router.pools import RouterPool
+from nerite.router.pools import MemberIndex, RouterPool
 
 _KSERVE: Final = (ServerKind.NERITE, ServerKind.TRITON, ServerKind.KSERVE)
 _READY: Final = {
@@ -22,7 +22,9 @@ _READY: Final = {
     ServerKind.SGLANG: "/health",
     ServerKind.OPENAI: "/v1/models",
 }
-_LIST: Final = b'{"ready":true}'
+_READY_ONES: Final = b'{"ready":true}'
+_ALL: Final = b"{}"
+_IN_MEMORY: Final = ("READY", "LOADING", "UNLOADING")
 _CONCURRENCY: Final = 32
 """Health checks at the same time, of all pools."""
 _JITTER: Final = 0.2
@@ -39,6 +41,8 @@ class MemberState(NamedTuple):
     ready: bool
     models: frozenset[str] | None = None
     """None: not known."""
+    repository: MemberIndex | None = None
+    """None: not asked for, or not known."""
     problem: str = ""
     """Why it is not ready, as the end of a sentence about the member."""
     missed: bool = False
@@ -47,23 +51,45 @@ class MemberState(NamedTuple):
     """Nothing listens at its address: when it is back, it is another process."""
 
 
-async def check_member(members: HttpMembers, member: Member, seconds: float) -> MemberState:
-    """Check one member."""
+async def check_member(
+    members: HttpMembers, member: Member, seconds: float, fields: bytes = b"", *, whole: bool = False
+) -> MemberState:
+    """Check one member. ``fields``: header lines for its repository. ``whole``: ask for models that are not ready."""
     path = _READY[member.kind]
     answer = await members.ask(member, "GET", path, seconds=seconds)
     if answer.problem:
         return MemberState(False, problem=answer.problem, missed=not answer.unreachable, gone=answer.unreachable)
-    if answer.status != 200:
-        return MemberState(False, problem=f"answered GET {path} with status {answer.status}")
+    unready = "" if answer.status == 200 else f"answered GET {path} with status {answer.status}"
+    if unready and not (whole and member.kind in _KSERVE):
+        return MemberState(False, problem=unready)
+    index = None
     if member.kind in _KSERVE:
-        models = _index_names(await members.ask(member, "POST", "/v2/repository/index", _LIST, seconds))
+        asked = _ALL if whole else _READY_ONES
+        entries = entries_of(await members.ask(member, "POST", "/v2/repository/index", asked, seconds, fields))
+        if entries is None:
+            models = None
+        elif whole:
+            models = _names(entries, ("READY",))
+            if unready and any(map(_makes_unready, entries)):
+                unready = ""
+            index = MemberIndex(_names(entries), _names(entries, _IN_MEMORY))
+        else:  # an entry that says nothing of its state is ready, because nothing else was asked for
+            models = _names(entries, ("READY", None))
         if models is not None and member.kind is ServerKind.NERITE:
             models |= _openai_names(await members.ask(member, "GET", "/v1/models", seconds=seconds)) or frozenset()
     else:
         if member.kind is not ServerKind.OPENAI:
             answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
         models = _openai_names(answer)
-    return MemberState(True, models)
+    return MemberState(not unready, models, index, unready)
+
+
+def _makes_unready(entry: Mapping[str, Any]) -> bool:
+    """Whether a version is the reason why its server is not ready, although it serves others.
+
+    With strict readiness a server is not ready while it loads a model, and after a load has failed.
+    """
+    return entry.get("state", "READY") != "READY" and entry.get("reason") != "unloaded"
 
 
 def entries_of(answer: MemberAnswer, key: str = "") -> list[dict[str, Any]] | None:
@@ -79,11 +105,9 @@ def entries_of(answer: MemberAnswer, key: str = "") -> list[dict[str, Any]] | No
     return [each for each in found[:_MAX_MODELS] if isinstance(each, dict)] if isinstance(found, list) else None
 
 
-def _index_names(answer: MemberAnswer) -> frozenset[str] | None:
-    entries = entries_of(answer)
-    if entries is None:
-        return None
-    return frozenset(str(each.get("name", "")) for each in entries if each.get("state", "READY") == "READY")
+def _names(entries: list[dict[str, Any]], states: Collection[str | None] = ()) -> frozenset[str]:
+    """Return the names of an index, or those with a version in one of these states (None: it has none)."""
+    return frozenset(str(each.get("name", "")) for each in entries if not states or each.get("state") in states)
 
 
 def _openai_names(answer: MemberAnswer) -> frozenset[str] | None:
@@ -101,6 +125,9 @@ class HealthChecks:
         self._missed: dict[str, int] = {}
         """Checks without an answer in a row, by member."""
         self._known: dict[str, MemberState] = {}
+        self._began: dict[str, int] = {}
+        """Number of the newest check that was taken, by member."""
+        self._checks = 0
 
     async def check_all(self) -> None:
         """Check every member once."""
@@ -116,6 +143,7 @@ class HealthChecks:
             self._members.keep(names)
             for name in [name for name in self._known if name not in names]:
                 del self._known[name]
+                self._began.pop(name, None)
                 self._missed.pop(name, None)
 
     async def run_suspects(self) -> None:
@@ -126,7 +154,7 @@ class HealthChecks:
             suspects = list(self._members.suspects)
             self._members.suspects.clear()
             await asyncio.gather(*(
-                self._check(pool, load.member)
+                self.check(pool, load.member)
                 for pool, name in suspects
                 for load in pool.balancer.members
                 if load.member.name == name
@@ -135,17 +163,23 @@ class HealthChecks:
 
     async def _check_pool(self, pool: RouterPool) -> None:
         members = [load.member for load in pool.balancer.members]
-        await asyncio.gather(*(self._check(pool, member) for member in members))
+        await asyncio.gather(*(self.check(pool, member) for member in members))
 
-    async def _check(self, pool: RouterPool, member: Member) -> None:
+    async def check(self, pool: RouterPool, member: Member) -> None:
+        """Check a member now."""
         seconds = min(max(pool.settings.health_interval, 0.5), _MAX_SECONDS)
         try:
             async with self._limit:
-                state = await check_member(self._members, member, seconds)
+                self._checks += 1
+                number = self._checks
+                key, whole = self._members.key_of(pool), pool.settings.placement is not None
+                state = await check_member(self._members, member, seconds, key, whole=whole)
         except Exception as error:
             report("router", error, f"in the health check of member '{member.name}'")
             return
-        self._take(pool, member.name, state)
+        if number >= self._began.get(member.name, 0):  # otherwise it has been overtaken by another check
+            self._began[member.name] = number
+            self._take(pool, member.name, state)
 
     def _take(self, pool: RouterPool, name: str, state: MemberState) -> None:
         before = self._known.get(name)
@@ -158,7 +192,8 @@ class HealthChecks:
         if state.ready and before is not None and before.gone:
             pool.balancer.restarted(name)
         models = state.models
-        pool.set_ready(name, state.ready, None if models is None else models.union(pool.settings.serves))
+        models = None if models is None else models.union(pool.settings.serves)
+        pool.set_ready(name, state.ready, models, state.repository)
         if before is None or before.ready != state.ready:
             if state.ready:
                 count = "unknown models" if state.models is None else f"{len(state.models)} models"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from nerite.balancing.member import Member
@@ -89,11 +89,21 @@ class HttpMembers:
     def __init__(self, connect_timeout: float) -> None:
         self._connect_timeout = connect_timeout
         self._heads = ResponseHeads()
+        self._keys: dict[str, Callable[[], bytes]] = {}
         self._connections: dict[str, MemberConnections] = {}
         self.suspects: dict[tuple[RouterPool, str], None] = {}
         """Members that could not be reached since their last health check, in order."""
         self.suspected = asyncio.Event()
         """Set when there is a suspect."""
+
+    def set_key(self, header: str, key: Callable[[], bytes], pool: RouterPool) -> None:
+        """Send a header with the router's own requests to the members of a pool."""
+        self._keys[pool.name] = lambda: b"%b: %b\r\n" % (header.encode(), key())
+
+    def key_of(self, pool: RouterPool) -> bytes:
+        """Return the header line that opens the restricted parts of the API of a pool's members; empty without one."""
+        key = self._keys.get(pool.name)
+        return key() if key is not None else b""
 
     def of(self, member: Member) -> MemberConnections:
         """Return the connections to a member."""
@@ -126,14 +136,17 @@ class HttpMembers:
         self.suspected.set()
 
     async def ask(
-        self, member: Member, method: str, path: str, body: bytes = b"", seconds: float = 5.0
+        self, member: Member, method: str, path: str, body: bytes = b"", seconds: float = 5.0, fields: bytes = b""
     ) -> MemberAnswer:
-        """Send a request of the router itself, and return the answer or why there is none."""
+        """Send a request of the router itself, and return the answer or why there is none.
+
+        ``fields`` are further header lines.
+        """
         length = (
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body or method == "POST" else ""
         )
-        head = f"{method} {path} HTTP/1.1\r\nHost: {member.http}\r\nUser-Agent: nerite-route\r\n{length}\r\n"
-        question = _Question(self.of(member), head.encode() + body)
+        head = f"{method} {path} HTTP/1.1\r\nHost: {member.http}\r\nUser-Agent: nerite-route\r\n{length}"
+        question = _Question(self.of(member), b"%b%b\r\n%b" % (head.encode(), fields, body))
         try:
             async with asyncio.timeout(seconds):
                 return await question.answer

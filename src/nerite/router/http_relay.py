@@ -13,7 +13,7 @@ from nerite.core.tensor import Buffer
 from nerite.llm.openai.fields import body_of
 from nerite.router.exchange import GatewayTimeout, MemberCall, RoutedExchange
 from nerite.router.http_members import HttpMembers
-from nerite.router.http_targets import RouteTarget
+from nerite.router.http_targets import BodyKind, RouteTarget
 from nerite.router.member_connection import MemberConnection, MemberConnections
 from nerite.router.pools import RouterPool
 from nerite.router.response_body import ChunkScanner, pieces_of
@@ -23,6 +23,9 @@ from nerite.transports.http.connection import HttpConnection
 
 _OVERLOADED: Final = (429, 503)
 """Statuses that say that a member has not begun."""
+_NOT_FOUND: Final = 404
+_KSERVE: Final = (BodyKind.TENSORS, BodyKind.TEXT)
+"""Requests for which this status says that the member does not have the model."""
 _USAGE_BYTES: Final = 1024
 """Bytes at the end of an answer in which ``usage`` is looked for."""
 _ANSWER_TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})\b')
@@ -296,6 +299,8 @@ class HttpCall:
         known = load_report(load) if load else None
         if status in _OVERLOADED and exchange.refused(str(status), known):
             return
+        if status == _NOT_FOUND and self._relay.target.kind in _KSERVE and exchange.not_found(str(status), known):
+            return
         self._relay.claim(self)
         exchange.answer_begins()
         if self._relay.target.openai:
@@ -351,6 +356,8 @@ class HttpCall:
             self._connections.acquire(self, fresh=True)
         else:
             self.exchange.failed(AttemptEnd.LOST, cause)
+            if self.exchange.waiting:
+                self._relay.members.suspect(self._pool, self._member, cause)
 
 
 def _end_of(status: int) -> AttemptEnd:

@@ -96,6 +96,7 @@ class RouterService:
             timeout=timeout,
             gate=self._admission,
             asks=None if self._admission is None else _asks(target, routed, len(body)),
+            waits=target.kind is not BodyKind.NOTHING,
         )
         connection.request = relay
         exchange.begin(arrived)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.core.byte_budget import BUDGETS
@@ -14,6 +15,7 @@ from nerite.core.response import InferenceResponse
 from nerite.observability.exposition import Metric, MetricTable, Page, labels
 from nerite.router.admission import RouterAdmission
 from nerite.router.http_members import HttpMembers
+from nerite.router.placement import CopyFigures, PoolPlacement
 from nerite.router.pools import PoolTable, RouterPool
 from nerite.transports.http import reply
 from nerite.transports.http.handler import HttpExchange
@@ -41,6 +43,12 @@ class _CodeFigures(NamedTuple):
     attempts: int
 
 
+class _OrderFigures(NamedTuple):
+    """Number of orders to load or unload models that ended in one way."""
+
+    orders: int
+
+
 class RouterMetrics:
     """Answers ``GET /metrics``."""
 
@@ -51,7 +59,9 @@ class RouterMetrics:
         bounds: TransportLimits,
         guard: BrowserGuard,
         admission: RouterAdmission | None = None,
+        placements: Sequence[PoolPlacement] = (),
     ) -> None:
+        self._placements = placements
         self._admission = admission
         self._table = table
         self._members = members
@@ -97,6 +107,16 @@ class RouterMetrics:
             for pool in table.pools
             for (member, code), count in sorted(pool.answers.items())
         ])  # fmt: skip
+        page.write(COPIES, [
+            COPIES.row(figures, model, placement.pool.name)
+            for placement in self._placements
+            for model, figures in placement.figures()
+        ])  # fmt: skip
+        page.write(ORDERS, [
+            (labels({"pool": placement.pool.name, "step": step, "outcome": outcome}), _OrderFigures(count))
+            for placement in self._placements
+            for (step, outcome), count in sorted(placement.steps.items())
+        ])  # fmt: skip
         self._bounds.write_metrics(page)
         if self._admission is not None:
             self._admission.write_metrics(page)
@@ -138,6 +158,13 @@ POOLS: Final = MetricTable[RouterPool]((
            lambda pool: pool.balancer.budget.refused),
     Metric("nerite_route_picks_total", "counter", "Choices of a member, by why it was that one",
            lambda pool: _counts(pool.picks), "reason"),
+    Metric("nerite_route_held", "gauge", "Requests that wait for a member, or for a copy of their model",
+           lambda pool: pool.held),
+    Metric("nerite_route_held_total", "counter", "Requests that have waited or could not, by how that ended",
+           lambda pool: _counts(pool.holds), "outcome"),
+    Metric("nerite_route_held_seconds", "histogram",
+           "Time that requests have waited for a member, or for a copy of their model, in seconds",
+           lambda pool: pool.hold_seconds),
     Metric("nerite_route_members", "gauge", "Members of the pool",
            lambda pool: sum(1 for _ in pool.balancer.members)),
     Metric("nerite_route_members_ready", "gauge", "Members of the pool that are ready",
@@ -152,6 +179,16 @@ MEMBERS: Final = MetricTable[_MemberFigures]((
            "Tokens that are still to be computed at a member, as far as the router knows", lambda each: each.work),
     Metric("nerite_route_member_connections", "gauge", "Connections to a member", lambda each: each.connections),
 ), labels=("member", "pool"))  # fmt: skip
+COPIES: Final = MetricTable[CopyFigures]((
+    Metric("nerite_route_model_copies", "gauge",
+           "Members that have a model or load it, where the router places models", lambda each: each.copies),
+    Metric("nerite_route_model_copies_wanted", "gauge",
+           "Copies of a model that its demand asks for", lambda each: each.wanted),
+), labels=("model", "pool"))  # fmt: skip
+ORDERS: Final = MetricTable[_OrderFigures]((
+    Metric("nerite_route_orders_total", "counter",
+           "Orders to members to load or unload a model, by how they ended", lambda each: each.orders),
+), labels=("outcome", "pool", "step"))  # fmt: skip
 ANSWERS: Final = MetricTable[_CodeFigures]((
     Metric("nerite_route_requests", "counter",
            "Requests sent to members, by status, or by how they ended without one", lambda each: each.attempts),

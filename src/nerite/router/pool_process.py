@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from nerite.cluster.settings import ClusterSettings
+from nerite.config.watched_file import watch_files
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.observability.log import log
@@ -19,6 +20,7 @@ from nerite.router.discovery import Discovery
 from nerite.router.health import HealthChecks
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
+from nerite.transports.access import KeyFile, check_key_files
 
 BackgroundWork = Callable[[], Coroutine[Any, Any, None]]
 """Starts work that runs as long as the process does."""
@@ -35,7 +37,8 @@ class PoolProcess(ABC):
         self.pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
         self.table = PoolTable(self.pools)
         self.members = HttpMembers(settings.router.connect_timeout)
-        self._health = HealthChecks(self.pools, self.members)
+        self._key_files = [file for pool in self.pools if (file := _set_key(pool, self.members)) is not None]
+        self.health = HealthChecks(self.pools, self.members)
         self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self.pools]
         self.session_headers = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
 
@@ -76,15 +79,17 @@ class PoolProcess(ABC):
     def background_work(self) -> Iterator[BackgroundWork]:
         """Yield what runs beside the requests; work that fails is reported and started again."""
         for pool, discovery in zip(self.pools, self._discoveries, strict=True):
-            yield partial(self._health.run, pool)
+            yield partial(self.health.run, pool)
             yield discovery.run
-        yield self._health.run_suspects
+        yield self.health.run_suspects
+        for file in self._key_files:
+            yield partial(watch_files, file, partial(_key_changed, file))
 
     async def find_members(self) -> None:
         """Find the members of all pools, and check each once. Raises ``NeriteError``."""
         for discovery in self._discoveries:
             await discovery.start()
-        await self._health.check_all()
+        await self.health.check_all()
 
     @property
     def members_known(self) -> int:
@@ -101,6 +106,24 @@ class PoolProcess(ABC):
         if self._stop_requested.is_set():
             os._exit(1)
         self._stop_requested.set()
+
+
+def _set_key(pool: RouterPool, members: HttpMembers) -> KeyFile | None:
+    """Have the key of a pool's members sent to them; return the file that it is in. Raises ``InvalidArgument``."""
+    placement = pool.settings.placement
+    if placement is None or not placement.key:
+        return None
+    header, _, key = placement.key.partition("=")
+    if not key.startswith("@"):
+        members.set_key(header, key.encode, pool)
+        return None
+    file = KeyFile(key[1:], check_key_files(key[1:]))
+    members.set_key(header, lambda: file.values[0], pool)
+    return file
+
+
+def _key_changed(file: KeyFile) -> None:
+    (log.warning if file.problem else log.info)(file.news())
 
 
 def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nerite.balancing.member import Member, RoutedRequest
+from nerite.balancing.model_demand import ModelDemand
 from nerite.balancing.pool_balancer import NoMember, PoolBalancer
 from nerite.cluster.settings import PoolSettings
 from nerite.core.errors import Exhausted, NeriteError, NotFound, Unavailable
 from nerite.core.text import quoted_text
 from nerite.observability.histogram import Histogram
+from nerite.router.held_requests import HeldRequest, HeldRequests, WaitingRequest
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Bounds of the times of requests."""
@@ -32,6 +34,15 @@ _REFUSALS: Final[Mapping[int, type[NeriteError]]] = {429: Exhausted, 410: Sequen
 """Errors by the status of ``NoMember``; ``Unavailable`` for any other."""
 
 
+class MemberIndex(NamedTuple):
+    """What a member says of its model repository."""
+
+    known: frozenset[str]
+    """Models that it could load."""
+    held: frozenset[str]
+    """Models that are in its memory, those that it loads and unloads included."""
+
+
 class RouterPool:
     """One pool with its members, and counts of what was sent to them."""
 
@@ -49,7 +60,25 @@ class RouterPool:
         """Times of whole requests."""
         self.under_way = 0
         """Requests that are at a member."""
+        self.held = 0
+        """Requests that wait for a member, or for a copy of their model."""
+        self.holds: Counter[str] = Counter()
+        """Requests that have waited, by how that ended."""
+        self.hold_seconds = Histogram(SECONDS)
+        """Times that requests have waited."""
+        self.demand = ModelDemand() if settings.placement is not None else None
+        self.obstacles: dict[str, tuple[str, int]] = {}
+        """Why no member has a model, and until when that will not change (0: not known)."""
+        self.on_change: Callable[[], None] = _ignore
+        """Called when requests that wait might go on."""
+        self.on_hold: Callable[[str], None] = _ignore
+        """Called with the model for which a request begins to wait."""
+        self.indexes: dict[str, MemberIndex] = {}
+        """The last that each member has said of its repository."""
+        self._withheld: set[tuple[str, str]] = set()
+        """Members and models that get no requests, because they are about to be unloaded there."""
         self._models: frozenset[str] = frozenset()
+        self._known: frozenset[str] = frozenset()
         self._unknown = False
 
     def set_members(self, members: Sequence[Member]) -> None:
@@ -58,24 +87,60 @@ class RouterPool:
         names = {member.name for member in members}
         for key in [key for key in self.answers if key[0] not in names]:
             del self.answers[key]
+        for name in [name for name in self.indexes if name not in names]:
+            del self.indexes[name]
         self._learn()
 
-    def set_ready(self, name: str, ready: bool, models: Collection[str] | None = None) -> None:
+    def set_ready(
+        self, name: str, ready: bool, models: Collection[str] | None = None, index: MemberIndex | None = None
+    ) -> None:
         """Take what a health check has found. ``models`` None: not known, so the member may serve any."""
-        self.balancer.set_ready(name, ready, models)
-        self._learn()
+        if index is None and models is not None:
+            index = MemberIndex(frozenset(models), frozenset(models))
+        if models is not None and self._withheld:
+            models = frozenset(model for model in models if (name, model) not in self._withheld)
+        news = index is not None and self.indexes.get(name) != index
+        if index is not None and news:
+            self.indexes[name] = index
+        if self.balancer.set_ready(name, ready, models) or news:
+            self._learn()
+        else:
+            self.on_change()
+
+    def withhold(self, name: str, model: str) -> None:
+        """Send no more requests for a model to a member, whatever health checks find, until ``give_back``."""
+        self._withheld.add((name, model))
+        self.doubt(name, model)
+
+    def give_back(self, name: str, model: str) -> None:
+        """Send requests for a model to a member again, once a health check has found it there."""
+        self._withheld.discard((name, model))
+
+    def doubt(self, name: str, model: str) -> None:
+        """Send no requests for a model to a member until its next health check: it says that it does not have it."""
+        for load in self.balancer.members:
+            if load.member.name == name and load.models is not None and model in load.models:
+                self.balancer.set_ready(name, load.ready, frozenset(load.models) - {model})
+                self._learn()
+                return
 
     def _learn(self) -> None:
+        """Find out which models the members serve, and which they know."""
         served: set[str] = set()
-        self._unknown = False
+        self._unknown = told = False
         for load in self.balancer.members:
             if not load.ready:
                 continue
             if load.models is None:
                 self._unknown = True
             else:
+                told = True
                 served.update(load.models)
         self._models = frozenset(served)
+        # Of members that are gone, what they knew is forgotten once others have said what they know.
+        known = frozenset[str]() if told else self._known
+        self._known = known.union(*(index.known for index in self.indexes.values()))
+        self.on_change()
 
     @property
     def models(self) -> frozenset[str]:
@@ -97,9 +162,42 @@ class RouterPool:
         return self._unknown or not model or model in self._models
 
     @property
+    def known(self) -> frozenset[str]:
+        """Models that members have listed, as ready or as models that they could load."""
+        return self._known
+
+    def may_come_to_serve(self, model: str) -> bool:
+        """Whether requests for a model may wait for a member that serves it. If nothing is known, any may."""
+        named = model in self._known or model in self.settings.serves
+        return self.most_held > 0 and (named or not self._known)
+
+    @property
+    def most_held(self) -> int:
+        """How many requests may wait."""
+        return self.settings.most_held
+
+    @property
+    def hold_timeout(self) -> float:
+        """Seconds for which a request may wait."""
+        return self.settings.hold_timeout
+
+    def obstacle_to(self, model: str, now_ns: int) -> tuple[str, int]:
+        """Return why no member has a model, as far as is known, and when a wait makes sense again (0: now)."""
+        text, until_ns = self.obstacles.get(model, ("", 0))
+        return ("", 0) if 0 < until_ns <= now_ns else (text, until_ns)
+
+    def hold_began(self, model: str) -> None:
+        """Note that a request waits for a model."""
+        self.on_hold(model)
+
+    @property
     def ready_members(self) -> Iterator[Member]:
         """The members that are ready."""
         return (load.member for load in self.balancer.members if load.ready)
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 class PoolChoice(NamedTuple):
@@ -120,6 +218,9 @@ class PoolTable:
         """Seconds from the last byte of a request to the choice of its member."""
         self.refused: Counter[str] = Counter()
         """Requests that were answered without a member, by code."""
+        self.held = HeldRequests()
+        for pool in pools:
+            pool.on_change = self.held.offer_soon
 
     def choose(
         self,
@@ -137,8 +238,7 @@ class PoolTable:
         such pools only. A pool that borrows uses idle members of the others when its own are full or gone.
         """
         model = request.model
-        fitting = [pool for pool in self.pools if level in pool.settings.classes]
-        fitting = fitting or [pool for pool in self.pools if not pool.settings.classes]
+        fitting = self._fitting(level)
         refusal: NoMember | None = None
         for pool in fitting:
             if pool.serves(model):
@@ -153,9 +253,29 @@ class PoolTable:
             return self._unserved(model, level, fitting)
         return _REFUSALS.get(refusal.status, Unavailable)(refusal.text, refusal.retry_after)
 
+    def _fitting(self, level: str) -> list[RouterPool]:
+        """Return the pools for requests of a class."""
+        fitting = [pool for pool in self.pools if level in pool.settings.classes]
+        return fitting or [pool for pool in self.pools if not pool.settings.classes]
+
     def may_serve(self, model: str) -> bool:
         """Whether a member of any pool is known to serve a model, or may."""
-        return any(pool.serves(model) for pool in self.pools)
+        return any(pool.serves(model) or pool.may_come_to_serve(model) for pool in self.pools)
+
+    def hold(
+        self, waiting: WaitingRequest, request: RoutedRequest, level: str, order: int, *, behind: bool = False
+    ) -> HeldRequest | NeriteError | None:
+        """Let a request wait for a member; return the error if it may not now, and None if no pool lets it wait.
+
+        ``behind``: only if others wait already, whom it must not overtake. Requests in the middle of a sequence do not
+        wait: their state is gone, or on a member that is not ready.
+        """
+        if not request.model or (request.sequence and not request.sequence_start):
+            return None
+        for pool in self._fitting(level):
+            if self.held.queue.has(pool.name, request.model) or (not behind and pool.may_come_to_serve(request.model)):
+                return self.held.hold(pool, request.model, order, waiting)
+        return None
 
     def _borrow(
         self,
@@ -194,6 +314,8 @@ class PoolTable:
                 f"and members of pool {', '.join(missing)} are not ready",
                 1,
             )
+        if any(model in pool.known for pool in fitting):
+            return Unavailable(f"no member of pool {names} has loaded model '{quoted_text(model)}'", 1)
         return NotFound(f"Request for unknown model: '{quoted_text(model)}' is not served by a member of pool {names}")
 
     @property

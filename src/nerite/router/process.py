@@ -19,7 +19,7 @@ from nerite.admission.tenants import WatchedPolicy, open_policy
 from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
 from nerite.config.watched_file import watch_files
-from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
 from nerite.observability.machine import usable_memory
 from nerite.redis.settings import settings_of_address
@@ -28,6 +28,8 @@ from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
+from nerite.router.placement import PoolPlacement
+from nerite.router.placement_lease import LeaseRedis, PlacementLease
 from nerite.router.pool_process import BackgroundWork, PoolProcess
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
@@ -64,11 +66,15 @@ async def _serve(settings: ClusterSettings) -> int:
     return await process.serve()
 
 
-def _admission(router: RouterSettings) -> tuple[WatchedPolicy | None, RouterAdmission | None]:
+def _admission(settings: ClusterSettings) -> tuple[WatchedPolicy | None, RouterAdmission | None]:
     """Return the policy file and admission control by it; nothing without one. Raises ``NeriteError``."""
+    router = settings.router
     if not router.policy_file:
-        if router.redis:
-            raise InvalidArgument("router.redis has an effect with policy-file only, whose quotas it shares: add that")
+        if router.redis and not any(pool.placement for pool in settings.pools):
+            raise InvalidArgument(
+                "router.redis has an effect with policy-file, whose quotas it shares, or with [pool.placement] only: "
+                "add one of them"
+            )
         return None, None
     watched = open_policy(router.policy_file)
     return watched, RouterAdmission(_with_redis(watched.policy, router), asyncio.get_running_loop())
@@ -93,7 +99,7 @@ class RouterProcess(PoolProcess):
         )
         checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
         guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
-        self._policy, self._admission = _admission(router)
+        self._policy, self._admission = _admission(settings)
         callers = None if self._admission is None else self._admission.callers
         targets = HttpTargets(guard, self.session_headers, router.max_body, callers)
         self._service = RouterService(self.table, self.members, targets, router, self._admission)
@@ -109,7 +115,19 @@ class RouterProcess(PoolProcess):
         self._grpc = RouterGrpcPort(
             self.table, self.members, router, self.session_headers, self._bounds, self._admission
         )
-        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission)
+        placed = [pool for pool in self.pools if pool.settings.placement is not None]
+        self._leases = LeaseRedis(settings_of_address(router.redis)) if router.redis and placed else None
+        self._placements = [
+            PoolPlacement(
+                pool,
+                self.table.held,
+                self.members,
+                self.health,
+                None if self._leases is None else PlacementLease(pool.name, self._leases),
+            )
+            for pool in placed
+        ]
+        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission, self._placements)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
 
@@ -122,6 +140,8 @@ class RouterProcess(PoolProcess):
                 raise Unsupported(f"{self.settings.path}: router.{key}: nerite route does not use it yet: remove it")
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.start()
+        if self._leases is not None:
+            await self._leases.start()
         await self.find_members()
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port),
@@ -148,6 +168,9 @@ class RouterProcess(PoolProcess):
     def background_work(self) -> Iterator[BackgroundWork]:
         """Yield the work for members, and the watch of the policy file."""
         yield from super().background_work()
+        for placement in self._placements:
+            yield placement.run
+            yield placement.run_reports
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 
@@ -165,6 +188,7 @@ class RouterProcess(PoolProcess):
         log.info("Waiting for requests in progress to complete.")
         deadline = time.monotonic() + timeout
         self._service.draining = True
+        self.table.held.stop(Unavailable("the router stops: send the request to another one, or later", 1))
         self._http.drain()
         self._grpc.drain()
         await asyncio.sleep(min(0.15, timeout / 4))
@@ -184,6 +208,8 @@ class RouterProcess(PoolProcess):
         """Release connections, ports and threads that are still open."""
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.close()
+        if self._leases is not None:
+            self._leases.close()
         self._idle_check.stop()
         for listener in (self._http, self._metrics, self._grpc):
             listener.abort()

@@ -156,7 +156,7 @@ def test_a_member_that_leaves_while_it_loads_takes_its_order_along() -> None:
 
 
 def test_a_failed_load_is_tried_elsewhere_and_later_again() -> None:
-    fleet = Fleet({"a": 2 * GB, "b": GB}, {"m": GB}, PlacementPolicy(hold=60.0))
+    fleet = Fleet({"a": 2 * GB, "b": GB}, {"m": GB}, PlacementPolicy(retry=60.0))
     fleet.demands["m"] = 1.0
     fleet.wait()
     pauses = []
@@ -195,6 +195,56 @@ def test_as_many_copies_as_were_asked_for_without_demand() -> None:
     assert len(fleet.copies("m")) == 2
     fleet.placement.remove_model("m")
     assert fleet.decide() == []
+
+
+def test_a_request_for_a_model_without_a_copy_counts_at_once() -> None:
+    fleet = Fleet({"a": GB}, {"m": GB})
+    fleet.wait(100)
+    fleet.placement.demand("m", 0.0, fleet.now)
+    fleet.placement.demand("m", 1.0, fleet.now + 1000)
+    assert fleet.decide() == [(LOAD, "a", "m")]
+
+
+def test_an_order_whose_member_was_lost_is_given_again() -> None:
+    fleet = Fleet({"a": 2 * GB, "b": GB}, {"m": GB})
+    fleet.demands["m"] = 1.0
+    fleet.wait()
+    assert fleet.decide() == [(LOAD, "a", "m")]
+    fleet.placement.order_lost("a", "m")
+    assert fleet.placement.copies("m") == 0
+    fleet.placement.set_member("a", 2 * GB, available=False)
+    assert fleet.decide() == [(LOAD, "b", "m")]
+
+
+def test_a_copy_that_was_not_unloaded_stays_for_a_while() -> None:
+    fleet = Fleet({"a": GB}, {"one": GB, "two": GB}, PlacementPolicy(hold=20.0, rise=1.0))
+    fleet.demands = {"one": 1.0, "two": 0.0}
+    fleet.run(2)
+    fleet.demands = {"one": 0.0, "two": 1.0}
+    while not (actions := fleet.decide()):
+        fleet.wait()
+    assert actions == [(UNLOAD, "a", "one")]
+    fleet.placement.unload_failed("a", "one", fleet.now)
+    began = fleet.now
+    while not fleet.decide():
+        fleet.wait()
+    assert (fleet.now - began) // SECOND == 20
+
+
+def test_what_stands_in_the_way_of_a_model() -> None:
+    fleet = Fleet({"a": 2 * GB, "b": GB}, {"m": 2 * GB, "large": 3 * GB})
+    assert fleet.placement.obstacle("m", fleet.now) is None
+    large = fleet.placement.obstacle("large", fleet.now)
+    assert large is not None
+    assert large == ("it needs 3 GiB, and no member has more than 2 GiB for models", 0)
+    fleet.placement.load_failed("a", "m", fleet.now)
+    failed = fleet.placement.obstacle("m", fleet.now)
+    assert failed is not None, "it fits nowhere else"
+    assert failed.until_ns == fleet.now + 60 * SECOND
+    assert fleet.placement.obstacle("m", failed.until_ns) is None
+    fleet.placement.set_member("a", 2 * GB, available=False)
+    fleet.placement.set_member("b", GB, available=False)
+    assert fleet.placement.obstacle("large", fleet.now) is None, "no member is there: that may change"
 
 
 DEMANDS = st.lists(

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.balancing.member import Member, ServerKind
+from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import ChoicePolicy
 from nerite.cluster.addresses import join_address, member_of, members_of_text, split_address
 from nerite.cluster.cluster_file import parse_cluster, read_cluster
+from nerite.cluster.settings import PlacedModel
 from nerite.core.errors import InvalidArgument
 
 WHOLE = """
@@ -73,6 +75,44 @@ def test_the_whole_file() -> None:
     assert (third.source.models, third.source.replicas) == ("/etc/nerite/models", 2)
 
 
+PLACED = """
+[[pool]]
+name = "models"
+kind = "triton"
+members = ["h:1", { http = "h:2", memory = "24GiB", metrics = "h:3" }]
+metrics-port = 8002
+hold-requests = 50
+hold-timeout = "10s"
+
+[pool.placement]
+memory = "16GiB"
+model-memory = "512MiB"
+least = 1
+target = 4
+hold = "30s"
+load-timeout = "5m"
+key = "X-Admin-Key=@keys"
+
+[pool.placement.models]
+resnet = { memory = "2GiB", least = 2, most = 3 }
+"""
+
+
+def test_the_placement_of_models() -> None:
+    (pool,) = parse_cluster(PLACED, "/etc/nerite/cluster.toml").pools
+    assert pool.source.members == (
+        Member("h:1", "h:1", kind=ServerKind.TRITON, metrics="h:8002"),
+        Member("h:2", "h:2", kind=ServerKind.TRITON, memory=24 << 30, metrics="h:3"),
+    )
+    assert (pool.most_held, pool.hold_timeout) == (50, 10.0)
+    placement = pool.placement
+    assert placement is not None
+    assert (placement.memory, placement.least, placement.most) == (16 << 30, 1, 0)
+    assert placement.policy == PlacementPolicy(target=4.0, hold=30.0, patience=300.0, unknown_bytes=512 << 20)
+    assert placement.key == "X-Admin-Key=@/etc/nerite/keys"
+    assert placement.models == {"resnet": PlacedModel(2 << 30, 2, 3)}
+
+
 POOL = '[[pool]]\nname = "a"\nmembers = ["h:1"]\n'
 
 
@@ -101,6 +141,18 @@ POOL = '[[pool]]\nname = "a"\nmembers = ["h:1"]\n'
         (POOL.replace('"h:1"', '{ htp = "h:1" }'), "entry 1 has an unknown key 'htp'. Did you mean http?"),
         (POOL.replace('"h:1"', '{ http = "h:1", capacity = 0 }'), "entry 1 capacity must be a number greater than 0"),
         (POOL.replace('"a"', '""'), "pool.1.name: must be 1 to 64 letters"),
+        (POOL + "[pool.placement]", "cluster.toml:4: pool.1.placement: it is not known how much memory members have"),
+        (POOL + "placement = 1", "pool.1.placement: must be a table"),
+        (POOL + '[pool.placement]\nmemory = "2 cows"', "placement.memory: must be a size of memory, as in 512MiB"),
+        (POOL + "[pool.placement]\ntarget = 0", "pool.1.placement: target is 0: it must be from 0.01"),
+        (POOL + "[pool.placement]\nmenory = 1", "placement.menory: is not known. Did you mean memory?"),
+        (POOL + "[pool.placement]\nkey = 'k'", "placement.key: must be HEADER=VALUE or HEADER=@FILE"),
+        (POOL + "[pool.placement]\nmodels = 1", "placement.models: must have a table for each model"),
+        (POOL + "[pool.placement.models.m]\nmots = 1", "cluster.toml:5: pool.1.placement.models.m.mots: is not known"),
+        (POOL + "kind = 'vllm'\n[pool.placement]", "servers of kind vllm do not load models on request"),
+        (POOL.replace('"h:1"', '{ http = "h:1", memory = "x" }'), "entry 1 memory must be a size of memory"),
+        (POOL.replace('"h:1"', '{ http = "h:1", metrics = "x" }'), "entry 1 must be HOST:PORT"),
+        (POOL + "hold-requests = -1", "pool.1.hold-requests: must be an integer from 0"),
         ("[", "cluster.toml: "),
     ],
 )
@@ -127,10 +179,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_members_in_text() -> None:
-    text = "# all\nhost-a:8000\n\n10.0.0.2:8000 capacity=2 name=two grpc=10.0.0.2:8001  # the large one\n"
+    text = "# all\nhost-a:8000\n\n10.0.0.2:8000 capacity=2 name=two grpc=10.0.0.2:8001 memory=1GiB  # the large one\n"
     assert members_of_text(text, "m", ServerKind.NERITE) == (
         Member("host-a:8000", "host-a:8000"),
-        Member("two", "10.0.0.2:8000", "10.0.0.2:8001", ServerKind.NERITE, 2.0),
+        Member("two", "10.0.0.2:8000", "10.0.0.2:8001", ServerKind.NERITE, 2.0, 1 << 30),
     )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
 from nerite.balancing.policy import PoolPolicy
-from nerite.cluster.settings import MemberSource, PoolSettings
-from nerite.core.errors import NeriteError
+from nerite.cluster.settings import MemberSource, PlacementSettings, PoolSettings
+from nerite.core.errors import NeriteError, Unavailable
 from nerite.router.exchange import RoutedExchange
-from nerite.router.pools import PoolTable, RouterPool
+from nerite.router.pools import MemberIndex, PoolTable, RouterPool
 
 
 class Call:
@@ -232,3 +233,165 @@ def test_an_answer_that_has_begun_is_not_hedged() -> None:
     assert made.again(client) is None
     made.done(AttemptEnd.ANSWERED, "200")
     assert made.again(client) is None
+
+
+def held_pool(name: str = "p", *members: str, models: tuple[str, ...] = ("m",), **keys: object) -> RouterPool:
+    """Return a pool whose members, which are not ready yet, know some models."""
+    pool = made_pool(name, *members, models=models, hold_requests=10, **keys)
+    for each in members:
+        pool.set_ready(each, False)
+    return pool
+
+
+def waiting(client: Client, table: PoolTable, *, level: str = "", **request: object) -> RoutedExchange:
+    routed = RoutedRequest("m")._replace(**request)  # type: ignore[arg-type]
+    made = RoutedExchange(table, client, routed, level=level, attempts=3, waits=True)
+    made.begin()
+    return made
+
+
+async def turn() -> None:
+    """Let the loop turn."""
+    await asyncio.sleep(0)
+
+
+def test_requests_wait_for_a_member_in_order_of_their_class() -> None:
+    async def play() -> None:
+        pool = held_pool("p", "a")
+        table = PoolTable([pool])
+        order: list[str] = []
+
+        class Named(Client):
+            def __init__(self, name: str) -> None:
+                super().__init__()
+                self.name = name
+
+            def send_to(self, pool: RouterPool, member: Member) -> Call:
+                order.append(self.name)
+                return super().send_to(pool, member)
+
+        made = [
+            waiting(Named(name), table, level=level)
+            for name, level in (("b", "batch"), ("i", ""), ("j", "interactive"))
+        ]
+        assert all(each.waiting for each in made)
+        assert pool.held == 3
+        pool.set_ready("a", True, ("m",))
+        await turn()
+        assert order == ["i", "j", "b"]
+        assert not any(each.waiting for each in made)
+        for each in made:
+            each.done(AttemptEnd.ANSWERED, "200")
+        assert is_at_rest(pool)
+        assert (pool.held, pool.holds) == (0, {"served": 3})
+
+    asyncio.run(play())
+
+
+def test_a_full_member_takes_those_that_wait_one_after_the_other() -> None:
+    async def play() -> None:
+        pool = held_pool("p", "a")
+        pool.balancer.policy = replace(pool.balancer.policy, max_requests=1.0)
+        table = PoolTable([pool])
+        clients = [Client(), Client(), Client()]
+        first, second = (waiting(client, table) for client in clients[:2])
+        pool.set_ready("a", True, ("m",))
+        await turn()
+        assert [len(client.calls) for client in clients] == [1, 0, 0]
+        third = waiting(clients[2], table)
+        assert third.waiting, "it does not overtake the second"
+        first.done(AttemptEnd.ANSWERED, "200")
+        await turn()
+        assert [len(client.calls) for client in clients] == [1, 1, 0]
+        second.cancel()
+        await turn()
+        third.done(AttemptEnd.ANSWERED, "200")
+        assert is_at_rest(pool)
+        assert pool.held == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "stop"])
+def test_a_request_that_waits_ends_once(how: str) -> None:
+    async def play() -> None:
+        client, pool = Client(), held_pool("p", "a")
+        table = PoolTable([pool])
+        made = RoutedExchange(table, client, RoutedRequest("m"), timeout=0.01 if how == "deadline" else 0.0, waits=True)
+        made.begin()
+        assert made.waiting
+        if how == "cancel":
+            made.cancel()
+        elif how == "stop":
+            table.held.stop(Unavailable("the router stops", 1))
+        else:
+            async with asyncio.timeout(30):
+                await client.ended.wait()
+        pool.set_ready("a", True, ("m",))
+        await turn()
+        assert made.over
+        assert client.calls == []
+        assert [error.http_status for error in client.told] == {"cancel": [], "deadline": [504], "stop": [503]}[how]
+        assert (pool.held, sum(pool.holds.values())) == (0, 1)
+
+    asyncio.run(play())
+
+
+def test_a_lost_request_waits_for_another_copy() -> None:
+    async def play() -> None:
+        client, pool = Client(), held_pool("p", "a", "b")
+        pool.set_ready("a", True, ("m",))
+        made = waiting(client, PoolTable([pool]))
+        made.failed(AttemptEnd.LOST, "is gone")
+        assert made.waiting
+        pool.set_ready("a", False)
+        await turn()
+        assert made.waiting
+        pool.set_ready("b", True, ("m",))
+        await turn()
+        assert [call.member.name for call in client.calls] == ["a", "b"]
+        made.done(AttemptEnd.ANSWERED, "200")
+        assert is_at_rest(pool)
+
+    asyncio.run(play())
+
+
+def test_what_does_not_wait() -> None:
+    async def play() -> None:
+        pool = held_pool("p", "a")
+        table = PoolTable([pool])
+        for request in ({"sequence": "s"}, {"model": ""}, {"model": "unheard"}):
+            client = Client()
+            assert waiting(client, table, **request).over
+            assert [error.http_status for error in client.told] == [503]
+        other = held_pool("q", "a", hold_timeout=60.0)
+        made = RoutedExchange(PoolTable([other]), client := Client(), RoutedRequest("m"))
+        made.begin()
+        assert len(client.told) == 1, "it is no inference"
+        assert pool.held == other.held == 0
+
+    asyncio.run(play())
+
+
+def test_a_member_that_does_not_have_the_model_any_more() -> None:
+    async def play() -> None:
+        placed = PlacementSettings(memory=1)
+        client, pool = Client(), held_pool("p", "a", placement=placed)
+        pool.set_ready("a", True, ("m",))
+        table = PoolTable([pool])
+        made = waiting(client, table)
+        assert made.not_found("404")
+        assert made.waiting
+        pool.set_ready("a", True, (), MemberIndex(frozenset("m"), frozenset()))
+        await turn()
+        assert made.waiting
+        pool.set_ready("a", True, ("m",), MemberIndex(frozenset("m"), frozenset("m")))
+        await turn()
+        assert len(client.calls) == 2
+        made.done(AttemptEnd.ANSWERED, "200")
+        assert is_at_rest(pool)
+        version = waiting(Client(), table, version="7")
+        assert not version.not_found("404"), "it may be the version that there is not"
+        version.done(AttemptEnd.ANSWERED, "404")
+
+    asyncio.run(play())

@@ -49,8 +49,8 @@ def test_servers_of_pools_with_models_and_the_router_behind_them() -> None:
 def test_members_are_named_as_the_processes() -> None:
     assert member_lines(plan()) == {
         "interactive": [
-            "127.0.0.1:9000 grpc=127.0.0.1:9001 name=interactive/1",
-            "127.0.0.1:9003 grpc=127.0.0.1:9004 name=interactive/2",
+            "127.0.0.1:9000 grpc=127.0.0.1:9001 metrics=127.0.0.1:9002 name=interactive/1",
+            "127.0.0.1:9003 grpc=127.0.0.1:9004 metrics=127.0.0.1:9005 name=interactive/2",
         ]
     }
 

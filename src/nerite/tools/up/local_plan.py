@@ -93,7 +93,7 @@ def _server(
         f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *flags,
     )  # fmt: skip
     address = f"127.0.0.1:{http}"
-    member = f"{address} grpc=127.0.0.1:{grpc} name={pool}/{number}"
+    member = f"{address} grpc=127.0.0.1:{grpc} metrics=127.0.0.1:{metrics} name={pool}/{number}"
     return LocalProcess(f"{pool}/{number}", nerite, arguments, address, "/v2/health/ready", pool, member)
 
 
