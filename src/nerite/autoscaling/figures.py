@@ -1,0 +1,63 @@
+"""What the autoscaler is told of a pool, and how it counts which answers keep the promises."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from nerite.autoscaling.policy import ScalingPolicy
+
+NEAR: Final = 0.6
+"""Share of a promise from which an answer is near it: members with such answers are not asked to do more."""
+
+
+class PoolFigures(NamedTuple):
+    """A pool in one interval, of about a second."""
+
+    seconds: float
+    arrived: float = 0.0
+    """Work that arrived, in tokens; a tensor request counts as one."""
+    done: float = 0.0
+    """Work that members have done."""
+    answers: int = 0
+    """Answers that have ended."""
+    late: int = 0
+    """Answers that broke a promise."""
+    near: int = 0
+    """Answers that kept all promises by less than the share ``NEAR`` allows, and those that broke one."""
+    under_way: int = 0
+    """Requests at members, at the end of the interval."""
+    held: int = 0
+    """Requests that wait for a member."""
+    turned_away: int = 0
+    """Requests that were refused in the interval because no member could take them."""
+    ready: int = 0
+    """Members that can take requests."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody wanted anything of the pool."""
+        return not (self.arrived or self.under_way or self.held or self.turned_away)
+
+
+class PromiseCount:
+    """Counts answers by how they kept the promises."""
+
+    __slots__ = ("_itl", "_latency", "_ttft", "answers", "late", "near")
+
+    def __init__(self, policy: ScalingPolicy) -> None:
+        self._ttft = policy.ttft or math.inf
+        self._itl = policy.itl or math.inf
+        self._latency = policy.latency or math.inf
+        self.answers = self.late = self.near = 0
+
+    def answered(self, seconds: float, first_seconds: float, tokens: float) -> None:
+        """Count an answer: its time, the part of it before its first token, and its tokens (0: it has none)."""
+        self.answers += 1
+        used = seconds / self._latency
+        if tokens:
+            used = max(used, first_seconds / self._ttft)
+        if tokens > 1:
+            used = max(used, (seconds - first_seconds) / (tokens - 1) / self._itl)
+        self.late += used > 1
+        self.near += used > NEAR
