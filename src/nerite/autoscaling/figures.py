@@ -51,6 +51,12 @@ class PromiseCount:
         self._latency = policy.latency or math.inf
         self.answers = self.late = self.near = 0
 
+    def missed(self) -> None:
+        """Count a request whose time was up before its answer."""
+        self.answers += 1
+        self.late += 1
+        self.near += 1
+
     def answered(self, seconds: float, first_seconds: float, tokens: float) -> None:
         """Count an answer: its time, the part of it before its first token, and its tokens (0: it has none)."""
         self.answers += 1
@@ -61,3 +67,36 @@ class PromiseCount:
             used = max(used, (seconds - first_seconds) / (tokens - 1) / self._itl)
         self.late += used > 1
         self.near += used > NEAR
+
+
+class PoolDemand:
+    """Counts what happens in a pool from one interval to the next."""
+
+    __slots__ = ("_policy", "arrived", "done", "promises", "turned_away")
+
+    def __init__(self, policy: ScalingPolicy) -> None:
+        self._policy = policy
+        self._begin()
+
+    def _begin(self) -> None:
+        self.arrived = self.done = 0.0
+        self.turned_away = 0
+        self.promises = PromiseCount(self._policy)
+
+    def take(self, seconds: float, *, under_way: int, held: int, ready: int) -> PoolFigures:
+        """Return the figures of the interval that ends now, and begin the next."""
+        kept = self.promises
+        figures = PoolFigures(
+            seconds,
+            self.arrived,
+            self.done,
+            kept.answers,
+            kept.late,
+            kept.near,
+            under_way,
+            held,
+            self.turned_away,
+            ready,
+        )
+        self._begin()
+        return figures

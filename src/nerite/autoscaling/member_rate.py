@@ -23,7 +23,6 @@ _CATCHING_UP: Final = 1.05
 """Ratio of the work that is done to the work that arrives from which members catch up."""
 _FORGET: Final = 900.0
 """Seconds after which a rate that was seen to be the largest is doubted."""
-
 _DOUBT: Final = 1.1
 """Factor by which more is tried then."""
 
@@ -31,8 +30,9 @@ _DOUBT: Final = 1.1
 class MemberRate:
     """The largest rate at which the promises are kept, learned in windows of time in which they are nearly broken.
 
-    A window in which all answers are early says little: the rate is at least what was seen then. A promise that is broken by a member with one request is not broken by the load: it teaches nothing, and more
-    members would not help (``unreachable``).
+    A window in which all answers are early says little: the rate is at least what was seen then. A promise that is
+    broken by a member with one request is not broken by the load: it teaches nothing, and more members would not help
+    (``unreachable``).
     """
 
     def __init__(self, share: float) -> None:

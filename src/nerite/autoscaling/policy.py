@@ -49,7 +49,7 @@ class ScalingPolicy:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        times = {name: (0.0, _LONGEST) for name in ("ttft", "itl", "latency", "stabilization")}
+        times = dict.fromkeys(("ttft", "itl", "latency", "stabilization"), (0.0, _LONGEST))
         check_ranges(
             self,
             least=(0, MOST_MEMBERS),

@@ -127,7 +127,8 @@ class PoolScaler:
             arriving = self.demand.ahead(self.start_times.seconds)
             how = "a member does" if policy.rate else "a member keeps the promises at"
             needs.append(_Need(
-                arriving * (1 + policy.headroom) / self.rate, f"work arrives at {arriving:.3g}/s, {how} {self.rate:.3g}/s"
+                arriving * (1 + policy.headroom) / self.rate,
+                f"work arrives at {arriving:.3g}/s, {how} {self.rate:.3g}/s",
             ))  # fmt: skip
         elif policy.promises and not policy.concurrency:
             needs.append(_Need(float(before), "how much a member can do is not known yet"))
