@@ -97,6 +97,12 @@ class RouterPool:
         return any(load.ready for load in self.balancer.members)
 
     @property
+    def wakes(self) -> bool:
+        """Whether it may have no members until a request needs one."""
+        scaling = self.settings.scaling
+        return scaling is not None and not scaling.least
+
+    @property
     def complete(self) -> bool:
         """Whether all members are ready, so that a model that none of them serves is not served by this pool."""
         return all(load.ready for load in self.balancer.members)
@@ -218,5 +224,5 @@ class PoolTable:
 
     @property
     def ready(self) -> bool:
-        """Whether any pool has a ready member."""
-        return any(pool.ready for pool in self.pools)
+        """Whether any pool has a ready member, or gets one as soon as there is a request for it."""
+        return any(pool.ready or pool.wakes for pool in self.pools)
