@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from nerite.autoscaling.policy import ScalingPolicy
-
-NEAR: Final = 0.6
-"""Share of a promise from which an answer is near it: members with such answers are not asked to do more."""
-
 
 class PoolFigures(NamedTuple):
     """A pool in one interval, of about a second."""
@@ -23,8 +19,6 @@ class PoolFigures(NamedTuple):
     """Answers that have ended."""
     late: int = 0
     """Answers that broke a promise."""
-    near: int = 0
-    """Answers that kept all promises by less than the share ``NEAR`` allows, and those that broke one."""
     under_way: int = 0
     """Requests at members, at the end of the interval."""
     held: int = 0
@@ -43,30 +37,27 @@ class PoolFigures(NamedTuple):
 class PromiseCount:
     """Counts answers by how they kept the promises."""
 
-    __slots__ = ("_itl", "_latency", "_ttft", "answers", "late", "near")
+    __slots__ = ("_itl", "_latency", "_ttft", "answers", "late")
 
     def __init__(self, policy: ScalingPolicy) -> None:
         self._ttft = policy.ttft or math.inf
         self._itl = policy.itl or math.inf
         self._latency = policy.latency or math.inf
-        self.answers = self.late = self.near = 0
+        self.answers = self.late = 0
 
     def missed(self) -> None:
         """Count a request whose time was up before its answer."""
         self.answers += 1
         self.late += 1
-        self.near += 1
 
     def answered(self, seconds: float, first_seconds: float, tokens: float) -> None:
         """Count an answer: its time, the part of it before its first token, and its tokens (0: it has none)."""
         self.answers += 1
-        used = seconds / self._latency
-        if tokens:
-            used = max(used, first_seconds / self._ttft)
-        if tokens > 1:
-            used = max(used, (seconds - first_seconds) / (tokens - 1) / self._itl)
-        self.late += used > 1
-        self.near += used > NEAR
+        self.late += (
+            seconds > self._latency
+            or (tokens > 0 and first_seconds > self._ttft)
+            or (tokens > 1 and (seconds - first_seconds) / (tokens - 1) > self._itl)
+        )
 
 
 class PoolDemand:
@@ -92,7 +83,6 @@ class PoolDemand:
             self.done,
             kept.answers,
             kept.late,
-            kept.near,
             under_way,
             held,
             self.turned_away,

@@ -1,6 +1,7 @@
 """Decides how many members a pool should have. No I/O, no clock: it is given figures once a second.
 
-More members are wanted at once, by a bounded step; fewer only when fewer were enough for the whole stabilization time.
+More members are wanted as soon as half of the headroom is used up, by a bounded step; fewer only when fewer would have
+had the whole headroom for the stabilization time.
 """
 
 from __future__ import annotations
@@ -92,15 +93,15 @@ class PoolScaler:
         need = self._need(figures, before, now)
         needed = max(math.ceil(need.members - 1e-9), 0 if figures.idle and not before else 1)
         steady = self._steady(needed, now)
-        if needed > before:
+        pressing = need.members * (1 + policy.headroom / 2) / (1 + policy.headroom)
+        if needed > before and (not before or pressing > before):
             wanted = min(needed, self._step_limit(before, now))
             reason = need.reason if wanted == needed else f"{need.reason}, in steps: {needed} in the end"
         elif steady < before and now - self._began >= policy.stabilization:
             wanted, reason = steady, f"{need.reason}; not more for {policy.stabilization:g} s"
         elif self._has_spare(figures, before, now):
-            wanted, reason = before - 1, f"all answers were early for {policy.stabilization:g} s: one member less"
+            wanted, reason = before - 1, f"hardly an answer was late for {policy.stabilization:g} s: one member less"
             self.member_rate.suppose(_SPARE * self.demand.rate * (1 + policy.headroom) / wanted)
-            self._needs.clear()
         else:
             wanted, reason = before, need.reason
         if (bounded := policy.bounded(wanted)) != wanted:
