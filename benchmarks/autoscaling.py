@@ -3,7 +3,8 @@
     python benchmarks/autoscaling.py [--seconds N] [--only WORD] [--print]
 
 A promise of 500 ms, members that do 20 requests a second of 100 ms and start in 30 s (``scaled_pool.py``). All rules
-see the same load, and begin with members for it. ``--seconds`` is the length of the daily curve; the others take an hour of simulated time.
+see the same load, and begin with members for it. ``--seconds`` is the length of the daily curve; the others take an
+hour of simulated time.
 """
 
 from __future__ import annotations

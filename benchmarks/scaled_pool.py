@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -124,7 +125,7 @@ class ScaledPool:
             wanted.append(rule.observe(figures, float(now)))
             self._want(wanted[-1], now)
             time_of_members += self.ready + len(self._starting)
-        changes = sum(one != other for one, other in zip(wanted, wanted[1:], strict=False))
+        changes = sum(one != other for one, other in pairwise(wanted))
         return ScalingOutcome(time_of_members / 3600, self._late / max(self._requests, 1), changes, tuple(wanted))
 
     def _let_start(self, now: float) -> None:

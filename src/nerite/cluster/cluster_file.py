@@ -260,8 +260,11 @@ class _Reader:
         if "scaling" not in table:
             return None
         inner = (*path, "scaling")
-        values = self._read(inner, table["scaling"], _SCALING)
-        if "max" not in table["scaling"]:
+        given = table["scaling"]
+        values = self._read(inner, given, _SCALING)
+        if not isinstance(given, dict):
+            return None
+        if "max" not in given:
             self._wrong(inner, "has no max, the largest number of members: add it, as in max = 4")
             return None
         if "models" in table and "replicas" in table:
