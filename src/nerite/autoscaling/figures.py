@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from nerite.autoscaling.policy import ScalingPolicy
 
+
 class PoolFigures(NamedTuple):
     """A pool in one interval, of about a second."""
 

@@ -75,6 +75,11 @@ class RouterScaling:
         """Call a function no more."""
         self._observers.discard(changed)
 
+    def tell(self, scaled: ScaledPool) -> None:
+        """Call the functions that are to know of a change."""
+        for changed in tuple(self._observers):
+            changed(scaled)
+
     async def run(self) -> None:
         """Decide once a second, and at once when a request finds no member in an empty pool; for ever."""
         last = {name: time.monotonic() for name in self.scaled}
@@ -86,8 +91,7 @@ class RouterScaling:
                 if seconds >= _INTERVAL or scaled.wakes:
                     last[name] = now
                     if scaled.observe(seconds, now):
-                        for changed in tuple(self._observers):
-                            changed(scaled)
+                        self.tell(scaled)
 
     def report(self) -> dict[str, Any]:
         """Return all pools with their members and load: the answer to ``GET /v2/pools``."""
