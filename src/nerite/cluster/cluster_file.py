@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from nerite.autoscaling.policy import MOST_MEMBERS, ScalingPolicy
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
@@ -208,7 +209,22 @@ _PLACED_MODEL: Final[Mapping[str, _Key]] = {
     "least": _Key("least", _count(0, MAX_MEMBERS)),
     "most": _Key("most", _count(0, MAX_MEMBERS)),
 }
-_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "placement", "members", *_SOURCES, *_OF_MODELS)
+_SCALING: Final[Mapping[str, _Key]] = {
+    "min": _Key("least", _count(0, MOST_MEMBERS)),
+    "max": _Key("most", _count(1, MOST_MEMBERS)),
+    "warm": _Key("warm", _count(0, MOST_MEMBERS)),
+    "headroom": _Key("headroom", _number),
+    "idle": _Key("idle", duration_of),
+    "stabilization": _Key("stabilization", duration_of),
+    "step": _Key("step", _number),
+    "ttft": _Key("ttft", duration_of),
+    "itl": _Key("itl", duration_of),
+    "latency": _Key("latency", duration_of),
+    "share": _Key("share", _number),
+    "rate": _Key("rate", _number),
+    "concurrency": _Key("concurrency", _number),
+}
+_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "placement", "scaling", "members", *_SOURCES, *_OF_MODELS)
 
 
 def read_cluster(path: str) -> ClusterSettings:
@@ -280,7 +296,29 @@ class _Reader:
         source = self._source(path, table, kind, values.get("grpc_port", 0), values.get("metrics_port", 0))
         if "placement" in table:
             values["placement"] = self._placement((*path, "placement"), table["placement"], values, source)
-        return PoolSettings(name, source, balancing=self._balancing(path, table), **values)
+        balancing, scaling = self._balancing(path, table), self._scaling(path, table)
+        return PoolSettings(name, source, balancing=balancing, scaling=scaling, **values)
+
+    def _scaling(self, path: KeyPath, table: Mapping[str, Any]) -> ScalingPolicy | None:
+        if "scaling" not in table:
+            return None
+        inner = (*path, "scaling")
+        given = table["scaling"]
+        values = self._read(inner, given, _SCALING)
+        if not isinstance(given, dict):
+            return None
+        if "max" not in given:
+            self._wrong(inner, "has no max, the largest number of members: add it, as in max = 4")
+            return None
+        if "models" in table and "replicas" in table:
+            self._wrong((*path, "replicas"), "has no effect, since scaling has min and max: remove it")
+        if "models" not in table and "warm" in values:
+            self._wrong((*inner, "warm"), "has an effect with models only, whose servers nerite up starts: remove it")
+        try:
+            return ScalingPolicy(**values)
+        except InvalidArgument as error:
+            self._wrong(inner, error.message)
+            return None
 
     def _placement(
         self, path: KeyPath, table: Mapping[str, Any], pool: Mapping[str, Any], source: MemberSource

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from nerite.autoscaling.policy import ScalingPolicy
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import PoolPolicy
 
 USUALLY_HELD: Final = 1000
-"""Requests that a pool holds by default if its models are placed: the wait has an end."""
+"""Requests that a pool holds by default if its models are placed or it is scaled: the wait has an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class PoolSettings:
     grpc_port: int = 0
     """Port for gRPC of members whose address has none of its own; 0: they have none."""
     balancing: PoolPolicy = field(default_factory=PoolPolicy)
+    scaling: ScalingPolicy | None = None
+    """When it gets more or fewer members; None: their number is left alone."""
     health_interval: float = 2.0
     classes: tuple[str, ...] = ()
     """Only requests of these classes (header ``x-nerite-class``) come here; empty: all."""
@@ -122,7 +125,7 @@ class PoolSettings:
         """How many requests may wait for a member or a copy of their model."""
         if self.hold_requests is not None:
             return self.hold_requests
-        return USUALLY_HELD if self.placement is not None else 0
+        return USUALLY_HELD if self.placement is not None or self.scaling is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

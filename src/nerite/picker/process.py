@@ -91,9 +91,9 @@ class PickerProcess(PoolProcess):
                 key = field.replace("_", "-")
                 yield f"{self.settings.path}: router.{key} has no effect in nerite pick: only nerite route uses it"
         for pool in self.settings.pools:
-            for name, given in (("placement", pool.placement), ("hold-requests", pool.hold_requests)):
-                if given is not None:
-                    where = f"{self.settings.path}: {name} of pool '{pool.name}'"
+            for field in ("placement", "hold_requests", "scaling"):
+                if getattr(pool, field) is not None:
+                    where = f"{self.settings.path}: {field.replace('_', '-')} of pool '{pool.name}'"
                     yield f"{where} has no effect in nerite pick: only nerite route uses it"
 
     async def stop(self) -> None:

@@ -33,7 +33,7 @@ class HoldingPool(Protocol):
     holds: Counter[str]
     """Requests that have waited, by how that ended."""
     hold_seconds: Histogram
-    demand: ModelDemand | None
+    model_demand: ModelDemand | None
 
     @property
     def most_held(self) -> int:
@@ -199,13 +199,13 @@ class HeldRequests:
             error = self._unavailable(pool, model, text, now)
         if error is not None:
             pool.holds[how] += 1
-            if pool.demand is not None:
-                pool.demand.refused(model, now)
+            if pool.model_demand is not None:
+                pool.model_demand.refused(model, now)
             return error
         held = self.queue.add(pool, model, order, now, request)
         pool.held += 1
-        if pool.demand is not None:
-            pool.demand.begin(model, now)
+        if pool.model_demand is not None:
+            pool.model_demand.begin(model, now)
         pool.hold_began(model)
         self._set_timer()
         return held
@@ -218,8 +218,8 @@ class HeldRequests:
         pool.held -= 1
         pool.holds[how] += 1
         pool.hold_seconds.note((now - held.since_ns) / 1e9)
-        if pool.demand is not None:
-            pool.demand.end(held.model, now)
+        if pool.model_demand is not None:
+            pool.model_demand.end(held.model, now)
 
     def offer_soon(self) -> None:
         """Let requests go on in this turn of the loop, because members have changed or have room again."""

@@ -174,7 +174,7 @@ class PoolPlacement:
 
     def _see_demand(self, now: int) -> Counter[str]:
         """Take the demand; return how many requests wait for each model."""
-        demand, placement = self.pool.demand, self._placement
+        demand, placement = self.pool.model_demand, self._placement
         assert demand is not None
         averages = demand.take(now)
         waiting = self._held.queue.counts(self.pool.name)

@@ -7,10 +7,11 @@ import os
 import random
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+from nerite.balancing.member import Member
 from nerite.cluster.settings import ClusterSettings
 from nerite.config.watched_file import watch_files
 from nerite.core.errors import NeriteError
@@ -39,7 +40,7 @@ class PoolProcess(ABC):
         self.members = HttpMembers(settings.router.connect_timeout)
         self._key_files = [file for pool in self.pools if (file := _set_key(pool, self.members)) is not None]
         self.health = HealthChecks(self.pools, self.members)
-        self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self.pools]
+        self._discoveries = [Discovery(pool.settings, partial(self._take_members, pool)) for pool in self.pools]
         self.session_headers = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
 
     async def serve(self) -> int:
@@ -90,6 +91,14 @@ class PoolProcess(ABC):
         for discovery in self._discoveries:
             await discovery.start()
         await self.health.check_all()
+
+    def _take_members(self, pool: RouterPool, members: Sequence[Member]) -> None:
+        """Take what discovery has found; new members are checked at once, so that they get requests soon."""
+        known = {load.member.name for load in pool.balancer.members}
+        pool.set_members(members)
+        for member in members:
+            if member.name not in known:
+                self.members.check_soon(pool, member)
 
     @property
     def members_known(self) -> int:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from nerite.autoscaling.figures import PoolDemand
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.balancing.model_demand import ModelDemand
 from nerite.balancing.pool_balancer import NoMember, PoolBalancer
@@ -66,7 +67,7 @@ class RouterPool:
         """Requests that have waited, by how that ended."""
         self.hold_seconds = Histogram(SECONDS)
         """Times that requests have waited."""
-        self.demand = ModelDemand() if settings.placement is not None else None
+        self.model_demand = ModelDemand() if settings.placement is not None else None
         self.obstacles: dict[str, tuple[str, int]] = {}
         """Why no member has a model, and until when that will not change (0: not known)."""
         self.on_change: Callable[[], None] = _ignore
@@ -79,6 +80,10 @@ class RouterPool:
         """Members and models that get no requests, because they are about to be unloaded there."""
         self._models: frozenset[str] = frozenset()
         self._known: frozenset[str] = frozenset()
+        self.demand = None if settings.scaling is None else PoolDemand(settings.scaling)
+        """What autoscaling is told; None without it."""
+        self._last_models: frozenset[str] | None = None
+        """Models of the last ready members; None: there were none, or it is not known what they served."""
         self._unknown = False
 
     def set_members(self, members: Sequence[Member]) -> None:
@@ -140,6 +145,8 @@ class RouterPool:
         # Of members that are gone, what they knew is forgotten once others have said what they know.
         known = frozenset[str]() if told else self._known
         self._known = known.union(*(index.known for index in self.indexes.values()))
+        if served or self._unknown:
+            self._last_models = None if self._unknown else self._models
         self.on_change()
 
     @property
@@ -153,6 +160,12 @@ class RouterPool:
         return any(load.ready for load in self.balancer.members)
 
     @property
+    def wakes(self) -> bool:
+        """Whether it may have no members until a request needs one."""
+        scaling = self.settings.scaling
+        return scaling is not None and not scaling.least
+
+    @property
     def complete(self) -> bool:
         """Whether all members are ready, so that a model that none of them serves is not served by this pool."""
         return all(load.ready for load in self.balancer.members)
@@ -161,6 +174,11 @@ class RouterPool:
         """Whether a ready member serves a model, or may: what it serves is not known. Every pool serves no model."""
         return self._unknown or not model or model in self._models
 
+    def turn_away(self, model: str) -> None:
+        """Note that no member could take a request, so that autoscaling may start one."""
+        if self.demand is not None and self._may_know(model):
+            self.demand.turned_away += 1
+
     @property
     def known(self) -> frozenset[str]:
         """Models that members have listed, as ready or as models that they could load."""
@@ -168,8 +186,13 @@ class RouterPool:
 
     def may_come_to_serve(self, model: str) -> bool:
         """Whether requests for a model may wait for a member that serves it. If nothing is known, any may."""
-        named = model in self._known or model in self.settings.serves
-        return self.most_held > 0 and (named or not self._known)
+        return self.most_held > 0 and self._may_know(model)
+
+    def _may_know(self, model: str) -> bool:
+        last = self._last_models
+        if last is None and not self._known:
+            return True
+        return model in self._known or model in self.settings.serves or model in (last or ())
 
     @property
     def most_held(self) -> int:
@@ -247,6 +270,8 @@ class PoolTable:
                     pool.picks[pick.reason] += 1
                     return PoolChoice(pool, pick.member, pick.fallbacks)
                 refusal = refusal or pick
+                if not tried:
+                    pool.turn_away(model)
             if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried, subset)):
                 return lent
         if refusal is None:
@@ -306,6 +331,9 @@ class PoolTable:
                 f"no pool takes requests of class '{level}' (pools: {names}). "
                 "Add the class to classes of a pool in the cluster file"
             )
+        for pool in fitting:
+            if not pool.ready:
+                pool.turn_away(model)
         missing = [pool.name for pool in fitting if not pool.complete or not pool.ready]
         names = ", ".join(f"'{pool.name}'" for pool in fitting)
         if missing:
@@ -320,5 +348,5 @@ class PoolTable:
 
     @property
     def ready(self) -> bool:
-        """Whether any pool has a ready member."""
-        return any(pool.ready for pool in self.pools)
+        """Whether any pool has a ready member, or gets one as soon as there is a request for it."""
+        return any(pool.ready or pool.wakes for pool in self.pools)

@@ -31,6 +31,7 @@ from nerite.router.metrics import RouterMetrics
 from nerite.router.placement import PoolPlacement
 from nerite.router.placement_lease import LeaseRedis, PlacementLease
 from nerite.router.pool_process import BackgroundWork, PoolProcess
+from nerite.router.scaling import RouterScaling
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -112,8 +113,9 @@ class RouterProcess(PoolProcess):
             access_log=router.access_log,
             size_setting="max-body in [router] of the cluster file",
         )
+        self._scaling = RouterScaling(self.pools)
         self._grpc = RouterGrpcPort(
-            self.table, self.members, router, self.session_headers, self._bounds, self._admission
+            self.table, self.members, router, self.session_headers, self._bounds, self._scaling, self._admission
         )
         placed = [pool for pool in self.pools if pool.settings.placement is not None]
         self._leases = LeaseRedis(settings_of_address(router.redis)) if router.redis and placed else None
@@ -127,7 +129,9 @@ class RouterProcess(PoolProcess):
             )
             for pool in placed
         ]
-        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission, self._placements)
+        metrics = RouterMetrics(
+            self.table, self.members, self._bounds, guard, self._scaling, self._admission, self._placements
+        )
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
 
@@ -171,6 +175,7 @@ class RouterProcess(PoolProcess):
         for placement in self._placements:
             yield placement.run
             yield placement.run_reports
+        yield self._scaling.run
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 

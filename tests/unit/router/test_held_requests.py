@@ -23,7 +23,7 @@ class Pool:
         self.held = 0
         self.holds: Counter[str] = Counter()
         self.hold_seconds = Histogram((1.0, 10.0))
-        self.demand: ModelDemand | None = ModelDemand()
+        self.model_demand: ModelDemand | None = ModelDemand()
         self.most_held = most_held
         self.hold_timeout = hold_timeout
         self.obstacle = ("", 0)
@@ -142,8 +142,8 @@ def test_held_requests_go_on_when_members_change() -> None:
         assert (log, pool.held) == (["a", "b", "c"], 0)
         assert pool.holds == {"served": 3}
         assert pool.began == ["m"] * 3
-        assert pool.demand is not None
-        assert pool.demand.take(SECOND).keys() <= {"m"}
+        assert pool.model_demand is not None
+        assert pool.model_demand.take(SECOND).keys() <= {"m"}
 
     asyncio.run(play())
 
