@@ -30,7 +30,8 @@ BY_THE_PROGRAM: Final = {
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
-    "router/placement.py:steps", "router/pools.py:holds", "router/pools.py:picks", "router/pools.py:refused", "router/pools.py:retries",
+    "router/placement.py:steps", "router/pools.py:holds", "router/pools.py:picks",
+    "router/pools.py:refused", "router/pools.py:retries",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
     "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
 }  # fmt: skip
@@ -69,7 +70,8 @@ BY_THE_OPERATOR: Final = {
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
-    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:_keys", "router/http_members.py:suspects", "router/member_memory.py:_figures",
+    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
+    "router/http_members.py:_keys", "router/member_memory.py:_figures",
     "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
