@@ -70,8 +70,8 @@ BY_THE_OPERATOR: Final = {
     "fronts/catalogue.py:_described", "fronts/catalogue.py:_signatures", "fronts/process.py:_adopted",
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
-    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:_keys",
-    "router/http_members.py:suspects", "router/member_memory.py:_figures",
+    "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
+    "router/http_members.py:_keys", "router/member_memory.py:_figures",
     "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
