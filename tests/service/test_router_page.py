@@ -18,6 +18,7 @@ from tools import require
 
 PAGE = Page("docs/router.md")
 TEXT = (ROOT / "docs" / "router.md").read_text()
+SCALING = '[pool.scaling]\nmax = 2\nlatency = "1s"\n'
 
 
 def test_the_cluster_file(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_the_cluster_file(tmp_path: Path) -> None:
 
 def test_the_metrics(tmp_path: Path) -> None:
     require("curl")
-    with stand_ins(1) as (member,), routing(tmp_path, pool(member.address)) as router:
+    with stand_ins(1) as (member,), routing(tmp_path, pool(member.address) + SCALING) as router:
         assert router.ask("POST", "/v2/models/m/infer", b"{}")[0] == 200
         assert router.ask("POST", "/v2/models/n/infer", b"{}")[0] == 404
         said = run(PAGE.block("curl").replace("localhost:8002", f"localhost:{router.ports['Metrics']}"))
@@ -49,7 +50,8 @@ def test_the_metrics(tmp_path: Path) -> None:
             "nerite_route_orders_total",
         }
         assert served <= {*listed}
-    tables = [metrics.ROUTER, metrics.POOLS, metrics.MEMBERS, metrics.COPIES, metrics.ORDERS, metrics.ANSWERS]
+    tables = [metrics.ROUTER, metrics.POOLS, metrics.SCALED, metrics.MEMBERS, metrics.COPIES, metrics.ORDERS]
+    tables.append(metrics.ANSWERS)
     declared = {
         metric.name: (metric.kind, {*table.labels, metric.label} - {""}) for table in tables for metric in table.metrics
     }
