@@ -59,6 +59,8 @@ class RoutedRequest(NamedTuple):
     sequence_end: bool = False
     repeatable: bool = True
     """It may go to another member after one has failed without an answer: nothing happens twice, or it may."""
+    streams: bool = False
+    """Its answer comes in parts, so that it cannot be sent again once it has begun."""
 
 
 class LoadReport(NamedTuple):

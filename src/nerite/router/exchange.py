@@ -8,8 +8,9 @@ client of a failure.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from time import monotonic_ns
-from typing import Protocol
+from typing import Final, Protocol
 
 from nerite.admission.ticket import TicketEnding
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
@@ -17,6 +18,16 @@ from nerite.balancing.pool_balancer import MemberAttempt
 from nerite.core.errors import NeriteError
 from nerite.router.admission import Admission, AdmissionRequest, RouterAdmission
 from nerite.router.pools import PoolChoice, PoolTable, RouterPool
+
+MOST_PREEMPTIONS: Final = 3
+"""How often a request leaves a member for others. After that it is sent to members of its own pools only, and stays."""
+_FIRST_WAIT: Final = 0.02
+_LONGEST_WAIT: Final = 0.5
+"""Seconds between attempts to find room again."""
+_PATIENCE_NS: Final = 60_000_000_000
+"""Time after which a request that finds no room again is refused."""
+_MAY_PASS: Final = (429, 503)
+"""Statuses of errors that say that there may be room later."""
 
 
 class BadGateway(NeriteError):
@@ -61,8 +72,9 @@ class RoutedExchange:
     """A request, and its attempts at members one after the other."""
 
     __slots__ = (
-        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_call", "_client", "_gate", "_held", "_level",
-        "_over", "_pool", "_table", "_timeout", "_timer", "_tried", "attempts", "request",
+        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_gate", "_held",
+        "_left_ns", "_level", "_over", "_pool", "_preemptions", "_retry_timer", "_table", "_timeout", "_timer",
+        "_tried", "attempts", "request",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +110,14 @@ class RoutedExchange:
         self._pool: RouterPool | None = None
         self._attempt: MemberAttempt | None = None
         self._call: MemberCall | None = None
+        self._borrower: RouterPool | None = None
+        """The pool whose request it is, while it is at a member that another pool lends."""
+        self._preemptions = 0
+        """How often it had to leave a member for another request."""
+        self._left_ns = 0
+        """When it had to do so last."""
+        self._retry_timer: asyncio.TimerHandle | None = None
+        """Runs while it waits for room after that."""
         self._begun = False
         self._over = False
         self._began_ns = 0
@@ -106,6 +126,12 @@ class RoutedExchange:
     def over(self) -> bool:
         """Whether the request has ended."""
         return self._over
+
+    @property
+    def idle_class(self) -> bool:
+        """Whether the member should stop it for others: it is lent there, and can be sent again until it ends."""
+        request = self.request
+        return self._borrower is not None and request.repeatable and not request.streams and self.attempts > 0
 
     def begin(self, arrived_ns: int = 0) -> None:
         """Choose a member and send the request. ``arrived_ns``: when its last byte came (``time.monotonic_ns``)."""
@@ -134,12 +160,16 @@ class RoutedExchange:
             self._refuse(error)
 
     def _start(self, now_ns: int) -> None:
-        choice = self._table.choose(self.request, self._level, now_ns, self._tried)
+        choice = self._choose(now_ns, self._tried)
         self._table.decisions.note((monotonic_ns() - (now_ns if self._held else self._began_ns)) / 1e9)
         if isinstance(choice, NeriteError):
             self._refuse(choice)
         else:
             self._send(choice, now_ns)
+
+    def _choose(self, now_ns: int, tried: Collection[str]) -> PoolChoice | NeriteError:
+        borrow = self._preemptions < MOST_PREEMPTIONS
+        return self._table.choose(self.request, self._level, now_ns, tried, borrow=borrow)
 
     def _send(self, choice: PoolChoice, now_ns: int) -> None:
         pool, member = choice.pool, choice.member
@@ -147,6 +177,11 @@ class RoutedExchange:
         self._attempt = pool.balancer.begin(self.request, member, now_ns)
         self.attempts -= 1
         pool.under_way += 1
+        borrower = self._borrower = choice.borrower
+        if borrower is not None:
+            pool.lent[member.name] += 1
+        if self._table.preempts and self._can_leave and not (borrower or pool).settings.preempts:
+            pool.yielding.setdefault(member.name, {})[self] = None
         self._call = self._client.send_to(pool, member)
 
     # What the call reports.
@@ -154,6 +189,8 @@ class RoutedExchange:
     def answer_begins(self, report: LoadReport | None = None) -> None:
         """Note the first byte of an answer for the client: from now on no other member is asked."""
         self._begun = True
+        if self._table.preempts:
+            self._stay()
         if self._admission is not None:
             self._admission.began()
         if report is not None and self._attempt is not None and self._pool is not None:
@@ -184,6 +221,9 @@ class RoutedExchange:
         """
         if self._over or self._begun or not self.request.repeatable:
             return False
+        if self._borrower is not None and self._can_leave:
+            self._leave(AttemptEnd.REFUSED, code, report)
+            return True
         choice = self._other()
         if choice is None:
             return False
@@ -217,7 +257,7 @@ class RoutedExchange:
         if self.attempts <= 0 or attempt is None or pool is None:
             return None
         now = monotonic_ns()
-        choice = self._table.choose(self.request, self._level, now, (*self._tried, attempt.member.name))
+        choice = self._choose(now, (*self._tried, attempt.member.name))
         if isinstance(choice, NeriteError) or not pool.balancer.take_retry(now):
             return None
         return choice
@@ -228,6 +268,54 @@ class RoutedExchange:
         self._pool.retries[str(how)] += 1
         self._end_attempt(how, code, report)
         self._send(choice, monotonic_ns())
+
+    # Making room for others.
+
+    @property
+    def _can_leave(self) -> bool:
+        """Whether it may leave its member and be sent again, as often as that has happened."""
+        return self.request.repeatable and self.attempts > 0 and self._preemptions < MOST_PREEMPTIONS
+
+    def _stay(self) -> None:
+        """Leave the member for nobody any more."""
+        if self._pool is not None and self._attempt is not None:
+            name = self._attempt.member.name
+            there = self._pool.yielding.get(name)
+            if there is not None and there.pop(self, self) is None and not there:
+                del self._pool.yielding[name]
+
+    def preempt(self) -> bool:
+        """Leave the member for a request that comes first, and try again later; return False if it is too late."""
+        call = self._call
+        if self._over or self._begun or self._attempt is None or call is None or not self._can_leave:
+            return False
+        self._leave(AttemptEnd.CANCELLED, "preempted", None)
+        call.cancel()
+        return True
+
+    def _leave(self, how: AttemptEnd, code: str, report: LoadReport | None) -> None:
+        assert self._pool is not None
+        self._pool.retries["preempted"] += 1
+        self._end_attempt(how, code, report)
+        self.attempts += 1
+        self._preemptions += 1
+        self._left_ns = monotonic_ns()
+        self._try_again(0.0)
+
+    def _try_again(self, delay: float) -> None:
+        later = min(max(2 * delay, _FIRST_WAIT), _LONGEST_WAIT)
+        self._retry_timer = asyncio.get_running_loop().call_later(delay, self._send_again, later)
+
+    def _send_again(self, delay: float) -> None:
+        self._retry_timer = None
+        now = monotonic_ns()
+        choice = self._choose(now, self._tried)
+        if not isinstance(choice, NeriteError):
+            self._send(choice, now)
+        elif now - self._left_ns < _PATIENCE_NS and choice.http_status in _MAY_PASS:
+            self._try_again(delay)
+        else:
+            self._refuse(choice)
 
     # What the client's side reports.
 
@@ -285,7 +373,13 @@ class RoutedExchange:
         pool.balancer.end(attempt, how, report, monotonic_ns())
         pool.answers[attempt.member.name, code] += 1
         pool.under_way -= 1
-        self._attempt = self._call = None
+        if self._borrower is not None:
+            pool.lent[attempt.member.name] -= 1
+            if not pool.lent[attempt.member.name]:
+                del pool.lent[attempt.member.name]
+        if self._table.preempts:
+            self._stay()
+        self._attempt = self._call = self._borrower = None
 
     def _refuse(self, error: NeriteError, ending: TicketEnding = TicketEnding.FAILED) -> None:
         self._table.refused[str(error.http_status)] += 1
@@ -300,5 +394,8 @@ class RoutedExchange:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
         if self._pool is not None:
             self._pool.seconds.note((monotonic_ns() - self._began_ns) / 1e9)

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Final
 
-from nerite.balancing.member import AttemptEnd, Member
+from nerite.balancing.member import AttemptEnd, Member, ServerKind
 from nerite.core.errors import NeriteError
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
@@ -105,7 +105,8 @@ class HttpRelay:
         body = self._body
         assert body is not None
         connections = self.members.of(member)
-        head = self.target.request(connections.address.encode(), len(body), self.span)
+        idle = exchange.idle_class and member.kind is ServerKind.NERITE
+        head = self.target.request(connections.address.encode(), len(body), self.span, idle=idle)
         call = HttpCall(self, exchange, connections, [head, body] if body else [head])
         call.start(pool, member)
         return call

@@ -107,10 +107,11 @@ class RouterService:
         if target.coding and target.coding != "identity":
             body = self._unpacked(target, body)
         model, prompt, limit, session = target.model, memoryview(b""), 0.0, target.session
+        streams = target.streams
         sequence = SequenceFacts()
         if target.kind is BodyKind.OPENAI:
             facts = openai_facts(body)
-            model, prompt, limit = facts.model, facts.prompt, facts.answer_limit
+            model, prompt, limit, streams = facts.model, facts.prompt, facts.answer_limit, facts.streams
             session = session or facts.user
         else:
             sequence = sequence_of(body if target.json_size < 0 else body[: target.json_size])
@@ -132,6 +133,7 @@ class RouterService:
             sequence_start=sequence.start,
             sequence_end=sequence.end,
             repeatable=target.repeatable and not sequence.id,
+            streams=streams,
         )
 
     def _unpacked(self, target: RouteTarget, body: memoryview) -> memoryview:

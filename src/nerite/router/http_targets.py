@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
+from nerite.admission.policy import IDLE
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
 from nerite.core.request import Caller
@@ -24,12 +25,15 @@ from nerite.transports.http.reply import Reply
 _OPENAI: Final = "/v1/"
 _LOAD_FORMAT: Final = "endpoint-load-metrics-format"
 _NOT_PASSED: Final = HOP_BY_HOP | {
-    b"host", b"content-length", b"expect", b"origin", b"http2-settings", _LOAD_FORMAT.encode(),
+    b"host", b"content-length", b"expect", b"origin", b"http2-settings",
+    _LOAD_FORMAT.encode(), access.CLASS.encode(),
 }  # fmt: skip
-"""Fields that members do not get. ``Origin`` was checked, and members would compare it with their own address."""
+"""Fields that members do not get as they are. ``Origin`` was checked, and members would compare it with their own address."""
+_IDLE_LINE: Final = f"{access.CLASS}: {IDLE.name}\r\n".encode()
 _BROWSER: Final = b"sec-fetch-"
 _TENSORS: Final = "infer"
 _GENERATED: Final = ("generate", "generate_stream")
+_STREAM: Final = "/generate_stream"
 _CONTENTS: Final = ("completions", "chat_completions", "embeddings", "rerank")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
 _OF_ROUTERS: Final = ("live", "ready", "index", "openai_models", "quota")
@@ -78,12 +82,16 @@ class RouteTarget(NamedTuple):
     start: bytes = b""
     """The request line."""
     lines: bytes = b""
-    """The header lines for members, without those for the host and the length."""
+    """The header lines for members, without those for the host, the length and the class."""
+    class_line: bytes = b""
+    streams: bool = False
+    """The answer comes in parts, as the path says."""
 
-    def request(self, host: bytes, body_size: int, more: bytes = b"") -> bytes:
-        """Return the head for a member; ``more`` are further header lines."""
+    def request(self, host: bytes, body_size: int, more: bytes = b"", *, idle: bool = False) -> bytes:
+        """Return the head for a member; ``more`` are further header lines. ``idle``: its class is the idle one."""
         length = b"Content-Length: %d\r\n" % body_size if body_size or not self.start.startswith(b"GET ") else b""
-        return b"%bHost: %b\r\n%b%b%b\r\n" % (self.start, host, self.lines, more, length)
+        level = _IDLE_LINE if idle else self.class_line
+        return b"%bHost: %b\r\n%b%b%b%b\r\n" % (self.start, host, self.lines, level, more, length)
 
     def reply(self, error: NeriteError) -> Reply:
         """Return the reply for an error."""
@@ -170,9 +178,16 @@ class HttpTargets:
             repeatable=repeatable,
             bodiless=head.method == "HEAD",
             passes_load=bool(wanted),
+            class_line=_class_line(head),
+            streams=head.path.endswith(_STREAM),
             start=b"%b %b HTTP/1.1\r\n" % (head.method.encode("latin-1"), header_bytes_of(head.target)),
             lines=b"".join(line + b"\r\n" for line in lines),
         )
+
+
+def _class_line(head: RequestHead) -> bytes:
+    value = header_bytes_of(head.headers.get(access.CLASS, ""))
+    return b"%b: %b\r\n" % (access.CLASS.encode(), value) if value else b""
 
 
 def _passed_fields(head: RequestHead) -> list[bytes]:
