@@ -32,6 +32,8 @@ class Member(NamedTuple):
     kind: ServerKind = ServerKind.NERITE
     capacity: float = 1.0
     """How much work it does in relation to others."""
+    tls: str = ""
+    """Name of the pool whose settings of TLS its connections use; empty: they are plain."""
 
 
 class RoutedRequest(NamedTuple):

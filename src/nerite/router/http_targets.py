@@ -19,10 +19,12 @@ from nerite.transports.access import Callers
 from nerite.transports.http import reply, routes
 from nerite.transports.http.handler import HTTP
 from nerite.transports.http.head import RequestHead, header_bytes_of
-from nerite.transports.http.origins import BrowserGuard
+from nerite.transports.http.origins import BrowserGuard, Cors
 from nerite.transports.http.reply import Reply
 
 _OPENAI: Final = "/v1/"
+_POSTED: Final = ("POST",)
+"""Methods of paths under ``/v1`` that the router does not know."""
 _LOAD_FORMAT: Final = "endpoint-load-metrics-format"
 _NOT_PASSED: Final = HOP_BY_HOP | {
     b"host", b"content-length", b"expect", b"origin", b"http2-settings",
@@ -102,10 +104,16 @@ class HttpTargets:
     """Makes the targets of heads."""
 
     def __init__(
-        self, guard: BrowserGuard, session_headers: Sequence[str], max_body: int, callers: Callers | None = None
+        self,
+        guard: BrowserGuard,
+        session_headers: Sequence[str],
+        max_body: int,
+        callers: Callers | None = None,
+        cors: Cors | None = None,
     ) -> None:
-        """``callers`` identifies callers if a policy is in force."""
+        """``callers`` identifies callers if a policy is in force; ``cors`` are the rules for pages of other origins."""
         self._callers = callers
+        self._cors = cors
         self._guard = guard
         self._session_headers = session_headers
         self._max_body = max_body
@@ -115,6 +123,8 @@ class HttpTargets:
         openai = head.path.startswith(_OPENAI)
         try:
             self._guard.check(head)
+            if self._cors is not None and (preflight := self._cross_origin(self._cors, head)) is not None:
+                return RouteTarget(refusal=preflight)
             if head.content_length > self._max_body:
                 raise TooLarge(
                     f"the body has {head.content_length} bytes, more than the {self._max_body} that the router takes. "
@@ -124,6 +134,15 @@ class HttpTargets:
         except NeriteError as error:
             plain = RouteTarget(openai=openai)
             return plain._replace(refusal=plain.reply(error))
+
+    def _cross_origin(self, cors: Cors, head: RequestHead) -> Reply | None:
+        """Have replies to ``head`` carry the headers of CORS; return the reply to a preflight request."""
+        head.reply_lines = cors.lines(head)
+        head.special = head.special or bool(head.reply_lines)
+        route = routes.find_route(head.path)
+        if route is None:
+            return cors.preflight(head, _POSTED) if head.path.startswith(_OPENAI) else None
+        return cors.preflight(head, route[0].methods)
 
     def _found(self, head: RequestHead, openai: bool) -> RouteTarget:
         route = routes.find_route(head.path)

@@ -18,6 +18,7 @@ from nerite.observability.log import log
 from nerite.router.discovery import Discovery
 from nerite.router.health import HealthChecks
 from nerite.router.http_members import HttpMembers
+from nerite.router.member_tls import HTTP, MemberContexts
 from nerite.router.pools import PoolTable, RouterPool
 
 BackgroundWork = Callable[[], Coroutine[Any, Any, None]]
@@ -30,11 +31,12 @@ class PoolProcess(ABC):
     """A process in front of pools: finds their members, checks their health, and serves until a signal arrives."""
 
     def __init__(self, settings: ClusterSettings) -> None:
+        """Raises ``InvalidArgument`` for a file of TLS that cannot be used."""
         self.settings = settings
         self._stop_requested = asyncio.Event()
         self.pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
         self.table = PoolTable(self.pools)
-        self.members = HttpMembers(settings.router.connect_timeout)
+        self.members = HttpMembers(settings.router.connect_timeout, MemberContexts(settings.pools, HTTP))
         self._health = HealthChecks(self.pools, self.members)
         self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self.pools]
         self.session_headers = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
