@@ -16,8 +16,8 @@ from nerite.picker import answers
 from nerite.picker.endpoints import EndpointTable
 from nerite.router.body_facts import generate_facts, openai_facts, sequence_of
 from nerite.router.grpc_routing import facts_of, routed_request
+from nerite.router.load_reports import load_report
 from nerite.router.pools import RouterPool
-from nerite.router.response_head import load_report
 from nerite.transports import access
 from nerite.transports.grpc.messages import WINDOWS
 from nerite.transports.http import routes

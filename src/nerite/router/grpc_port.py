@@ -13,9 +13,10 @@ from nerite.config.options import KeepaliveOptions
 from nerite.http2 import RequestHeaders
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.exchange import RoutedExchange
-from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream, RoutedTarget
+from nerite.router.grpc_calls import RoutedCall, RoutedStream
 from nerite.router.grpc_channel import GrpcChannel
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
+from nerite.router.grpc_relay import CallRelay, RoutedTarget
 from nerite.router.grpc_service import GrpcRouterService
 from nerite.router.http_members import HttpMembers
 from nerite.router.member_tls import GRPC, MemberContexts

@@ -45,6 +45,8 @@ class MemberState(NamedTuple):
     """It gave no answer, although something listens at its address."""
     gone: bool = False
     """Nothing listens at its address: when it is back, it is another process."""
+    adapters: frozenset[str] = frozenset()
+    """Models that are LoRA adapters of others."""
 
 
 async def check_member(members: HttpMembers, member: Member, seconds: float) -> MemberState:
@@ -55,15 +57,15 @@ async def check_member(members: HttpMembers, member: Member, seconds: float) -> 
         return MemberState(False, problem=answer.problem, missed=not answer.unreachable, gone=answer.unreachable)
     if answer.status != 200:
         return MemberState(False, problem=f"answered GET {path} with status {answer.status}")
-    if member.kind in _KSERVE:
-        models = _index_names(await members.ask(member, "POST", "/v2/repository/index", _LIST, seconds))
-        if models is not None and member.kind is ServerKind.NERITE:
-            models |= _openai_names(await members.ask(member, "GET", "/v1/models", seconds=seconds)) or frozenset()
-    else:
+    if member.kind not in _KSERVE:
         if member.kind is not ServerKind.OPENAI:
             answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
-        models = _openai_names(answer)
-    return MemberState(True, models)
+        return MemberState(True, _openai_names(answer), adapters=_adapters(answer))
+    models = _index_names(await members.ask(member, "POST", "/v2/repository/index", _LIST, seconds))
+    if models is None or member.kind is not ServerKind.NERITE:
+        return MemberState(True, models)
+    answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
+    return MemberState(True, models | (_openai_names(answer) or frozenset()), adapters=_adapters(answer))
 
 
 def entries_of(answer: MemberAnswer, key: str = "") -> list[dict[str, Any]] | None:
@@ -89,6 +91,12 @@ def _index_names(answer: MemberAnswer) -> frozenset[str] | None:
 def _openai_names(answer: MemberAnswer) -> frozenset[str] | None:
     entries = entries_of(answer, "data")
     return None if entries is None else frozenset(str(each.get("id", "")) for each in entries)
+
+
+def _adapters(answer: MemberAnswer) -> frozenset[str]:
+    """Return the models of a list that have another one as their parent, as vLLM lists adapters."""
+    entries = entries_of(answer, "data") or ()
+    return frozenset(str(each.get("id", "")) for each in entries if isinstance(each.get("parent"), str))
 
 
 class HealthChecks:
@@ -158,6 +166,7 @@ class HealthChecks:
         if state.ready and before is not None and before.gone:
             pool.balancer.restarted(name)
         models = state.models
+        pool.set_adapters(name, state.adapters)
         pool.set_ready(name, state.ready, None if models is None else models.union(pool.settings.serves))
         if before is None or before.ready != state.ready:
             if state.ready:

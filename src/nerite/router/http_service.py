@@ -15,7 +15,7 @@ from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.router.admission import AdmissionRequest, RouterAdmission
-from nerite.router.body_facts import SequenceFacts, generate_facts, openai_facts, sequence_of
+from nerite.router.body_facts import SequenceFacts, generate_facts, lora_of, openai_facts, sequence_of
 from nerite.router.exchange import RoutedExchange
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_relay import HttpRelay
@@ -126,6 +126,7 @@ class RouterService:
             target.version,
             prompt_tokens=len(prompt) / BYTES_PER_TOKEN,
             answer_limit=limit or float("inf"),
+            lora=model if self._table.is_adapter(model) else lora_of(body),
             prefix=prefix,
             prefix_tokens=prefix_tokens(len(prefix)),
             session=session,

@@ -13,6 +13,7 @@ from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge,
 from nerite.core.request import Caller
 from nerite.llm.openai.fields import reply_of
 from nerite.router.admission import ANYBODY
+from nerite.router.load_reports import FORMAT
 from nerite.router.response_head import HOP_BY_HOP
 from nerite.transports import access
 from nerite.transports.access import Callers
@@ -25,12 +26,12 @@ from nerite.transports.http.reply import Reply
 _OPENAI: Final = "/v1/"
 _POSTED: Final = ("POST",)
 """Methods of paths under ``/v1`` that the router does not know."""
-_LOAD_FORMAT: Final = "endpoint-load-metrics-format"
+_LOAD_FORMAT: Final = FORMAT.decode()
 _NOT_PASSED: Final = HOP_BY_HOP | {
     b"host", b"content-length", b"expect", b"origin", b"http2-settings",
     _LOAD_FORMAT.encode(), access.CLASS.encode(),
 }  # fmt: skip
-"""Fields that members do not get as they are. ``Origin`` was checked, and members would compare it with their own address."""
+"""Fields that members do not get as they are. ``Origin`` was checked; members would compare it with their address."""
 _IDLE_LINE: Final = f"{access.CLASS}: {IDLE.name}\r\n".encode()
 _BROWSER: Final = b"sec-fetch-"
 _TENSORS: Final = "infer"

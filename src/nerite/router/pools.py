@@ -64,6 +64,8 @@ class RouterPool:
         """Requests that can be stopped for others, by member; the newest last."""
         self.preempted = 0
         """Requests that were stopped for others."""
+        self._adapters: dict[str, frozenset[str]] = {}
+        """LoRA adapters by member."""
         self._models: frozenset[str] = frozenset()
         self._unknown = False
 
@@ -73,12 +75,21 @@ class RouterPool:
         names = {member.name for member in members}
         for key in [key for key in self.answers if key[0] not in names]:
             del self.answers[key]
+        self._adapters = {name: found for name, found in self._adapters.items() if name in names}
         self._learn()
 
     def set_ready(self, name: str, ready: bool, models: Collection[str] | None = None) -> None:
         """Take what a health check has found. ``models`` None: not known, so the member may serve any."""
         self.balancer.set_ready(name, ready, models)
         self._learn()
+
+    def set_adapters(self, name: str, adapters: frozenset[str]) -> None:
+        """Take which of a member's models are LoRA adapters."""
+        self._adapters[name] = adapters
+
+    def is_adapter(self, model: str) -> bool:
+        """Whether a model is a LoRA adapter of another one, as far as members have said."""
+        return any(model in found for found in self._adapters.values())
 
     def _learn(self) -> None:
         served: set[str] = set()
@@ -245,6 +256,10 @@ class PoolTable:
     def may_serve(self, model: str) -> bool:
         """Whether a member of any pool is known to serve a model, or may."""
         return any(pool.serves(model) for pool in self.pools)
+
+    def is_adapter(self, model: str) -> bool:
+        """Whether a model is a LoRA adapter of another one, as far as members have said."""
+        return any(pool.is_adapter(model) for pool in self.pools)
 
     def _borrow(
         self,

@@ -38,10 +38,10 @@ class LoggedCall(GrpcCall):
         self._access.received += len(data)
         super().receive(data, end)
 
-    def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
+    def reply(self, head: bytes, parts: Sequence[Buffer], load: bytes = b"") -> None:
         """Send the reply message with status OK."""
         self._note(messages.told(messages.TRAILERS_OK), sum(map(len, parts)))
-        super().reply(head, parts)
+        super().reply(head, parts, load)
 
     def fail(self, block: bytes) -> None:
         """Send the status of a failed call."""
