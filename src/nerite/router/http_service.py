@@ -126,7 +126,7 @@ class RouterService:
             target.version,
             prompt_tokens=len(prompt) / BYTES_PER_TOKEN,
             answer_limit=limit or float("inf"),
-            lora=model if self._table.is_adapter(model) else lora_of(body),
+            lora="" if target.kind is BodyKind.TENSORS else self._adapter_of(model, body),
             prefix=prefix,
             prefix_tokens=prefix_tokens(len(prefix)),
             session=session,
@@ -136,6 +136,10 @@ class RouterService:
             repeatable=target.repeatable and not sequence.id,
             streams=streams,
         )
+
+    def _adapter_of(self, model: str, body: memoryview) -> str:
+        """Return the LoRA adapter that a request uses; empty if that is not known."""
+        return model if self._table.is_adapter(model) else lora_of(body)
 
     def _unpacked(self, target: RouteTarget, body: memoryview) -> memoryview:
         """Return the body without its coding. Raises ``TooLarge`` if that would block other requests."""

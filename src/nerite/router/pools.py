@@ -66,6 +66,8 @@ class RouterPool:
         """Requests that were stopped for others."""
         self._adapters: dict[str, frozenset[str]] = {}
         """LoRA adapters by member."""
+        self.adapters: frozenset[str] = frozenset()
+        """Models that are LoRA adapters of others, as far as members have said."""
         self._models: frozenset[str] = frozenset()
         self._unknown = False
 
@@ -75,7 +77,8 @@ class RouterPool:
         names = {member.name for member in members}
         for key in [key for key in self.answers if key[0] not in names]:
             del self.answers[key]
-        self._adapters = {name: found for name, found in self._adapters.items() if name in names}
+        for name in self._adapters.keys() - names:
+            self.set_adapters(name, frozenset())
         self._learn()
 
     def set_ready(self, name: str, ready: bool, models: Collection[str] | None = None) -> None:
@@ -85,11 +88,11 @@ class RouterPool:
 
     def set_adapters(self, name: str, adapters: frozenset[str]) -> None:
         """Take which of a member's models are LoRA adapters."""
-        self._adapters[name] = adapters
-
-    def is_adapter(self, model: str) -> bool:
-        """Whether a model is a LoRA adapter of another one, as far as members have said."""
-        return any(model in found for found in self._adapters.values())
+        if adapters != self._adapters.get(name, frozenset()):
+            self._adapters[name] = adapters
+            self.adapters = frozenset().union(*self._adapters.values())
+            if not adapters:
+                del self._adapters[name]
 
     def _learn(self) -> None:
         served: set[str] = set()
@@ -259,7 +262,7 @@ class PoolTable:
 
     def is_adapter(self, model: str) -> bool:
         """Whether a model is a LoRA adapter of another one, as far as members have said."""
-        return any(pool.is_adapter(model) for pool in self.pools)
+        return any(model in pool.adapters for pool in self.pools)
 
     def _borrow(
         self,
