@@ -26,6 +26,9 @@ _LONGEST_WAIT: Final = 0.5
 """Seconds between attempts to find room again."""
 _PATIENCE_NS: Final = 60_000_000_000
 """Time after which a request that finds no room again is refused."""
+_STAY_NS: Final = 1_000_000_000
+"""Time at a member after which much is lost by leaving it."""
+_PREEMPTED: Final = "preempted"
 _MAY_PASS: Final = (429, 503)
 """Statuses of errors that say that there may be room later."""
 
@@ -72,8 +75,8 @@ class RoutedExchange:
     """A request, and its attempts at members one after the other."""
 
     __slots__ = (
-        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_gate", "_held",
-        "_left_ns", "_level", "_over", "_pool", "_preemptions", "_retry_timer", "_table", "_timeout", "_timer",
+        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_delay", "_gate",
+        "_held", "_left_ns", "_level", "_over", "_pool", "_preemptions", "_retry_timer", "_table", "_timeout", "_timer",
         "_tried", "attempts", "request",
     )  # fmt: skip
 
@@ -115,7 +118,9 @@ class RoutedExchange:
         self._preemptions = 0
         """How often it had to leave a member for another request."""
         self._left_ns = 0
-        """When it had to do so last."""
+        """Since when it has looked for room after that, but for short stays."""
+        self._delay = 0.0
+        """Seconds until it looks again."""
         self._retry_timer: asyncio.TimerHandle | None = None
         """Runs while it waits for room after that."""
         self._begun = False
@@ -221,7 +226,9 @@ class RoutedExchange:
         """
         if self._over or self._begun or not self.request.repeatable:
             return False
-        if self._borrower is not None and self._can_leave:
+        if self._borrower is not None and self._can_leave and self._has_patience:
+            if self._has_stayed:
+                self._preemptions += 1
             self._leave(AttemptEnd.REFUSED, code, report)
             return True
         choice = self._other()
@@ -289,31 +296,43 @@ class RoutedExchange:
         call = self._call
         if self._over or self._begun or self._attempt is None or call is None or not self._can_leave:
             return False
-        self._leave(AttemptEnd.CANCELLED, "preempted", None)
+        self._preemptions += 1
+        self._leave(AttemptEnd.CANCELLED, _PREEMPTED, None)
         call.cancel()
         return True
 
+    @property
+    def _has_stayed(self) -> bool:
+        """Whether it was at its member for long enough for much to be lost."""
+        return self._attempt is not None and monotonic_ns() - self._attempt.began_ns > _STAY_NS
+
+    @property
+    def _has_patience(self) -> bool:
+        """Whether it has not looked for room in vain for too long."""
+        return not self._left_ns or monotonic_ns() - self._left_ns < _PATIENCE_NS
+
     def _leave(self, how: AttemptEnd, code: str, report: LoadReport | None) -> None:
         assert self._pool is not None
-        self._pool.retries["preempted"] += 1
+        if not self._left_ns or self._has_stayed:
+            self._left_ns = monotonic_ns()
+            self._delay = 0.0
+        self._pool.retries[code if code == _PREEMPTED else str(how)] += 1
         self._end_attempt(how, code, report)
         self.attempts += 1
-        self._preemptions += 1
-        self._left_ns = monotonic_ns()
-        self._try_again(0.0)
+        self._try_again()
 
-    def _try_again(self, delay: float) -> None:
-        later = min(max(2 * delay, _FIRST_WAIT), _LONGEST_WAIT)
-        self._retry_timer = asyncio.get_running_loop().call_later(delay, self._send_again, later)
+    def _try_again(self) -> None:
+        self._retry_timer = asyncio.get_running_loop().call_later(self._delay, self._send_again)
+        self._delay = min(max(2 * self._delay, _FIRST_WAIT), _LONGEST_WAIT)
 
-    def _send_again(self, delay: float) -> None:
+    def _send_again(self) -> None:
         self._retry_timer = None
         now = monotonic_ns()
         choice = self._choose(now, self._tried)
         if not isinstance(choice, NeriteError):
             self._send(choice, now)
-        elif now - self._left_ns < _PATIENCE_NS and choice.http_status in _MAY_PASS:
-            self._try_again(delay)
+        elif self._has_patience and choice.http_status in _MAY_PASS:
+            self._try_again()
         else:
             self._refuse(choice)
 
