@@ -142,14 +142,15 @@ class RouterPool:
 
     def stop_one(self, member: str) -> bool:
         """Stop the newest request at a member that can be stopped; return whether there was one."""
-        there = self.yielding.get(member)
-        while there:
+        there = self.yielding.get(member, {})
+        stopped = False
+        while there and not stopped:
             request, _ = there.popitem()
-            if request.preempt():
-                self.preempted += 1
-                return True
-        self.yielding.pop(member, None)
-        return False
+            stopped = request.preempt()
+        self.preempted += stopped
+        if not there:
+            self.yielding.pop(member, None)
+        return stopped
 
     def make_room(
         self, loads: Iterable[MemberLoad], model: str, tried: Collection[str], subset: Collection[str] | None

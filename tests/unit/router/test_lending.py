@@ -35,13 +35,17 @@ class Client:
         self.exchange: RoutedExchange
         self.calls: list[Call] = []
         self.told: list[NeriteError] = []
+        self.sent = asyncio.Event()
+        self.ended = asyncio.Event()
 
     def send_to(self, pool: RouterPool, member: Member) -> Call:
         self.calls.append(Call((pool.name, member.name), idle=self.exchange.idle_class))
+        self.sent.set()
         return self.calls[-1]
 
     def refuse(self, error: NeriteError) -> None:
         self.told.append(error)
+        self.ended.set()
 
     def break_off(self, error: NeriteError) -> None:
         self.told.append(error)
@@ -67,10 +71,10 @@ class Router:
     def __init__(self, *pools: RouterPool) -> None:
         self.table = PoolTable(pools)
 
-    def send(self, level: str, attempts: int = 3, **request: Any) -> Client:
+    def send(self, level: str, attempts: int = 3, timeout: float = 0.0, **request: Any) -> Client:
         client = Client()
         routed = RoutedRequest("m")._replace(**request)
-        client.exchange = RoutedExchange(self.table, client, routed, level=level, attempts=attempts)
+        client.exchange = RoutedExchange(self.table, client, routed, level=level, attempts=attempts, timeout=timeout)
         client.exchange.begin()
         return client
 
@@ -97,7 +101,8 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 async def sent(client: Client, times: int) -> None:
     async with asyncio.timeout(PATIENCE):
         while len(client.calls) < times:
-            await asyncio.sleep(0.005)
+            client.sent.clear()
+            await client.sent.wait()
 
 
 def test_a_member_takes_requests_of_others_up_to_what_it_lends() -> None:
@@ -280,21 +285,17 @@ def test_a_member_that_refuses_a_lent_request_is_tried_again_later(loop: asyncio
 
 def test_one_that_waits_for_room_ends_with_its_client_or_its_deadline(loop: asyncio.AbstractEventLoop) -> None:
     async def work() -> None:
-        own = made_pool("own", "a", lends=1, preempts=True)
+        own = made_pool("own", "a", lends=2, preempts=True)
         router = Router(own, made_pool("batch", "b", most=1, borrows=True))
         router.send("batch")
-        gone = router.send("batch")
-        router.send("own")
+        gone, late = router.send("batch"), router.send("batch", timeout=0.05)
+        router.places("own", 2)
+        assert gone.calls[0].cancelled and late.calls[0].cancelled
         gone.exchange.cancel()
         assert gone.exchange.over
-        late = Client()
-        late.exchange = RoutedExchange(
-            PoolTable([made_pool("x", "c"), *router.table.pools]), late, RoutedRequest("m"), level="x", timeout=0.01
-        )
-        late.exchange.begin()
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE):
+            await late.ended.wait()
         assert [error.http_status for error in late.told] == [504]
-        await asyncio.sleep(0.1)
-        assert len(gone.calls) == 1
+        assert (len(gone.calls), len(late.calls)) == (1, 1)
 
     loop.run_until_complete(work())
