@@ -57,7 +57,7 @@ class RoutedTarget(CallTarget, Protocol):
     caller: Caller | None
     """Who sends them, if they have to be admitted; None: they need not."""
 
-    def block_of(self, *, idle: bool, secure: bool, reports: bool) -> bytes:
+    def block_for(self, member: Member, *, idle: bool, reports: bool) -> bytes:
         """Return the headers for a member.
 
         ``idle``: the class is the idle one. ``reports``: the member is asked for its load.
@@ -340,7 +340,7 @@ class CallAttempt:
         relay, member = self._relay, self._member
         idle = self.exchange.idle_class and member.kind is ServerKind.NERITE
         reports = self.exchange.request.prompt_tokens > 0
-        block = relay.target.block_of(idle=idle, secure=bool(member.tls), reports=reports)
+        block = relay.target.block_for(member, idle=idle, reports=reports)
         self._head = None
         self._call = relay.target.router.call(member, block, self)
         self._call.send(relay.kept, relay.ended)

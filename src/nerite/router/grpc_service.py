@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from nerite.admission.policy import IDLE
-from nerite.balancing.member import RoutedRequest
+from nerite.balancing.member import Member, RoutedRequest
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
 from nerite.core.request import InferenceRequest
@@ -163,9 +163,9 @@ class MemberTarget(RefusedTarget):
         assert isinstance(call, RoutedCall)
         call.route(self, framed)
 
-    def block_of(self, *, idle: bool, secure: bool, reports: bool) -> bytes:
+    def block_for(self, member: Member, *, idle: bool, reports: bool) -> bytes:
         """Return the headers for a member."""
-        key = (idle, secure, reports and not self.reports)
+        key = (idle, bool(member.tls), reports and not self.reports)
         block = self._blocks.get(key)
         if block is None:
             block = self._blocks[key] = _member_block(self._headers, *key)
