@@ -32,7 +32,7 @@ from page import command_line, machine, publish
 
 PROMPT: Final = 200
 ANSWER: Final = 64
-BATCH_ANSWER: Final = 256
+BATCH_ANSWER: Final = 128
 """Tokens."""
 _SLOTS: Final = 8
 _STEP: Final = 0.008
