@@ -309,6 +309,8 @@ class _Reader:
         kind = values["kind"] = ServerKind(values.get("kind", ServerKind.NERITE))
         values["tls"] = self._member_tls((*path, "tls"), table.get("tls", False))
         source = self._source(path, table, kind, values.get("grpc_port", 0))
+        if source.models and values["tls"] is not None:
+            self._wrong((*path, "tls"), "nerite up starts servers without TLS: remove it, or write members")
         return PoolSettings(name, source, balancing=self._balancing(path, table), **values)
 
     def _balancing(self, path: KeyPath, table: Mapping[str, Any]) -> PoolPolicy:

@@ -40,6 +40,11 @@ def _log(access: AccessRecord | None, relay: CallRelay | None, status: str, sent
     access.answered(status, sent)
 
 
+def _stalled(seconds: float) -> bytes:
+    text = f"the message made no progress for {seconds:g} s. Send it faster, or in smaller messages."
+    return messages.trailers_only(messages.DEADLINE_EXCEEDED, text)
+
+
 class RoutedCall(GrpcCall):
     """A unary call: its message is collected, then sent to a member."""
 
@@ -61,6 +66,10 @@ class RoutedCall(GrpcCall):
         timeout, self.deadline = _remaining(self.deadline), None
         self._relay = CallRelay(self, target, request, len(framed), timeout)
         self._relay.begin(framed, True)
+
+    def stall(self, seconds: float) -> None:
+        """Fail the call because its message made no progress."""
+        self.fail(_stalled(seconds))
 
     def finish(self, status: str) -> None:
         """Forget the call."""
@@ -148,7 +157,7 @@ class RoutedStream:
 
     def stall(self, seconds: float) -> None:
         """End a stream whose first message made no progress."""
-        self.fail(messages.stalled(seconds))
+        self.fail(_stalled(seconds))
 
     def fail(self, block: bytes) -> None:
         """Answer with a status."""

@@ -105,6 +105,7 @@ POOL = '[[pool]]\nname = "a"\nmembers = ["h:1"]\n'
         (POOL + "lends = -1", "cluster.toml:4: pool.1.lends: must be a number from 0"),
         (POOL + "reserve = 1.5", "cluster.toml:4: pool.1.reserve: must be an integer"),
         (POOL + 'preempts = "yes"', "cluster.toml:4: pool.1.preempts: must be true or false"),
+        ('[[pool]]\nname = "a"\nmodels = "m"\ntls = true', "pool.1.tls: nerite up starts servers without TLS"),
         (POOL + "tls = 1", "cluster.toml:4: pool.1.tls: must be true, or a table"),
         (POOL + 'tls = { key = "k" }', "cluster.toml:4: pool.1.tls.key: has an effect with certificate only"),
         (
