@@ -30,7 +30,7 @@ BY_THE_PROGRAM: Final = {
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
-    "router/pools.py:picks", "router/pools.py:refused", "router/pools.py:retries",
+    "router/pools.py:picks", "router/pools.py:refused", "router/pools.py:retries", "router/grpc_service.py:_blocks",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
     "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
 }  # fmt: skip
@@ -103,6 +103,7 @@ SMALL: Final = {
     "batches/runner.py:_rooms": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_others_until": "one or less for each batch that has not ended, at most 1,000",
     "router/admission.py:_controllers": "models, at most 1,024",
+    "router/pools.py:lent": "members",
     "balancing/member_load.py:timings": "models that have answered within two seconds",
     "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",
     "ledger/meter.py:_keys": "the last header for each way in which a request ends",
