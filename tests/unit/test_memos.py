@@ -103,7 +103,6 @@ SMALL: Final = {
     "batches/runner.py:_rooms": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_others_until": "one or less for each batch that has not ended, at most 1,000",
     "router/admission.py:_controllers": "models, at most 1,024",
-    "router/pools.py:lent": "members",
     "balancing/member_load.py:timings": "models that have answered within two seconds",
     "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",
     "ledger/meter.py:_keys": "the last header for each way in which a request ends",

@@ -184,7 +184,7 @@ class RoutedExchange:
         pool.under_way += 1
         borrower = self._borrower = choice.borrower
         if borrower is not None:
-            pool.lent[member.name] += 1
+            pool.lend(member.name)
         if self._table.preempts and self._can_leave and not (borrower or pool).settings.preempts:
             pool.yielding.setdefault(member.name, {})[self] = None
         self._call = self._client.send_to(pool, member)
@@ -393,9 +393,7 @@ class RoutedExchange:
         pool.answers[attempt.member.name, code] += 1
         pool.under_way -= 1
         if self._borrower is not None:
-            pool.lent[attempt.member.name] -= 1
-            if not pool.lent[attempt.member.name]:
-                del pool.lent[attempt.member.name]
+            pool.take_back(attempt.member.name)
         if self._table.preempts:
             self._stay()
         self._attempt = self._call = self._borrower = None

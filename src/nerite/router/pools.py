@@ -130,6 +130,16 @@ class RouterPool:
         """Requests of other pools at its members."""
         return self.lent.total()
 
+    def lend(self, member: str) -> None:
+        """Note that a member gets a request of another pool. ``take_back`` must follow."""
+        self.lent[member] += 1
+
+    def take_back(self, member: str) -> None:
+        """Note that such a request has ended."""
+        self.lent[member] -= 1
+        if not self.lent[member]:
+            del self.lent[member]
+
     def lendable(self) -> list[MemberLoad]:
         """Return the members that may take a request of another pool, as far as the reserve is concerned."""
         loads = [load for load in self.balancer.members if load.available]

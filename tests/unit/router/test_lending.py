@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
 from nerite.balancing.policy import PoolPolicy
@@ -299,3 +301,51 @@ def test_one_that_waits_for_room_ends_with_its_client_or_its_deadline(loop: asyn
         assert (len(gone.calls), len(late.calls)) == (1, 1)
 
     loop.run_until_complete(work())
+
+
+@given(
+    actions=st.lists(
+        st.tuples(
+            st.sampled_from(["own", "batch", "answer", "begin", "refuse", "lose", "cancel", "turn"]), st.integers(0, 9)
+        ),
+        max_size=60,
+    ),
+    lends=st.integers(0, 3),
+    reserve=st.integers(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_every_request_ends_once(actions: list[tuple[str, int]], lends: int, reserve: int) -> None:
+    async def work() -> None:
+        own = made_pool("own", "a", "c", most=2, lends=lends, reserve=reserve, preempts=True, borrows=True)
+        batch = made_pool("batch", "b", most=2, borrows=True)
+        router = Router(own, batch)
+        clients: list[Client] = []
+        for action, number in actions:
+            alive = [each for each in clients if not each.exchange.over]
+            if action in ("own", "batch"):
+                clients.append(router.send(action, attempts=1 + number % 3))
+            elif action == "turn":
+                await asyncio.sleep(0)
+            elif alive:
+                exchange = alive[number % len(alive)].exchange
+                if action == "cancel":
+                    exchange.cancel()
+                elif not any(not call.cancelled for call in alive[number % len(alive)].calls[-1:]):
+                    pass  # it waits for room: nothing can come from a member
+                elif action == "answer":
+                    exchange.done(AttemptEnd.ANSWERED, "200")
+                elif action == "begin":
+                    exchange.answer_begins()
+                elif action == "lose":
+                    exchange.failed(AttemptEnd.LOST, "is gone")
+                elif not exchange.refused("503"):
+                    exchange.done(AttemptEnd.REFUSED, "503")
+            lent = sum(load.requests for load in own.balancer.members) - own.under_way
+            assert lent == 0
+            assert own.lent_requests <= own.under_way
+        for each in clients:
+            each.exchange.cancel()
+        assert router.at_rest
+        assert all(each.exchange.over and len(each.told) <= 1 for each in clients)
+
+    asyncio.run(work())
