@@ -179,13 +179,15 @@ class RoutedExchange:
     def _send(self, choice: PoolChoice, now_ns: int) -> None:
         pool, member = choice.pool, choice.member
         self._pool = pool
-        self._attempt = pool.balancer.begin(self.request, member, now_ns)
-        self.attempts -= 1
-        pool.under_way += 1
         borrower = self._borrower = choice.borrower
+        self.attempts -= 1
+        yields = self._table.preempts and self._can_leave and not (borrower or pool).settings.preempts
+        leaves = yields and pool.settings.preempts and not self.request.streams
+        self._attempt = pool.balancer.begin(self.request, member, now_ns, yields=leaves)
+        pool.under_way += 1
         if borrower is not None:
             pool.lend(member.name)
-        if self._table.preempts and self._can_leave and not (borrower or pool).settings.preempts:
+        if yields:
             pool.yielding.setdefault(member.name, {})[self] = None
         self._call = self._client.send_to(pool, member)
 

@@ -215,6 +215,22 @@ def test_what_cannot_be_sent_again_is_not_stopped(loop: asyncio.AbstractEventLoo
     loop.run_until_complete(work())
 
 
+@pytest.mark.parametrize("preempts", [True, False])
+def test_work_that_leaves_does_not_drive_own_requests_away(loop: asyncio.AbstractEventLoop, preempts: bool) -> None:
+    async def work() -> None:
+        own = made_pool("own", "a", "c", lends=3, reserve=1, preempts=preempts)
+        router = Router(own, made_pool("batch", "b", most=1, borrows=True))
+        places = [router.send("batch", prompt_tokens=4000.0).places for _ in range(4)]
+        ((_, lent),) = {place for each in places[1:] for place in each}
+        free = "c" if lent == "a" else "a"
+        first, second = (router.send("own", prompt_tokens=400.0).places[0][1] for _ in range(2))
+        assert first == free
+        assert second == (lent if preempts else free)
+        assert own.preempted == int(preempts)
+
+    loop.run_until_complete(work())
+
+
 def test_a_full_pool_stops_what_it_has_lent_for_its_own(loop: asyncio.AbstractEventLoop) -> None:
     async def work() -> None:
         own = made_pool("own", "a", most=2, lends=2, preempts=True)
