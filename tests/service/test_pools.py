@@ -125,6 +125,7 @@ def test_the_reserve_and_lends_hold(tmp_path: Path) -> None:
     ):
         asked = [threads.submit(router.ask, "POST", CHAT, ASKED, x_nerite_class="batch") for _ in range(5)]
         eventually(lambda: sum(each.done() for each in asked) == 2)
+        eventually(lambda: sum(len(each.requests) for each in (one, other, batch)) == 3)
         assert sorted((len(one.requests), len(other.requests))) == [0, 2]
         gate.open.set()
         statuses = sorted(each.result(PATIENCE)[0] for each in asked)
