@@ -85,9 +85,12 @@ class StandInMember:
         answer: Answer = lambda asked, connection: response(),
         models: tuple[str, ...] = ("m",),
         port: int = 0,
+        adapters: tuple[str, ...] = (),
     ) -> None:
+        """``adapters`` are models, too, and LoRA adapters of the first one."""
         self.answer = answer
         self.models = models
+        self.adapters = adapters
         self.ready = True
         self.requests: list[Received] = []
         """What came, without health checks."""
@@ -139,7 +142,8 @@ class StandInMember:
                 json.dumps([{"name": name, "version": "1", "state": "READY"} for name in self.models]).encode()
             )
         if request.headers.get("user-agent") == "nerite-route" and request.path == "/v1/models":
-            entries = [{"id": name, "object": "model"} for name in self.models]
+            entries = [{"id": name, "object": "model", "parent": None} for name in self.models]
+            entries += [{"id": name, "object": "model", "parent": self.models[0]} for name in self.adapters]
             return response(json.dumps({"object": "list", "data": entries}).encode())
         return None
 

@@ -10,9 +10,10 @@ from fuzz.mutators import heads, octets, words
 from nerite.cluster.cluster_file import parse_cluster
 from nerite.core.errors import InvalidArgument
 from nerite.core.failures import internal_errors
+from nerite.router.load_reports import load_report, load_report_in
 from nerite.router.member_connection import MemberConnection, MemberConnections
 from nerite.router.response_body import ChunkScanner
-from nerite.router.response_head import ResponseHead, ResponseHeads, load_report
+from nerite.router.response_head import ResponseHead, ResponseHeads
 
 _CLUSTER: Final = """
 [router]
@@ -107,6 +108,7 @@ class _Taker:
 
     def take_head(self, head: ResponseHead, load: bytes) -> None:
         load_report(load)
+        load_report_in(load)
         self.heads += 1
 
     def take_data(self, data: Any, scanner: ChunkScanner | None) -> None:

@@ -22,6 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llm_models import CONTEXT, language_model
 from nerite.llm.request import IMAGE_TOKENS
+from nerite.router.load_reports import load_report_in
+from nerite.wire import grpc_service as wire
+from raw_grpc import INFER, STREAM, RawGrpc, framed
 from seeing_models import MARK, TOKENS, seeing_model
 from serving import Serving, eventually, serving
 
@@ -232,6 +235,26 @@ def test_the_load_is_told_to_those_who_ask(server: Serving, path: str) -> None:
     _, headers, _ = server.ask("POST", path, body, endpoint_load_metrics_format="text")
     assert headers["endpoint-load-metrics"].startswith("TEXT named_metrics.kv_cache_utilization=0.")
     assert "endpoint-load-metrics" not in server.ask("POST", path, body, endpoint_load_metrics_format="xml")[1]
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM])
+def test_the_load_is_told_over_grpc_too(server: Serving, path: str) -> None:
+    request = wire.ModelInferRequest(model_name="single")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(b"\4\0\0\0once")
+    raw = RawGrpc(server)
+    for form in ("", "bin", "xml"):
+        stream = raw.begin(path, **({"endpoint_load_metrics_format": form} if form else {}))
+        raw.send(stream, framed(request.SerializeToString()), end=True)
+        assert raw.status(stream)[0] == 0
+        trailer = raw.headers[stream].get(b"endpoint-load-metrics-bin")
+        assert (trailer is not None) is (form == "bin")
+        if trailer is not None:
+            told = load_report_in(trailer)
+            assert told is not None
+            assert told.waiting == 0 <= told.running <= 1
+            assert 0 <= told.kv_used < 1
+    raw.close()
 
 
 def test_those_that_wait_for_room_are_served_in_turn(server: Serving) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import h2.events
+import h2.exceptions
 
 from grpc_stand_in import GrpcStandIn, StandInCall, at_end, grpc_stand_ins
 from nerite.wire import grpc_service as wire
@@ -288,4 +290,86 @@ def test_a_call_waits_for_its_turn(tmp_path: Path) -> None:
                 call.connection.flush()
             assert raw.status(streams[place])[0] == 0
         assert [len(call.body) for call in waiting] == [len(REQUEST) + 5, *[3 * (len(REQUEST) + 5)] * 2]
+        raw.close()
+
+
+HEDGED = {"hedge_quantile": "0.9", "retry_share": "1.0", "retry_floor": "1000"}
+
+
+def later(call: StandInCall, seconds: float) -> None:
+    """Answer after a while."""
+
+    def answer() -> None:
+        with call.connection.lock, suppress(h2.exceptions.ProtocolError, OSError):
+            call.answer(ANSWER)
+            call.connection.flush()
+
+    threading.Timer(seconds, answer).start()
+
+
+def test_a_late_call_is_sent_to_a_second_member(tmp_path: Path) -> None:
+    late = threading.Event()
+
+    def answer(call: StandInCall) -> None:
+        if not late.is_set():
+            call.answer(ANSWER)
+
+    with (
+        grpc_stand_ins(at_end(answer), at_end(answering)) as (first, second),
+        routed(tmp_path, first, second, **HEDGED) as router,
+    ):
+        raw = RawGrpc(router)
+        assert {raw.ask(REQUEST)[0] for _ in range(300)} == {0}
+        late.set()
+        before = len(second.calls)
+        assert [raw.ask(REQUEST)[0] for _ in range(10)] == [0] * 10
+        assert len(second.calls) >= before + 10
+        hedged = 'nerite_route_retries_total{pool="main",reason="hedged"}'
+        assert samples(router, "nerite_route_retries_total")[hedged] > 0
+        eventually(lambda: all(call.reset for call in first.calls[-1:]))
+        eventually(lambda: samples(router, "nerite_route_under_way")['nerite_route_under_way{pool="main"}'] == 0)
+        raw.close()
+
+
+def test_a_second_member_that_refuses_leaves_the_answer_to_the_first(tmp_path: Path) -> None:
+    late = threading.Event()
+
+    def first_answer(call: StandInCall) -> None:
+        later(call, 0.3) if late.is_set() else call.answer(ANSWER)
+
+    def second_answer(call: StandInCall) -> None:
+        call.fail(14, "busy") if late.is_set() else call.answer(ANSWER)
+
+    with (
+        grpc_stand_ins(at_end(first_answer), at_end(second_answer)) as members,
+        routed(tmp_path, *members, policy='"round-robin"', **HEDGED) as router,
+    ):
+        raw = RawGrpc(router)
+        assert {raw.ask(REQUEST)[0] for _ in range(300)} == {0}
+        late.set()
+        assert [raw.ask(REQUEST)[0] for _ in range(4)] == [0] * 4
+        raw.close()
+
+
+def test_the_load_of_a_member_is_asked_for_and_kept_from_those_who_did_not_ask(tmp_path: Path) -> None:
+    def answer(call: StandInCall) -> None:
+        call.begin()
+        call.send(ANSWER)
+        fields = [("grpc-status", "0"), ("endpoint-load-metrics-bin", "QhQKCXJlcXVlc3RzEQAAAAAAAPA/")]
+        call.connection.h2.send_headers(call.stream_id, fields, end_stream=True)
+
+    prompt = wire.ModelInferRequest(model_name="m")
+    prompt.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    prompt.raw_input_contents.append(b"\4\0\0\0once")
+    message = framed(prompt.SerializeToString())
+    with grpc_stand_ins(at_end(answer)) as (member,), routed(tmp_path, member) as router:
+        raw = RawGrpc(router)
+        for metadata, told in (({}, False), ({"endpoint_load_metrics_format": "bin"}, True)):
+            stream = raw.begin(**metadata)
+            raw.send(stream, message, end=True)
+            assert raw.status(stream)[0] == 0
+            assert (b"endpoint-load-metrics-bin" in raw.headers[stream]) is told
+        assert [call.headers["endpoint-load-metrics-format"] for call in member.calls] == ["bin"] * 2
+        assert raw.ask(REQUEST)[0] == 0
+        assert "endpoint-load-metrics-format" not in member.calls[-1].headers, "tensors have no engine"
         raw.close()

@@ -31,7 +31,7 @@ BY_THE_PROGRAM: Final = {
     "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
     "router/placement.py:steps", "router/pools.py:holds", "router/pools.py:picks",
-    "router/pools.py:refused", "router/pools.py:retries",
+    "router/pools.py:refused", "router/pools.py:retries", "router/grpc_service.py:_blocks",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
     "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
 }  # fmt: skip

@@ -99,9 +99,15 @@ class Affinity:
         if self._policy.prefix and request.prefix and (found := self._by_prefix(request, fit, least, most)):
             return found
         if request.lora:
-            load = self._lightest(_adapter_key(request), fit)
+            key = _adapter_key(request)
+            load = self._lightest(key, fit)
             if load and load.score <= max(most, least + self._policy.adapter_tokens / load.speed):
                 return load, "lora"
+            if load is None:
+                # Nobody has it: adapters spread over the members, and all routers agree where each is loaded first.
+                load = next(self.ring.walk(key, fit.by_name))
+                if load.score <= max(most, least):
+                    return load, "hash"
         return None
 
     def set_share_of_others(self, share: float) -> None:
@@ -160,4 +166,4 @@ def _session_key(request: RoutedRequest) -> int:
 
 
 def _adapter_key(request: RoutedRequest) -> int:
-    return hash(("lora", request.model, request.lora))
+    return crc32(f"lora\0{request.model}\0{request.lora}".encode())

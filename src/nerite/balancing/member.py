@@ -36,6 +36,8 @@ class Member(NamedTuple):
     """Bytes for models; 0: not known."""
     metrics: str = ""
     """``HOST:PORT`` of its metrics; empty: not known."""
+    tls: str = ""
+    """Name of the pool whose settings of TLS its connections use; empty: they are plain."""
 
 
 class RoutedRequest(NamedTuple):
@@ -63,6 +65,8 @@ class RoutedRequest(NamedTuple):
     sequence_end: bool = False
     repeatable: bool = True
     """It may go to another member after one has failed without an answer: nothing happens twice, or it may."""
+    streams: bool = False
+    """Its answer comes in parts, so that it cannot be sent again once it has begun."""
 
 
 class LoadReport(NamedTuple):

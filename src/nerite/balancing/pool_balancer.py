@@ -261,13 +261,19 @@ class PoolBalancer:
             return NoMember(503, f"every ready member of pool '{self.name}' has failed this request: {names}")
         return NoMember(429, f"all ready members of pool '{self.name}' are full: {len(left)}, by max-requests")
 
-    def begin(self, request: RoutedRequest, member: Member, now_ns: int) -> MemberAttempt:
-        """Note that a request is sent to a member. ``end`` must follow."""
+    def begin(self, request: RoutedRequest, member: Member, now_ns: int, *, yields: bool = False) -> MemberAttempt:
+        """Note that a request is sent to a member. ``end`` must follow.
+
+        ``yields``: it leaves the member for others, so that its work delays nobody and hardly counts.
+        """
         load = self._members.get(member.name) or MemberLoad(member, 0)
         prefill = self._affinity.begin(request, load.ticket)
-        attempt = MemberAttempt(request, load, prefill, self._figures.answer_tokens(request), now_ns)
+        if yields:
+            attempt = MemberAttempt(request, load, 0.0, 0.0, now_ns)
+        else:
+            attempt = MemberAttempt(request, load, prefill, self._figures.answer_tokens(request), now_ns)
+            self._typical += _TYPICAL_WEIGHT * (attempt.work - self._typical)
         load.begin(attempt.work, now_ns)
-        self._typical += _TYPICAL_WEIGHT * (attempt.work - self._typical)
         if request.sequence:
             self._sequences.put(request.model, request.sequence, member.name, load.ticket, now_ns)
         return attempt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,13 @@ from nerite.cluster.addresses import MAX_MEMBERS, member_of, split_address
 from nerite.cluster.settings import (
     ClusterSettings,
     MemberSource,
+    MemberTls,
     PlacedModel,
     PlacementSettings,
     PoolSettings,
+    PortTls,
     RouterSettings,
-)  # fmt: skip
+)
 from nerite.config.mistake import nearest
 from nerite.config.watched_file import read_content
 from nerite.core.durations import duration_of
@@ -36,6 +37,7 @@ _WITH_REPOSITORY: Final = (ServerKind.NERITE, ServerKind.TRITON)
 """Kinds of servers that load and unload models on request."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]{0,15}://[A-Za-z0-9._:\[\]-]{1,253}|null")
 
 
 def _port(value: object) -> int:
@@ -71,6 +73,13 @@ def _number(value: object) -> float:
     return float(value)
 
 
+def _slots(value: object) -> float:
+    number = _number(value)
+    if not 0 <= number <= 1e6:
+        raise ValueError("must be a number from 0 to 1000000: requests for each unit of a member's capacity")
+    return number
+
+
 def _interval(value: object) -> float:
     seconds = duration_of(value)
     if seconds < 0.05:
@@ -99,6 +108,13 @@ def _names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
         raise ValueError('must be a list of names, as in ["batch"]')
     return tuple(value)
+
+
+def _origins(value: object) -> tuple[str, ...]:
+    origins = _names(value)
+    if wrong := [each for each in origins if each != "*" and not _ORIGIN.fullmatch(each)]:
+        raise ValueError(f'must be origins, as in ["https://app.example.com"], or ["*"], not \'{wrong[0][:80]}\'')
+    return origins
 
 
 def _flags(value: object) -> tuple[str, ...]:
@@ -142,6 +158,8 @@ _ROUTER: Final[Mapping[str, _Key]] = {
     "connect-timeout": _Key("connect_timeout", _interval),
     "attempts": _Key("attempts", _count(1, 16)),
     "max-connections": _Key("max_connections", _count(0, 1 << 24)),
+    "max-bytes-in-flight": _Key("max_bytes_in_flight", _count(0, 1 << 62)),
+    "cors-origins": _Key("cors_origins", _origins),
     "exit-timeout": _Key("exit_timeout", duration_of),
     "access-log": _Key("access_log", _flag),
 }
@@ -152,6 +170,9 @@ _POOL: Final[Mapping[str, _Key]] = {
     "classes": _Key("classes", _names),
     "serves": _Key("serves", _names),
     "borrows": _Key("borrows", _flag),
+    "lends": _Key("lends", _slots),
+    "reserve": _Key("reserve", _count(0, MAX_MEMBERS)),
+    "preempts": _Key("preempts", _flag),
     "session-header": _Key("session_header", _header),
     "metrics-port": _Key("metrics_port", _port),
     "hold-requests": _Key("hold_requests", _count(0, 1 << 20)),
@@ -224,7 +245,21 @@ _SCALING: Final[Mapping[str, _Key]] = {
     "rate": _Key("rate", _number),
     "concurrency": _Key("concurrency", _number),
 }
-_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "placement", "scaling", "members", *_SOURCES, *_OF_MODELS)
+_PORT_TLS: Final[Mapping[str, _Key]] = {
+    "certificate": _Key("certificate", _text),
+    "key": _Key("key", _text),
+    "client-ca": _Key("client_ca", _text),
+}
+_MEMBER_TLS: Final[Mapping[str, _Key]] = {
+    "ca": _Key("ca", _text),
+    "certificate": _Key("certificate", _text),
+    "key": _Key("key", _text),
+    "server-name": _Key("server_name", _text),
+}
+_TLS_FILES: Final = ("ca", "certificate", "key", "client_ca")
+"""Settings of TLS that are paths."""
+_TABLES_OF_POOL: Final = ("ejection", "placement", "scaling", "tls")
+_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, *_TABLES_OF_POOL, "members", *_SOURCES, *_OF_MODELS)
 
 
 def read_cluster(path: str) -> ClusterSettings:
@@ -264,13 +299,11 @@ class _Reader:
 
     def cluster(self, whole: Mapping[str, Any]) -> ClusterSettings:
         self._refuse_unknown((), whole, ("router", "pool"))
-        router = RouterSettings(**self._read(("router",), whole.get("router", {}), _ROUTER))
+        router = self._router(whole.get("router", {}))
         ports = {"http-port": router.http_port, "grpc-port": router.grpc_port, "metrics-port": router.metrics_port}
         for place, (key, number) in enumerate(ports.items()):
             if number and number in list(ports.values())[:place]:
                 self._wrong(("router", key), f"is {number} like that of another port: choose another")
-        if router.policy_file:
-            router = dataclasses.replace(router, policy_file=self._beside(router.policy_file))
         tables = whole.get("pool", [])
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
             self._wrong(("pool",), "must be tables: write [[pool]] and its keys below")
@@ -284,6 +317,40 @@ class _Reader:
         self._check_names(pools)
         return ClusterSettings(router, pools, self._file)
 
+    def _router(self, table: object) -> RouterSettings:
+        path = ("router",)
+        tls = table.get("tls") if isinstance(table, dict) else None
+        if isinstance(table, dict):
+            table = {key: value for key, value in table.items() if key != "tls"}
+        values = self._read(path, table, _ROUTER)
+        if "policy_file" in values:
+            values["policy_file"] = self._beside(values["policy_file"])
+        if tls is not None:
+            found = self._tls((*path, "tls"), tls, _PORT_TLS)
+            if "certificate" in found:
+                values["tls"] = PortTls(**found)
+            elif isinstance(tls, dict) and "certificate" not in tls:
+                self._wrong((*path, "tls"), 'has no certificate: write a PEM file, as in certificate = "server.pem"')
+        return RouterSettings(**values)
+
+    def _tls(self, path: KeyPath, table: object, keys: Mapping[str, _Key]) -> dict[str, Any]:
+        """Return the settings of TLS in a table. A key needs its certificate."""
+        values = self._read(path, table, keys)
+        for field in _TLS_FILES:
+            if field in values:
+                values[field] = self._beside(values[field])
+        if "key" in values and "certificate" not in values:
+            self._wrong((*path, "key"), "has an effect with certificate only, whose private key it is: add that")
+        return values
+
+    def _member_tls(self, path: KeyPath, given: object) -> MemberTls | None:
+        if isinstance(given, bool):
+            return MemberTls() if given else None
+        if isinstance(given, dict):
+            return MemberTls(**self._tls(path, given, _MEMBER_TLS))
+        self._wrong(path, 'must be true, or a table, as in tls = { ca = "ca.pem" }')
+        return None
+
     def _pool(self, place: int, table: Mapping[str, Any]) -> PoolSettings:
         path = ("pool", place)
         self._refuse_unknown(path, table, _POOL_KEYS)
@@ -294,6 +361,9 @@ class _Reader:
         values = self._read(path, {key: table[key] for key in _POOL if key in table}, _POOL)
         kind = values["kind"] = ServerKind(values.get("kind", ServerKind.NERITE))
         source = self._source(path, table, kind, values.get("grpc_port", 0), values.get("metrics_port", 0))
+        values["tls"] = self._member_tls((*path, "tls"), table.get("tls", False))
+        if source.models and values["tls"] is not None:
+            self._wrong((*path, "tls"), "nerite up starts servers without TLS: remove it, or write members")
         if "placement" in table:
             values["placement"] = self._placement((*path, "placement"), table["placement"], values, source)
         balancing, scaling = self._balancing(path, table), self._scaling(path, table)

@@ -16,6 +16,30 @@ USUALLY_HELD: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class PortTls:
+    """Table ``[router.tls]``: TLS of the HTTP and gRPC ports. Paths of PEM files."""
+
+    certificate: str
+    key: str = ""
+    """Empty: the private key is in the file of the certificate."""
+    client_ca: str = ""
+    """Authorities of clients, which need a certificate then; empty: clients need none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberTls:
+    """Key ``tls`` of a pool: TLS of the connections to its members. Paths of PEM files."""
+
+    ca: str = ""
+    """Authorities that members are trusted by; empty: those of the system."""
+    certificate: str = ""
+    """Certificate that the router shows; empty: none."""
+    key: str = ""
+    server_name: str = ""
+    """Name that the certificates of members must have; empty: the host of each member's address."""
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSettings:
     """Table ``[router]``."""
 
@@ -42,6 +66,12 @@ class RouterSettings:
     """Members that a request is sent to at most, one after the other."""
     max_connections: int = 0
     """Connections of clients; 0: as many as the limit of open files allows."""
+    max_bytes_in_flight: int = -1
+    """Bytes of requests that arrive or wait for their answers; 0: no limit, -1: a quarter of the memory."""
+    tls: PortTls | None = None
+    """None: the ports are plain."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the HTTP port; ``*``: any."""
     exit_timeout: float = 30.0
     """Time for requests in progress to end after SIGTERM."""
     access_log: bool = False
@@ -110,7 +140,15 @@ class PoolSettings:
     serves: tuple[str, ...] = ()
     """Names that its members serve besides the models that they list, such as weighted routes."""
     borrows: bool = False
-    """May use members of other pools that are idle."""
+    """May use members of other pools that lend theirs."""
+    lends: float = 1.0
+    """Requests for each unit of a member's capacity up to which it takes requests of other pools. 0: it takes none."""
+    reserve: int = 0
+    """Ready members that are kept free of requests of other pools."""
+    preempts: bool = False
+    """Its requests come first: those of pools without this are stopped for them, and sent again when there is room."""
+    tls: MemberTls | None = None
+    """None: connections to members are plain."""
     session_header: str = "x-session-id"
     """Lower-case name of the header whose value keeps requests on one member."""
     metrics_port: int = 0

@@ -13,6 +13,7 @@ from nerite.core.tensor import Buffer
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import RelayedPiece
 from nerite.llm.openai.api import PREFIX, OpenAi
+from nerite.transports import engine_load
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http import routes
 from nerite.transports.http.handler import HttpExchange
@@ -24,8 +25,6 @@ from nerite.transports.listeners import TargetOf
 from nerite.wire.schema import methods
 from nerite.workers.ipc import messages
 
-_LOAD_REPORT: Final = "endpoint-load-metrics-format"
-"""Header of clients that want the load of a model's engines, which only the core knows."""
 _NO_MODEL: Final = RequestHeader("", "", ())
 
 
@@ -91,7 +90,7 @@ class FrontRouting:
             and route.endpoint.category == "inference"
             and route.endpoint.name not in routes.BATCH_ENDPOINTS  # the core has the database
         )
-        if inference and head.method == "POST" and _LOAD_REPORT not in head.headers:
+        if inference and head.method == "POST" and engine_load.FORMAT not in head.headers:
             return self._inferences(head)
         return self._elsewhere if self._refusal(head) is None else self._refusals(head)
 

@@ -18,6 +18,8 @@ class EndpointChoice(NamedTuple):
     member: Member
     endpoints: str
     """The address of the member, and after it those of others that would do, separated by commas."""
+    lent: bool = False
+    """``pool`` lends the member to the pool of the request."""
 
 
 class EndpointTable:
@@ -44,7 +46,8 @@ class EndpointTable:
             self._table.refused[str(found.http_status)] += 1
             return found
         members = (found.member, *found.fallbacks)
-        return EndpointChoice(found.pool, found.member, ",".join(address_of(each, grpc=grpc) for each in members))
+        addresses = ",".join(address_of(each, grpc=grpc) for each in members)
+        return EndpointChoice(found.pool, found.member, addresses, found.borrower is not None)
 
     def choose_in_order(
         self, request: RoutedRequest, level: str, wanted: Sequence[str], *, grpc: bool

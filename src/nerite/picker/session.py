@@ -16,8 +16,8 @@ from nerite.picker import answers
 from nerite.picker.endpoints import EndpointTable
 from nerite.router.body_facts import generate_facts, openai_facts, sequence_of
 from nerite.router.grpc_routing import facts_of, routed_request
+from nerite.router.load_reports import load_report
 from nerite.router.pools import RouterPool
-from nerite.router.response_head import load_report
 from nerite.transports import access
 from nerite.transports.grpc.messages import WINDOWS
 from nerite.transports.http import routes
@@ -64,6 +64,8 @@ class PickSession:
         """An endpoint was chosen, or the request was refused."""
         self._place: tuple[RouterPool, Member] | None = None
         self._attempt: MemberAttempt | None = None
+        self._lent = False
+        """The member is lent to the pool of the request."""
         self._status = ""
         self._report: LoadReport | None = None
 
@@ -118,6 +120,8 @@ class PickSession:
         pool.balancer.end(attempt, how, self._report, monotonic_ns())
         pool.answers[member.name, self._status or str(how)] += 1
         pool.under_way -= 1
+        if self._lent:
+            pool.take_back(member.name)
 
     # The request
 
@@ -179,14 +183,17 @@ class PickSession:
             found = self._table.choose(request, level, self._subset, grpc=self._grpc)
         if isinstance(found, NeriteError):
             return answers.refused(found.http_status, found.message, found.retry_after)
-        self._begin(found.pool, found.member, request)
+        self._begin(found.pool, found.member, request, lent=found.lent)
         whole = self._request_mode == _BUFFERED and self._body
         return answers.picked_with_body(found.endpoints) if whole else answers.picked(found.endpoints)
 
-    def _begin(self, pool: RouterPool, member: Member, request: RoutedRequest) -> None:
+    def _begin(self, pool: RouterPool, member: Member, request: RoutedRequest, *, lent: bool = False) -> None:
         self._place = (pool, member)
         self._attempt = pool.balancer.begin(request, member, monotonic_ns())
         pool.under_way += 1
+        self._lent = lent
+        if lent:
+            pool.lend(member.name)
 
     def _level(self) -> str:
         return checked(self._fields.get(access.CLASS, ""), f"header '{access.CLASS}'")
@@ -256,6 +263,8 @@ class PickSession:
             pool.balancer.end(self._attempt, AttemptEnd.LOST, None, monotonic_ns())
             pool.answers[member.name, str(AttemptEnd.LOST)] += 1
             pool.under_way -= 1
+            if self._lent:
+                pool.take_back(member.name)
             self._begin(*found, self._attempt.request)
 
     def _take_response_body(self, body: bytes, end: bool) -> Iterator[wire.ProcessingResponse]:

@@ -33,6 +33,7 @@ _BACKSLASH: Final = ord("\\")
 _ESCAPE: Final = b"\\u"
 _SEQUENCE: Final = b'"sequence_id"'
 _MAX_TOKENS: Final = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*([0-9]{1,9})(?![0-9.eE])')
+_LORA: Final = re.compile(rb'"lora_name"\s*:\s*"([^"\\]{1,256})"')
 _TEXT_INPUT: Final = b'"text_input"'
 _MAX_ANSWER: Final = 10_000_000
 
@@ -225,6 +226,15 @@ def sequence_of(text: memoryview) -> SequenceFacts:
         return SequenceFacts()
     text_name = checked(str(name), "sequence_id")
     return SequenceFacts(text_name, parameters.get("sequence_start") is True, parameters.get("sequence_end") is True)
+
+
+def lora_of(body: memoryview) -> str:
+    """Return the LoRA adapter that a request to a language model chooses; empty if it names none.
+
+    It is a hint: a text that looks like a member of the request may mislead it.
+    """
+    found = _LORA.search(_searchable(body)) if len(body) <= SMALL else None
+    return found[1].decode(errors="replace") if found else ""
 
 
 def generate_facts(body: memoryview) -> tuple[float, memoryview]:

@@ -62,7 +62,7 @@ class Discovery:
     def __init__(self, pool: PoolSettings, take: TakeMembers) -> None:
         """``take`` is called with all members when they have changed."""
         self._pool = pool
-        self._take = take
+        self._on_change = take
         self._file: MembersFile | None = None
         self._resolved: tuple[Member, ...] | None = None
 
@@ -81,6 +81,10 @@ class Discovery:
             await self._resolve()
         else:
             self._take(source.members)
+
+    def _take(self, members: Sequence[Member]) -> None:
+        pool = self._pool
+        self._on_change(members if pool.tls is None else [member._replace(tls=pool.name) for member in members])
 
     async def run(self) -> None:
         """Follow changes, for ever."""

@@ -8,6 +8,7 @@ client of a failure.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from time import monotonic_ns
 from typing import Final, Protocol
 
@@ -21,6 +22,18 @@ from nerite.router.pools import PoolChoice, PoolTable, RouterPool
 
 _BEHIND: Final = ("batch", "idle")
 """Classes that come behind all others where no policy says what the order is."""
+MOST_PREEMPTIONS: Final = 3
+"""How often a request leaves a member for others. After that it is sent to members of its own pools only, and stays."""
+_FIRST_WAIT: Final = 0.02
+_LONGEST_WAIT: Final = 0.5
+"""Seconds between attempts to find room again."""
+_PATIENCE_NS: Final = 60_000_000_000
+"""Time after which a request that finds no room again is refused."""
+_STAY_NS: Final = 1_000_000_000
+"""Time at a member after which much is lost by leaving it."""
+_PREEMPTED: Final = "preempted"
+_MAY_PASS: Final = (429, 503)
+"""Statuses of errors that say that there may be room later."""
 
 
 class BadGateway(NeriteError):
@@ -65,9 +78,9 @@ class RoutedExchange:
     """A request, and its attempts at members one after the other."""
 
     __slots__ = (
-        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_call", "_client", "_first_ns", "_gate", "_held",
-        "_level",
-        "_order", "_over", "_place", "_pool", "_table", "_timeout", "_timer", "_tried", "_waits", "attempts", "request",
+        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_delay",
+        "_first_ns", "_gate", "_held", "_left_ns", "_level", "_order", "_over", "_place", "_pool", "_preemptions",
+        "_retry_timer", "_table", "_timeout", "_timer", "_tried", "_waits", "attempts", "request",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +123,16 @@ class RoutedExchange:
         self._pool: RouterPool | None = None
         self._attempt: MemberAttempt | None = None
         self._call: MemberCall | None = None
+        self._borrower: RouterPool | None = None
+        """The pool whose request it is, while it is at a member that another pool lends."""
+        self._preemptions = 0
+        """How often it had to leave a member for another request."""
+        self._left_ns = 0
+        """Since when it has looked for room after that, but for short stays."""
+        self._delay = 0.0
+        """Seconds until it looks again."""
+        self._retry_timer: asyncio.TimerHandle | None = None
+        """Runs while it waits for room after that."""
         self._begun = False
         self._over = False
         self._began_ns = 0
@@ -125,6 +148,12 @@ class RoutedExchange:
     def waiting(self) -> bool:
         """Whether the request waits for a member."""
         return self._place is not None
+
+    @property
+    def idle_class(self) -> bool:
+        """Whether the member should stop it for others: it is lent there, and can be sent again until it ends."""
+        request = self.request
+        return self._borrower is not None and request.repeatable and not request.streams and self.attempts > 0
 
     def begin(self, arrived_ns: int = 0) -> None:
         """Choose a member and send the request. ``arrived_ns``: when its last byte came (``time.monotonic_ns``)."""
@@ -155,7 +184,7 @@ class RoutedExchange:
     def _start(self, now_ns: int) -> None:
         if self._waits and self._table.held.queue.wanted and self._wait(behind=True):
             return
-        choice = self._table.choose(self.request, self._level, now_ns, self._tried)
+        choice = self._choose(now_ns, self._tried)
         self._table.decisions.note((monotonic_ns() - (now_ns if self._held else self._began_ns)) / 1e9)
         if not isinstance(choice, NeriteError):
             self._send(choice, now_ns)
@@ -179,14 +208,14 @@ class RoutedExchange:
     def go_on(self) -> bool:
         """Send the request, which has waited, or refuse it; return False if it has to wait further."""
         now = monotonic_ns()
-        choice = self._table.choose(self.request, self._level, now, self._tried)
+        choice = self._choose(now, self._tried)
         if isinstance(choice, Unavailable | Exhausted):
             return False
         if isinstance(choice, NeriteError):
-            self._leave("refused")
+            self._end_wait("refused")
             self._refuse(choice)
         else:
-            self._leave("served")
+            self._end_wait("served")
             self._send(choice, now)
         return True
 
@@ -195,22 +224,33 @@ class RoutedExchange:
         self._place = None
         self._refuse(error)
 
-    def _leave(self, how: str) -> None:
+    def _end_wait(self, how: str) -> None:
         if self._place is not None:
             place, self._place = self._place, None
             self._table.held.leave(place, how)
 
+    def _choose(self, now_ns: int, tried: Collection[str]) -> PoolChoice | NeriteError:
+        borrow = self._preemptions < MOST_PREEMPTIONS
+        return self._table.choose(self.request, self._level, now_ns, tried, borrow=borrow)
+
     def _send(self, choice: PoolChoice, now_ns: int) -> None:
         pool, member = choice.pool, choice.member
         self._pool = pool
-        self._attempt = pool.balancer.begin(self.request, member, now_ns)
+        borrower = self._borrower = choice.borrower
         self.attempts -= 1
         self._first_ns = 0
-        if pool.demand is not None and not self._tried:
+        yields = self._table.preempts and self._can_leave and not (borrower or pool).settings.preempts
+        leaves = yields and pool.settings.preempts and not self.request.streams
+        self._attempt = pool.balancer.begin(self.request, member, now_ns, yields=leaves)
+        if pool.demand is not None and borrower is None and not (self._tried or self._left_ns):
             pool.demand.arrived += self._attempt.work
         pool.under_way += 1
         if pool.model_demand is not None:
             pool.model_demand.begin(self.request.model, now_ns)
+        if borrower is not None:
+            pool.lend(member.name)
+        if yields:
+            pool.yielding.setdefault(member.name, {})[self] = None
         self._call = self._client.send_to(pool, member)
 
     # What the call reports.
@@ -218,6 +258,8 @@ class RoutedExchange:
     def answer_begins(self, report: LoadReport | None = None) -> None:
         """Note the first byte of an answer for the client: from now on no other member is asked."""
         self._begun = True
+        if self._table.preempts:
+            self._stay()
         if self._admission is not None:
             self._admission.began()
         if report is not None and self._attempt is not None and self._pool is not None:
@@ -251,6 +293,10 @@ class RoutedExchange:
         attempt, demand = self._attempt, None if self._pool is None else self._pool.demand
         if attempt is None or demand is None:
             return
+        if how is AttemptEnd.ANSWERED and not attempt.tokens:
+            demand.done += attempt.work
+        if self._borrower is not None:  # The promises to requests of another pool are not those of this one.
+            return
         if how is AttemptEnd.LOST:
             demand.promises.missed()
         elif how is AttemptEnd.REFUSED:
@@ -259,8 +305,6 @@ class RoutedExchange:
             seconds = (monotonic_ns() - self._began_ns) / 1e9
             first = (self._first_ns - self._began_ns) / 1e9 if self._first_ns else seconds
             demand.promises.answered(seconds, first, attempt.tokens)
-            if not attempt.tokens:
-                demand.done += attempt.work
 
     def refused(self, code: str, report: LoadReport | None = None) -> bool:
         """Take an answer that says that the member is overloaded; return whether the request goes on elsewhere.
@@ -269,6 +313,11 @@ class RoutedExchange:
         """
         if self._over or self._begun or not self.request.repeatable:
             return False
+        if self._borrower is not None and self._can_leave and self._has_patience:
+            if self._has_stayed:
+                self._preemptions += 1
+            self._leave_member(AttemptEnd.REFUSED, code, report)
+            return True
         return self._try_again(AttemptEnd.REFUSED, code, report)
 
     def not_found(self, code: str, report: LoadReport | None = None) -> bool:
@@ -310,7 +359,7 @@ class RoutedExchange:
             return False
         now = monotonic_ns()
         tried = (*self._tried, attempt.member.name)
-        choice = self._table.choose(self.request, self._level, now, tried)
+        choice = self._choose(now, tried)
         refusal = isinstance(choice, NeriteError)
         if (refusal and not (may_wait and isinstance(choice, Unavailable))) or not pool.balancer.take_retry(now):
             return False
@@ -325,12 +374,73 @@ class RoutedExchange:
             self._tried = ()
         return True
 
+    # Making room for others.
+
+    @property
+    def _can_leave(self) -> bool:
+        """Whether it may leave its member and be sent again, as often as that has happened."""
+        return self.request.repeatable and self.attempts > 0 and self._preemptions < MOST_PREEMPTIONS
+
+    def _stay(self) -> None:
+        """Leave the member for nobody any more."""
+        if self._pool is not None and self._attempt is not None:
+            name = self._attempt.member.name
+            there = self._pool.yielding.get(name)
+            if there is not None and there.pop(self, self) is None and not there:
+                del self._pool.yielding[name]
+
+    def preempt(self) -> bool:
+        """Leave the member for a request that comes first, and try again later; return False if it is too late."""
+        call = self._call
+        if self._over or self._begun or self._attempt is None or call is None or not self._can_leave:
+            return False
+        self._preemptions += 1
+        self._leave_member(AttemptEnd.CANCELLED, _PREEMPTED, None)
+        call.cancel()
+        return True
+
+    @property
+    def _has_stayed(self) -> bool:
+        """Whether it was at its member for long enough for much to be lost."""
+        return self._attempt is not None and monotonic_ns() - self._attempt.began_ns > _STAY_NS
+
+    @property
+    def _has_patience(self) -> bool:
+        """Whether it has not looked for room in vain for too long."""
+        return not self._left_ns or monotonic_ns() - self._left_ns < _PATIENCE_NS
+
+    def _leave_member(self, how: AttemptEnd, code: str, report: LoadReport | None) -> None:
+        """Leave the member, and look for room again after a while."""
+        assert self._pool is not None
+        if not self._left_ns or self._has_stayed:
+            self._left_ns = monotonic_ns()
+            self._delay = 0.0
+        self._pool.retries[code if code == _PREEMPTED else str(how)] += 1
+        self._end_attempt(how, code, report)
+        self.attempts += 1
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._retry_timer = asyncio.get_running_loop().call_later(self._delay, self._send_again)
+        self._delay = min(max(2 * self._delay, _FIRST_WAIT), _LONGEST_WAIT)
+
+    def _send_again(self) -> None:
+        self._retry_timer = None
+        now = monotonic_ns()
+        choice = self._choose(now, self._tried)
+        if not isinstance(choice, NeriteError):
+            self._send(choice, now)
+        elif self._has_patience and choice.http_status in _MAY_PASS:
+            self._look_again()
+        else:
+            self._refuse(choice)
+
     # What the client's side reports.
 
     def cancel(self) -> None:
         """End the request: the client no longer waits."""
         if not self._over:
-            self._leave("cancelled")
+            self._end_wait("cancelled")
             self._cancel_call(AttemptEnd.CANCELLED)
             self._finish(TicketEnding.CANCELLED)
 
@@ -346,7 +456,7 @@ class RoutedExchange:
             where = f", while it waited for a member of pool '{self._place.pool.name}'"
         error = GatewayTimeout(f"the timeout of the request, {self._timeout:g} s, has passed{where}")
         begun = self._begun
-        self._leave("deadline")
+        self._end_wait("deadline")
         self._tell_demand(AttemptEnd.LOST)
         self._cancel_call(AttemptEnd.LOST)
         if begun:
@@ -388,8 +498,12 @@ class RoutedExchange:
         pool.under_way -= 1
         if pool.model_demand is not None:
             pool.model_demand.end(self.request.model, monotonic_ns())
-        self._attempt = self._call = None
-        if pool.held:
+        if self._borrower is not None:
+            pool.take_back(attempt.member.name)
+        if self._table.preempts:
+            self._stay()
+        self._attempt = self._call = self._borrower = None
+        if pool.held or (pool.settings.lends and self._table.held.queue.wanted):
             self._table.held.offer_soon()
 
     def _refuse(self, error: NeriteError, ending: TicketEnding = TicketEnding.FAILED) -> None:
@@ -405,5 +519,8 @@ class RoutedExchange:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
         if self._pool is not None:
             self._pool.seconds.note((monotonic_ns() - self._began_ns) / 1e9)

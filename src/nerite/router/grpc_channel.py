@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ssl
 from collections import OrderedDict
 from typing import Final
 
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall, GrpcMemberConnection, GrpcMemberSocket
+from nerite.router.member_tls import ClientTls, refusal_of
 
 MAX_CONNECTIONS: Final = 16
 """Connections to one member. Another is opened only while all have as many streams as the member allows."""
@@ -16,9 +18,13 @@ MAX_CONNECTIONS: Final = 16
 class GrpcChannel:
     """Connections to the gRPC port of one member."""
 
-    def __init__(self, address: str, connect_timeout: float) -> None:
-        """``address`` is ``HOST:PORT``; empty if the member has no port for gRPC, which fails all calls."""
+    def __init__(self, address: str, connect_timeout: float, tls: ClientTls | None = None) -> None:
+        """``address`` is ``HOST:PORT``; empty if the member has no port for gRPC, which fails all calls.
+
+        ``tls`` None: the connections are plain.
+        """
         self.address = address
+        self._tls = tls
         self._connect_timeout = connect_timeout
         self._loop = asyncio.get_running_loop()
         self._connections: list[GrpcMemberConnection] = []
@@ -93,16 +99,25 @@ class GrpcChannel:
 
     async def _connect(self) -> None:
         host, _, port = self.address.rpartition(":")
+        context, server_name = self._tls or (None, None)
         connection = GrpcMemberConnection(self, self._loop)
         why = ""
         try:
             if not port:
                 raise OSError(errno.EADDRNOTAVAIL, "it has no gRPC port; set grpc-port of its pool in the cluster file")
             async with asyncio.timeout(self._connect_timeout):
-                await self._loop.create_connection(lambda: GrpcMemberSocket(connection), host.strip("[]"), int(port))
+                await self._loop.create_connection(
+                    lambda: GrpcMemberSocket(connection),
+                    host.strip("[]"),
+                    int(port),
+                    ssl=context,
+                    server_hostname=server_name,
+                )
                 await connection.ready
         except TimeoutError:
             why = f"did not accept a connection to {self.address} within {self._connect_timeout:g} s"
+        except ssl.SSLError as error:
+            why = refusal_of(error)
         except OSError as error:
             why = f"cannot be reached at {self.address or 'any address'}: {error.strerror or error}"
         finally:

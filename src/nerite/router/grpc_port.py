@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,11 +14,13 @@ from nerite.http2 import RequestHeaders
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.exchange import RoutedExchange
 from nerite.router.external_scaler import ActivityFeed, ActivityStream, ExternalScaler
-from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream, RoutedTarget
+from nerite.router.grpc_calls import RoutedCall, RoutedStream
 from nerite.router.grpc_channel import GrpcChannel
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
+from nerite.router.grpc_relay import CallRelay, RoutedTarget
 from nerite.router.grpc_service import GrpcRouterService
 from nerite.router.http_members import HttpMembers
+from nerite.router.member_tls import GRPC, MemberContexts
 from nerite.router.pools import PoolTable, RouterPool
 from nerite.router.scaling import RouterScaling
 from nerite.transports.access_log import AccessRecord, peer_of
@@ -68,13 +71,16 @@ class RouterGrpcPort:
         bounds: TransportLimits,
         scaling: RouterScaling | None = None,
         admission: RouterAdmission | None = None,
+        contexts: MemberContexts | None = None,
     ) -> None:
+        """``contexts`` are those of members that speak TLS."""
         self._admission = admission
         self._table = table
         self._members = members
         self._settings = settings
-        self._channels: dict[str, GrpcChannel] = {}
-        """By address."""
+        self._contexts = contexts or MemberContexts((), GRPC)
+        self._channels: dict[tuple[str, str], GrpcChannel] = {}
+        """By address, and by whose settings of TLS they use."""
         self._check_timer: asyncio.TimerHandle | None = None
         self._service = GrpcRouterService(
             self,
@@ -92,9 +98,9 @@ class RouterGrpcPort:
             connection=LoggedRoutedGrpcConnection if settings.access_log else RoutedGrpcConnection,
         )
 
-    async def open(self, address: str, port: int) -> int:
+    async def open(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port number. Raises ``Unavailable``."""
-        number = await self._listener.open(address, port)
+        number = await self._listener.open(address, port, tls=tls)
         self._check()
         return number
 
@@ -151,9 +157,11 @@ class RouterGrpcPort:
 
     def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:
         """Begin a call at a member."""
-        channel = self._channels.get(member.grpc)
+        key = (member.grpc, member.tls)
+        channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[member.grpc] = GrpcChannel(member.grpc, self._settings.connect_timeout)
+            tls = self._contexts.of(member, member.grpc)
+            channel = self._channels[key] = GrpcChannel(member.grpc, self._settings.connect_timeout, tls)
         return channel.start(block, sink)
 
     def suspect(self, pool: RouterPool, member: Member, cause: str) -> None:
@@ -163,11 +171,12 @@ class RouterGrpcPort:
 
     def _check(self) -> None:
         """Check the channels every few seconds, and close those to members that are gone."""
-        addresses = {load.member.grpc for pool in self._table.pools for load in pool.balancer.members}
-        for address, channel in tuple(self._channels.items()):
-            if address in addresses:
+        members = [load.member for pool in self._table.pools for load in pool.balancer.members]
+        keys = {(member.grpc, member.tls) for member in members}
+        for key, channel in tuple(self._channels.items()):
+            if key in keys:
                 channel.check()
             else:
-                del self._channels[address]
+                del self._channels[key]
                 channel.close()
         self._check_timer = asyncio.get_running_loop().call_later(_CHECK_INTERVAL, self._check)

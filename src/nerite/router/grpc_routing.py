@@ -77,6 +77,7 @@ def routed_request(facts: MessageFacts, session: str, *, single: bool, repeatabl
         sequence_start=facts.sequence_start,
         sequence_end=facts.sequence_end,
         repeatable=repeatable and not facts.sequence,
+        streams=not single,
     )
 
 

@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from nerite.balancing.member import RoutedRequest
+from nerite.admission.policy import IDLE
+from nerite.balancing.member import Member, RoutedRequest
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.http2 import Buffer, ReplyHeaders, RequestHeaders, encode_request
-from nerite.router import grpc_routing
+from nerite.router import grpc_routing, load_reports
 from nerite.router.admission import ANYBODY
-from nerite.router.grpc_calls import CallRouter, RoutedCall
+from nerite.router.grpc_calls import RoutedCall
+from nerite.router.grpc_relay import CallRouter
 from nerite.router.pools import PoolTable
 from nerite.transports import access
 from nerite.transports.access import Callers
@@ -25,6 +27,7 @@ from nerite.wire.health import HealthCheckResponse
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _NAME: Final = 0x0A
+_CLASS: Final = access.CLASS.encode()
 
 
 class MethodKind(Enum):
@@ -147,7 +150,9 @@ class MemberTarget(RefusedTarget):
         self.caller = None
         if method.kind is not MethodKind.ANY:
             self.caller = ANYBODY if callers is None else callers.of(get, seconds)
-        self.block = _member_block(headers)
+        self.reports = headers.get(load_reports.FORMAT) is not None
+        self._headers = headers
+        self._blocks: dict[tuple[bool, bool, bool], bytes] = {}
         self._method = method
         self._ready = path.endswith(b"/ModelReady")
         self._window = messages.WINDOWS.get((headers.get(b"grpc-encoding") or b"").decode("latin-1"), 0)
@@ -158,6 +163,14 @@ class MemberTarget(RefusedTarget):
         """Send the call to a member."""
         assert isinstance(call, RoutedCall)
         call.route(self, framed)
+
+    def block_for(self, member: Member, *, idle: bool, reports: bool) -> bytes:
+        """Return the headers for a member."""
+        key = (idle, bool(member.tls), reports and not self.reports)
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = _member_block(self._headers, *key)
+        return block
 
     def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
         """Return what the choice of a member depends on; None if more of the message is needed."""
@@ -185,7 +198,7 @@ class IndexTarget(RefusedTarget):
         super().__init__(None)
         self._router = router
         self._table = table
-        self._block = _member_block(headers)
+        self._headers = headers
         self.timeout = _grpc_timeout(headers)
         self.max_message = max_message
 
@@ -197,7 +210,8 @@ class IndexTarget(RefusedTarget):
             return
         answers = IndexAnswers(call, len(members))
         for member in members.values():
-            self._router.call(member, self._block, _IndexAnswer(answers)).send((framed,), True)
+            block = _member_block(self._headers, False, bool(member.tls), False)
+            self._router.call(member, block, _IndexAnswer(answers)).send((framed,), True)
 
 
 class IndexAnswers:
@@ -263,17 +277,20 @@ def merged_index(answers: Sequence[bytes]) -> bytes:
     return bytes(wire.RepositoryIndexResponse(models=[rows[key] for key in sorted(rows)]).SerializeToString())
 
 
-def _member_block(headers: RequestHeaders) -> bytes:
+def _member_block(headers: RequestHeaders, idle: bool, secure: bool, reports: bool) -> bytes:
     """Return the headers for a member: those of the client. HTTP/2 has none that concern only one connection."""
-    return encode_request(
-        [
-            (b":method", b"POST"),
-            (b":scheme", b"http"),
-            (b":path", headers.path),
-            (b":authority", headers.authority or b"router"),
-            *headers.fields,
-        ]
-    )
+    fields = [
+        (b":method", b"POST"),
+        (b":scheme", b"https" if secure else b"http"),
+        (b":path", headers.path),
+        (b":authority", headers.authority or b"router"),
+        *(field for field in headers.fields if not (idle and field[0] == _CLASS)),
+    ]
+    if idle:
+        fields.append((_CLASS, IDLE.name.encode()))
+    if reports:
+        fields.append((load_reports.FORMAT, b"bin"))
+    return encode_request(fields)
 
 
 class GrpcRouterService:

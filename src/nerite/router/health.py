@@ -49,6 +49,8 @@ class MemberState(NamedTuple):
     """It gave no answer, although something listens at its address."""
     gone: bool = False
     """Nothing listens at its address: when it is back, it is another process."""
+    adapters: frozenset[str] = frozenset()
+    """Models that are LoRA adapters of others."""
 
 
 async def check_member(
@@ -63,6 +65,7 @@ async def check_member(
     if unready and not (whole and member.kind in _KSERVE):
         return MemberState(False, problem=unready)
     index = None
+    adapters: frozenset[str] = frozenset()
     if member.kind in _KSERVE:
         asked = _ALL if whole else _READY_ONES
         entries = entries_of(await members.ask(member, "POST", "/v2/repository/index", asked, seconds, fields))
@@ -76,12 +79,14 @@ async def check_member(
         else:  # an entry that says nothing of its state is ready, because nothing else was asked for
             models = _names(entries, ("READY", None))
         if models is not None and member.kind is ServerKind.NERITE:
-            models |= _openai_names(await members.ask(member, "GET", "/v1/models", seconds=seconds)) or frozenset()
+            answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
+            models |= _openai_names(answer) or frozenset()
+            adapters = _adapters(answer)
     else:
         if member.kind is not ServerKind.OPENAI:
             answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
-        models = _openai_names(answer)
-    return MemberState(not unready, models, index, unready)
+        models, adapters = _openai_names(answer), _adapters(answer)
+    return MemberState(not unready, models, index, unready, adapters=adapters)
 
 
 def _makes_unready(entry: Mapping[str, Any]) -> bool:
@@ -113,6 +118,12 @@ def _names(entries: list[dict[str, Any]], states: Collection[str | None] = ()) -
 def _openai_names(answer: MemberAnswer) -> frozenset[str] | None:
     entries = entries_of(answer, "data")
     return None if entries is None else frozenset(str(each.get("id", "")) for each in entries)
+
+
+def _adapters(answer: MemberAnswer) -> frozenset[str]:
+    """Return the models of a list that have another one as their parent, as vLLM lists adapters."""
+    entries = entries_of(answer, "data") or ()
+    return frozenset(str(each.get("id", "")) for each in entries if isinstance(each.get("parent"), str))
 
 
 class HealthChecks:
@@ -193,6 +204,7 @@ class HealthChecks:
             pool.balancer.restarted(name)
         models = state.models
         models = None if models is None else models.union(pool.settings.serves)
+        pool.set_adapters(name, state.adapters)
         pool.set_ready(name, state.ready, models, state.repository)
         if before is None or before.ready != state.ready:
             if state.ready:

@@ -10,6 +10,7 @@ from nerite.balancing.member import Member
 from nerite.core.tensor import Buffer
 from nerite.observability.log import log
 from nerite.router.member_connection import MemberConnection, MemberConnections
+from nerite.router.member_tls import HTTP, MemberContexts
 from nerite.router.pools import RouterPool
 from nerite.router.response_body import ChunkScanner, pieces_of
 from nerite.router.response_head import ResponseHead, ResponseHeads
@@ -86,8 +87,10 @@ class _Question:
 class HttpMembers:
     """Connections by the names of members, and whom a request could not reach."""
 
-    def __init__(self, connect_timeout: float) -> None:
+    def __init__(self, connect_timeout: float, contexts: MemberContexts | None = None) -> None:
+        """``contexts`` are those of members that speak TLS."""
         self._connect_timeout = connect_timeout
+        self._contexts = contexts or MemberContexts((), HTTP)
         self._heads = ResponseHeads()
         self._keys: dict[str, Callable[[], bytes]] = {}
         self._connections: dict[str, MemberConnections] = {}
@@ -111,7 +114,9 @@ class HttpMembers:
         if found is None or found.address != member.http:
             if found is not None:
                 found.retire()
-            found = self._connections[member.name] = MemberConnections(member.http, self._heads, self._connect_timeout)
+            tls = self._contexts.of(member, member.http)
+            found = MemberConnections(member.http, self._heads, self._connect_timeout, tls)
+            self._connections[member.name] = found
         return found
 
     @property

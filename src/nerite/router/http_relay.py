@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Final
 
-from nerite.balancing.member import AttemptEnd, Member
+from nerite.balancing.member import AttemptEnd, LoadReport, Member, ServerKind
 from nerite.core.errors import NeriteError
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
@@ -14,10 +14,11 @@ from nerite.llm.openai.fields import body_of
 from nerite.router.exchange import GatewayTimeout, MemberCall, RoutedExchange
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_targets import BodyKind, RouteTarget
+from nerite.router.load_reports import load_report
 from nerite.router.member_connection import MemberConnection, MemberConnections
 from nerite.router.pools import RouterPool
 from nerite.router.response_body import ChunkScanner, pieces_of
-from nerite.router.response_head import REPORT, ResponseHead, load_report
+from nerite.router.response_head import REPORT, ResponseHead
 from nerite.transports.http import reply
 from nerite.transports.http.connection import HttpConnection
 
@@ -108,7 +109,8 @@ class HttpRelay:
         body = self._body
         assert body is not None
         connections = self.members.of(member)
-        head = self.target.request(connections.address.encode(), len(body), self.span)
+        idle = exchange.idle_class and member.kind is ServerKind.NERITE
+        head = self.target.request(connections.address.encode(), len(body), self.span, idle=idle)
         call = HttpCall(self, exchange, connections, [head, body] if body else [head])
         call.start(pool, member)
         return call
@@ -127,6 +129,10 @@ class HttpRelay:
         if second is not None:
             client.exchange = second
             second.begin()
+
+    def leaves_to_first(self, exchange: RoutedExchange) -> bool:
+        """Whether the first exchange may still answer instead of this one."""
+        return exchange is not self.exchange and not self.exchange.over
 
     def hedge_failed(self) -> None:
         """Send what the first exchange has held back: the second has no answer either."""
@@ -297,7 +303,7 @@ class HttpCall:
         exchange = self.exchange
         status = head.status
         known = load_report(load) if load else None
-        if status in _OVERLOADED and exchange.refused(str(status), known):
+        if status in _OVERLOADED and self._refused(status, known):
             return
         if status == _NOT_FOUND and self._relay.target.kind in _KSERVE and exchange.not_found(str(status), known):
             return
@@ -315,7 +321,7 @@ class HttpCall:
         known = load_report(load) if load else None
         if head.status in _OVERLOADED:
             connection = self._connection
-            if exchange.refused(str(head.status), known):
+            if self._refused(head.status, known):
                 if connection is not None:
                     connection.abandon()
                 self._connection = None
@@ -324,6 +330,16 @@ class HttpCall:
         exchange.answer_begins(known)
         self._relay.open(head, load)
         self._parts = []
+
+    def _refused(self, status: int, known: LoadReport | None) -> bool:
+        """Whether another member answers instead of this one, which is overloaded."""
+        exchange = self.exchange
+        if exchange.refused(str(status), known):
+            return True
+        left = self._relay.leaves_to_first(exchange)
+        if left:
+            exchange.failed(AttemptEnd.REFUSED, f"answered with status {status}")
+        return left
 
     def take_data(self, data: Buffer, scanner: ChunkScanner | None) -> None:
         """Send a part of the answer."""

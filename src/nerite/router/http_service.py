@@ -15,7 +15,7 @@ from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.router.admission import AdmissionRequest, RouterAdmission
-from nerite.router.body_facts import SequenceFacts, generate_facts, openai_facts, sequence_of
+from nerite.router.body_facts import SequenceFacts, generate_facts, lora_of, openai_facts, sequence_of
 from nerite.router.exchange import RoutedExchange
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_relay import HttpRelay
@@ -108,10 +108,11 @@ class RouterService:
         if target.coding and target.coding != "identity":
             body = self._unpacked(target, body)
         model, prompt, limit, session = target.model, memoryview(b""), 0.0, target.session
+        streams = target.streams
         sequence = SequenceFacts()
         if target.kind is BodyKind.OPENAI:
             facts = openai_facts(body)
-            model, prompt, limit = facts.model, facts.prompt, facts.answer_limit
+            model, prompt, limit, streams = facts.model, facts.prompt, facts.answer_limit, facts.streams
             session = session or facts.user
         else:
             sequence = sequence_of(body if target.json_size < 0 else body[: target.json_size])
@@ -126,6 +127,7 @@ class RouterService:
             target.version,
             prompt_tokens=len(prompt) / BYTES_PER_TOKEN,
             answer_limit=limit or float("inf"),
+            lora="" if target.kind is BodyKind.TENSORS else self._adapter_of(model, body),
             prefix=prefix,
             prefix_tokens=prefix_tokens(len(prefix)),
             session=session,
@@ -133,7 +135,12 @@ class RouterService:
             sequence_start=sequence.start,
             sequence_end=sequence.end,
             repeatable=target.repeatable and not sequence.id,
+            streams=streams,
         )
+
+    def _adapter_of(self, model: str, body: memoryview) -> str:
+        """Return the LoRA adapter that a request uses; empty if that is not known."""
+        return model if self._table.is_adapter(model) else lora_of(body)
 
     def _unpacked(self, target: RouteTarget, body: memoryview) -> memoryview:
         """Return the body without its coding. Raises ``TooLarge`` if that would block other requests."""

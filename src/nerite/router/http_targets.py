@@ -7,29 +7,36 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
+from nerite.admission.policy import IDLE
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
 from nerite.core.request import Caller
 from nerite.llm.openai.fields import reply_of
 from nerite.router.admission import ANYBODY
+from nerite.router.load_reports import FORMAT
 from nerite.router.response_head import HOP_BY_HOP
 from nerite.transports import access
 from nerite.transports.access import Callers
 from nerite.transports.http import reply, routes
 from nerite.transports.http.handler import HTTP
 from nerite.transports.http.head import RequestHead, header_bytes_of
-from nerite.transports.http.origins import BrowserGuard
+from nerite.transports.http.origins import BrowserGuard, Cors
 from nerite.transports.http.reply import Reply
 
 _OPENAI: Final = "/v1/"
-_LOAD_FORMAT: Final = "endpoint-load-metrics-format"
+_POSTED: Final = ("POST",)
+"""Methods of paths under ``/v1`` that the router does not know."""
+_LOAD_FORMAT: Final = FORMAT.decode()
 _NOT_PASSED: Final = HOP_BY_HOP | {
-    b"host", b"content-length", b"expect", b"origin", b"http2-settings", _LOAD_FORMAT.encode(),
+    b"host", b"content-length", b"expect", b"origin", b"http2-settings",
+    _LOAD_FORMAT.encode(), access.CLASS.encode(),
 }  # fmt: skip
-"""Fields that members do not get. ``Origin`` was checked, and members would compare it with their own address."""
+"""Fields that members do not get as they are. ``Origin`` was checked; members would compare it with their address."""
+_IDLE_LINE: Final = f"{access.CLASS}: {IDLE.name}\r\n".encode()
 _BROWSER: Final = b"sec-fetch-"
 _TENSORS: Final = "infer"
 _GENERATED: Final = ("generate", "generate_stream")
+_STREAM: Final = "/generate_stream"
 _CONTENTS: Final = ("completions", "chat_completions", "embeddings", "rerank")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
 _OF_ROUTERS: Final = ("live", "ready", "index", "openai_models", "quota")
@@ -78,12 +85,16 @@ class RouteTarget(NamedTuple):
     start: bytes = b""
     """The request line."""
     lines: bytes = b""
-    """The header lines for members, without those for the host and the length."""
+    """The header lines for members, without those for the host, the length and the class."""
+    class_line: bytes = b""
+    streams: bool = False
+    """The answer comes in parts, as the path says."""
 
-    def request(self, host: bytes, body_size: int, more: bytes = b"") -> bytes:
-        """Return the head for a member; ``more`` are further header lines."""
+    def request(self, host: bytes, body_size: int, more: bytes = b"", *, idle: bool = False) -> bytes:
+        """Return the head for a member; ``more`` are further header lines. ``idle``: its class is the idle one."""
         length = b"Content-Length: %d\r\n" % body_size if body_size or not self.start.startswith(b"GET ") else b""
-        return b"%bHost: %b\r\n%b%b%b\r\n" % (self.start, host, self.lines, more, length)
+        level = _IDLE_LINE if idle else self.class_line
+        return b"%bHost: %b\r\n%b%b%b%b\r\n" % (self.start, host, self.lines, level, more, length)
 
     def reply(self, error: NeriteError) -> Reply:
         """Return the reply for an error."""
@@ -94,10 +105,16 @@ class HttpTargets:
     """Makes the targets of heads."""
 
     def __init__(
-        self, guard: BrowserGuard, session_headers: Sequence[str], max_body: int, callers: Callers | None = None
+        self,
+        guard: BrowserGuard,
+        session_headers: Sequence[str],
+        max_body: int,
+        callers: Callers | None = None,
+        cors: Cors | None = None,
     ) -> None:
-        """``callers`` identifies callers if a policy is in force."""
+        """``callers`` identifies callers if a policy is in force; ``cors`` are the rules for pages of other origins."""
         self._callers = callers
+        self._cors = cors
         self._guard = guard
         self._session_headers = session_headers
         self._max_body = max_body
@@ -107,6 +124,8 @@ class HttpTargets:
         openai = head.path.startswith(_OPENAI)
         try:
             self._guard.check(head)
+            if self._cors is not None and (preflight := self._cross_origin(self._cors, head)) is not None:
+                return RouteTarget(refusal=preflight)
             if head.content_length > self._max_body:
                 raise TooLarge(
                     f"the body has {head.content_length} bytes, more than the {self._max_body} that the router takes. "
@@ -116,6 +135,15 @@ class HttpTargets:
         except NeriteError as error:
             plain = RouteTarget(openai=openai)
             return plain._replace(refusal=plain.reply(error))
+
+    def _cross_origin(self, cors: Cors, head: RequestHead) -> Reply | None:
+        """Have replies to ``head`` carry the headers of CORS; return the reply to a preflight request."""
+        head.reply_lines = cors.lines(head)
+        head.special = head.special or bool(head.reply_lines)
+        route = routes.find_route(head.path)
+        if route is None:
+            return cors.preflight(head, _POSTED) if head.path.startswith(_OPENAI) else None
+        return cors.preflight(head, route[0].methods)
 
     def _found(self, head: RequestHead, openai: bool) -> RouteTarget:
         route = routes.find_route(head.path)
@@ -170,9 +198,16 @@ class HttpTargets:
             repeatable=repeatable,
             bodiless=head.method == "HEAD",
             passes_load=bool(wanted),
+            class_line=_class_line(head),
+            streams=head.path.endswith(_STREAM),
             start=b"%b %b HTTP/1.1\r\n" % (head.method.encode("latin-1"), header_bytes_of(head.target)),
             lines=b"".join(line + b"\r\n" for line in lines),
         )
+
+
+def _class_line(head: RequestHead) -> bytes:
+    value = header_bytes_of(head.headers.get(access.CLASS, ""))
+    return b"%b: %b\r\n" % (access.CLASS.encode(), value) if value else b""
 
 
 def _passed_fields(head: RequestHead) -> list[bytes]:

@@ -10,6 +10,7 @@ from typing import Final, Protocol, cast
 from nerite.cluster.addresses import split_address
 from nerite.core.failures import report, system_error
 from nerite.core.tensor import Buffer
+from nerite.router.member_tls import ClientTls, refusal_of
 from nerite.router.response_body import ChunkScanner
 from nerite.router.response_head import MAX_RESPONSE_HEAD, BadResponse, ResponseHead, ResponseHeads
 
@@ -211,8 +212,12 @@ class MemberConnection(asyncio.Protocol):
 class MemberConnections:
     """All connections to one member."""
 
-    def __init__(self, address: str, heads: ResponseHeads, connect_timeout: float) -> None:
+    def __init__(
+        self, address: str, heads: ResponseHeads, connect_timeout: float, tls: ClientTls | None = None
+    ) -> None:
+        """``tls`` None: the connections are plain."""
         self.address = address
+        self._tls = tls
         self.heads = heads
         self.open = 0
         """Connections that are open or being opened."""
@@ -279,16 +284,17 @@ class MemberConnections:
 
     async def _open(self) -> None:
         host, port = self._place
+        context, server_name = self._tls or (None, None)
         cause = ""
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: MemberConnection(self), host, port
+                    lambda: MemberConnection(self), host, port, ssl=context, server_hostname=server_name
                 )
         except TimeoutError:
             cause = f"did not accept a connection within {self._connect_timeout:g} s"
         except OSError as error:
-            cause = f"cannot be reached: {system_error(error)}"
+            cause = refusal_of(error)
         if not cause and not connection.closed:
             self.release(connection)
             return

@@ -20,6 +20,7 @@ from nerite.observability.log import log
 from nerite.router.discovery import Discovery
 from nerite.router.health import HealthChecks
 from nerite.router.http_members import HttpMembers
+from nerite.router.member_tls import HTTP, MemberContexts
 from nerite.router.pools import PoolTable, RouterPool
 from nerite.transports.access import KeyFile, check_key_files
 
@@ -33,11 +34,12 @@ class PoolProcess(ABC):
     """A process in front of pools: finds their members, checks their health, and serves until a signal arrives."""
 
     def __init__(self, settings: ClusterSettings) -> None:
+        """Raises ``InvalidArgument`` for a file of TLS that cannot be used."""
         self.settings = settings
         self._stop_requested = asyncio.Event()
         self.pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
         self.table = PoolTable(self.pools)
-        self.members = HttpMembers(settings.router.connect_timeout)
+        self.members = HttpMembers(settings.router.connect_timeout, MemberContexts(settings.pools, HTTP))
         self._key_files = [file for pool in self.pools if (file := _set_key(pool, self.members)) is not None]
         self.health = HealthChecks(self.pools, self.members)
         self._discoveries = [Discovery(pool.settings, partial(self._take_members, pool)) for pool in self.pools]

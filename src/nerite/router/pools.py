@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from nerite.autoscaling.figures import PoolDemand
 from nerite.balancing.member import Member, RoutedRequest
+from nerite.balancing.member_load import MemberLoad
 from nerite.balancing.model_demand import ModelDemand
 from nerite.balancing.pool_balancer import NoMember, PoolBalancer
 from nerite.cluster.settings import PoolSettings
@@ -31,6 +32,7 @@ class SequenceLost(NeriteError):
     grpc_status = 9
 
 
+_FULL: Final = 429
 _REFUSALS: Final[Mapping[int, type[NeriteError]]] = {429: Exhausted, 410: SequenceLost}
 """Errors by the status of ``NoMember``; ``Unavailable`` for any other."""
 
@@ -42,6 +44,13 @@ class MemberIndex(NamedTuple):
     """Models that it could load."""
     held: frozenset[str]
     """Models that are in its memory, those that it loads and unloads included."""
+
+
+class YieldingRequest(Protocol):
+    """A request at a member that can be stopped, so that one that comes first has its room."""
+
+    def preempt(self) -> bool:
+        """Leave the member, and try again later; return False if it is too late for that."""
 
 
 class RouterPool:
@@ -78,6 +87,16 @@ class RouterPool:
         """The last that each member has said of its repository."""
         self._withheld: set[tuple[str, str]] = set()
         """Members and models that get no requests, because they are about to be unloaded there."""
+        self.lent: Counter[str] = Counter()
+        """Requests of other pools under way, by member."""
+        self.yielding: dict[str, dict[YieldingRequest, None]] = {}
+        """Requests that can be stopped for others, by member; the newest last."""
+        self.preempted = 0
+        """Requests that were stopped for others."""
+        self._adapters: dict[str, frozenset[str]] = {}
+        """LoRA adapters by member."""
+        self.adapters: frozenset[str] = frozenset()
+        """Models that are LoRA adapters of others, as far as members have said."""
         self._models: frozenset[str] = frozenset()
         self._known: frozenset[str] = frozenset()
         self.demand = None if settings.scaling is None else PoolDemand(settings.scaling)
@@ -94,6 +113,8 @@ class RouterPool:
             del self.answers[key]
         for name in [name for name in self.indexes if name not in names]:
             del self.indexes[name]
+        for name in self._adapters.keys() - names:
+            self.set_adapters(name, frozenset())
         self._learn()
 
     def set_ready(
@@ -128,6 +149,14 @@ class RouterPool:
                 self.balancer.set_ready(name, load.ready, frozenset(load.models) - {model})
                 self._learn()
                 return
+
+    def set_adapters(self, name: str, adapters: frozenset[str]) -> None:
+        """Take which of a member's models are LoRA adapters."""
+        if adapters != self._adapters.get(name, frozenset()):
+            self._adapters[name] = adapters
+            self.adapters = frozenset().union(*self._adapters.values())
+            if not adapters:
+                del self._adapters[name]
 
     def _learn(self) -> None:
         """Find out which models the members serve, and which they know."""
@@ -214,6 +243,75 @@ class RouterPool:
         self.on_hold(model)
 
     @property
+    def lent_requests(self) -> int:
+        """Requests of other pools at its members."""
+        return self.lent.total()
+
+    def lend(self, member: str) -> None:
+        """Note that a member gets a request of another pool. ``take_back`` must follow."""
+        self.lent[member] += 1
+
+    def take_back(self, member: str) -> None:
+        """Note that such a request has ended."""
+        self.lent[member] -= 1
+        if not self.lent[member]:
+            del self.lent[member]
+
+    def lendable(self) -> list[MemberLoad]:
+        """Return the members that may take a request of another pool, as far as the reserve is concerned."""
+        loads = [load for load in self.balancer.members if load.available]
+        free = sum(not self.lent[load.member.name] for load in loads)
+        return loads if free > self.settings.reserve else [load for load in loads if self.lent[load.member.name]]
+
+    def has_room(self, load: MemberLoad) -> bool:
+        """Whether a member has fewer requests than those up to which it is lent."""
+        return load.requests < self.settings.lends * load.member.capacity
+
+    def stop_one(self, member: str) -> bool:
+        """Stop the newest request at a member that can be stopped; return whether there was one."""
+        there = self.yielding.get(member, {})
+        stopped = False
+        while there and not stopped:
+            request, _ = there.popitem()
+            stopped = request.preempt()
+        self.preempted += stopped
+        if not there:
+            self.yielding.pop(member, None)
+        return stopped
+
+    def make_room(
+        self, loads: Iterable[MemberLoad], model: str, tried: Collection[str], subset: Collection[str] | None
+    ) -> str:
+        """Stop a request at the member that has most of those that can be stopped; return its name, or "" for none.
+
+        Only members count that have room for a request to ``model`` then.
+        """
+        most = self.settings.balancing.max_requests
+
+        def would_do(load: MemberLoad) -> bool:
+            name = load.member.name
+            return (
+                bool(self.yielding.get(name))
+                and load.available
+                and name not in tried
+                and (subset is None or name in subset)
+                and (load.models is None or not model or model in load.models)
+                and not 0 < most * load.member.capacity <= load.requests - 1
+            )
+
+        for load in sorted(filter(would_do, loads), key=lambda load: -len(self.yielding[load.member.name])):
+            if self.stop_one(load.member.name):
+                return load.member.name
+        return ""
+
+    def keep_room(self, member: str) -> None:
+        """Stop a request of another pool at a member that gets one of its own, if it has as many as it is lent for."""
+        if self.yielding.get(member):
+            load = next((load for load in self.balancer.members if load.member.name == member), None)
+            if load is not None and not self.has_room(load):
+                self.stop_one(member)
+
+    @property
     def ready_members(self) -> Iterator[Member]:
         """The members that are ready."""
         return (load.member for load in self.balancer.members if load.ready)
@@ -230,6 +328,8 @@ class PoolChoice(NamedTuple):
     member: Member
     fallbacks: tuple[Member, ...] = ()
     """Others that would do, the best first."""
+    borrower: RouterPool | None = None
+    """The pool whose request it is, if ``pool`` lends it the member."""
 
 
 class PoolTable:
@@ -237,6 +337,8 @@ class PoolTable:
 
     def __init__(self, pools: Sequence[RouterPool]) -> None:
         self.pools = pools
+        self.preempts = any(pool.settings.preempts for pool in pools)
+        """Whether requests of a pool may stop those of others."""
         self.decisions = Histogram(DECISION_SECONDS)
         """Seconds from the last byte of a request to the choice of its member."""
         self.refused: Counter[str] = Counter()
@@ -252,13 +354,17 @@ class PoolTable:
         now_ns: int,
         tried: Collection[str] = (),
         subset: Collection[str] | None = None,
+        *,
+        borrow: bool = True,
     ) -> PoolChoice | NeriteError:
         """Choose a member, or return the error for the client.
 
-        ``tried``: members that have failed the request. ``subset``: choose among these names only.
+        ``tried``: members that have failed the request. ``subset``: choose among these names only. ``borrow`` False:
+        do not send it to a member of another pool.
 
         The first pool that takes the class and has a member for the model gets it. A class that a pool lists goes to
-        such pools only. A pool that borrows uses idle members of the others when its own are full or gone.
+        such pools only. A pool that borrows uses members that others lend when its own are full or gone. Requests of
+        a pool that preempts stop others: where a member has as many as it is lent for, and where all are full.
         """
         model = request.model
         fitting = self._fitting(level)
@@ -266,14 +372,22 @@ class PoolTable:
         for pool in fitting:
             if pool.serves(model):
                 pick = pool.balancer.pick(request, now_ns, tried=tried, subset=subset)
+                if isinstance(pick, NoMember) and pick.status == _FULL and pool.settings.preempts:
+                    if pool.make_room(pool.balancer.members, model, tried, subset):
+                        pick = pool.balancer.pick(request, now_ns, tried=tried, subset=subset)
+                elif not isinstance(pick, NoMember) and pool.settings.preempts:
+                    pool.keep_room(pick.member.name)
                 if not isinstance(pick, NoMember):
                     pool.picks[pick.reason] += 1
                     return PoolChoice(pool, pick.member, pick.fallbacks)
                 refusal = refusal or pick
                 if not (tried or request.sequence):
                     pool.turn_away(model)
-            if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried, subset)):
-                return lent
+            # A sequence would leave a member that was lent to it in the middle.
+            if borrow and pool.settings.borrows and not request.sequence:
+                lent = self._borrow(pool, request, now_ns, tried, subset)
+                if lent is not None:
+                    return lent
         if refusal is None:
             return self._unserved(model, level, fitting)
         return _REFUSALS.get(refusal.status, Unavailable)(refusal.text, refusal.retry_after)
@@ -302,6 +416,10 @@ class PoolTable:
                 return self.held.hold(pool, request.model, order, waiting)
         return None
 
+    def is_adapter(self, model: str) -> bool:
+        """Whether a model is a LoRA adapter of another one, as far as members have said."""
+        return any(model in pool.adapters for pool in self.pools)
+
     def _borrow(
         self,
         borrower: RouterPool,
@@ -310,18 +428,37 @@ class PoolTable:
         tried: Collection[str],
         subset: Collection[str] | None,
     ) -> PoolChoice | None:
-        """Choose an idle member of another pool."""
-        for pool in self.pools:
-            if pool is borrower or not pool.serves(request.model):
-                continue
-            idle = {load.member.name for load in pool.balancer.members if not load.requests}
+        """Choose a member of another pool that has room, or on which a request can be stopped for this one."""
+        lenders = [
+            pool for pool in self.pools if pool is not borrower and pool.settings.lends and pool.serves(request.model)
+        ]
+        for pool in lenders:
+            names = {load.member.name for load in pool.lendable() if pool.has_room(load)}
             if subset is not None:
-                idle.intersection_update(subset)
-            pick = pool.balancer.pick(request, now_ns, tried=tried, subset=idle) if idle else None
-            if pick is not None and not isinstance(pick, NoMember):
-                pool.picks["borrowed"] += 1
-                return PoolChoice(pool, pick.member)
+                names.intersection_update(subset)
+            if names and (lent := self._lent(pool, borrower, request, now_ns, tried, names)):
+                return lent
+        if borrower.settings.preempts:
+            for pool in lenders:
+                name = pool.make_room(pool.lendable(), request.model, tried, subset)
+                if name and (lent := self._lent(pool, borrower, request, now_ns, tried, (name,))):
+                    return lent
         return None
+
+    def _lent(
+        self,
+        lender: RouterPool,
+        borrower: RouterPool,
+        request: RoutedRequest,
+        now_ns: int,
+        tried: Collection[str],
+        names: Collection[str],
+    ) -> PoolChoice | None:
+        pick = lender.balancer.pick(request, now_ns, tried=tried, subset=names)
+        if isinstance(pick, NoMember):
+            return None
+        lender.picks["borrowed"] += 1
+        return PoolChoice(lender, pick.member, borrower=borrower)
 
     def _unserved(self, model: str, level: str, fitting: Sequence[RouterPool]) -> NeriteError:
         """Return the error for a model that no member of these pools is known to serve."""

@@ -6,10 +6,11 @@ import asyncio
 import dataclasses
 import gc
 import resource
+import ssl
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import uvloop
 
@@ -18,6 +19,7 @@ from nerite.admission.policy import AdmissionPolicy, SharedQuotaSettings
 from nerite.admission.tenants import WatchedPolicy, open_policy
 from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
+from nerite.config.options import TlsOptions
 from nerite.config.watched_file import watch_files
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.observability.log import log
@@ -27,13 +29,15 @@ from nerite.router.admission import RouterAdmission
 from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
+from nerite.router.member_tls import GRPC, MemberContexts
 from nerite.router.metrics import RouterMetrics
 from nerite.router.placement import PoolPlacement
 from nerite.router.placement_lease import LeaseRedis, PlacementLease
 from nerite.router.pool_process import BackgroundWork, PoolProcess
 from nerite.router.scaling import RouterScaling
+from nerite.transports import tcp
 from nerite.transports.http.listener import HttpListener
-from nerite.transports.http.origins import BrowserGuard
+from nerite.transports.http.origins import BrowserGuard, Cors
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
 from nerite.transports.listeners import IdleCheck
 
@@ -45,7 +49,7 @@ _MAX_METRICS_BODY: Final = 64 * 1024
 _GC_THRESHOLD: Final = 10_000
 _RESTART_DELAY: Final = 1.0
 _HOST_REMEDY: Final = "add {} to allowed-hosts in [router] of the cluster file"
-_ORIGIN_REMEDY: Final = "Send such requests from the server of the page"
+_ORIGIN_REMEDY: Final = "To let pages of that origin use it, add '{}' to cors-origins in [router] of the cluster file"
 _NOT_YET: Final = ("ledger", "batches")
 """Settings that other commands use, but not yet this one."""
 
@@ -88,6 +92,22 @@ def _with_redis(policy: AdmissionPolicy, router: RouterSettings) -> AdmissionPol
     return dataclasses.replace(policy, shared=SharedQuotaSettings(settings_of_address(router.redis)))
 
 
+class PortContexts(NamedTuple):
+    """TLS contexts of the router's own ports; None: plain."""
+
+    http: ssl.SSLContext | None
+    grpc: ssl.SSLContext | None
+
+
+def port_contexts(router: RouterSettings) -> PortContexts:
+    """Return the TLS contexts of the ports. Raises ``InvalidArgument`` for a file that cannot be used."""
+    tls = router.tls
+    if tls is None:
+        return PortContexts(None, None)
+    options = TlsOptions(True, bool(tls.client_ca), tls.certificate, tls.key, tls.client_ca)
+    return PortContexts(tcp.tls_context(options, ["http/1.1"]), tcp.tls_context(options, ["h2"]))
+
+
 class RouterProcess(PoolProcess):
     """The parts of a router."""
 
@@ -95,14 +115,22 @@ class RouterProcess(PoolProcess):
         super().__init__(settings)
         router = settings.router
         limit = router.max_connections or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        most_bytes = router.max_bytes_in_flight
         self._bounds = TransportLimits(
-            max_bytes=bytes_for(usable_memory()), max_connections=limit, idle_seconds=_IDLE_SECONDS
+            max_bytes=bytes_for(usable_memory()) if most_bytes < 0 else most_bytes,
+            max_connections=limit,
+            idle_seconds=_IDLE_SECONDS,
+            bytes_setting="max-bytes-in-flight in [router] of the cluster file",
+            connections_setting="max-connections in [router] of the cluster file",
         )
+        self._contexts = port_contexts(router)
         checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
-        guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
+        hosts = router.allowed_hosts if checks_names else None
+        guard = BrowserGuard(router.cors_origins, hosts, _HOST_REMEDY, _ORIGIN_REMEDY)
+        cors = Cors(router.cors_origins, ()) if router.cors_origins else None
         self._policy, self._admission = _admission(settings)
         callers = None if self._admission is None else self._admission.callers
-        targets = HttpTargets(guard, self.session_headers, router.max_body, callers)
+        targets = HttpTargets(guard, self.session_headers, router.max_body, callers, cors)
         self._service = RouterService(self.table, self.members, targets, router, self._admission)
         self._http = HttpListener(
             "HTTP",
@@ -115,7 +143,14 @@ class RouterProcess(PoolProcess):
         )
         self._scaling = RouterScaling(self.pools)
         self._grpc = RouterGrpcPort(
-            self.table, self.members, router, self.session_headers, self._bounds, self._scaling, self._admission
+            self.table,
+            self.members,
+            router,
+            self.session_headers,
+            self._bounds,
+            self._scaling,
+            self._admission,
+            MemberContexts(settings.pools, GRPC),
         )
         placed = [pool for pool in self.pools if pool.settings.placement is not None]
         self._leases = LeaseRedis(settings_of_address(router.redis)) if router.redis and placed else None
@@ -147,9 +182,10 @@ class RouterProcess(PoolProcess):
         if self._leases is not None:
             await self._leases.start()
         await self.find_members()
+        tls = self._contexts
         ports = {
-            "HTTP": await self._http.open(router.address, router.http_port),
-            "gRPC": await self._grpc.open(router.address, router.grpc_port),
+            "HTTP": await self._http.open(router.address, router.http_port, tls=tls.http),
+            "gRPC": await self._grpc.open(router.address, router.grpc_port, tls.grpc),
             "metrics": await self._metrics.open(router.address, router.metrics_port),
         }
         log.info(f"Started HTTPService at {router.address}:{ports['HTTP']}")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Final
 
 import httptools
-import orjson
 
-from nerite.balancing.member import LoadReport
 from nerite.core.byte_budget import HTTP_REPLIES, Memo
 
 MAX_RESPONSE_HEAD: Final = 64 * 1024
@@ -145,35 +142,3 @@ class ResponseHeads:
             head = parse_response_head(raw)
             HTTP_REPLIES.put(self._known, raw, head, _SIZE + 2 * len(raw))
         return head, line
-
-
-# Load reports (ORCA, in text or JSON): names of the figures, as various servers give them.
-
-_WAITING: Final = ("num_requests_waiting", "waiting_queue_size", "queue_depth")
-_RUNNING: Final = ("num_requests_running", "running_requests")
-_KV_USED: Final = ("kv_cache_usage_perc", "kv_cache_utilization", "gpu_cache_usage_perc")
-_MAX_REPORT: Final = 4096
-
-
-def load_report(line: bytes) -> LoadReport | None:
-    """Return what a load report says; None if it says nothing that is known."""
-    if not line or len(line) > _MAX_REPORT:
-        return None
-    form, _, rest = line.partition(b" ")
-    figures: dict[str, float] = {}
-    try:
-        if form.upper() == b"JSON":
-            named = orjson.loads(rest).get("named_metrics", {})
-            figures = {str(name): float(value) for name, value in named.items()}
-        elif form.upper() == b"TEXT":
-            for part in rest.split(b","):
-                name, _, value = part.strip().partition(b"=")
-                figures[name.decode("latin-1").removeprefix("named_metrics.")] = float(value)
-    except (ValueError, AttributeError, TypeError):
-        return None
-
-    def first(names: tuple[str, ...]) -> float:
-        return next((figures[name] for name in names if name in figures), math.nan)
-
-    report = LoadReport(first(_WAITING), first(_RUNNING), first(_KV_USED))
-    return None if all(map(math.isnan, report)) else report

@@ -81,10 +81,13 @@ def _check(settings: ClusterSettings) -> int:
     """Print what the file says, one line for each pool. Raises ``InvalidArgument`` for mistakes in named files."""
     from nerite.admission.tenants import open_policy
     from nerite.router.discovery import check_sources
+    from nerite.router.member_tls import check_contexts
+    from nerite.router.process import port_contexts
 
     if settings.router.policy_file:
         open_policy(settings.router.policy_file)
-    if mistakes := check_sources(settings.pools):
+    port_contexts(settings.router)
+    if mistakes := [*check_sources(settings.pools), *check_contexts(settings.pools)]:
         raise InvalidArgument("\n".join(mistakes))
     for pool in settings.pools:
         show(f"pool {pool.name}: {pool.kind}, {_source_text(pool.source)}, {pool.balancing.choice}")

@@ -133,11 +133,12 @@ Closing: TypeAlias = Literal["refused", "displaced", "idle", "stalled"]
 class BytesInFlight:
     """Bytes of requests that arrive, wait or run. Thread-safe."""
 
-    __slots__ = ("_lock", "limit", "refused", "used")
+    __slots__ = ("_lock", "limit", "refused", "setting", "used")
 
-    def __init__(self, limit: int) -> None:
-        """0 means unlimited."""
+    def __init__(self, limit: int, setting: str = "--max-bytes-in-flight") -> None:
+        """0 means unlimited. ``setting`` is what sets the limit, for error texts."""
         self.limit = limit
+        self.setting = setting
         self.used = 0
         self.refused = 0
         """Number of requests refused because the limit was reached."""
@@ -171,10 +172,8 @@ class BytesInFlight:
             self.refused += 1
         # The text is constant, so that the encoded reply can be memoized: an overloaded server must refuse cheaply.
         if size > self.limit:
-            return Exhausted(f"the request is larger than the {self.limit} bytes that --max-bytes-in-flight allows")
-        return Exhausted(
-            f"requests in progress use the {self.limit} bytes of --max-bytes-in-flight. Try again in 1 s", 1
-        )
+            return Exhausted(f"the request is larger than the {self.limit} bytes that {self.setting} allows")
+        return Exhausted(f"requests in progress use the {self.limit} bytes of {self.setting}. Try again in 1 s", 1)
 
 
 class SharedBytesInFlight(BytesInFlight):
@@ -267,9 +266,12 @@ class TransportLimits:
         max_connections: int = 0,
         idle_seconds: float = 0,
         aside: BackgroundWork | None = None,
+        bytes_setting: str = "--max-bytes-in-flight",
+        connections_setting: str = "--max-connections",
     ) -> None:
-        """0 means unlimited."""
-        self.bytes = BytesInFlight(max_bytes)
+        """0 means unlimited. The settings are what sets the limits, for error texts."""
+        self.connections_setting = connections_setting
+        self.bytes = BytesInFlight(max_bytes, bytes_setting)
         self.connections = ConnectionTable(max_connections, idle_seconds)
         self.aside: BackgroundWork = BackgroundThreads() if aside is None else aside
         # All labels start at zero, otherwise an alert would miss the first increase.

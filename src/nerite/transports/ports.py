@@ -244,7 +244,7 @@ class ServerPorts:
         if self._fronts is not None:
             listener = self._fronts.grpc(administration)
         else:
-            listener = self._factory.grpc(self._server, administration)
+            listener = self._factory.grpc(self._server, administration, self._server.engine_reports)
         self._listeners["grpc"] = listener
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("gRPC", "GRPCInferenceService", options.address, port)

@@ -13,7 +13,7 @@ from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import ChoicePolicy
 from nerite.cluster.addresses import join_address, member_of, members_of_text, split_address
 from nerite.cluster.cluster_file import parse_cluster, read_cluster
-from nerite.cluster.settings import PlacedModel
+from nerite.cluster.settings import MemberTls, PlacedModel, PortTls
 from nerite.core.errors import InvalidArgument
 
 WHOLE = """
@@ -153,6 +153,20 @@ POOL = '[[pool]]\nname = "a"\nmembers = ["h:1"]\n'
         (POOL.replace('"h:1"', '{ http = "h:1", memory = "x" }'), "entry 1 memory must be a size of memory"),
         (POOL.replace('"h:1"', '{ http = "h:1", metrics = "x" }'), "entry 1 must be HOST:PORT"),
         (POOL + "hold-requests = -1", "pool.1.hold-requests: must be an integer from 0"),
+        (POOL + "lends = -1", "cluster.toml:4: pool.1.lends: must be a number from 0"),
+        (POOL + "reserve = 1.5", "cluster.toml:4: pool.1.reserve: must be an integer"),
+        (POOL + 'preempts = "yes"', "cluster.toml:4: pool.1.preempts: must be true or false"),
+        ('[[pool]]\nname = "a"\nmodels = "m"\ntls = true', "pool.1.tls: nerite up starts servers without TLS"),
+        (POOL + "tls = 1", "cluster.toml:4: pool.1.tls: must be true, or a table"),
+        (POOL + 'tls = { key = "k" }', "cluster.toml:4: pool.1.tls.key: has an effect with certificate only"),
+        (
+            POOL + '[pool.tls]\nserver-nam = "k"',
+            "pool.1.tls.server-nam: is not known. Did you mean server-name?",
+        ),
+        ("router.tls = true\n" + POOL, "router.tls: must be a table: write [router.tls]"),
+        ("[router.tls]\nkey = 'k'\n" + POOL, "cluster.toml:1: router.tls: has no certificate"),
+        ("[router]\ncors-origins = ['app']\n" + POOL, "router.cors-origins: must be origins, as in"),
+        ("[router]\nmax-bytes-in-flight = -1\n" + POOL, "router.max-bytes-in-flight: must be an integer from 0"),
         ("[", "cluster.toml: "),
     ],
 )
@@ -160,6 +174,26 @@ def test_mistakes(text: str, told: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_cluster(text)
     assert told in caught.value.message
+
+
+def test_tls_and_lending() -> None:
+    text = (
+        '[router]\ncors-origins = ["https://app.example", "*"]\nmax-bytes-in-flight = 1000\n'
+        '[router.tls]\ncertificate = "s.pem"\nkey = "/k/s.key"\nclient-ca = "ca.pem"\n'
+        + POOL
+        + 'lends = 4\nreserve = 1\npreempts = true\ntls = { ca = "ca.pem", server-name = "members" }\n'
+        + POOL.replace('"a"', '"b"').replace("h:1", "i:1")
+        + "tls = true\n"
+    )
+    cluster = parse_cluster(text, "/etc/cluster.toml")
+    assert cluster.router.tls == PortTls("/etc/s.pem", "/k/s.key", "/etc/ca.pem")
+    assert cluster.router.cors_origins == ("https://app.example", "*")
+    assert cluster.router.max_bytes_in_flight == 1000
+    first, second = cluster.pools
+    assert (first.lends, first.reserve, first.preempts) == (4, 1, True)
+    assert (second.lends, second.reserve, second.preempts) == (1, 0, False)
+    assert first.tls == MemberTls(ca="/etc/ca.pem", server_name="members")
+    assert second.tls == MemberTls()
 
 
 def test_all_mistakes_are_told_in_the_order_of_lines() -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nerite.router.load_reports import load_report
 from nerite.router.response_body import ChunkScanner, pieces_of
-from nerite.router.response_head import BadResponse, ResponseHeads, load_report, parse_response_head
+from nerite.router.response_head import BadResponse, ResponseHeads, parse_response_head
 
 
 def head(*lines: str, status: str = "HTTP/1.1 200 OK") -> bytes:

@@ -45,7 +45,7 @@ class Target:
     head, errors_end_it = b"", False
     stream = refusal = timeout = outer_span = None
     max_message = 0
-    receive_buffer = too_large = write = write_refusal = None
+    receive_buffer = too_large = write = write_refusal = load_trailer = None
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

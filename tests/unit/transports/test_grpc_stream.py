@@ -12,7 +12,7 @@ from nerite.core.errors import Exhausted, Internal, NeriteError, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.core.tensor import Buffer
-from nerite.http2 import RequestHeaders
+from nerite.http2 import RequestHeaders, encode_headers
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.stream import StreamCall
 from nerite.transports.limits import ByteReservation
@@ -64,11 +64,17 @@ class FakeStream:
     def write_refusal(self, request_id: str, error: NeriteError) -> Sequence[Buffer]:
         return [message(f"refused {request_id}: {error.message}".encode())]
 
+    def load_trailer(self, model: str) -> bytes:
+        self.service.told_load_of.append(model)
+        return encode_headers([(b"x-load-of", model.encode())]) if model.endswith("loaded") else b""
+
 
 class StreamService(FakeService):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[InferenceRequest] = []
+        self.told_load_of: list[str] = []
+        """Models of the last requests of streams that have ended."""
         self.aside: list[tuple[StreamCall, InferenceRequest]] = []
         """Those that are read in a thread."""
         self.cancelled: list[InferenceRequest] = []
@@ -170,6 +176,18 @@ def test_the_end_comes_after_the_last_response() -> None:
         peer.hear()
     assert peer.status(peer.stream) == (0, b"")
     assert peer.connection.calls == {}
+
+
+def test_the_end_tells_the_load_of_the_engine_that_was_asked_last() -> None:
+    for model, told in (("loaded", b"loaded"), ("a", None)):
+        peer = StreamPeer()
+        peer.say("b", model, end=True)
+        for asked in peer.streams.asked:
+            asked.respond(OK)
+        peer.hear()
+        assert peer.status(peer.stream) == (0, b"")
+        assert peer.streams.told_load_of == [model]
+        assert peer.headers[peer.stream].get(b"x-load-of") == told
 
 
 def test_a_stream_without_requests() -> None:

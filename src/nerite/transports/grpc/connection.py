@@ -234,14 +234,14 @@ class GrpcCall:
         if self.request is request:
             self.target.answer(self, request, response)
 
-    def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
-        """Send the reply message with status OK."""
+    def reply(self, head: bytes, parts: Sequence[Buffer], load: bytes = b"") -> None:
+        """Send the reply message with status OK. ``load`` is the trailer with the load report, if there is one."""
         connection = self.connection
         if (connection.congested or connection.http2.queued) and connection.full:
             self.fail(messages.UNREAD)
             return
         self._end()
-        connection.http2.reply(self.stream_id, head, parts, messages.TRAILERS_OK)
+        connection.http2.reply(self.stream_id, head, parts, messages.TRAILERS_OK + load)
         connection.answered()
 
     def fail(self, block: bytes) -> None:

@@ -155,6 +155,7 @@ class _LateStream:
         self.too_large = stream.too_large
         self.write = stream.write
         self.write_refusal = stream.write_refusal
+        self.load_trailer = stream.load_trailer
         self._stream = stream
         self._entry = entry
         self._complete = complete

@@ -38,10 +38,10 @@ class LoggedCall(GrpcCall):
         self._access.received += len(data)
         super().receive(data, end)
 
-    def reply(self, head: bytes, parts: Sequence[Buffer]) -> None:
+    def reply(self, head: bytes, parts: Sequence[Buffer], load: bytes = b"") -> None:
         """Send the reply message with status OK."""
         self._note(messages.told(messages.TRAILERS_OK), sum(map(len, parts)))
-        super().reply(head, parts)
+        super().reply(head, parts, load)
 
     def fail(self, block: bytes) -> None:
         """Send the status of a failed call."""
@@ -124,9 +124,6 @@ class LoggedGrpcConnection(GrpcConnection):
         return call
 
 
-_CONNECTION_LIMIT_TEXT = "the limit of open connections (--max-connections) is reached"
-
-
 class GrpcListener:
     """Accepts connections, and keeps track of open ones."""
 
@@ -156,7 +153,9 @@ class GrpcListener:
         self._check_interval = min(every, upload_seconds / CHECKS) if upload_seconds else every
         self._port: tcp.TcpPort | None = None
         self._check_timer: asyncio.TimerHandle | None = None
-        self._refusal = refusal_preface(limits, _CONNECTION_LIMIT_TEXT)
+        self._refusal = refusal_preface(
+            limits, f"the limit of open connections ({bounds.connections_setting}) is reached"
+        )
 
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None

@@ -26,6 +26,7 @@ from nerite.core.tensor import Buffer
 from nerite.http2 import RequestHeaders
 from nerite.transports import access_log
 from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, sticky_fields, texts
+from nerite.transports.engine_load import FORMAT, ReadReports, load_trailer_of
 from nerite.transports.grpc import messages as status
 from nerite.transports.grpc import wire
 from nerite.transports.grpc.connection import CallTarget, GrpcCall
@@ -60,6 +61,7 @@ _PROTOCOL_HEADERS = frozenset(
 _READER_BYTES = 1024
 """Memory of a reader in bytes, apart from the metadata that it forwards."""
 _PREFIX_SIZE = 5
+_LOAD_FORMAT = FORMAT.encode()
 _ZLIB_LEVELS: Mapping[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
 
 
@@ -78,11 +80,13 @@ class GrpcService:
         compression: CompressionLevel = "none",
         callers: Callers | None = None,
         delays: Delays | None = None,
+        reports: ReadReports | None = None,
     ) -> None:
         """``administration`` returns the handler of a method, by its path, for all methods but those of inference.
 
-        Without ``callers``, requests carry no caller.
+        Without ``callers``, requests carry no caller; without ``reports``, replies no load of engines.
         """
+        self._reports = reports
         self._server = server
         self._bounds = bounds
         self._max_message = max_message
@@ -127,7 +131,8 @@ class GrpcService:
                 return _Refused(status.of_error(error))
             reader = self._reader(path, sender)
             messages = MessageReader(encoding, self._max_message, self._bounds)
-            inference = _Inference(self._server, reader, messages, self._reply_encoding(headers), self._level)
+            load = load_trailer_of(headers.get(_LOAD_FORMAT), self._reports)
+            inference = _Inference(self._server, reader, messages, self._reply_encoding(headers), self._level, load)
             outer_span = inference.outer_span = _outer_span(headers)
             if path == _STREAM:
                 errors_end_it = headers.get(b"triton_grpc_error") == b"true"
@@ -223,6 +228,7 @@ class _Inference:
 
     __slots__ = (
         "_level",
+        "_load",
         "_messages",
         "_reader",
         "_reply_encoding",
@@ -242,7 +248,10 @@ class _Inference:
         messages: MessageReader,
         reply_encoding: str,
         level: int,
+        load: Callable[[str], bytes] | None,
     ) -> None:
+        """``load`` makes the trailer with the load of a model's engines, if the client asks for it."""
+        self._load = load
         self.refusal: bytes | None = None
         self.timeout: float | None = None
         self.outer_span: TraceContext | None = None
@@ -336,7 +345,14 @@ class _Inference:
             failure = report("grpc", error, f"in an answer of '{request.header.model_name}'", request.id)
             call.fail(status.of_error(failure))
             return
-        call.reply(self.head, self.packed(parts))
+        if self._load is None:
+            call.reply(self.head, self.packed(parts))
+        else:
+            call.reply(self.head, self.packed(parts), self._load(request.header.model_name))
+
+    def load_trailer(self, model: str) -> bytes:
+        """Return the encoded load report of the engines of a model; empty unless the client asked for it."""
+        return b"" if self._load is None else self._load(model)
 
     def too_large(self, size: int) -> NeriteError:
         """Count an oversized message, and return the error."""

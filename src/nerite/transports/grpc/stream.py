@@ -86,6 +86,9 @@ class StreamTarget(Protocol):
     def too_large(self, size: int) -> NeriteError:
         """Count a message of more than ``max_message`` bytes, and return the error."""
 
+    def load_trailer(self, model: str) -> bytes:
+        """Return the encoded load report of the engines of a model; empty unless the client asked for it."""
+
     def write(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> Sequence[Buffer]:
         """Return a response as a framed message; empty if nothing is to be sent."""
 
@@ -109,6 +112,7 @@ class StreamCall:
         "_headers_sent",
         "_message",
         "_message_share",
+        "_model",
         "_order",
         "_prefix",
         "_reading",
@@ -139,6 +143,8 @@ class StreamCall:
         """Reservation of the message that is arriving; None while it is small and arrived in one piece."""
         self._request_shares: dict[InferenceRequest, ByteReservation] = {}
         """Reservations of requests in progress."""
+        self._model = ""
+        """Model of the last request."""
         self._half_closed = False
         self._headers_sent = False
         """The reply headers were sent."""
@@ -276,6 +282,7 @@ class StreamCall:
     def begin(self, request: InferenceRequest, decoupled: bool) -> None:
         """Record a request that is in progress."""
         self.connection.streamed += 1
+        self._model = request.header.model_name
         self._requests[request] = None if decoupled else self._order.begin()
         if self._message_share is not None:
             self._request_shares[request] = self._message_share
@@ -376,10 +383,12 @@ class StreamCall:
         """End the call, and cancel its requests."""
         requests = self._end()
         http2 = self.connection.http2
+        load = self.target.load_trailer(self._model)
         if self._headers_sent:
-            http2.send_trailers(self.stream_id, messages.trailers(code, message, retry_after))
+            http2.send_trailers(self.stream_id, messages.trailers(code, message, retry_after) + load)
         else:
-            http2.send_headers(self.stream_id, messages.trailers_only(code, message, retry_after), end_stream=True)
+            block = messages.trailers_only(code, message, retry_after) + load
+            http2.send_headers(self.stream_id, block, end_stream=True)
         self.connection.answered()
         why = CancelReason.TOO_LATE if code == messages.DEADLINE_EXCEEDED else CancelReason.CANCELLED
         for request in requests:
@@ -460,6 +469,9 @@ class StreamMessages(Protocol):
     def packed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """Return a framed message, compressed if the client accepts that."""
 
+    def load_trailer(self, model: str) -> bytes:
+        """Return the encoded load report of the engines of a model; empty unless the client asked for it."""
+
 
 class StreamInference:
     """Starts the inferences of a stream, and serializes their responses."""
@@ -475,6 +487,7 @@ class StreamInference:
         self.errors_end_it = errors_end_it
         self.outer_span = outer_span
         self.max_message = messages.max_message
+        self.load_trailer = messages.load_trailer
         self._server = server
         self._messages = messages
 

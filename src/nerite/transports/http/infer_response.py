@@ -1,25 +1,21 @@
-"""Writes infer responses: the JSON part, with binary tensors behind it uncopied, and the engine load header (ORCA)."""
+"""Writes infer responses: the JSON part, with binary tensors behind it uncopied."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
 
 import orjson
 
 from nerite.core import headers
 from nerite.core.byte_budget import HTTP_REPLIES
-from nerite.core.engine_report import EngineReport
 from nerite.core.request import InferenceRequest, RequestedOutput
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
-from nerite.observability.token_statistics import kv_utilization
 from nerite.transports import output_parameters
 from nerite.transports.http import json_tensors
 from nerite.transports.http.handler import HTTP, HttpDialect
-from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import head
 
 _PLAIN = RequestedOutput("")
@@ -108,51 +104,3 @@ def _entry(spec: TensorSpec, rest: bytes = b"") -> bytes:
 
 def _shape(shape: Sequence[int]) -> bytes:
     return b"[" + b",".join(b"%d" % size for size in shape) + b"]"
-
-
-# Load report of engines (ORCA): a reply header for load balancers that request it with a request header.
-#
-# Format and the first two figures are Triton's, the others vLLM's. For a path without a model the report covers all
-# engines of the server.
-
-_REQUEST_HEADER: Final = "endpoint-load-metrics-format"
-_REPORT_LINE: Final = b"endpoint-load-metrics: "
-
-
-def load_report_of(head: RequestHead, reports: Callable[[], Sequence[EngineReport]]) -> Callable[[], bytes] | None:
-    """Return a function that makes the report's header line, empty without engines; None if it is not requested.
-
-    ``reports`` returns the current reports of the engines to include.
-    """
-    form = _FORMS.get(head.headers.get(_REQUEST_HEADER, ""))
-    if form is None:
-        return None
-
-    def line() -> bytes:
-        latest = reports()
-        if not latest:
-            return b""
-        return _REPORT_LINE + form(
-            {
-                "kv_cache_utilization": kv_utilization(latest),
-                "max_token_capacity": sum(each.total_blocks * each.block_size for each in latest),
-                "num_requests_running": sum(each.running for each in latest),
-                "num_requests_waiting": sum(each.waiting for each in latest),
-            }
-        )
-
-    return line
-
-
-def _json(figures: Mapping[str, float]) -> bytes:
-    return b"JSON " + orjson.dumps({"named_metrics": figures})
-
-
-def _text(figures: Mapping[str, float]) -> bytes:
-    parts = (
-        f"named_metrics.{name}={value:{'d' if isinstance(value, int) else 'f'}}" for name, value in figures.items()
-    )
-    return b"TEXT " + ", ".join(parts).encode()
-
-
-_FORMS: Final[dict[str, Callable[[Mapping[str, float]], bytes]]] = {"json": _json, "text": _text}

@@ -123,9 +123,7 @@ def _model_in_path(path: str) -> tuple[str, str]:
     return named
 
 
-_TOO_MANY_CONNECTIONS = (
-    "Service Unavailable: the limit of open connections (--max-connections) is reached. Try again in 1 s"
-)
+_TOO_MANY_CONNECTIONS = "Service Unavailable: the limit of open connections ({}) is reached. Try again in 1 s"
 
 
 class HttpListener:
@@ -155,7 +153,8 @@ class HttpListener:
         self._upload_seconds = upload_seconds
         self._port: tcp.TcpPort | None = None
         self._progress_timer: asyncio.TimerHandle | None = None
-        self._refusal = reply.farewell(503, _TOO_MANY_CONNECTIONS, retry_after=1).encode()
+        refusal = _TOO_MANY_CONNECTIONS.format(bounds.connections_setting)
+        self._refusal = reply.farewell(503, refusal, retry_after=1).encode()
 
     async def open(
         self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None

@@ -12,8 +12,9 @@ from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import PREFIX, ModelControl, OpenAi
 from nerite.llm.openai.batch_api import BatchApi
+from nerite.transports import engine_load
 from nerite.transports.access import Callers, Lock
-from nerite.transports.http import infer_response, reply, routes
+from nerite.transports.http import reply, routes
 from nerite.transports.http.administration import HttpAdministration
 from nerite.transports.http.handler import HTTP, HttpDialect
 from nerite.transports.http.head import RequestHead
@@ -113,5 +114,6 @@ class Router(InferenceRouter):
 
     def _add_load_report(self, head: RequestHead, model: str) -> None:
         """If the client requests it, add the load of the model's engines, or of all engines, to replies."""
-        head.load = infer_response.load_report_of(head, partial(self._reporting_server.engine_reports, model))
+        form = head.headers.get(engine_load.FORMAT, "")
+        head.load = engine_load.load_line_of(form, partial(self._reporting_server.engine_reports, model))
         head.special = head.special or head.load is not None
