@@ -118,6 +118,10 @@ _ROUTER: Final[Mapping[str, _Key]] = {
     "redis": _Key("redis", _text),
     "ledger": _Key("ledger", _text),
     "batches": _Key("batches", _text),
+    "batch-files": _Key("batch_files", _text),
+    "batch-concurrency": _Key("batch_concurrency", _count(1, 65536)),
+    "batch-storage-bytes": _Key("batch_storage_bytes", _count(0, 1 << 62)),
+    "batch-lease": _Key("batch_lease", _interval),
     "max-body": _Key("max_body", _count(1024, 1 << 40)),
     "timeout": _Key("timeout", duration_of),
     "connect-timeout": _Key("connect_timeout", _interval),
@@ -212,8 +216,7 @@ class _Reader:
         for place, (key, number) in enumerate(ports.items()):
             if number and number in list(ports.values())[:place]:
                 self._wrong(("router", key), f"is {number} like that of another port: choose another")
-        if router.policy_file:
-            router = dataclasses.replace(router, policy_file=self._beside(router.policy_file))
+        router = dataclasses.replace(router, **self._paths_of(router))
         tables = whole.get("pool", [])
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
             self._wrong(("pool",), "must be tables: write [[pool]] and its keys below")
@@ -226,6 +229,17 @@ class _Reader:
         pools = tuple(self._pool(place, table) for place, table in enumerate(tables))
         self._check_names(pools)
         return ClusterSettings(router, pools, self._file)
+
+    def _paths_of(self, router: RouterSettings) -> dict[str, str]:
+        """Return the files of the router, by their settings, relative to the directory of the cluster file."""
+        remote = "://" in router.batches and not router.batches.startswith("sqlite:")
+        if remote and not router.batch_files:
+            what = "is a database on another machine: write batch-files, a directory that all routers share, too"
+            self._wrong(("router", "batches"), what)
+        elif router.batch_files and not router.batches:
+            self._wrong(("router", "batch-files"), "has an effect with batches only: add that, or remove it")
+        paths = {name: getattr(router, name) for name in ("policy_file", "ledger", "batches", "batch_files")}
+        return {name: self._beside(path) for name, path in paths.items() if path and "://" not in path}
 
     def _pool(self, place: int, table: Mapping[str, Any]) -> PoolSettings:
         path = ("pool", place)

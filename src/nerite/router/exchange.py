@@ -11,6 +11,7 @@ import asyncio
 from time import monotonic_ns
 from typing import Protocol
 
+from nerite.admission.policy import IDLE
 from nerite.admission.ticket import TicketEnding
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
 from nerite.balancing.pool_balancer import MemberAttempt
@@ -147,6 +148,8 @@ class RoutedExchange:
         self._attempt = pool.balancer.begin(self.request, member, now_ns)
         self.attempts -= 1
         pool.under_way += 1
+        if self._level == IDLE.name:
+            pool.idle[member.name] += 1
         self._call = self._client.send_to(pool, member)
 
     # What the call reports.
@@ -285,6 +288,11 @@ class RoutedExchange:
         pool.balancer.end(attempt, how, report, monotonic_ns())
         pool.answers[attempt.member.name, code] += 1
         pool.under_way -= 1
+        if self._level == IDLE.name:
+            name = attempt.member.name
+            pool.idle[name] -= 1
+            if not pool.idle[name]:
+                del pool.idle[name]
         self._attempt = self._call = None
 
     def _refuse(self, error: NeriteError, ending: TicketEnding = TicketEnding.FAILED) -> None:

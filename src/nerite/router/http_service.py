@@ -14,6 +14,7 @@ from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.llm.openai.batch_api import BatchApi
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.body_facts import SequenceFacts, generate_facts, openai_facts, sequence_of
 from nerite.router.exchange import RoutedExchange
@@ -22,15 +23,18 @@ from nerite.router.http_relay import HttpRelay
 from nerite.router.http_targets import BodyKind, HttpTargets, RouteTarget
 from nerite.router.merged_lists import MergedLists
 from nerite.router.pools import PoolTable
+from nerite.transports.access import SenderHeaders
 from nerite.transports.http import content_coding, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.routes import BATCH_ENDPOINTS
 
 _NOT_READY: Final = Reply(400, b"", reply.PLAIN)
 
 
+_NO_BATCHES: Final = "add batches to [router] of the cluster file"
 _NO_TENANTS: Final[dict[str, list[Any]]] = {"tenants": [], "models": [], "use": []}
 
 
@@ -52,6 +56,8 @@ class RouterService:
         self._settings = settings
         self._lists = MergedLists(table, members)
         self._background_calls = BackgroundCalls()
+        self.batch_api = BatchApi(None, _NO_BATCHES)
+        """Answers the endpoints of files and batches."""
         self._prefix = any(pool.settings.balancing.prefix for pool in table.pools)
         self.draining = False
         """The router is not ready: it is about to stop."""
@@ -74,7 +80,7 @@ class RouterService:
         client = cast(HttpConnection, connection)
         try:
             if target.local:
-                self._answer(connection, target, body)
+                self._answer(connection, head, target, body)
                 return
             routed = self._routed(target, body)
         except NeriteError as error:
@@ -145,9 +151,12 @@ class RouterService:
             )
         return plain
 
-    def _answer(self, connection: HttpExchange, target: RouteTarget, body: memoryview) -> None:
+    def _answer(self, connection: HttpExchange, head: RequestHead, target: RouteTarget, body: memoryview) -> None:
         """Answer what concerns all members."""
-        if target.local == "index":
+        if target.local in BATCH_ENDPOINTS:
+            sender = SenderHeaders({}, target.caller)
+            self.batch_api.answer(target.local, head, connection, body, sender, **target.arguments)
+        elif target.local == "index":
             self._background_calls.start(connection, self._lists.index(bytes(body)))
         elif target.local == "openai_models":
             self._background_calls.start(connection, self._lists.openai_models())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
@@ -32,7 +32,9 @@ _TENSORS: Final = "infer"
 _GENERATED: Final = ("generate", "generate_stream")
 _CONTENTS: Final = ("completions", "chat_completions", "embeddings", "rerank")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
-_OF_ROUTERS: Final = ("live", "ready", "index", "openai_models", "quota")
+_OF_ROUTERS: Final = frozenset((
+    "live", "ready", "index", "openai_models", "quota", *routes.QUERIED, *routes.BATCH_ENDPOINTS,
+))  # fmt: skip
 _ELSEWHERE: Final = ("server_metadata",)
 
 
@@ -55,6 +57,8 @@ class RouteTarget(NamedTuple):
     """The error reply to a request that is not passed on."""
     local: str = ""
     """Name of an endpoint that the router answers itself."""
+    arguments: Mapping[str, str] = {}
+    """What stands in the path, of such an endpoint."""
     kind: BodyKind = BodyKind.NOTHING
     model: str = ""
     version: str = ""
@@ -128,7 +132,7 @@ class HttpTargets:
         if head.method not in endpoint.methods and not (head.method == "HEAD" and "GET" in endpoint.methods):
             return RouteTarget(refusal=reply.NOT_ALLOWED_JSON, openai=openai)
         if name in _OF_ROUTERS:
-            return RouteTarget(local=name, openai=openai)
+            return self._local(head, name, arguments, openai)
         model = arguments.get("model", "")
         model = checked(unquote(model) if openai else model, "the model in the path")
         version = checked(arguments.get("version", ""), "the version in the path")
@@ -146,6 +150,18 @@ class HttpTargets:
             )
         return self._passed(head, kind, model, version)
 
+    def _local(self, head: RequestHead, name: str, arguments: Mapping[str, str], openai: bool) -> RouteTarget:
+        if name in routes.BATCH_ENDPOINTS and head.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        found = {key: checked(unquote(value), f"the {key} in the path") for key, value in arguments.items()}
+        caller = self._caller(head) if name in routes.QUERIED or name in routes.BATCH_ENDPOINTS else ANYBODY
+        return RouteTarget(local=name, openai=openai, arguments=found, caller=caller)
+
+    def _caller(self, head: RequestHead) -> Caller:
+        if head.caller is not None:
+            return head.caller
+        return ANYBODY if self._callers is None else self._callers.of(access.texts(head.headers.get))
+
     def _passed(
         self, head: RequestHead, kind: BodyKind, model: str = "", version: str = "", *, repeatable: bool = True
     ) -> RouteTarget:
@@ -161,7 +177,7 @@ class HttpTargets:
             model=model,
             version=version,
             level=checked(get(access.CLASS) or "", f"header '{access.CLASS}'"),
-            caller=ANYBODY if self._callers is None else self._callers.of(get),
+            caller=self._caller(head),
             timeout=access.timeout_of(get),
             session=checked(session, "the session in a header"),
             openai=head.path.startswith(_OPENAI),

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from nerite.admission.policy import IDLE
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.balancing.pool_balancer import NoMember, PoolBalancer
 from nerite.cluster.settings import PoolSettings
 from nerite.core.errors import Exhausted, NeriteError, NotFound, Unavailable
 from nerite.core.text import quoted_text
 from nerite.observability.histogram import Histogram
+from nerite.router.idle_members import idle_members
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Bounds of the times of requests."""
@@ -49,6 +51,8 @@ class RouterPool:
         """Times of whole requests."""
         self.under_way = 0
         """Requests that are at a member."""
+        self.idle: Counter[str] = Counter()
+        """Those of the class idle, by member."""
         self._models: frozenset[str] = frozenset()
         self._unknown = False
 
@@ -136,6 +140,8 @@ class PoolTable:
         The first pool that takes the class and has a member for the model gets it. A class that a pool lists goes to
         such pools only. A pool that borrows uses idle members of the others when its own are full or gone.
         """
+        if level == IDLE.name:
+            return self._choose_idle(request, now_ns, tried, subset)
         model = request.model
         fitting = [pool for pool in self.pools if level in pool.settings.classes]
         fitting = fitting or [pool for pool in self.pools if not pool.settings.classes]
@@ -156,6 +162,34 @@ class PoolTable:
     def may_serve(self, model: str) -> bool:
         """Whether a member of any pool is known to serve a model, or may."""
         return any(pool.serves(model) for pool in self.pools)
+
+    def may_have_room(self, request: RoutedRequest) -> bool:
+        """Whether a member has idle room for a request, or none serves its model, which is the answer then."""
+        pools = [pool for pool in self._idle_pools() if pool.serves(request.model)]
+        return not pools or any(idle_members(pool.balancer.members, pool.idle, request) for pool in pools)
+
+    def _idle_pools(self) -> Sequence[RouterPool]:
+        """Return the pools that take the class idle: those that list it, or else all, those of other classes first."""
+        own = [pool for pool in self.pools if IDLE.name in pool.settings.classes]
+        return own or sorted(self.pools, key=lambda pool: not pool.settings.classes)
+
+    def _choose_idle(
+        self, request: RoutedRequest, now_ns: int, tried: Collection[str], subset: Collection[str] | None
+    ) -> PoolChoice | NeriteError:
+        """Choose a member with idle room."""
+        pools = self._idle_pools()
+        serving = [pool for pool in pools if pool.serves(request.model)]
+        if not serving:
+            return self._unserved(request.model, IDLE.name, pools)
+        for pool in serving:
+            names = idle_members(pool.balancer.members, pool.idle, request)
+            if subset is not None:
+                names.intersection_update(subset)
+            pick = pool.balancer.pick(request, now_ns, tried=tried, subset=names) if names else None
+            if pick is not None and not isinstance(pick, NoMember):
+                pool.picks["idle"] += 1
+                return PoolChoice(pool, pick.member, pick.fallbacks)
+        return Unavailable(f"no member has idle room for model '{quoted_text(request.model)}'", 1)
 
     def _borrow(
         self,

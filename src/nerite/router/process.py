@@ -16,10 +16,13 @@ import uvloop
 from nerite import __version__
 from nerite.admission.policy import AdmissionPolicy, SharedQuotaSettings
 from nerite.admission.tenants import WatchedPolicy, open_policy
+from nerite.batches.metrics import write_batch_metrics
+from nerite.batches.service import Batches, BatchLimits
 from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
 from nerite.config.watched_file import watch_files
-from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.llm.openai.batch_api import BatchApi
 from nerite.observability.log import log
 from nerite.observability.machine import usable_memory
 from nerite.redis.settings import settings_of_address
@@ -29,6 +32,7 @@ from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
 from nerite.router.pool_process import BackgroundWork, PoolProcess
+from nerite.router.routed_items import RoutedItems
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -43,8 +47,6 @@ _GC_THRESHOLD: Final = 10_000
 _RESTART_DELAY: Final = 1.0
 _HOST_REMEDY: Final = "add {} to allowed-hosts in [router] of the cluster file"
 _ORIGIN_REMEDY: Final = "Send such requests from the server of the page"
-_NOT_YET: Final = ("ledger", "batches")
-"""Settings that other commands use, but not yet this one."""
 
 
 def run(settings: ClusterSettings) -> int:
@@ -97,6 +99,7 @@ class RouterProcess(PoolProcess):
         callers = None if self._admission is None else self._admission.callers
         targets = HttpTargets(guard, self.session_headers, router.max_body, callers)
         self._service = RouterService(self.table, self.members, targets, router, self._admission)
+        self._batches: Batches | None = None
         self._http = HttpListener(
             "HTTP",
             self._service,
@@ -109,20 +112,18 @@ class RouterProcess(PoolProcess):
         self._grpc = RouterGrpcPort(
             self.table, self.members, router, self.session_headers, self._bounds, self._admission
         )
-        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission)
-        self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
+        self._figures = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission)
+        self._metrics = HttpListener("Metrics", self._figures, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
 
     async def start(self) -> None:
         """Find the members, check them once, and open the ports. Raises ``NeriteError``."""
         router = self.settings.router
-        for field in _NOT_YET:
-            if getattr(router, field):
-                key = field.replace("_", "-")
-                raise Unsupported(f"{self.settings.path}: router.{key}: nerite route does not use it yet: remove it")
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.start()
         await self.find_members()
+        if router.batches:
+            await self._open_batches(router)
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port),
             "gRPC": await self._grpc.open(router.address, router.grpc_port),
@@ -138,6 +139,27 @@ class RouterProcess(PoolProcess):
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
 
+    async def _open_batches(self, router: RouterSettings) -> None:
+        """Open the files and batches. Raises ``NeriteError``."""
+        callers = None if self._admission is None else self._admission.callers
+        anybody = BrowserGuard((), None)  # no browser sends items
+        targets = HttpTargets(anybody, self.session_headers, router.max_body, callers)
+        service = RouterService(self.table, self.members, targets, router, self._admission)
+        limits = BatchLimits(router.batch_concurrency, router.batch_storage_bytes, router.batch_lease)
+        self._batches = await asyncio.to_thread(
+            Batches,
+            router.batches,
+            router.batch_files,
+            RoutedItems(self.table, service, router.max_body),
+            limits,
+            self._weight_of,
+        )
+        self._service.batch_api = BatchApi(self._batches)
+        self._figures.more.append(partial(write_batch_metrics, self._batches.runner))
+
+    def _weight_of(self, tenant: str) -> float:
+        return 1.0 if self._admission is None else self._admission.tenants.policy.tenant(tenant).weight
+
     def _welcome_lines(self, ports: dict[str, int]) -> Iterator[str]:
         names = ", ".join(pool.name for pool in self.pools)
         counts = f"{self.members_known} members of {names}; {self.members_ready} of them are ready"
@@ -148,6 +170,8 @@ class RouterProcess(PoolProcess):
     def background_work(self) -> Iterator[BackgroundWork]:
         """Yield the work for members, and the watch of the policy file."""
         yield from super().background_work()
+        if self._batches is not None:
+            yield self._batches.run
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 
@@ -165,6 +189,8 @@ class RouterProcess(PoolProcess):
         log.info("Waiting for requests in progress to complete.")
         deadline = time.monotonic() + timeout
         self._service.draining = True
+        if self._batches is not None:
+            self._batches.runner.stop()
         self._http.drain()
         self._grpc.drain()
         await asyncio.sleep(min(0.15, timeout / 4))
@@ -182,6 +208,8 @@ class RouterProcess(PoolProcess):
 
     async def close(self) -> None:
         """Release connections, ports and threads that are still open."""
+        if self._batches is not None:
+            await self._batches.close()
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.close()
         self._idle_check.stop()
