@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from nerite.config.options import CompressionLevel
 from nerite.core.byte_budget import GRPC_PLANS, Memo
 from nerite.core.errors import Internal, NeriteError, Restricted
-from nerite.core.execution_observer import TraceContext, parse
+from nerite.core.execution_observer import REQUEST_ID, TraceContext, parse, with_request_id
 from nerite.core.failures import report
 from nerite.core.headers import parameters_bytes
 from nerite.core.request import InferenceRequest
@@ -40,6 +40,7 @@ from nerite.wire.schema import methods
 if TYPE_CHECKING:
     from nerite.inference_entry import TransportEntry
 
+_REQUEST_ID = REQUEST_ID.encode()
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
@@ -183,10 +184,11 @@ class GrpcService:
 
 def _outer_span(headers: RequestHeaders) -> TraceContext | None:
     """Return the parent span named by the metadata, if any."""
-    parent, state = headers.get(b"traceparent"), headers.get(b"tracestate")
-    if parent is None:
-        return None
-    return parse(parent.decode("latin-1"), None if state is None else state.decode("latin-1"))
+    parent, state, request = headers.get(b"traceparent"), headers.get(b"tracestate"), headers.get(_REQUEST_ID)
+    span = None
+    if parent is not None:
+        span = parse(parent.decode("latin-1"), None if state is None else state.decode("latin-1"))
+    return span if request is None else with_request_id(span, request)
 
 
 class _Refused:
