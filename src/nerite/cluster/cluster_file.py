@@ -117,6 +117,7 @@ _ROUTER: Final[Mapping[str, _Key]] = {
     "policy-file": _Key("policy_file", _text),
     "redis": _Key("redis", _text),
     "ledger": _Key("ledger", _text),
+    "member-key-file": _Key("member_key_file", _text),
     "batches": _Key("batches", _text),
     "batch-files": _Key("batch_files", _text),
     "batch-concurrency": _Key("batch_concurrency", _count(1, 65536)),
@@ -130,6 +131,8 @@ _ROUTER: Final[Mapping[str, _Key]] = {
     "exit-timeout": _Key("exit_timeout", duration_of),
     "access-log": _Key("access_log", _flag),
 }
+_FILES: Final = ("policy_file", "ledger", "member_key_file", "batches", "batch_files")
+"""Settings of the router that are paths, or addresses of databases."""
 _POOL: Final[Mapping[str, _Key]] = {
     "kind": _Key("kind", _one_of([str(kind) for kind in ServerKind])),
     "grpc-port": _Key("grpc_port", _port),
@@ -238,7 +241,10 @@ class _Reader:
             self._wrong(("router", "batches"), what)
         elif router.batch_files and not router.batches:
             self._wrong(("router", "batch-files"), "has an effect with batches only: add that, or remove it")
-        paths = {name: getattr(router, name) for name in ("policy_file", "ledger", "batches", "batch_files")}
+        if router.member_key_file and not router.policy_file:
+            what = "tells members who sends a request, which policy-file says: add that, or remove it"
+            self._wrong(("router", "member-key-file"), what)
+        paths = {name: getattr(router, name) for name in _FILES}
         return {name: self._beside(path) for name, path in paths.items() if path and "://" not in path}
 
     def _pool(self, place: int, table: Mapping[str, Any]) -> PoolSettings:

@@ -24,6 +24,8 @@ class RouterSettings:
     """URL of the Redis server that counts quotas of all routers together."""
     ledger: str = ""
     """File or URL of the database with a row for each request."""
+    member_key_file: str = ""
+    """File whose first line is the key by which members of Nerite know the router."""
     batches: str = ""
     """File or URL of the database with batches and their files."""
     batch_files: str = ""

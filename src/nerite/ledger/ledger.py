@@ -95,9 +95,8 @@ class Ledger:
         self._meters.append(meter)
         return meter
 
-    @property
     def next_number(self) -> int:
-        """Take a number for a row, which has a number of its own in this session."""
+        """Return the number of the next row of this session."""
         return next(self._meter_session.numbers)
 
     @property

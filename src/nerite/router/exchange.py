@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic_ns
-from typing import Protocol
+from typing import Final, Protocol
 
 from nerite.admission.policy import IDLE
 from nerite.admission.ticket import TicketEnding
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
 from nerite.balancing.pool_balancer import MemberAttempt
 from nerite.core.errors import NeriteError
+from nerite.ledger.row import Ending
+from nerite.router.accounting import RoutedAccount
 from nerite.router.admission import Admission, AdmissionRequest, RouterAdmission
 from nerite.router.pools import PoolChoice, PoolTable, RouterPool
 
@@ -63,7 +65,8 @@ class RoutedExchange:
 
     __slots__ = (
         "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_call", "_client", "_gate", "_held", "_level",
-        "_over", "_pool", "_table", "_timeout", "_timer", "_tried", "attempts", "request",
+        "_over", "_pool", "_table", "_timeout", "_timer", "_tried", "account", "attempts",
+        "request",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +85,8 @@ class RoutedExchange:
 
         The time begins with ``begin``. With ``gate`` and ``asks``, the request has to be admitted before it is sent.
         """
+        self.account: RoutedAccount | None = None
+        """What the ledger has of the request, if there is one; to be set before the time begins."""
         self._gate = gate
         self._asks = asks
         self._admission: Admission | None = None
@@ -150,6 +155,8 @@ class RoutedExchange:
         pool.under_way += 1
         if self._level == IDLE.name:
             pool.idle[member.name] += 1
+        if self.account is not None:
+            self.account.sent(pool.name, member.name, metered=member.name in pool.metered, now_ns=now_ns)
         self._call = self._client.send_to(pool, member)
 
     # What the call reports.
@@ -157,6 +164,8 @@ class RoutedExchange:
     def answer_begins(self, report: LoadReport | None = None) -> None:
         """Note the first byte of an answer for the client: from now on no other member is asked."""
         self._begun = True
+        if self.account is not None:
+            self.account.first_ns = monotonic_ns()
         if self._admission is not None:
             self._admission.began()
         if report is not None and self._attempt is not None and self._pool is not None:
@@ -166,11 +175,16 @@ class RoutedExchange:
         """Note that a part of the answer has come, of about so many tokens."""
         if self._attempt is not None and self._pool is not None:
             self._pool.balancer.progress(self._attempt, tokens, monotonic_ns())
+        if self.account is not None:
+            self.account.parts += int(tokens)
         if self._admission is not None:
             self._admission.progressed(int(tokens))
 
-    def used(self, prompt: int, answer: int) -> None:
-        """Take the numbers of tokens that the member has counted."""
+    def used(self, prompt: int, answer: int, cached: int = 0) -> None:
+        """Take the numbers of tokens that the member has counted. ``cached``: part of the prompt."""
+        account = self.account
+        if account is not None:
+            account.prompt_tokens, account.cached_tokens, account.answer_tokens = prompt, cached, answer
         if self._admission is not None:
             self._admission.used(prompt, answer)
 
@@ -178,7 +192,8 @@ class RoutedExchange:
         """End the request: the client has got the whole answer."""
         if not self._over:
             self._end_attempt(how, code, report)
-            self._finish(TicketEnding.COMPLETE if how is AttemptEnd.ANSWERED else TicketEnding.FAILED)
+            answered = how is AttemptEnd.ANSWERED
+            self._finish(TicketEnding.COMPLETE if answered else TicketEnding.FAILED, _ending_of(how, code))
 
     def refused(self, code: str, report: LoadReport | None = None) -> bool:
         """Take an answer that says that the member is overloaded; return whether another member is asked instead.
@@ -204,7 +219,7 @@ class RoutedExchange:
         error = BadGateway(f"member '{self._attempt.member.name}' of pool '{self._pool.name}' {cause}")
         if self._begun:
             self._end_attempt(how, str(how))
-            self._finish()
+            self._finish(TicketEnding.FAILED, Ending.FAILED)
             self._client.break_off(error)
             return
         choice = self._other() if self.request.repeatable or not sent else None
@@ -238,7 +253,7 @@ class RoutedExchange:
         """End the request: the client no longer waits."""
         if not self._over:
             self._cancel_call(AttemptEnd.CANCELLED)
-            self._finish(TicketEnding.CANCELLED)
+            self._finish(TicketEnding.CANCELLED, Ending.CANCELLED)
 
     def _too_late(self) -> None:
         """End the request: its deadline has passed."""
@@ -252,7 +267,7 @@ class RoutedExchange:
         begun = self._begun
         self._cancel_call(AttemptEnd.LOST)
         if begun:
-            self._finish(TicketEnding.DEADLINE)
+            self._finish(TicketEnding.DEADLINE, Ending.CANCELLED)
             self._client.break_off(error)
         else:
             self._refuse(error, TicketEnding.DEADLINE)
@@ -280,6 +295,14 @@ class RoutedExchange:
         second._tried = (*self._tried, self._attempt.member.name)
         return second
 
+    def take_account(self, other: RoutedExchange) -> None:
+        """Take over the account of the exchange that this one has won against."""
+        account, other.account = other.account, None
+        self.account = account
+        if account is not None and self._attempt is not None and self._pool is not None:
+            name = self._attempt.member.name
+            account.sent(self._pool.name, name, metered=name in self._pool.metered, now_ns=monotonic_ns())
+
     # The ends.
 
     def _end_attempt(self, how: AttemptEnd, code: str, report: LoadReport | None = None) -> None:
@@ -297,11 +320,18 @@ class RoutedExchange:
 
     def _refuse(self, error: NeriteError, ending: TicketEnding = TicketEnding.FAILED) -> None:
         self._table.refused[str(error.http_status)] += 1
-        self._finish(ending)
+        if ending is TicketEnding.DEADLINE:
+            recorded = Ending.CANCELLED
+        else:
+            recorded = Ending.FAILED if isinstance(error, BadGateway) else Ending.REFUSED
+        self._finish(ending, recorded)
         self._client.refuse(error)
 
-    def _finish(self, ending: TicketEnding = TicketEnding.FAILED) -> None:
+    def _finish(self, ending: TicketEnding, recorded: Ending) -> None:
         self._over = True
+        if self.account is not None:
+            self.account.ended(self._level, recorded)
+            self.account = None
         if self._admission is not None:
             self._admission.ended(ending)
             self._admission = None
@@ -310,3 +340,16 @@ class RoutedExchange:
             self._timer = None
         if self._pool is not None:
             self._pool.seconds.note((monotonic_ns() - self._began_ns) / 1e9)
+
+
+_CANCELLED: Final = frozenset(("408", "499", "504", "CANCELLED", "DEADLINE_EXCEEDED"))
+"""Codes of answers that say that nobody waited for one any more."""
+
+
+def _ending_of(how: AttemptEnd, code: str) -> Ending:
+    """Return how a request ended for the ledger, by the status of its answer."""
+    if code in _CANCELLED:
+        return Ending.CANCELLED
+    if how is AttemptEnd.ANSWERED and (code == "OK" or code.startswith("2")):
+        return Ending.ANSWERED
+    return Ending.FAILED if how in (AttemptEnd.FAILED, AttemptEnd.LOST) else Ending.REFUSED

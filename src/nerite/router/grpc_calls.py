@@ -11,6 +11,7 @@ from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
 from nerite.core.errors import NeriteError
 from nerite.core.request import Caller, CancelReason
 from nerite.http2 import Buffer, ReplyHeaders, encode_headers
+from nerite.router.accounting import RoutedAccount
 from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.pools import RouterPool
@@ -55,12 +56,15 @@ class RoutedTarget(CallTarget, Protocol):
     """Where the calls with one block of headers go."""
 
     router: CallRouter
-    block: bytes
-    """Headers for the member."""
+    single: bool
+    """A call has one answer."""
     level: str
     """Class that the client asks for."""
     caller: Caller | None
     """Who sends them, if they have to be admitted; None: they need not."""
+
+    def block_for(self, member: Member, account: RoutedAccount | None) -> bytes:
+        """Return the headers for a member. ``account`` is that of the ledger, if there is one."""
 
     def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
         """Return what the choice of a member depends on; None if more of the message is needed.
@@ -169,7 +173,8 @@ class CallRelay:
         """Send the request to a member. The relay is the call, whichever the member's is."""
         self._head = None
         self._place = (pool, member)
-        call = self._member_call = self._target.router.call(member, self._target.block, self)
+        block = self._target.block_for(member, self.exchange.account)
+        call = self._member_call = self._target.router.call(member, block, self)
         call.send(self._kept, self._ended)
         self._paused = False
         if not call.full:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import Final
 
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.cluster.settings import RouterSettings
 from nerite.config.options import KeepaliveOptions
 from nerite.http2 import RequestHeaders
+from nerite.router.accounting import RouterLedger
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream, RoutedTarget
@@ -62,8 +64,12 @@ class RouterGrpcPort:
         session_headers: Sequence[str],
         bounds: TransportLimits,
         admission: RouterAdmission | None = None,
+        member_key: str = "",
     ) -> None:
+        """``member_key`` is what members know the router by."""
         self._admission = admission
+        self.ledger: RouterLedger | None = None
+        """Where each request gets a row; to be set before ``open``."""
         self._table = table
         self._members = members
         self._settings = settings
@@ -71,7 +77,12 @@ class RouterGrpcPort:
         """By address."""
         self._check_timer: asyncio.TimerHandle | None = None
         self._service = GrpcRouterService(
-            self, table, session_headers, settings.max_body, None if admission is None else admission.callers
+            self,
+            table,
+            session_headers,
+            settings.max_body,
+            None if admission is None else admission.callers,
+            member_key,
         )
         self._listener = GrpcListener(
             self._service,
@@ -126,7 +137,7 @@ class RouterGrpcPort:
         own = self._settings.timeout
         seconds = min(timeout, own) if timeout and own else timeout or own
         caller = target.caller
-        return RoutedExchange(
+        exchange = RoutedExchange(
             self._table,
             client,
             request,
@@ -136,6 +147,9 @@ class RouterGrpcPort:
             gate=self._admission,
             asks=None if caller is None else AdmissionRequest(caller, request.model, False, size),
         )
+        if self.ledger is not None and caller is not None:
+            exchange.account = self.ledger.open(caller.tenant, request, monotonic_ns(), tokens=not target.single)
+        return exchange
 
     def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:
         """Begin a call at a member."""

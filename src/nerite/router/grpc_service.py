@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from nerite.balancing.member import RoutedRequest
+from nerite.balancing.member import Member, RoutedRequest, ServerKind
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
+from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.http2 import Buffer, ReplyHeaders, RequestHeaders, encode_request
+from nerite.http2 import Buffer, ReplyHeaders, RequestHeaders, encode_headers, encode_request
 from nerite.router import grpc_routing
+from nerite.router.accounting import RoutedAccount
 from nerite.router.admission import ANYBODY
 from nerite.router.grpc_calls import CallRouter, RoutedCall
 from nerite.router.pools import PoolTable
@@ -25,6 +27,7 @@ from nerite.wire.health import HealthCheckResponse
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _NAME: Final = 0x0A
+_OF_ROUTERS: Final = frozenset(name.encode() for name in access.OF_ROUTERS)
 
 
 class MethodKind(Enum):
@@ -131,6 +134,7 @@ class MemberTarget(RefusedTarget):
         session_headers: Sequence[str],
         max_message: int,
         callers: Callers | None,
+        member_key: str,
     ) -> None:
         """Raises ``InvalidArgument`` for headers with wrong values."""
         super().__init__(None)
@@ -146,7 +150,10 @@ class MemberTarget(RefusedTarget):
         self.caller = None
         if method.kind is not MethodKind.ANY:
             self.caller = ANYBODY if callers is None else callers.of(get, seconds)
-        self.block = _member_block(headers)
+        self.single = method.kind is not MethodKind.STREAM
+        self._block = _member_block(headers)
+        told = access.identity(member_key, self.caller) if self.caller is not None else []
+        self._identity = encode_headers([(name.encode(), value.encode()) for name, value in told])
         self._method = method
         self._ready = path.endswith(b"/ModelReady")
         self._window = messages.WINDOWS.get((headers.get(b"grpc-encoding") or b"").decode("latin-1"), 0)
@@ -158,6 +165,14 @@ class MemberTarget(RefusedTarget):
         assert isinstance(call, RoutedCall)
         call.route(self, framed)
 
+    def block_for(self, member: Member, account: RoutedAccount | None) -> bytes:
+        """Return the headers for a member. ``account`` is that of the ledger, if there is one."""
+        if member.kind is not ServerKind.NERITE:
+            return self._block
+        if account is None:
+            return self._block + self._identity
+        return self._block + self._identity + encode_headers([(REQUEST_ID.encode(), account.request_id.encode())])
+
     def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
         """Return what the choice of a member depends on; None if more of the message is needed."""
         method = self._method
@@ -167,8 +182,7 @@ class MemberTarget(RefusedTarget):
         facts = grpc_routing.facts_of(message, self._window, complete=complete)
         if facts is None:
             return None
-        single = method.kind is not MethodKind.STREAM
-        return grpc_routing.routed_request(facts, self._session, single=single, repeatable=method.repeatable)
+        return grpc_routing.routed_request(facts, self._session, single=self.single, repeatable=method.repeatable)
 
     def refusal_of(self, error: NeriteError) -> tuple[bytes, bytes]:
         """Return what answers a call for which there is no member: a model without one is not ready."""
@@ -270,7 +284,7 @@ def _member_block(headers: RequestHeaders) -> bytes:
             (b":scheme", b"http"),
             (b":path", headers.path),
             (b":authority", headers.authority or b"router"),
-            *headers.fields,
+            *((name, value) for name, value in headers.fields if name not in _OF_ROUTERS),
         ]
     )
 
@@ -285,7 +299,10 @@ class GrpcRouterService:
         session_headers: Sequence[str],
         max_message: int,
         callers: Callers | None = None,
+        member_key: str = "",
     ) -> None:
+        """``member_key`` is what members know the router by."""
+        self._member_key = member_key
         self._router = router
         self._table = table
         self._sessions = session_headers
@@ -334,7 +351,9 @@ class GrpcRouterService:
             target: RefusedTarget = (
                 IndexTarget(self._router, self._table, headers, messages.MAX_QUESTION)
                 if method.kind is MethodKind.ALL
-                else MemberTarget(self._router, method, headers, self._sessions, self._max_message, self._callers)
+                else MemberTarget(
+                    self._router, method, headers, self._sessions, self._max_message, self._callers, self._member_key
+                )
             )
         except NeriteError as error:
             return RefusedTarget(messages.of_error(error))

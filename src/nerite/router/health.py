@@ -43,12 +43,14 @@ class MemberState(NamedTuple):
     """Why it is not ready, as the end of a sentence about the member."""
     missed: bool = False
     """It gave no answer, although something listens at its address."""
+    metered: bool = False
+    """It has a row of each of the router's requests in a ledger of its own."""
     gone: bool = False
     """Nothing listens at its address: when it is back, it is another process."""
 
 
-async def check_member(members: HttpMembers, member: Member, seconds: float) -> MemberState:
-    """Check one member."""
+async def check_member(members: HttpMembers, member: Member, seconds: float, *, metering: bool = False) -> MemberState:
+    """Check one member. ``metering``: find out whether it has a ledger that knows the router's requests."""
     path = _READY[member.kind]
     answer = await members.ask(member, "GET", path, seconds=seconds)
     if answer.problem:
@@ -63,7 +65,19 @@ async def check_member(members: HttpMembers, member: Member, seconds: float) -> 
         if member.kind is not ServerKind.OPENAI:
             answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
         models = _openai_names(answer)
-    return MemberState(True, models)
+    metered = False
+    if metering and member.kind is ServerKind.NERITE:
+        metered = _has_ledger(await members.ask(member, "GET", "/v2", seconds=seconds))
+    return MemberState(True, models, metered=metered)
+
+
+def _has_ledger(answer: MemberAnswer) -> bool:
+    try:
+        found = orjson.loads(answer.body) if answer.status == 200 else None
+    except orjson.JSONDecodeError:
+        return False
+    extensions = found.get("extensions") if isinstance(found, dict) else None
+    return isinstance(extensions, list) and "ledger" in extensions
 
 
 def entries_of(answer: MemberAnswer, key: str = "") -> list[dict[str, Any]] | None:
@@ -101,6 +115,8 @@ class HealthChecks:
         self._missed: dict[str, int] = {}
         """Checks without an answer in a row, by member."""
         self._known: dict[str, MemberState] = {}
+        self.metering = False
+        """The router has a ledger, and tells members who sends a request."""
 
     async def check_all(self) -> None:
         """Check every member once."""
@@ -141,7 +157,7 @@ class HealthChecks:
         seconds = min(max(pool.settings.health_interval, 0.5), _MAX_SECONDS)
         try:
             async with self._limit:
-                state = await check_member(self._members, member, seconds)
+                state = await check_member(self._members, member, seconds, metering=self.metering)
         except Exception as error:
             report("router", error, f"in the health check of member '{member.name}'")
             return
@@ -157,6 +173,10 @@ class HealthChecks:
         self._known[name] = state
         if state.ready and before is not None and before.gone:
             pool.balancer.restarted(name)
+        if state.metered:
+            pool.metered.add(name)
+        elif state.ready:
+            pool.metered.discard(name)
         models = state.models
         pool.set_ready(name, state.ready, None if models is None else models.union(pool.settings.serves))
         if before is None or before.ready != state.ready:

@@ -25,6 +25,7 @@ _OPENAI: Final = "/v1/"
 _LOAD_FORMAT: Final = "endpoint-load-metrics-format"
 _NOT_PASSED: Final = HOP_BY_HOP | {
     b"host", b"content-length", b"expect", b"origin", b"http2-settings", _LOAD_FORMAT.encode(),
+    *(name.encode() for name in access.OF_ROUTERS),
 }  # fmt: skip
 """Fields that members do not get. ``Origin`` was checked, and members would compare it with their own address."""
 _BROWSER: Final = b"sec-fetch-"
@@ -83,6 +84,8 @@ class RouteTarget(NamedTuple):
     """The request line."""
     lines: bytes = b""
     """The header lines for members, without those for the host and the length."""
+    identity: bytes = b""
+    """Header lines that tell members of Nerite who sends the request."""
 
     def request(self, host: bytes, body_size: int, more: bytes = b"") -> bytes:
         """Return the head for a member; ``more`` are further header lines."""
@@ -98,9 +101,15 @@ class HttpTargets:
     """Makes the targets of heads."""
 
     def __init__(
-        self, guard: BrowserGuard, session_headers: Sequence[str], max_body: int, callers: Callers | None = None
+        self,
+        guard: BrowserGuard,
+        session_headers: Sequence[str],
+        max_body: int,
+        callers: Callers | None = None,
+        member_key: str = "",
     ) -> None:
-        """``callers`` identifies callers if a policy is in force."""
+        """``callers`` identifies callers if a policy is in force. ``member_key`` is what members know the router by."""
+        self._member_key = member_key
         self._callers = callers
         self._guard = guard
         self._session_headers = session_headers
@@ -172,12 +181,15 @@ class HttpTargets:
         if report or wanted:
             lines.append(b"%b: %b" % (_LOAD_FORMAT.encode(), header_bytes_of(wanted) if wanted else b"text"))
         session = next((value for name in self._session_headers if (value := get(name))), "")
+        caller = self._caller(head)
+        told = access.identity(self._member_key, caller)
         return RouteTarget(
+            identity=b"".join(f"{name}: {value}\r\n".encode() for name, value in told),
             kind=kind,
             model=model,
             version=version,
             level=checked(get(access.CLASS) or "", f"header '{access.CLASS}'"),
-            caller=self._caller(head),
+            caller=caller,
             timeout=access.timeout_of(get),
             session=checked(session, "the session in a header"),
             openai=head.path.startswith(_OPENAI),

@@ -35,7 +35,7 @@ class PoolProcess(ABC):
         self.pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
         self.table = PoolTable(self.pools)
         self.members = HttpMembers(settings.router.connect_timeout)
-        self._health = HealthChecks(self.pools, self.members)
+        self.health = HealthChecks(self.pools, self.members)
         self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self.pools]
         self.session_headers = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
 
@@ -76,15 +76,15 @@ class PoolProcess(ABC):
     def background_work(self) -> Iterator[BackgroundWork]:
         """Yield what runs beside the requests; work that fails is reported and started again."""
         for pool, discovery in zip(self.pools, self._discoveries, strict=True):
-            yield partial(self._health.run, pool)
+            yield partial(self.health.run, pool)
             yield discovery.run
-        yield self._health.run_suspects
+        yield self.health.run_suspects
 
     async def find_members(self) -> None:
         """Find the members of all pools, and check each once. Raises ``NeriteError``."""
         for discovery in self._discoveries:
             await discovery.start()
-        await self._health.check_all()
+        await self.health.check_all()
 
     @property
     def members_known(self) -> int:

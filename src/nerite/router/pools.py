@@ -53,6 +53,8 @@ class RouterPool:
         """Requests that are at a member."""
         self.idle: Counter[str] = Counter()
         """Those of the class idle, by member."""
+        self.metered: set[str] = set()
+        """Members that have a row of each request in a ledger of their own."""
         self._models: frozenset[str] = frozenset()
         self._unknown = False
 

@@ -22,10 +22,12 @@ from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
 from nerite.config.watched_file import watch_files
 from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.ledger.ledger import Ledger
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.observability.log import log
 from nerite.observability.machine import usable_memory
 from nerite.redis.settings import settings_of_address
+from nerite.router.accounting import RouterLedger
 from nerite.router.admission import RouterAdmission
 from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.http_service import RouterService
@@ -33,6 +35,8 @@ from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
 from nerite.router.pool_process import BackgroundWork, PoolProcess
 from nerite.router.routed_items import RoutedItems
+from nerite.transports.access import check_key_files
+from nerite.transports.http.head import header_text_of
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -76,6 +80,16 @@ def _admission(router: RouterSettings) -> tuple[WatchedPolicy | None, RouterAdmi
     return watched, RouterAdmission(_with_redis(watched.policy, router), asyncio.get_running_loop())
 
 
+def _first_key(path: str) -> str:
+    """Return the first key in a file; empty without one. Raises ``InvalidArgument``."""
+    if not path:
+        return ""
+    found = check_key_files(path)
+    if found.problem:
+        raise InvalidArgument(f"the key file '{path}' {found.problem}")
+    return header_text_of(found.keys[0])
+
+
 def _with_redis(policy: AdmissionPolicy, router: RouterSettings) -> AdmissionPolicy:
     """Return a policy whose quotas are shared over the Redis of the cluster file, unless it names one itself."""
     if not router.redis or policy.shared is not None:
@@ -96,9 +110,14 @@ class RouterProcess(PoolProcess):
         checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
         guard = BrowserGuard((), router.allowed_hosts if checks_names else None, _HOST_REMEDY, _ORIGIN_REMEDY)
         self._policy, self._admission = _admission(router)
-        callers = None if self._admission is None else self._admission.callers
-        targets = HttpTargets(guard, self.session_headers, router.max_body, callers)
-        self._service = RouterService(self.table, self.members, targets, router, self._admission)
+        self._member_key = _first_key(router.member_key_file)
+        self._ledger = Ledger(router.ledger, lambda _: "") if router.ledger else None
+        self._accounting = None
+        if self._ledger is not None:
+            self._accounting = RouterLedger(self._ledger, tenants=self._admission is not None)
+            self.health.metering = bool(self._member_key)
+        self._service = self._routing(guard)
+        self._service.ledger = self._ledger
         self._batches: Batches | None = None
         self._http = HttpListener(
             "HTTP",
@@ -110,11 +129,21 @@ class RouterProcess(PoolProcess):
             size_setting="max-body in [router] of the cluster file",
         )
         self._grpc = RouterGrpcPort(
-            self.table, self.members, router, self.session_headers, self._bounds, self._admission
+            self.table, self.members, router, self.session_headers, self._bounds, self._admission, self._member_key
         )
+        self._grpc.ledger = self._accounting
         self._figures = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission)
+        if self._ledger is not None:
+            self._figures.more.append(self._ledger.write_metrics)
         self._metrics = HttpListener("Metrics", self._figures, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
+
+    def _routing(self, guard: BrowserGuard) -> RouterService:
+        """Return a handler that routes requests which ``guard`` allows."""
+        router, admission = self.settings.router, self._admission
+        callers = None if admission is None else admission.callers
+        targets = HttpTargets(guard, self.session_headers, router.max_body, callers, self._member_key)
+        return RouterService(self.table, self.members, targets, router, admission, self._accounting)
 
     async def start(self) -> None:
         """Find the members, check them once, and open the ports. Raises ``NeriteError``."""
@@ -141,10 +170,7 @@ class RouterProcess(PoolProcess):
 
     async def _open_batches(self, router: RouterSettings) -> None:
         """Open the files and batches. Raises ``NeriteError``."""
-        callers = None if self._admission is None else self._admission.callers
-        anybody = BrowserGuard((), None)  # no browser sends items
-        targets = HttpTargets(anybody, self.session_headers, router.max_body, callers)
-        service = RouterService(self.table, self.members, targets, router, self._admission)
+        service = self._routing(BrowserGuard((), None))  # no browser sends items
         limits = BatchLimits(router.batch_concurrency, router.batch_storage_bytes, router.batch_lease)
         self._batches = await asyncio.to_thread(
             Batches,
@@ -172,6 +198,8 @@ class RouterProcess(PoolProcess):
         yield from super().background_work()
         if self._batches is not None:
             yield self._batches.run
+        if self._ledger is not None:
+            yield self._ledger.run
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 
@@ -210,6 +238,8 @@ class RouterProcess(PoolProcess):
         """Release connections, ports and threads that are still open."""
         if self._batches is not None:
             await self._batches.close()
+        if self._ledger is not None:
+            await self._ledger.close()
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.close()
         self._idle_check.stop()
