@@ -335,7 +335,7 @@ def test_files_are_bounded_and_removed(tmp_path: Path) -> None:
             with pytest.raises(Conflict, match="is the input of batch"):
                 await home.batches.delete_file("acme", batch.input_file_id)
             other = await home.batches.upload("acme", "x", "user_data", b"data")
-            with pytest.raises(TooLarge, match="--batch-storage-bytes"):
+            with pytest.raises(TooLarge, match="batch-storage-bytes"):
                 await home.batches.upload("acme", "in.jsonl", "batch", lines(10))
             with pytest.raises(Conflict, match="must be 'batch'"):
                 await home.batches.create("acme", NewBatch(other.id, URL, "1h", {}))

@@ -157,7 +157,7 @@ def sums(
 
 def _amounts(columns: Sequence[Any]) -> Amounts:
     times = [round(seconds * 1e9) for seconds in columns[_TIMES_BEGIN:_TIMES_END]]
-    return Amounts(*map(int, columns[:_TIMES_BEGIN]), *times, int(columns[_TIMES_END]))
+    return Amounts._make([*map(int, columns[:_TIMES_BEGIN]), *times, int(columns[_TIMES_END])])
 
 
 def sum_up(transaction: Transaction, before_day: int, session: int) -> tuple[int, int]:
