@@ -16,7 +16,7 @@ _AT_ONCE: Final = 8
 """Idle requests at a language model that does not refuse them."""
 _KV_USED: Final = 0.8
 """Share of the KV cache in use from which a language model has no idle room."""
-_OTHERS: Final = 1.0
+_OTHERS: Final = 0.5
 """Tokens under way from elsewhere that do not count as work of others: estimates fade away slowly."""
 
 
