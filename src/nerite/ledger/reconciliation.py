@@ -26,7 +26,7 @@ class Recorded(NamedTuple):
     answer_tokens: int
 
 
-class Difference(NamedTuple):
+class RowDifference(NamedTuple):
     """What a router and a server have recorded differently of one request."""
 
     request_id: str
@@ -40,7 +40,7 @@ class Reconciliation(NamedTuple):
 
     compared: int
     """Requests of which both have a row."""
-    differences: Sequence[Difference]
+    differences: Sequence[RowDifference]
 
 
 def recorded(transaction: Transaction, source: Source, first_day: int, last_day: int) -> list[Recorded]:
@@ -66,35 +66,35 @@ def reconcile(ledgers: Sequence[Transaction], day: int) -> Reconciliation:
     found = [difference for copy in copies for difference in _differences(copy, servers.get(copy.request_id, []))]
     known = {copy.request_id for copy in of(Source.COPY, 1, 1)}
     lost = {row.request_id: row for row in of(Source.SERVER, 0, 0) if row.request_id not in known}
-    found += [Difference(name, "no row of a router", "", row.ending) for name, row in lost.items()]
+    found += [RowDifference(name, "no row of a router", "", row.ending) for name, row in lost.items()]
     return Reconciliation(sum(copy.request_id in servers for copy in copies), found)
 
 
-def _differences(copy: Recorded, rows: Sequence[Recorded]) -> Iterator[Difference]:
+def _differences(copy: Recorded, rows: Sequence[Recorded]) -> Iterator[RowDifference]:
     name = copy.request_id
     if copy.ending in _UNCOMPARED:
         return
     if not rows:
-        yield Difference(name, "no row of a server", copy.ending, "")
+        yield RowDifference(name, "no row of a server", copy.ending, "")
         return
     tenants = {row.tenant for row in rows}
     if tenants != {copy.tenant}:
-        yield Difference(name, "tenant", copy.tenant, ", ".join(sorted(tenants)))
+        yield RowDifference(name, "tenant", copy.tenant, ", ".join(sorted(tenants)))
     models = {name for row in rows for name in (row.model, row.route)}
     if copy.model not in models:
-        yield Difference(name, "model", copy.model, ", ".join(sorted({row.model for row in rows})))
+        yield RowDifference(name, "model", copy.model, ", ".join(sorted({row.model for row in rows})))
     if copy.ending != Ending.ANSWERED:
         return
     answered = [row for row in rows if row.ending in _COUNTED]
     if not answered:
-        yield Difference(name, "ending", copy.ending, rows[-1].ending)
+        yield RowDifference(name, "ending", copy.ending, rows[-1].ending)
     elif copy.prompt_tokens:  # the server had told it; parts of a stream are no exact count
         yield from _of_tokens(copy, answered)
 
 
-def _of_tokens(copy: Recorded, rows: Sequence[Recorded]) -> Iterator[Difference]:
+def _of_tokens(copy: Recorded, rows: Sequence[Recorded]) -> Iterator[RowDifference]:
     for field in ("prompt_tokens", "answer_tokens"):
         one: Any = getattr(copy, field)
         other = sum(getattr(row, field) for row in rows)
         if one != other:
-            yield Difference(copy.request_id, field.replace("_", " "), str(one), str(other))
+            yield RowDifference(copy.request_id, field.replace("_", " "), str(one), str(other))
