@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nerite.ledger import ledger, tables
 from nerite.ledger.prices import parse_prices
-from nerite.ledger.row import Ending, Origin
+from nerite.ledger.row import Ending, Origin, Source
 from pages import ROOT, Page, rows, run
 from serving import IDENTITY, python_model, serving
 from tools import require
@@ -45,10 +45,10 @@ def test_the_page(tmp_path: Path) -> None:
 
 def test_every_name_is_on_the_page() -> None:
     text = (ROOT / "docs" / "ledger.md").read_text()
-    for name in (*tables.GROUPS, *Ending, *Origin):
+    for name in (*tables.GROUPS, *Ending, *Origin, *Source):
         assert f"`{name}`" in text, name
     described = {name.strip("`") for cell in rows("docs/ledger.md", "column") for name in cell.split(", ")}
-    (schema,) = [each for each in tables.LedgerSchema().migrations if "TABLE ledger_rows" in each]
+    schema = " ".join(each for each in tables.LedgerSchema().migrations if "TABLE ledger_rows" in each)
     assert described == set(re.findall(r"(\w+) (?:BIGINT|TEXT|DOUBLE)", schema))
     assert f"more than {ledger.MAX_ROWS:,} wait" in text
 

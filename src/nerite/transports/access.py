@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from nerite.admission.policy import AdmissionPolicy
+from nerite.admission.policy import EVERYBODY, IDLE, AdmissionPolicy
 from nerite.config.flag import RestrictedKey
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.client_text import checked
@@ -148,6 +148,11 @@ class Callers:
                 f"'{ROUTER_KEY}'"
             )
         return checked(name or "", f"header '{TENANT}'")
+
+
+def idle_caller(get: Get) -> Caller | None:
+    """Return the caller of a request of the class idle, which is the only class without a policy; None for any other."""
+    return Caller(EVERYBODY, IDLE.name) if get(CLASS) == IDLE.name else None
 
 
 def _key(get: Get) -> str:

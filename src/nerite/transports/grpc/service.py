@@ -25,7 +25,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.http2 import RequestHeaders
 from nerite.transports import access_log
-from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, sticky_fields, texts
+from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, idle_caller, key_of, sticky_fields, texts
 from nerite.transports.grpc import messages as status
 from nerite.transports.grpc import wire
 from nerite.transports.grpc.connection import CallTarget, GrpcCall
@@ -163,8 +163,9 @@ class GrpcService:
             return None if value is None else value.decode(errors="surrogateescape")
 
         get = texts(raw)
-        caller = None
-        if self._callers is not None:
+        if self._callers is None:
+            caller = idle_caller(get)
+        else:
             timeout = headers.get(b"grpc-timeout")
             caller = self._callers.of(get, None if timeout is None else status.timeout_seconds(timeout))
         fields = (
