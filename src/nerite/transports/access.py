@@ -151,7 +151,7 @@ class Callers:
 
 
 def idle_caller(get: Get) -> Caller | None:
-    """Return the caller of a request of the class idle, which is the only class without a policy; None for any other."""
+    """Return the caller of a request of the class idle, the only class without a policy; None for any other."""
     return Caller(EVERYBODY, IDLE.name) if get(CLASS) == IDLE.name else None
 
 
