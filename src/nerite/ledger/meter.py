@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Cancelled, DeadlineExceeded, NeriteError
+from nerite.core.errors import Cancelled, DeadlineExceeded, NeriteError, NoIdleRoom
 from nerite.core.execution_observer import ExecutionTimes, ForwardingSink, request_id_of
 from nerite.core.model_calls import first_of
 from nerite.core.request import Caller, InferenceRequest, RequestHeader
@@ -143,6 +143,8 @@ class VersionMeter:
         begun = account.queue_ns >= 0
         if error is None:
             account.ending = Ending.ANSWERED if begun or not self._executes else Ending.CACHED
+        elif begun and isinstance(error, NoIdleRoom):
+            account.ending = Ending.PREEMPTED
         elif account.request.cancelled or isinstance(error, Cancelled | DeadlineExceeded):
             account.ending = Ending.CANCELLED
         else:

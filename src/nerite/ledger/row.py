@@ -23,6 +23,8 @@ class Ending(enum.StrEnum):
     """The client no longer waited, or the deadline has passed."""
     REFUSED = "refused"
     """It was not executed: over a quota, a full queue, or a mistake in the request."""
+    PREEMPTED = "preempted"
+    """It was of the class idle, and was stopped for others: whoever sends it again does not pay twice."""
     RUNNING = "running"
     """It was not over when the row was written; after a crash of the server it stays so."""
 
