@@ -233,7 +233,7 @@ class _Reader:
         self._check_names(pools)
         return ClusterSettings(router, pools, self._file)
 
-    def _paths_of(self, router: RouterSettings) -> dict[str, str]:
+    def _paths_of(self, router: RouterSettings) -> dict[str, Any]:
         """Return the files of the router, by their settings, relative to the directory of the cluster file."""
         remote = "://" in router.batches and not router.batches.startswith("sqlite:")
         if remote and not router.batch_files:
