@@ -216,3 +216,27 @@ def test_a_server_believes_routers_with_a_key_alone(server: tuple[Serving, Path]
         tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
         with pytest.raises(grpcclient.InferenceServerException, match="router-key-file"):
             client.infer("identity", [tensor], headers={"x-nerite-tenant": "acme"})
+
+
+def test_front_processes_believe_routers_too(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "identity", IDENTITY)
+    (tmp_path / "keys").write_text("a-secret\n")
+    body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}
+    told = {"x_nerite_tenant": "acme", "x_nerite_router_key": "a-secret", "x_nerite_request": "ff-1"}
+    flags = f"--ledger={tmp_path / 'router.db'}", f"--router-key-file={tmp_path / 'keys'}", "--front-processes=2"
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
+        for _ in range(4):
+            assert server.ask("POST", "/v2/models/identity/infer", body, **told)[0] == 200
+        assert server.ask("POST", "/v2/models/identity/infer", body, x_nerite_tenant="acme")[0] == 403
+        server.follow(tmp_path / "keys", "another\n")
+        assert server.ask("POST", "/v2/models/identity/infer", body, **told)[0] == 403
+        found = rows(server, tmp_path)
+    assert {(row["tenant"], row["request_id"], row["source"]) for row in found} == {("acme", "ff-1", "server")}
+    assert len(found) == 4
+
+
+def test_without_a_ledger_there_is_no_usage(tmp_path: Path) -> None:
+    with stand_ins(1) as (member,), routing(tmp_path, pool(member.address)) as router:
+        status, _, body = router.ask("GET", "/v1/usage")
+        assert status == 400
+        assert "add ledger to [router]" in json.loads(body)["error"]["message"]

@@ -18,6 +18,7 @@ from nerite.core.response import InferenceResponse
 from nerite.ledger.ledger import Ledger
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.batch_api import BatchApi
+from nerite.llm.openai.fields import reply_of
 from nerite.router.accounting import RouterLedger
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.body_facts import SequenceFacts, generate_facts, openai_facts, sequence_of
@@ -65,6 +66,7 @@ class RouterService:
         self._settings = settings
         self._lists = MergedLists(table, members)
         self._background_calls = BackgroundCalls()
+        self._openai_calls = BackgroundCalls(reply_of)
         self.batch_api = BatchApi(None, _NO_BATCHES)
         """Answers the endpoints of files and batches."""
         self._prefix = any(pool.settings.balancing.prefix for pool in table.pools)
@@ -172,7 +174,8 @@ class RouterService:
             tenant = "" if self._admission is None else target.caller.tenant
             own = tenant if target.local == "own_usage" else None
             query = UsageQuery.parse(head.query, time.time(), own)
-            self._background_calls.start(connection, self._usage(query))
+            calls = self._background_calls if own is None else self._openai_calls
+            calls.start(connection, self._usage(query))
         elif target.local == "index":
             self._background_calls.start(connection, self._lists.index(bytes(body)))
         elif target.local == "openai_models":
