@@ -43,8 +43,8 @@ class MemberState(NamedTuple):
     """Why it is not ready, as the end of a sentence about the member."""
     missed: bool = False
     """It gave no answer, although something listens at its address."""
-    metered: bool = False
-    """It has a row of each of the router's requests in a ledger of its own."""
+    metered: bool | None = None
+    """It has a row of each of the router's requests in a ledger of its own; None: not known."""
     gone: bool = False
     """Nothing listens at its address: when it is back, it is another process."""
 
@@ -65,17 +65,20 @@ async def check_member(members: HttpMembers, member: Member, seconds: float, *, 
         if member.kind is not ServerKind.OPENAI:
             answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
         models = _openai_names(answer)
-    metered = False
+    metered = None
     if metering and member.kind is ServerKind.NERITE:
         metered = _has_ledger(await members.ask(member, "GET", "/v2", seconds=seconds))
     return MemberState(True, models, metered=metered)
 
 
-def _has_ledger(answer: MemberAnswer) -> bool:
+def _has_ledger(answer: MemberAnswer) -> bool | None:
+    """Return whether a member's description of itself says that it has a ledger; None if it has not answered."""
+    if answer.status != 200:
+        return None
     try:
-        found = orjson.loads(answer.body) if answer.status == 200 else None
+        found = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
-        return False
+        return None
     extensions = found.get("extensions") if isinstance(found, dict) else None
     return isinstance(extensions, list) and "ledger" in extensions
 
@@ -175,7 +178,7 @@ class HealthChecks:
             pool.balancer.restarted(name)
         if state.metered:
             pool.metered.add(name)
-        elif state.ready:
+        elif state.metered is False:
             pool.metered.discard(name)
         models = state.models
         pool.set_ready(name, state.ready, None if models is None else models.union(pool.settings.serves))
