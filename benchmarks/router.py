@@ -231,14 +231,14 @@ def members(count: int, seconds: float, tokens: int) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def router(ports: list[int], settings: str = "") -> Iterator[tuple[int, int]]:
+def router(ports: list[int], settings: str = "", kind: str = "openai") -> Iterator[tuple[int, int]]:
     """Run a router, with more settings; yield its port and its process id."""
     addresses = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.toml"
         file.write_text(
-            f"[router]\nhttp-port = 0\ngrpc-port = 0\nmetrics-port = 0\n{settings}"
-            f'[[pool]]\nname = "main"\nkind = "openai"\nmembers = [{addresses}]\n'
+            f"[router]\nhttp-port = 0\ngrpc-port = 0\n{settings or 'metrics-port = 0'}\n"
+            f'[[pool]]\nname = "main"\nkind = "{kind}"\nmembers = [{addresses}]\n'
         )
         log = Path(folder) / "log"
         with log.open("wb") as sink:
@@ -279,7 +279,9 @@ def main() -> None:
         port, pid = stack.enter_context(router(ports))
         contestants = [("direct", ports[0], pid), ("router", port, pid)]
         if options.ledger:
-            contestants.append(("router with a ledger", *stack.enter_context(router(ports, 'ledger = "ledger.db"\n'))))
+            contestants.append(
+                ("router with a ledger", *stack.enter_context(router(ports, 'metrics-port = 0\nledger = "ledger.db"')))
+            )
         for _ in range(options.rounds):
             for name, target, pid in contestants:
                 before = processor_seconds(pid)
