@@ -1,29 +1,32 @@
 """What interactive requests notice of a batch beside them: latency and time to first token, without one and with one.
 
-    python benchmarks/batches.py [--seconds S] [--rounds N] [--rate R] [--items N] [--window S] [--print]
+    python benchmarks/batches.py [--seconds S] [--rounds N] [--rate R] [--items N] [--window S] [--router] [--print]
 
 The engine is a stand-in: each of its steps takes 20 ms and 0.05 ms more for each sequence, and makes one token of each.
 It runs 32 sequences at most. Interactive requests come at random times, whatever comes back; the batch must end before
-its deadline.
+its deadline. With --router, a router has the batch, and two servers behind it answer items and interactive requests.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from contestants import ASLEEP, ROOT, Contestant, nerite
 from page import command_line, machine, publish
+from router import router
 
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -116,18 +119,39 @@ def counters(server: Contestant) -> dict[str, float]:
     return {"refused": values.get('nerite_batch_items_total{outcome="refused"}', 0.0), "wasted": wasted}
 
 
+@contextlib.contextmanager
+def single(folder: Path) -> Iterator[Contestant]:
+    """Run one server that has batches."""
+    flag = f"--batches={folder / 'batches.db'}"
+    with nerite("batches", write_repository(folder), folder, ASLEEP, flag) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def routed(folder: Path) -> Iterator[Contestant]:
+    """Run a router that has batches, before two servers."""
+    models = write_repository(folder)
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(nerite(name, models, folder, ASLEEP)) for name in ("one", "other")]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            metrics = int(free.getsockname()[1])
+        settings = f'metrics-port = {metrics}\nbatches = "{folder / "batches.db"}"'
+        port, _ = stack.enter_context(router([server.http for server in servers], settings, "nerite"))
+        yield Contestant("router", port, 0, servers[0].process, metrics)
+
+
 def main() -> None:
     """Measure, and write the table."""
     flags = command_line(__doc__, 240.0, 1)
     flags.add_argument("--rate", type=float, default=4.0, help="interactive requests a second (default: %(default)g)")
     flags.add_argument("--items", type=int, default=2000, help="of the batch (default: %(default)s)")
     flags.add_argument("--window", type=float, default=400.0, help="seconds to the deadline (default: %(default)g)")
+    flags.add_argument("--router", action="store_true", help="measure a router before two servers")
     given = flags.parse_args()
     alone, beside, again, batches = [], [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        flag = f"--batches={folder / 'batches.db'}"
-        with nerite("batches", write_repository(folder), folder, ASLEEP, flag) as server:
+        with (routed if given.router else single)(folder) as server:
             api = BatchConnection(HttpClientConnection(Address.parse(f"127.0.0.1:{server.http}"), {}, 60, None))
             interactive(server, folder, given.rate, 3.0)
             for _ in range(given.rounds):
@@ -137,7 +161,9 @@ def main() -> None:
                 batches.append(ended(api, batch))
                 again.append(interactive(server, folder, given.rate, given.seconds))
             counted = counters(server)
-    publish("batches", table(alone, beside, again, batches, counted, given), given)
+    publish(
+        "batches-router" if given.router else "batches", table(alone, beside, again, batches, counted, given), given
+    )
 
 
 def table(

@@ -231,14 +231,14 @@ def members(count: int, seconds: float, tokens: int) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def router(ports: list[int]) -> Iterator[tuple[int, int]]:
-    """Run a router; yield its port and its process id."""
+def router(ports: list[int], settings: str = "", kind: str = "openai") -> Iterator[tuple[int, int]]:
+    """Run a router, with more settings; yield its port and its process id."""
     addresses = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.toml"
         file.write_text(
-            "[router]\nhttp-port = 0\ngrpc-port = 0\nmetrics-port = 0\n"
-            f'[[pool]]\nname = "main"\nkind = "openai"\nmembers = [{addresses}]\n'
+            f"[router]\nhttp-port = 0\ngrpc-port = 0\n{settings or 'metrics-port = 0'}\n"
+            f'[[pool]]\nname = "main"\nkind = "{kind}"\nmembers = [{addresses}]\n'
         )
         log = Path(folder) / "log"
         with log.open("wb") as sink:
@@ -265,6 +265,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=200, metavar="TOKENS")
     parser.add_argument("--stream", type=int, default=0, metavar="TOKENS")
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of an answer, or between two tokens")
+    parser.add_argument("--ledger", action="store_true", help="measure a router with a ledger, too")
     parser.add_argument("--member", nargs=2, metavar=("SECONDS", "TOKENS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.member:
@@ -274,14 +275,20 @@ def main() -> None:
     print(f"{shape}, {'answered at once' if not options.stream else f'{options.stream} tokens streamed'}")
     print("| | p50 ms | p99 ms | first p50 ms | first p99 ms | failed | router: us of processor a request |")
     print("|---|---|---|---|---|---|---|")
-    with members(2, options.pace, options.stream) as ports, router(ports) as (port, pid):
+    with members(2, options.pace, options.stream) as ports, contextlib.ExitStack() as stack:
+        port, pid = stack.enter_context(router(ports))
+        contestants = [("direct", ports[0], pid), ("router", port, pid)]
+        if options.ledger:
+            contestants.append(
+                ("router with a ledger", *stack.enter_context(router(ports, 'metrics-port = 0\nledger = "ledger.db"')))
+            )
         for _ in range(options.rounds):
-            for name, target in (("direct", ports[0]), ("router", port)):
+            for name, target, pid in contestants:
                 before = processor_seconds(pid)
                 found = uvloop.run(measure(target, options.rate, options.seconds, options.prompt))
                 spent = (processor_seconds(pid) - before) / (options.rate * (options.seconds + 2)) * 1e6
                 cells = [f"{value:.2f}" for value in found[:4]] + [str(found.failures)]
-                print(f"| {name} | {' | '.join(cells)} | {f'{spent:.0f}' if name == 'router' else ''} |", flush=True)
+                print(f"| {name} | {' | '.join(cells)} | {'' if name == 'direct' else f'{spent:.0f}'} |", flush=True)
 
 
 if __name__ == "__main__":

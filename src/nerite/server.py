@@ -89,6 +89,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._cache = cache
         self._tenant_admission = tenant_admission
         self._ledger = ledger
+        for_routers = ("ledger",) if ledger is not None and options.router_key_file else ()
+        self._extensions = [*EXTENSIONS, *for_routers]
         self.tracing = Tracing(options.trace, self._trace_running)
         """Traces of requests."""
         self._manager = manager_of(self, self._models_changed)
@@ -291,7 +293,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
 
     def metadata(self) -> dict[str, Any]:
         """Return the server's name, version and extensions."""
-        return {"name": self._options.id, "version": __version__, "extensions": list(EXTENSIONS)}
+        return {"name": self._options.id, "version": __version__, "extensions": self._extensions}
 
     def model_metadata(self, model: str, version: str) -> dict[str, Any]:
         """Return a model's versions and signature."""

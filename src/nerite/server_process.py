@@ -26,7 +26,7 @@ from nerite.batches.service import Batches, BatchLimits
 from nerite.cache.interface import ResponseCache
 from nerite.cache.local import open_cache
 from nerite.config import open_ports as exposure
-from nerite.config.flag import AUTO
+from nerite.config.flag import AUTO, RestrictedKey
 from nerite.config.open_ports import is_loopback
 from nerite.config.options import RepositoryOptions, ServerOptions
 from nerite.config.watched_file import watch_files
@@ -182,7 +182,9 @@ class ServerProcess:
             tenant_admission = self._tenant_admission = TenantAdmission(
                 None if self._policy is None else self._policy.policy, loop
             )
-            restricted = (*self._options.http.restricted.values(), *self._options.grpc.restricted.values())
+            restricted = [*self._options.http.restricted.values(), *self._options.grpc.restricted.values()]
+            if self._options.router_key_file:
+                restricted.append(RestrictedKey(access.ROUTER_KEY, f"@{self._options.router_key_file}"))
             self._key_files = access.open_files(restricted)
             self._ledger = Ledger(self._options.ledger, self._level_of) if self._options.ledger else None
         except NeriteError as error:
@@ -231,7 +233,9 @@ class ServerProcess:
             return ModelManager(repository, self._repositories, self._maker, self._loader, on_change, routes)
 
         server = InferenceServer(self._options, manager, cache, tenant_admission, helpers, routes, self._ledger)
-        callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
+        router_keys = self._key_files.get(self._options.router_key_file)
+        identified = self._policy is not None or router_keys is not None
+        callers = Callers(lambda: tenant_admission.policy, router_keys) if identified else None
         fronts = None if front_count == 1 else self._front_pool(front_count, server, fork_server, foreign_segments)
         self._fronts = fronts
         self._rollouts = self._rollout_controller(server)

@@ -107,6 +107,7 @@ FLAGS: Final = {
     "batch-files": "service/test_batches.py::test_the_limits_of_flags",
     "batch-storage-bytes": "service/test_batches.py::test_the_limits_of_flags",
     "ledger": "service/test_ledger_server.py::test_each_request_has_a_row",
+    "router-key-file": "service/test_router_ledger.py::test_a_server_believes_routers_with_a_key_alone",
     "rollout-state": "service/test_rollouts.py::test_a_rollout_goes_on_after_a_restart",
     "quota-redis": "service/test_shared_quotas.py::test_three_servers_share_a_quota",
     "policy-file": "service/test_cache.py::test_tenants_have_answers_of_their_own",

@@ -16,7 +16,7 @@ from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
-from nerite.batches.store import BatchStore, PageRequest
+from nerite.batches.store import BatchLease, BatchStore, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument, NotFound, TooLarge
 from nerite.observability.log import log
 from nerite.storage.database import Database
@@ -335,7 +335,7 @@ def test_files_are_bounded_and_removed(tmp_path: Path) -> None:
             with pytest.raises(Conflict, match="is the input of batch"):
                 await home.batches.delete_file("acme", batch.input_file_id)
             other = await home.batches.upload("acme", "x", "user_data", b"data")
-            with pytest.raises(TooLarge, match="--batch-storage-bytes"):
+            with pytest.raises(TooLarge, match="batch-storage-bytes"):
                 await home.batches.upload("acme", "in.jsonl", "batch", lines(10))
             with pytest.raises(Conflict, match="must be 'batch'"):
                 await home.batches.create("acme", NewBatch(other.id, URL, "1h", {}))
@@ -401,7 +401,7 @@ def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
             unused = await home.batches.upload("acme", "x", "user_data", b"1", 100.0)
             lasting = await home.batches.upload("acme", "y", "user_data", b"1")
             database = Database(str(tmp_path / "batches.db"), [BatchSchema()])
-            store = BatchStore(database)
+            store = BatchStore(database, BatchLease("one", 15.0, sole=False))
             assert await store.remove_expired_files(unused.created_at + 99) == []
             assert await store.remove_expired_files(unused.created_at + 101) == [unused.id]
             database.close()

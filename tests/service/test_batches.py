@@ -279,7 +279,7 @@ def test_the_limits_of_flags(tmp_path: Path) -> None:
     )
     with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
         client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
-        with pytest.raises(openai.APIStatusError, match="--batch-storage-bytes") as found:
+        with pytest.raises(openai.APIStatusError, match="batch-storage-bytes") as found:
             upload(client, *map(chat, range(100)))
         assert found.value.status_code == 413
         file = upload(client, *(chat(n, text="for ever") for n in range(10)))

@@ -14,6 +14,8 @@ from test_batches import UPPER
 from test_openai_api import SIMPLE
 
 from nerite.batches import metrics
+from nerite.cluster.cluster_file import parse_cluster
+from nerite.cluster.settings import RouterSettings
 from pages import ROOT, Page, run
 from serving import NERITE, Serving, python_model, serving
 
@@ -46,6 +48,15 @@ def test_the_command(server: Serving, folder: Path) -> None:
     listed = run([str(NERITE), "batch", "list", "--url", "localhost:8000"], server)
     assert "completed" in listed
     assert "/v1/completions" in listed
+
+
+def test_the_settings_of_a_router_are_valid() -> None:
+    text = PAGE.block("batch-lease").replace("# batch", "batch") + '[[pool]]\nname = "main"\nmembers = ["h:1"]\n'
+    found = parse_cluster(text).router
+    default = RouterSettings()
+    assert (found.batches, found.batch_files) == ("batches.db", "batch-files")
+    for name in ("batch_concurrency", "batch_storage_bytes", "batch_lease"):
+        assert getattr(found, name) == getattr(default, name)
 
 
 def test_an_interrupted_run_is_taken_up_again(server: Serving, folder: Path) -> None:

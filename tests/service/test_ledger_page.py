@@ -6,9 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+from nerite.cluster.cluster_file import parse_cluster
 from nerite.ledger import ledger, tables
 from nerite.ledger.prices import parse_prices
-from nerite.ledger.row import Ending, Origin
+from nerite.ledger.row import Ending, Origin, Source
 from pages import ROOT, Page, rows, run
 from serving import IDENTITY, python_model, serving
 from tools import require
@@ -22,7 +23,7 @@ def test_the_page(tmp_path: Path) -> None:
     python_model(tmp_path / "models", "identity", IDENTITY)
     (tmp_path / "policy.toml").write_text(POLICY)
     (tmp_path / "prices.toml").write_text(PAGE.block("kv-block-bytes"))
-    program, verb, repository, *flags = shlex.split(PAGE.block("nerite serve"))
+    program, verb, repository, *flags = shlex.split(PAGE.block("--ledger=ledger.db"))
     assert (program, verb, repository) == ("nerite", "serve", "models")
     flags = [re.sub(r"=(?=\w+\.)", f"={tmp_path}/", flag) for flag in flags]
     with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
@@ -45,12 +46,20 @@ def test_the_page(tmp_path: Path) -> None:
 
 def test_every_name_is_on_the_page() -> None:
     text = (ROOT / "docs" / "ledger.md").read_text()
-    for name in (*tables.GROUPS, *Ending, *Origin):
+    for name in (*tables.GROUPS, *Ending, *Origin, *Source):
         assert f"`{name}`" in text, name
     described = {name.strip("`") for cell in rows("docs/ledger.md", "column") for name in cell.split(", ")}
-    (schema,) = [each for each in tables.LedgerSchema().migrations if "TABLE ledger_rows" in each]
+    schema = " ".join(each for each in tables.LedgerSchema().migrations if "TABLE ledger_rows" in each)
     assert described == set(re.findall(r"(\w+) (?:BIGINT|TEXT|DOUBLE)", schema))
     assert f"more than {ledger.MAX_ROWS:,} wait" in text
+
+
+def test_the_settings_of_a_router_are_valid() -> None:
+    text = PAGE.block("member-key-file") + '[[pool]]\nname = "main"\nmembers = ["h:1"]\n'
+    assert parse_cluster(text).router.member_key_file == "router.key"
+    *command, key = PAGE.block("--router-key-file").split()
+    assert command[:2] == ["nerite", "serve"]
+    assert key == "--router-key-file=router.key"
 
 
 def test_the_prices_are_valid() -> None:

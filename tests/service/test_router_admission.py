@@ -7,10 +7,11 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from redis_server import redis_server
 from routing import ROUTER, Received, events, pool, response, routing, stand_ins
 from serving import PATIENCE, Serving, eventually
 
@@ -113,3 +114,27 @@ def test_the_class_of_a_tenant_leads_to_a_pool(tmp_path: Path) -> None:
             assert router.ask("POST", INFER, b"{}", x_tenant="small")[0] == 200
             assert (len(day.requests), len(night.requests)) == (1, 1)
             assert router.ask("POST", INFER, b"{}", x_tenant="night", x_nerite_class="interactive")[0] == 400
+
+
+def test_a_budget_in_money_over_two_routers(tmp_path: Path) -> None:
+    def answer(asked: Received, connection: socket.socket) -> bytes:
+        return response(b'{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":40}}')
+
+    (tmp_path / "prices.toml").write_text('[[price]]\nmodel = "m"\nprompt-tokens = 1\nanswer-tokens = 2\n')
+    settings = f'{ROUTER}policy-file = "../policy.toml"\n'
+    with redis_server(tmp_path / "redis") as redis, stand_ins(1, answer) as (member,), ExitStack() as stack:
+        (tmp_path / "policy.toml").write_text(
+            f'prices = "prices.toml"\n[redis]\nurl = "redis://127.0.0.1:{redis.port}"\n'
+            "[default]\nmoney_per_month = 1.0\n"
+        )
+        routers = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            routers.append(stack.enter_context(routing(tmp_path / name, pool(member.address), router=settings)))
+        answers = [routers[number % 2].ask("POST", "/v1/chat/completions", CHAT) for number in range(16)]
+    statuses = [status for status, _, _ in answers]
+    assert statuses[-2:] == [429, 429]
+    assert 8 <= statuses.count(200) <= 11, "each answer costs 0.09"
+    error = json.loads(answers[-1][2])["error"]["message"]
+    assert "money_per_month of tenant 'default' is 1" in error
+    assert "more than is left of the month" in error

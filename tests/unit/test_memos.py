@@ -135,6 +135,9 @@ WITH_REQUESTS: Final = {
     "transports/http/generate_form.py:_parameters": "of one request",
     "transports/http/generate_form.py:_specs": "of one request",
     "transports/http/head.py:headers": "of one head",
+    "transports/http/item_exchange.py:headers": "of one head",
+    "router/pools.py:idle": "members with such requests under way",
+    "router/pools.py:metered": "members, as health checks find them",
     "batches/running_batch.py:under_way": "items that run, as many as --batch-concurrency allows",
     "batches/running_batch.py:failures": "items that run again, as many as --batch-concurrency allows",
 }

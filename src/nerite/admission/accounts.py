@@ -6,8 +6,9 @@ With a ``LeaseBook`` all servers share the quotas: leases take the place of toke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from typing import Final
 
 from nerite.admission.lease_book import LeaseBook
@@ -15,6 +16,7 @@ from nerite.admission.leases import ConcurrencyLease, QuotaLease
 from nerite.admission.policy import AdmissionPolicy, RateLimit, Tenant
 from nerite.admission.refusals import AdmissionRefusal, QuotaLimit, RefusalCause, retry_pause
 from nerite.admission.token_bucket import TokenBucket
+from nerite.ledger.prices import MILLION
 
 _RETRIES: Final = 10
 """Maximum number of saved-up retries."""
@@ -111,12 +113,14 @@ class Account:
                 bucket.change(rate.per_minute, rate.burst, now)
         if self._leases is None:
             return
-        if tenant.tokens_per_month:
-            self._budget = self._leases.monthly_quota(tenant.name, QuotaLimit.BUDGET, tenant.tokens_per_month, now)
-            self._buckets[QuotaLimit.BUDGET] = self._budget
-        else:
-            self._close(self._buckets.pop(QuotaLimit.BUDGET, None))
-            self._budget = None
+        self._budget = None
+        for limit, amount in ((QuotaLimit.BUDGET, tenant.tokens_per_month), (QuotaLimit.MONEY, tenant.money_per_month)):
+            if not amount:
+                self._close(self._buckets.pop(limit, None))
+                continue
+            lease = self._buckets[limit] = self._leases.monthly_quota(tenant.name, limit, amount, now)
+            if limit is QuotaLimit.BUDGET:
+                self._budget = lease
         if tenant.concurrency:
             places = self._leases.concurrency(tenant.name, QuotaLimit.CONCURRENCY, tenant.concurrency, now)
             if self._places is None:
@@ -181,6 +185,8 @@ class Account:
             return None
         bucket = self._buckets[limit]
         never = longest == math.inf
+        if limit is QuotaLimit.MONEY:
+            return self._costs_too_much(needs[limit], bucket.level(now))
         text = f"the request needs {needs[limit]}{self._shared_text}"
         if never:
             of_month = limit is QuotaLimit.BUDGET
@@ -193,6 +199,18 @@ class Account:
             use=f"{bucket.level(now)} left of {bucket.burst}",
             text=text,
             retry_after=None if never else retry_pause(longest),
+        )
+
+    def _costs_too_much(self, cost: int, left: int) -> AdmissionRefusal:
+        """Return the refusal of a request that costs more than is left of the tenant's budget in money."""
+        budget, cost_text, left_text = (f"{each / MILLION:.6g}" for each in (self.tenant.money_per_month, cost, left))
+        return AdmissionRefusal(
+            limit=QuotaLimit.MONEY,
+            fault=RefusalCause.QUOTA,
+            of=self._name,
+            value=budget,
+            use=f"{left_text} left of {budget}",
+            text=f"the request may cost {cost_text}{self._shared_text}, more than is left of the month",
         )
 
     def charge(self, needs: dict[QuotaLimit, int], now: int) -> None:
@@ -259,14 +277,27 @@ class Account:
         return f"tenant '{self.tenant.name}'"
 
 
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
 class Accounts:
     """Accounts of all tenants. Unknown callers share one, so there is at most one more than the policy has tenants."""
 
-    def __init__(self, policy: AdmissionPolicy, leases: LeaseBook | None = None) -> None:
-        """``leases``: all servers share the quotas."""
+    def __init__(
+        self, policy: AdmissionPolicy, leases: LeaseBook | None = None, today: Callable[[], date] = _today
+    ) -> None:
+        """``leases``: all servers share the quotas. ``today`` returns the day, in UTC, of whose prices money is."""
         self.policy = policy
+        self._today = today
         self._leases = leases
         self._accounts: dict[str, Account] = {}
+
+    def cost(self, model: str, prompt_tokens: int, answer_tokens: int) -> int:
+        """Return what tokens of a model cost today, in millionths of the currency."""
+        prices = self.policy.prices
+        price = None if prices is None else prices.price(model, self._today())
+        return 0 if price is None else price.millionths(prompt_tokens, answer_tokens)
 
     def of(self, tenant: str, now: int) -> Account:
         """Return the account of a tenant."""

@@ -244,6 +244,7 @@ class AdmissionController:
         charged = ticket.charged.get(QuotaLimit.INPUT_RATE, 0)
         ticket.account.settle(QuotaLimit.INPUT_RATE, charged - ticket.paid_input, now)
         ticket.charged[QuotaLimit.INPUT_RATE] = ticket.paid_input
+        self._settle_money(ticket, ticket.charged.get(QuotaLimit.OUTPUT_RATE, 0), now)
         refusal = size_refusal(ticket, self._limits, self._headroom, self._model_label)
         if refusal is not None:
             use.refuse(refusal.limit)
@@ -361,7 +362,10 @@ class AdmissionController:
             ahead = ticket.expected if burst is None else min(ticket.expected, burst)
             burst = account.burst(QuotaLimit.INPUT_RATE)
             prompt = ticket.input_size if burst is None else max(min(ticket.input_size, burst), ticket.least)
-            ticket.charged = {QuotaLimit.INPUT_RATE: 0 if ticket.repeats else prompt, QuotaLimit.OUTPUT_RATE: ahead}
+            prompt = 0 if ticket.repeats else prompt
+            ticket.charged = {QuotaLimit.INPUT_RATE: prompt, QuotaLimit.OUTPUT_RATE: ahead}
+            if account.burst(QuotaLimit.MONEY) is not None:
+                ticket.charged[QuotaLimit.MONEY] = self._accounts.cost(self.model, prompt, ahead)
         else:
             ticket.charged = {QuotaLimit.BYTE_RATE: ticket.input_size}
         if not ticket.caused:
@@ -450,11 +454,20 @@ class AdmissionController:
         ticket.account.settle(
             QuotaLimit.OUTPUT_RATE, ticket.charged.get(QuotaLimit.OUTPUT_RATE, 0) - ticket.generated, now
         )
+        self._settle_money(ticket, ticket.generated, now)
+
+    def _settle_money(self, ticket: AdmissionTicket, answer: int, now: int) -> None:
+        """Correct the charge in money to the price of the prompt and of ``answer`` tokens."""
+        charged = ticket.charged.get(QuotaLimit.MONEY)
+        if charged is not None:
+            cost = self._accounts.cost(self.model, ticket.charged.get(QuotaLimit.INPUT_RATE, 0), answer)
+            ticket.account.settle(QuotaLimit.MONEY, charged - cost, now)
+            ticket.charged[QuotaLimit.MONEY] = cost
 
     def _refund(self, ticket: AdmissionTicket, now: int) -> None:
         """Refund everything but the charge for the request itself."""
         self._settle(ticket, now)
-        for limit in (QuotaLimit.INPUT_RATE, QuotaLimit.BYTE_RATE):
+        for limit in (QuotaLimit.INPUT_RATE, QuotaLimit.BYTE_RATE, QuotaLimit.MONEY):
             ticket.account.settle(limit, ticket.charged.get(limit, 0), now)
 
     def _record_refusal(self, ticket: AdmissionTicket, refusal: AdmissionRefusal) -> RefusedTicket:

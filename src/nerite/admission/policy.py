@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import pathlib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
+from nerite.ledger.prices import MILLION, PriceList, read_prices
 from nerite.redis.settings import RedisSettings, settings_of_address
 
 EVERYBODY: Final = "default"
@@ -77,6 +79,8 @@ class Tenant:
     """Maximum fraction of its requests that may be retries."""
     tokens_per_month: int = 0
     """Tokens of input and output in a calendar month, over all servers; 0 for no limit."""
+    money_per_month: int = 0
+    """What these tokens may cost, in millionths of the currency of the price list; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class AdmissionPolicy:
     models: Mapping[str, ModelLimits] = field(default_factory=dict)
     keeping: RetentionLimits = field(default_factory=RetentionLimits)
     """Limits on the answers kept for idempotency keys."""
+    prices: PriceList | None = None
+    """What tokens cost, for budgets in money."""
     shared: SharedQuotaSettings | None = None
     """The quotas hold over all servers with the same Redis; None: each server has its own."""
 
@@ -179,6 +185,7 @@ def _is_number(value: object) -> bool:
 
 
 _LARGEST: Final = 2**63 - 1
+_MOST_MONEY: Final = 10**9
 
 
 _COUNT: Final = _Kind("an integer >= 0", lambda value: _is_integer(value) and value >= 0)
@@ -186,6 +193,7 @@ _WEIGHT: Final = _Kind("an integer >= 1", lambda value: _is_integer(value) and v
 _ORDER: Final = _Kind("an integer", _is_integer)
 _SECONDS: Final = _Kind("a number of seconds >= 0", lambda value: _is_number(value) and value >= 0)
 _PART: Final = _Kind("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+_MONEY: Final = _Kind("a number >= 0", lambda value: _is_number(value) and 0 <= value <= _MOST_MONEY)
 _TEXT: Final = _Kind("a non-empty string", lambda value: isinstance(value, str) and value != "")
 _TEXTS: Final = _Kind(
     "a list of non-empty strings",
@@ -201,6 +209,7 @@ _TENANT: Final = {
     "concurrency": _COUNT,
     "retry_fraction": _PART,
     "tokens_per_month": _COUNT,
+    "money_per_month": _MONEY,
 }
 _PLAIN: Final = ("weight", "concurrency", "retry_fraction", "tokens_per_month")
 """Settings of a tenant that are taken as they are."""
@@ -223,7 +232,7 @@ _OTHER: Final = {
 _KEYED: Final = "idempotency"
 _KEEPING: Final = {"grace_seconds": _SECONDS, "max_answers": _COUNT, "max_bytes": _COUNT}
 _REDIS: Final = {"url": _TEXT, "outage_share": _PART}
-_TOP: Final = ("header", "classes", "tenants", EVERYBODY, "llms", "models", _KEYED, "redis")
+_TOP: Final = ("header", "prices", "classes", "tenants", EVERYBODY, "llms", "models", _KEYED, "redis")
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _HEADER: Final = re.compile("[A-Za-z0-9-]+")
 
@@ -279,9 +288,10 @@ class _Reader:
         )
         shared = self._shared(whole)
         for name, tenant in tenants.items():
-            self._check_budget(("tenants", name), tenant, shared)
-        self._check_budget((EVERYBODY,), everybody, shared)
+            self._check_budget(("tenants", name), tenant, shared, priced="prices" in whole)
+        self._check_budget((EVERYBODY,), everybody, shared, priced="prices" in whole)
         return AdmissionPolicy(
+            prices=self._prices(whole),
             classes=classes,
             tenants=tenants,
             everybody=everybody,
@@ -308,10 +318,13 @@ class _Reader:
             self._wrong(("redis",), 'needs the address of Redis, as in: url = "redis://127.0.0.1:6379"')
         return None if settings is None else SharedQuotaSettings(settings, table.get("outage_share"))
 
-    def _check_budget(self, path: Path, tenant: Tenant, shared: SharedQuotaSettings | None) -> None:
-        if tenant.tokens_per_month and shared is None:
-            what = "needs a Redis, which keeps the use of a month when a server ends: write [redis] and its url"
-            self._wrong((*path, "tokens_per_month"), what)
+    def _check_budget(self, path: Path, tenant: Tenant, shared: SharedQuotaSettings | None, *, priced: bool) -> None:
+        for key in ("tokens_per_month", "money_per_month"):
+            if getattr(tenant, key) and shared is None:
+                what = "needs a Redis, which keeps the use of a month when a server ends: write [redis] and its url"
+                self._wrong((*path, key), what)
+        if tenant.money_per_month and not priced:
+            self._wrong((*path, "money_per_month"), 'needs a price list: write prices = "prices.toml" at the top')
 
     @staticmethod
     def _keeping(table: Table) -> RetentionLimits:
@@ -347,8 +360,23 @@ class _Reader:
             if f"{rate}_burst" in table and not per_minute:
                 self._wrong((*path, f"{rate}_burst"), f"has no effect without {rate}_per_minute")
             rates[rate] = RateLimit(per_minute, table.get(f"{rate}_burst", per_minute))
-        plain = {key: table[key] for key in _PLAIN if key in table}
+        plain: dict[str, Any] = {key: table[key] for key in _PLAIN if key in table}
+        if "money_per_month" in table:
+            plain["money_per_month"] = round(table["money_per_month"] * MILLION)
         return Tenant(name, level, **rates, **plain)
+
+    def _prices(self, whole: Table) -> PriceList | None:
+        """Return the price list, whose path is relative to the directory of the policy file."""
+        path = whole.get("prices")
+        if path is None:
+            return None
+        try:
+            if not isinstance(path, str) or not path:
+                raise InvalidArgument('must be the path of a price list, as in: prices = "prices.toml"')
+            return read_prices(pathlib.Path(self._file).parent / path)
+        except InvalidArgument as error:
+            self._wrong(("prices",), error.message)
+            return None
 
     def _models(
         self, whole: Table, kind: str, keys: Mapping[str, tuple[str, _Kind]], default: ModelLimits

@@ -38,6 +38,7 @@ class QuotaLimit(StrEnum):
     REQUEST_RATE = "requests_per_minute"
     BYTE_RATE = "bytes_per_minute"
     BUDGET = "tokens_per_month"
+    MONEY = "money_per_month"
     CONCURRENCY = "concurrency"
     RETRIES = "retry_fraction"
     CLASS = "class"

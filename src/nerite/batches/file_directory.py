@@ -1,4 +1,4 @@
-"""Contents of files, in a directory that one server uses. Every method blocks and belongs in a thread."""
+"""Contents of files, in a directory of one server, or of all that use one database. Every method blocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -16,21 +17,27 @@ from nerite.core.tensor import Buffer
 _LOCK: Final = "lock"
 _PART: Final = ".part"
 _ID: Final = re.compile(r"file-[0-9a-f]{32}")
+_OLD_SECONDS: Final = 86400.0
+"""Age from which a file without a row was left by a crash: others may be about to add the row of a newer one."""
 
 
 class FileDirectory:
     """Files by their ids. A file is complete or absent, whenever the server crashes."""
 
-    def __init__(self, path: str) -> None:
-        """Create the directory if it is missing. Raises ``InvalidArgument`` if it cannot be used."""
+    def __init__(self, path: str, *, shared: bool = False) -> None:
+        """Create the directory if it is missing. Raises ``InvalidArgument`` if it cannot be used.
+
+        ``shared``: other servers use it, too.
+        """
         self.path = Path(path)
+        self._shared = shared
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / _LOCK).open("wb")
         except OSError as error:
             raise InvalidArgument(f"the files of batches cannot be kept in '{path}': {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             raise InvalidArgument(
@@ -70,9 +77,12 @@ class FileDirectory:
 
     def remove_others(self, names: Collection[str]) -> None:
         """Remove all files but these: a crash leaves files that no row names."""
+        newest = time.time() - _OLD_SECONDS if self._shared else float("inf")
         for path in self.path.iterdir():
-            if path.suffix == _PART or (_ID.fullmatch(path.name) and path.name not in names):
-                path.unlink(missing_ok=True)
+            left = path.suffix == _PART or (_ID.fullmatch(path.name) and path.name not in names)
+            with contextlib.suppress(FileNotFoundError):
+                if left and path.stat().st_mtime < newest:
+                    path.unlink()
 
     def close(self) -> None:
         """Let another server use the directory."""

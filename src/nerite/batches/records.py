@@ -189,4 +189,6 @@ class BatchSchema:
         "PRIMARY KEY (batch_id, line))",
         "CREATE INDEX batches_by_tenant ON batches (tenant, created_at)",
         "CREATE INDEX batch_files_by_tenant ON batch_files (tenant, created_at)",
+        "ALTER TABLE batches ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE batches ADD COLUMN owned_until DOUBLE PRECISION NOT NULL DEFAULT 0",
     )

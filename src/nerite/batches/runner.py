@@ -2,12 +2,16 @@
 
 One coroutine does all that waits for the disk; items are submitted and answered by plain calls. An answer counts once
 it is committed. Items under way when the server crashes have no committed answer, so they run again.
+
+Of several servers with one database, each runs the batches that it has leased. Leases are renewed every second or so. A
+server that cannot renew them runs nothing once they are over, because another server may.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -28,7 +32,7 @@ from nerite.batches.items import (
 )
 from nerite.batches.records import BatchRecord, BatchStatus, FileRecord, ItemState
 from nerite.batches.running_batch import ItemAnswer, ItemExecutor, ItemRequest, ItemUnderWay, LoadedItem, RunningBatch
-from nerite.batches.store import BatchStore, ItemAnswerRow
+from nerite.batches.store import BatchStore, BatchTakenOver, ItemAnswerRow
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.observability.log import log
@@ -64,8 +68,12 @@ class BatchRunner:
         executor: ItemExecutor,
         most: int,
         weight_of: Callable[[str], float],
+        lease_seconds: float = math.inf,
     ) -> None:
-        """``most`` is the maximum number of items under way; ``weight_of`` returns the weight of a tenant."""
+        """``most`` is the maximum number of items under way; ``weight_of`` returns the weight of a tenant.
+
+        ``lease_seconds`` is how long the batches that ``store`` has claimed are this server's.
+        """
         self._store = store
         self._files = files
         self._executor = executor
@@ -85,8 +93,9 @@ class BatchRunner:
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
-        self._resumed = False
-        """The batches that had not ended when the server started are known."""
+        self._lease_seconds = lease_seconds
+        self._claimed_at = self._leased_until = -math.inf
+        """When leases were renewed last, and are over, by the monotonic clock."""
 
     @property
     def under_way(self) -> int:
@@ -94,9 +103,10 @@ class BatchRunner:
         return sum(len(batch.under_way) for batch in self.batches.values())
 
     def changed(self, record: BatchRecord) -> None:
-        """Take note of a batch that was created or is to be cancelled."""
-        batch = self.batches.setdefault(record.id, RunningBatch(record))
-        if record.status is BatchStatus.CANCELLING:  # a new one may have been found in the database, and begun, before
+        """Take note of a batch that was created here, or is to be cancelled and may run elsewhere."""
+        if record.status is not BatchStatus.CANCELLING:
+            self.batches.setdefault(record.id, RunningBatch(record))
+        elif (batch := self.batches.get(record.id)) is not None:
             batch.record = record
         self._woken.set()
 
@@ -109,8 +119,10 @@ class BatchRunner:
             self._cancel_items(batch)
 
     async def close(self) -> None:
-        """Commit the answers that have come. To be called after ``stop`` and when ``run`` has ended."""
+        """Commit the answers that have come, and let others run the rest. To be called when ``run`` has ended."""
         await self._commit()
+        with contextlib.suppress(NeriteError):  # they are over soon in any case
+            await self._store.release()
 
     async def run(self) -> None:
         """Run batches until cancelled. May be called again after it has raised."""
@@ -119,6 +131,9 @@ class BatchRunner:
                 await self._look()
             except NeriteError as error:  # the database or the disk fails
                 log.error(f"batches wait: {error.message}")
+                if time.monotonic() >= self._leased_until:
+                    for batch in list(self.batches.values()):
+                        self._lose(batch)
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
             self._fill_soon()
@@ -132,14 +147,34 @@ class BatchRunner:
     async def _look(self) -> None:
         """Do all that is due."""
         self._woken.clear()
-        if not self._resumed:
-            for record in await self._store.open_batches():
-                self.batches.setdefault(record.id, RunningBatch(record))
-            self._resumed = True
+        now = time.monotonic()
+        if now - self._claimed_at >= min(_LOOK_SECONDS, self._lease_seconds / 4):
+            await self._claim(now)
         await self._commit()
         for batch in list(self.batches.values()):
             await self._advance(batch)
         await self._sweep()
+
+    async def _claim(self, now: float) -> None:
+        """Renew the leases, take over the batches of servers that have died, and note what others have cancelled."""
+        known = list(self.batches)
+        records = {record.id: record for record in await self._store.claim()}
+        self._claimed_at, self._leased_until = now, now + self._lease_seconds
+        for name in known:
+            if name not in records:
+                self._lose(self.batches[name])
+        for name, record in records.items():
+            batch = self.batches.get(name)
+            if batch is None:
+                self.batches[name] = RunningBatch(record)
+            elif record.status is BatchStatus.CANCELLING:
+                batch.record = record
+
+    def _lose(self, batch: RunningBatch) -> None:
+        """Leave a batch to others, and drop what is under way of it."""
+        log.warning(f"batch '{batch.record.id}' is no longer run here: its lease is over")
+        self._cancel_items(batch)
+        self._forget(batch)
 
     # From one status to the next
 
@@ -157,6 +192,8 @@ class BatchRunner:
                 await self._validate(batch)
             else:
                 await self._load(batch)
+        except BatchTakenOver:
+            self._lose(batch)
         except NeriteError as error:
             log.error(f"batch '{record.id}' waits: {error.message}")
 
@@ -309,14 +346,16 @@ class BatchRunner:
         if not self._answers:
             return
         rows = list(self._answers)
-        await self._store.commit(rows)
+        lost = await self._store.commit(rows)
         del self._answers[: len(rows)]
         for row in rows:
             batch = self.batches.get(row.batch)
-            if batch is not None:
-                record = batch.record
-                done = row.state is ItemState.COMPLETED
-                batch.record = record.counted(done)
+            if batch is None:
+                continue
+            if row.batch in lost:
+                self._lose(batch)
+            else:
+                batch.record = batch.record.counted(row.state is ItemState.COMPLETED)
 
     async def _sweep(self) -> None:
         """Remove expired files, once a minute."""
@@ -336,7 +375,7 @@ class BatchRunner:
     def _fill(self) -> None:
         """Submit items while there is room; a few in each turn of the loop, so that others are not delayed."""
         self._filling = False
-        if self._stopping:
+        if self._stopping or time.monotonic() >= self._leased_until:
             return
         now = time.time()
         left = min(self._most - self.under_way, _AT_ONCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 import time
@@ -14,7 +15,7 @@ from nerite.batches.items import InvalidItems, is_endpoint, read_items
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, FileRecord
 from nerite.batches.runner import BatchRunner, new_file_id
 from nerite.batches.running_batch import ItemExecutor
-from nerite.batches.store import BatchStore, PageRequest
+from nerite.batches.store import BatchLease, BatchStore, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument
 from nerite.core.tensor import Buffer
 from nerite.storage.database import Database, shown
@@ -36,6 +37,8 @@ class BatchLimits(NamedTuple):
     """Maximum number of items under way."""
     storage_bytes: int = 10 << 30
     """Maximum bytes of all files that were uploaded."""
+    lease_seconds: float = 15.0
+    """Time after which others that share the database run the batches of a server that has died."""
 
 
 class NewBatch(NamedTuple):
@@ -68,7 +71,7 @@ def default_directory(location: str) -> str:
 
 
 class Batches:
-    """All files and batches of a server."""
+    """All files and batches of a server, or of several that share a database of PostgreSQL and the directory."""
 
     def __init__(
         self,
@@ -80,20 +83,24 @@ class Batches:
     ) -> None:
         """Open the database and the directory, by default beside the database. Blocks. Raises ``NeriteError``."""
         self._limits = limits
-        directory = directory or default_directory(location)
+        beside = default_directory(location)
+        shared = not beside
+        directory = directory or beside
         if not directory:
             raise InvalidArgument(
                 f"the database {shown(location)} is on another machine: say where the files are, with --batch-files=DIR"
             )
-        self.files = FileDirectory(directory)
+        self.files = FileDirectory(directory, shared=shared)
         try:
             self._database = Database(location, [BatchSchema()])
         except BaseException:
             self.files.close()
             raise
-        self._store = BatchStore(self._database)
+        lease = BatchLease(secrets.token_hex(8), limits.lease_seconds, sole=not shared)
+        self._store = BatchStore(self._database, lease)
         self.files.remove_others(self._store.file_names())
-        self.runner = BatchRunner(self._store, self.files, executor, limits.concurrency, weight_of)
+        seconds = limits.lease_seconds if shared else math.inf
+        self.runner = BatchRunner(self._store, self.files, executor, limits.concurrency, weight_of, seconds)
 
     async def run(self) -> None:
         """Run batches until cancelled."""

@@ -8,13 +8,15 @@ from typing import Any, Final, NamedTuple
 
 from nerite.batches.items import ItemLine
 from nerite.batches.records import BATCH_COLUMNS, FILE_COLUMNS, BatchRecord, BatchStatus, FileRecord, ItemState
-from nerite.core.errors import Conflict, NotFound, TooLarge
+from nerite.core.errors import Conflict, NeriteError, NotFound, TooLarge
 from nerite.storage.database import Database, Transaction
 
 _FILES: Final = ", ".join(FILE_COLUMNS)
 _BATCHES: Final = ", ".join(BATCH_COLUMNS)
 _ENDS: Final = tuple(str(status) for status in BatchStatus if status.is_end)
 _OPEN: Final = "status NOT IN ('" + "', '".join(_ENDS) + "')"
+_RENEWAL: Final = 2 / 3
+"""Fraction of a lease below which it is renewed."""
 
 
 class PageRequest(NamedTuple):
@@ -37,11 +39,30 @@ class ItemAnswerRow(NamedTuple):
     """Its line of an output file."""
 
 
-class BatchStore:
-    """All rows. ``tenant`` restricts what a call can see; rows of others do not exist for it."""
+class BatchTakenOver(NeriteError):
+    """Another server runs the batch: the lease of this one was over before it was renewed."""
 
-    def __init__(self, database: Database) -> None:
+
+class BatchLease(NamedTuple):
+    """In whose name, and for how long, batches are run. Nobody else runs them meanwhile."""
+
+    owner: str
+    """Unique to the process."""
+    seconds: float
+    sole: bool
+    """No other process uses the database, so batches of any owner are those of one that has died."""
+
+
+class BatchStore:
+    """All rows. ``tenant`` restricts what a call can see; rows of others do not exist for it.
+
+    Several servers may use one database. Each runs the batches that it has leased: what it changes of them takes effect
+    only as long as it has them, whatever its clock says.
+    """
+
+    def __init__(self, database: Database, lease: BatchLease) -> None:
         self._database = database
+        self._lease = lease
 
     # Files
 
@@ -53,7 +74,7 @@ class BatchStore:
             if used + file.size > most_bytes:
                 raise TooLarge(
                     f"the file has {file.size} bytes, and all files together would exceed the {most_bytes} bytes of "
-                    f"--batch-storage-bytes, of which {used} are used: delete files, or raise the limit"
+                    f"batch-storage-bytes, of which {used} are used: delete files, or raise the limit"
                 )
             _insert_file(transaction, file)
 
@@ -101,14 +122,21 @@ class BatchStore:
     # Batches
 
     async def add_batch(self, batch: BatchRecord) -> None:
-        """Add a batch. Raises ``NotFound`` without its input file, ``Conflict`` for a file of another purpose."""
+        """Add a batch, which this server runs.
+
+        Raises ``NotFound`` without its input file, ``Conflict`` for a file of another purpose.
+        """
 
         def work(transaction: Transaction) -> None:
             file = _file(transaction, batch.tenant, batch.input_file_id)
             if file.purpose != "batch":
                 raise Conflict(f"the purpose of file '{file.id}' is '{file.purpose}': it must be 'batch'")
-            places = ", ".join("?" * len(BATCH_COLUMNS))
-            transaction.execute(f"INSERT INTO batches ({_BATCHES}) VALUES ({places})", batch.as_row())
+            places = ", ".join("?" * (len(BATCH_COLUMNS) + 2))
+            until = transaction.now() + self._lease.seconds
+            transaction.execute(
+                f"INSERT INTO batches ({_BATCHES}, owner, owned_until) VALUES ({places})",
+                [*batch.as_row(), self._lease.owner, until],
+            )
 
         await self._database.run(work)
 
@@ -125,15 +153,44 @@ class BatchStore:
         rows, more = await self._database.run(lambda transaction: _page(transaction, "batches", tenant, listing))
         return [BatchRecord.of_row(row) for row in rows], more
 
-    async def open_batches(self) -> list[BatchRecord]:
-        """Return the batches of all tenants that have not ended."""
-        statement = f"SELECT {_BATCHES} FROM batches WHERE {_OPEN} ORDER BY created_at"
-        return [BatchRecord.of_row(row) for row in await self._database.run(lambda each: each.rows(statement))]
+    async def claim(self) -> list[BatchRecord]:
+        """Renew the leases of this server, and take the batches whose lease is over; return all that it runs now."""
+        owner, seconds, sole = self._lease
+
+        def work(transaction: Transaction) -> list[tuple[Any, ...]]:
+            now = transaction.now()
+            free = "owner <> ?" if sole else "owned_until < ?"
+            transaction.execute(
+                f"UPDATE batches SET owner = ?, owned_until = ? WHERE {_OPEN} AND "
+                f"(owner = ? AND owned_until < ? OR {free})",
+                [owner, now + seconds, owner, now + seconds * _RENEWAL, owner if sole else now],
+            )
+            statement = f"SELECT {_BATCHES} FROM batches WHERE {_OPEN} AND owner = ? ORDER BY created_at"
+            return transaction.rows(statement, [owner])
+
+        return [BatchRecord.of_row(row) for row in await self._database.run(work)]
+
+    async def release(self) -> None:
+        """Give back all leases: another server may run the batches at once."""
+        owner = self._lease.owner
+        await self._database.run(
+            lambda each: each.execute("UPDATE batches SET owner = '', owned_until = 0 WHERE owner = ?", [owner])
+        )
+
+    def _holds(self, transaction: Transaction, name: str) -> bool:
+        """Return whether this server runs a batch, until the end of the transaction."""
+        statement = "UPDATE batches SET owner = owner WHERE id = ? AND owner = ?"
+        return transaction.execute(statement, [name, self._lease.owner]) > 0
+
+    def _check_held(self, transaction: Transaction, name: str) -> None:
+        if not self._holds(transaction, name):
+            raise BatchTakenOver(f"another server has taken batch '{name}' over")
 
     async def change(self, name: str, **values: Any) -> BatchRecord:
-        """Change columns of a batch; return it."""
+        """Change columns of a batch; return it. Raises ``BatchTakenOver``."""
 
         def work(transaction: Transaction) -> BatchRecord:
+            self._check_held(transaction, name)
             return _change(transaction, name, values)
 
         return await self._database.run(work)
@@ -154,9 +211,13 @@ class BatchStore:
     # Items
 
     async def begin(self, name: str, items: Sequence[ItemLine], model: str, now: float) -> BatchRecord:
-        """Add the items of a validated batch, which is in progress from now on, unless it was cancelled meanwhile."""
+        """Add the items of a validated batch, which is in progress from now on, unless it was cancelled meanwhile.
+
+        Raises ``BatchTakenOver``.
+        """
 
         def work(transaction: Transaction) -> BatchRecord:
+            self._check_held(transaction, name)
             found = _by_id(transaction, name)
             if found.status is not BatchStatus.VALIDATING:
                 return found
@@ -183,19 +244,27 @@ class BatchStore:
         )
         return [ItemLine(*row) for row in rows]
 
-    async def commit(self, answers: Sequence[ItemAnswerRow]) -> None:
-        """Store answers and count them, together. An item that has an answer keeps its first one."""
+    async def commit(self, answers: Sequence[ItemAnswerRow]) -> set[str]:
+        """Store answers and count them, together. An item that has an answer keeps its first one.
 
-        def work(transaction: Transaction) -> None:
+        Return the batches that another server has taken over: their answers are dropped.
+        """
+
+        def work(transaction: Transaction) -> set[str]:
+            names = dict.fromkeys(row.batch for row in answers)
+            lost = {name for name in names if not self._holds(transaction, name)}
             for row in answers:
+                if row.batch in lost:
+                    continue
                 changed = transaction.execute(
                     "UPDATE batch_items SET state = ?, answer = ? WHERE batch_id = ? AND line = ? AND state = ?",
                     [str(row.state), row.answer, row.batch, row.line, str(ItemState.WAITING)],
                 )
                 column = "completed" if row.state is ItemState.COMPLETED else "failed"
                 transaction.execute(f"UPDATE batches SET {column} = {column} + ? WHERE id = ?", [changed, row.batch])
+            return lost
 
-        await self._database.run(work)
+        return await self._database.run(work)
 
     async def answers(self, name: str, state: ItemState, after: int, limit: int) -> list[tuple[int, str, bytes]]:
         """Return line, custom id and answer of items in a state, those behind line ``after``, in order."""
@@ -209,9 +278,13 @@ class BatchStore:
         return [(line, custom_id, bytes(answer or b"")) for line, custom_id, answer in rows]
 
     async def finish(self, name: str, files: Sequence[FileRecord], **values: Any) -> BatchRecord:
-        """Add the output files of a batch, change it, and remove its items, whose answers are in the files."""
+        """Add the output files of a batch, change it, and remove its items, whose answers are in the files.
+
+        Raises ``BatchTakenOver``.
+        """
 
         def work(transaction: Transaction) -> BatchRecord:
+            self._check_held(transaction, name)
             for file in files:
                 _insert_file(transaction, file)
             transaction.execute("DELETE FROM batch_items WHERE batch_id = ?", [name])

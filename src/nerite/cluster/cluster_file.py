@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -152,7 +153,12 @@ _ROUTER: Final[Mapping[str, _Key]] = {
     "policy-file": _Key("policy_file", _text),
     "redis": _Key("redis", _text),
     "ledger": _Key("ledger", _text),
+    "member-key-file": _Key("member_key_file", _text),
     "batches": _Key("batches", _text),
+    "batch-files": _Key("batch_files", _text),
+    "batch-concurrency": _Key("batch_concurrency", _count(1, 65536)),
+    "batch-storage-bytes": _Key("batch_storage_bytes", _count(0, 1 << 62)),
+    "batch-lease": _Key("batch_lease", _interval),
     "max-body": _Key("max_body", _count(1024, 1 << 40)),
     "timeout": _Key("timeout", duration_of),
     "connect-timeout": _Key("connect_timeout", _interval),
@@ -163,6 +169,8 @@ _ROUTER: Final[Mapping[str, _Key]] = {
     "exit-timeout": _Key("exit_timeout", duration_of),
     "access-log": _Key("access_log", _flag),
 }
+_FILES: Final = ("policy_file", "ledger", "member_key_file", "batches", "batch_files")
+"""Settings of the router that are paths, or addresses of databases."""
 _POOL: Final[Mapping[str, _Key]] = {
     "kind": _Key("kind", _one_of([str(kind) for kind in ServerKind])),
     "grpc-port": _Key("grpc_port", _port),
@@ -304,6 +312,7 @@ class _Reader:
         for place, (key, number) in enumerate(ports.items()):
             if number and number in list(ports.values())[:place]:
                 self._wrong(("router", key), f"is {number} like that of another port: choose another")
+        router = dataclasses.replace(router, **self._paths_of(router))
         tables = whole.get("pool", [])
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
             self._wrong(("pool",), "must be tables: write [[pool]] and its keys below")
@@ -317,14 +326,26 @@ class _Reader:
         self._check_names(pools)
         return ClusterSettings(router, pools, self._file)
 
+    def _paths_of(self, router: RouterSettings) -> dict[str, Any]:
+        """Return the files of the router, by their settings, relative to the directory of the cluster file."""
+        remote = "://" in router.batches and not router.batches.startswith("sqlite:")
+        if remote and not router.batch_files:
+            what = "is a database on another machine: write batch-files, a directory that all routers share, too"
+            self._wrong(("router", "batches"), what)
+        elif router.batch_files and not router.batches:
+            self._wrong(("router", "batch-files"), "has an effect with batches only: add that, or remove it")
+        if router.member_key_file and not router.policy_file:
+            what = "tells members who sends a request, which policy-file says: add that, or remove it"
+            self._wrong(("router", "member-key-file"), what)
+        paths = {name: getattr(router, name) for name in _FILES}
+        return {name: self._beside(path) for name, path in paths.items() if path and "://" not in path}
+
     def _router(self, table: object) -> RouterSettings:
         path = ("router",)
         tls = table.get("tls") if isinstance(table, dict) else None
         if isinstance(table, dict):
             table = {key: value for key, value in table.items() if key != "tls"}
         values = self._read(path, table, _ROUTER)
-        if "policy_file" in values:
-            values["policy_file"] = self._beside(values["policy_file"])
         if tls is not None:
             found = self._tls((*path, "tls"), tls, _PORT_TLS)
             if "certificate" in found:

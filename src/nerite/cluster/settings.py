@@ -55,8 +55,17 @@ class RouterSettings:
     """URL of the Redis server that counts quotas of all routers together."""
     ledger: str = ""
     """File or URL of the database with a row for each request."""
+    member_key_file: str = ""
+    """File whose first line is the key by which members of Nerite know the router."""
     batches: str = ""
     """File or URL of the database with batches and their files."""
+    batch_files: str = ""
+    """Directory of the files; empty: beside the database."""
+    batch_concurrency: int = 64
+    """Items under way at most."""
+    batch_storage_bytes: int = 10 << 30
+    batch_lease: float = 15.0
+    """Time after which other routers run the batches of one that has died."""
     max_body: int = 64 << 20
     """Largest body of a request. It is kept until the answer begins."""
     timeout: float = 0.0

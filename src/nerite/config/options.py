@@ -488,6 +488,10 @@ class ServerOptions:
     ledger: Annotated[str, nerite_flag(
         "ledger", "Database in which each request gets a row with what it cost: a path (SQLite), or "
         "postgresql://USER@HOST/NAME (docs/ledger.md).", default="nothing is recorded")] = ""
+    router_key_file: Annotated[str, nerite_flag(
+        "router-key-file", "File with keys of routers, one on each line: a router with one of them says which tenant "
+        "has sent a request (docs/ledger.md#routers). It is read again when it changes.",
+        default="no router is believed")] = ""
     rollout_state: Annotated[str, nerite_flag(
         "rollout-state", "Directory in which the state of rollouts outlives the server (docs/rollouts.md).",
         default="nerite/rollouts in the user's state directory")] = ""

@@ -20,14 +20,17 @@ _MAX_STATE: Final = 512
 
 
 class TraceContext(NamedTuple):
-    """A parent span."""
+    """What the sender of a request calls it: a parent span, the id that a router gave it, or both."""
 
     trace_id: int
+    """0: there is no parent span."""
     span_id: int
     state: str = ""
     """Vendor-specific data that tracing systems propagate (``tracestate``)."""
     sampled: bool = True
     """The program that started the trace records it."""
+    request_id: str = ""
+    """Of the router that has sent it, whose ledger has the same one."""
 
     @property
     def trace(self) -> str:
@@ -42,8 +45,31 @@ class TraceContext(NamedTuple):
     @property
     def carrier(self) -> dict[str, str]:
         """The headers that OpenTelemetry propagators read."""
-        headers = {"traceparent": self.traceparent}
+        headers = {"traceparent": self.traceparent} if self.trace_id else {}
         return {**headers, "tracestate": self.state} if self.state else headers
+
+
+REQUEST_ID: Final = "x-nerite-request"
+"""Header with the id that a router gives a request."""
+_ID: Final = re.compile(rb"[\x21-\x7e]{1,64}")
+
+
+def with_request_id(span: TraceContext | None, raw: bytes) -> TraceContext | None:
+    """Return a span with the request id in a header; unchanged if it is not one of a router."""
+    if _ID.fullmatch(raw) is None:
+        return span
+    return (span or TraceContext(0, 0))._replace(request_id=raw.decode())
+
+
+def request_id_of(request: InferenceRequest) -> str:
+    """Return the id that a router gave a request; empty if it came directly."""
+    sink: object = request.sink
+    while sink is not None:
+        span: TraceContext | None = getattr(sink, "outer_span", None)
+        if span is not None:
+            return span.request_id
+        sink = getattr(sink, "behind", None)
+    return ""
 
 
 def parse(traceparent: str | None, tracestate: str | None = None) -> TraceContext | None:

@@ -130,7 +130,7 @@ def work_name(request_id: str, model: str, version: str) -> bytes:
 
 def span_frame(span: TraceContext) -> bytes:
     """Return a SPAN message."""
-    return messages.json_frame(SPAN, [f"{span.trace_id:x}", span.span_id, span.state, span.sampled])
+    return messages.json_frame(SPAN, [f"{span.trace_id:x}", *span[1:]])
 
 
 def read_span(body: memoryview) -> TraceContext:

@@ -117,7 +117,9 @@ class FrontProcess:
         self._bounds.bytes = SharedBytesInFlight(start.max_bytes, slots, start.index)
         self._keys = {path: AccessKeys(keys) for path, keys in (start.state.keys or {}).items()}
         self._policy = start.state.policy
-        callers = None if self._policy is None else Callers(self._current_policy)
+        router_keys = self._keys.get(options.router_key_file)
+        identified = self._policy is not None or router_keys is not None
+        callers = Callers(self._current_policy, router_keys) if identified else None
         factory = ListenerFactory(options, self._bounds, self._keys, callers)
         if "grpc" in start.ports:
             grpc = factory.grpc(self._entry, GrpcRelay(self._core).handler)
@@ -148,8 +150,7 @@ class FrontProcess:
         gc.set_threshold(_GC_THRESHOLD)
 
     def _current_policy(self) -> AdmissionPolicy:
-        assert self._policy is not None
-        return self._policy
+        return self._policy or AdmissionPolicy()
 
     def _serve(self, name: str, listener: TransportListener, port: AdoptedPort) -> None:
         number = kinds.PORTS.index(name)

@@ -88,12 +88,21 @@ def bill_lines(transaction: Transaction, prices: PriceList, month: Month, tenant
             amounts = amounts._replace(requests=0)
         place = group["tenant"], group["model"], int(group["day"])
         used[place] = added(used.get(place, Amounts(0)), amounts)
-    lines = []
-    for (name, model, number), amounts in used.items():
-        day = date_of(number)
-        price = prices.price(model, day)
-        lines.append(BillLine(name, model, day, amounts, [] if price is None else price.items(amounts)))
-    return lines
+    return [_line(prices, name, model, date_of(number), amounts) for (name, model, number), amounts in used.items()]
+
+
+def merged(lines: Iterable[BillLine], prices: PriceList) -> list[BillLine]:
+    """Return lines of several ledgers with one for each tenant, model and day."""
+    found: dict[tuple[str, str, date], Amounts] = {}
+    for line in lines:
+        place = line.tenant, line.model, line.day
+        found[place] = added(found.get(place, Amounts(0)), line.amounts)
+    return [_line(prices, *place, amounts) for place, amounts in sorted(found.items())]
+
+
+def _line(prices: PriceList, tenant: str, model: str, day: date, amounts: Amounts) -> BillLine:
+    price = prices.price(model, day)
+    return BillLine(tenant, model, day, amounts, [] if price is None else price.items(amounts))
 
 
 def added(one: Amounts, other: Amounts) -> Amounts:

@@ -95,6 +95,19 @@ class Ledger:
         self._meters.append(meter)
         return meter
 
+    def next_number(self) -> int:
+        """Return the number of the next row of this session."""
+        return next(self._meter_session.numbers)
+
+    @property
+    def session(self) -> int:
+        """Distinguishes the rows of this process from those of all others."""
+        return self._session
+
+    def add(self, row: LedgerRow) -> None:
+        """Add a row that no meter makes: of a router."""
+        self._rows.append(row)
+
     def write_metrics(self, page: Page) -> None:
         """Write the metrics of the ledger."""
         page.write(LEDGER, [LEDGER.row(self)])

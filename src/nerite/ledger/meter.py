@@ -11,8 +11,8 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Cancelled, DeadlineExceeded, NeriteError
-from nerite.core.execution_observer import ExecutionTimes, ForwardingSink
+from nerite.core.errors import Cancelled, DeadlineExceeded, NeriteError, NoIdleRoom
+from nerite.core.execution_observer import ExecutionTimes, ForwardingSink, request_id_of
 from nerite.core.model_calls import first_of
 from nerite.core.request import Caller, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
@@ -35,12 +35,14 @@ class RequestAccount(ForwardingSink):
         "leases",
         "queue_ns",
         "request",
+        "request_id",
     )
 
     def __init__(self, meter: VersionMeter, request: InferenceRequest) -> None:
         self._sink = request.sink  # as the base class does
         self._meter = meter
         self.request = request
+        self.request_id = "" if request.caused else request_id_of(request)
         self.queue_ns = -1
         """Until an instance started it; -1 while none has."""
         self.compute_ns = 0
@@ -141,6 +143,8 @@ class VersionMeter:
         begun = account.queue_ns >= 0
         if error is None:
             account.ending = Ending.ANSWERED if begun or not self._executes else Ending.CACHED
+        elif begun and isinstance(error, NoIdleRoom):
+            account.ending = Ending.PREEMPTED
         elif account.request.cancelled or isinstance(error, Cancelled | DeadlineExceeded):
             account.ending = Ending.CANCELLED
         else:
@@ -311,7 +315,7 @@ class VersionMeter:
         if queue_ns < 0:
             queue_ns = now - request.arrived_ns
         if engine is None:
-            used = (1, 0, 0, 0, queue_ns, account.compute_ns, 0, 0, 0)
+            used = (1, 0, 0, 0, queue_ns, account.compute_ns, 0, 0, 0, 0, 0)
         else:
             begun = engine.begun
             once = 0 if request.repeats else 1  # as quotas charge it
@@ -325,11 +329,13 @@ class VersionMeter:
                 engine.prefill_ns,
                 engine.decode_ns,
                 engine.kv_block_ns,
+                0,
+                0,
             )
         wall = self._wall_ns
         times = (request.arrived_ns + wall) / 1e9, (now + wall) / 1e9
         # Not by their constructors, which take several times as long.
-        return _new_tuple(LedgerRow, (number, *times, key, _new_tuple(Amounts, used)))
+        return _new_tuple(LedgerRow, (number, *times, key, _new_tuple(Amounts, used), account.request_id))
 
     def _key(self, request: InferenceRequest, ending: Ending) -> RowKey:
         header = request.header

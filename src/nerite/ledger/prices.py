@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from nerite.core.errors import InvalidArgument
 from nerite.ledger.row import SECOND, Amounts, Ending
 
 ANY_MODEL: Final = "*"
+MILLION: Final = 1_000_000
 _GIB: Final = 2**30
 _RATES: Final = ("prompt-tokens", "cached-tokens", "answer-tokens", "compute-seconds", "kv-gib-hours")
 _TOP: Final = ("currency", "charged", "provider", "price")
@@ -61,6 +63,11 @@ class ModelPrice:
             if quantity:
                 found.append(BillItem(name, unit, quantity, rate / per, quantity * rate / per))
         return found
+
+    def millionths(self, prompt_tokens: int, answer_tokens: int) -> int:
+        """Return what tokens cost, in millionths of the currency, rounded up."""
+        used = Amounts(prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
+        return math.ceil(sum((item.cost for item in self.items(used)), Decimal()) * MILLION)
 
 
 @dataclass(frozen=True)

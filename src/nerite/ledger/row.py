@@ -23,6 +23,8 @@ class Ending(enum.StrEnum):
     """The client no longer waited, or the deadline has passed."""
     REFUSED = "refused"
     """It was not executed: over a quota, a full queue, or a mistake in the request."""
+    PREEMPTED = "preempted"
+    """It was of the class idle, and was stopped for others: whoever sends it again does not pay twice."""
     RUNNING = "running"
     """It was not over when the row was written; after a crash of the server it stays so."""
 
@@ -39,6 +41,16 @@ class Origin(enum.StrEnum):
     """The server itself: work that no request asked for."""
 
 
+class Source(enum.StrEnum):
+    """Who wrote a row."""
+
+    SERVER = "server"
+    ROUTER = "router"
+    """A router, for a request that no server has a row of."""
+    COPY = "copy"
+    """A router, for a request that its server has a row of, too: sums and bills leave this one out."""
+
+
 class RowKey(NamedTuple):
     """What sums of rows are formed by."""
 
@@ -53,6 +65,10 @@ class RowKey(NamedTuple):
     """Class of the request; empty without a policy."""
     origin: str = Origin.CLIENT
     ending: str = Ending.ANSWERED
+    source: str = Source.SERVER
+    pool: str = ""
+    """Pool and member that a router chose; empty in rows of servers."""
+    member: str = ""
 
 
 class Amounts(NamedTuple):
@@ -73,6 +89,10 @@ class Amounts(NamedTuple):
     """Share of the engine's later steps, by tokens."""
     kv_block_ns: int = 0
     """KV cache blocks that were held, times how long."""
+    first_byte_ns: int = 0
+    """From the arrival at a router until the first byte of the answer."""
+    attempts: int = 0
+    """Members that a router sent the request to, one after the other."""
 
     @property
     def busy_ns(self) -> int:
@@ -91,6 +111,8 @@ class LedgerRow(NamedTuple):
     """When it was over; of a sum, the last."""
     key: RowKey
     amounts: Amounts
+    request_id: str = ""
+    """That of a router, in its own row and in those of servers; empty without one, and in sums."""
 
 
 def summed(rows: Iterable[LedgerRow]) -> list[LedgerRow]:

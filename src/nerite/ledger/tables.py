@@ -7,28 +7,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.ledger.instance_clock import InstanceTime
-from nerite.ledger.row import Amounts, Ending, LedgerRow
+from nerite.ledger.row import Amounts, Ending, LedgerRow, Source
 from nerite.storage.database import Transaction
 
-_KEY: Final = ("tenant", "model", "version", "route", "arm", "class", "origin", "ending")
+_FIRST_KEY: Final = ("tenant", "model", "version", "route", "arm", "class", "origin", "ending")
+_KEY: Final = (*_FIRST_KEY, "source", "pool", "member")
 """Columns of ``RowKey``."""
 GROUPS: Final = ("day", *_KEY)
 """Columns that sums may be grouped by."""
-_AMOUNTS: Final = (
-    "requests",
-    "prompt_tokens",
-    "cached_tokens",
-    "answer_tokens",
-    "queue_seconds",
-    "compute_seconds",
-    "prefill_seconds",
-    "decode_seconds",
-    "kv_block_seconds",
-)
-"""Columns of ``Amounts``."""
-_COUNTS: Final = 4
-"""So many of them are counts; the others are times, in nanoseconds outside the tables."""
-_ROW: Final = ("session", "number", "day", "started", "ended", *_KEY, *_AMOUNTS)
+_FIRST_COUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "answer_tokens")
+_FIRST_TIMES: Final = ("queue_seconds", "compute_seconds", "prefill_seconds", "decode_seconds", "kv_block_seconds")
+_TIMES: Final = (*_FIRST_TIMES, "first_byte_seconds")
+_AMOUNTS: Final = (*_FIRST_COUNTS, *_TIMES, "attempts")
+"""Columns of ``Amounts``. Times are in nanoseconds outside the tables."""
+_TIMES_BEGIN: Final = len(_FIRST_COUNTS)
+_TIMES_END: Final = _TIMES_BEGIN + len(_TIMES)
+_ROW: Final = ("session", "number", "day", "started", "ended", *_KEY, *_AMOUNTS, "request_id")
 _SUMS: Final = ", ".join(f"SUM({column})" for column in _AMOUNTS)
 
 
@@ -36,9 +30,9 @@ _MIGRATIONS: Final = (
     f"""CREATE TABLE ledger_rows (
         session BIGINT NOT NULL, number BIGINT NOT NULL, day BIGINT NOT NULL,
         started DOUBLE PRECISION NOT NULL, ended DOUBLE PRECISION NOT NULL,
-        {", ".join(f"{column} TEXT NOT NULL" for column in _KEY)},
-        {", ".join(f"{column} BIGINT NOT NULL" for column in _AMOUNTS[:_COUNTS])},
-        {", ".join(f"{column} DOUBLE PRECISION NOT NULL" for column in _AMOUNTS[_COUNTS:])},
+        {", ".join(f"{column} TEXT NOT NULL" for column in _FIRST_KEY)},
+        {", ".join(f"{column} BIGINT NOT NULL" for column in _FIRST_COUNTS)},
+        {", ".join(f"{column} DOUBLE PRECISION NOT NULL" for column in _FIRST_TIMES)},
         PRIMARY KEY (session, number))""",
     "CREATE INDEX ledger_rows_ended ON ledger_rows (ended)",
     """CREATE TABLE ledger_times (
@@ -47,6 +41,13 @@ _MIGRATIONS: Final = (
         since DOUBLE PRECISION NOT NULL, until DOUBLE PRECISION NOT NULL,
         idle_seconds DOUBLE PRECISION NOT NULL, used_seconds DOUBLE PRECISION NOT NULL,
         PRIMARY KEY (session, number, day))""",
+    "ALTER TABLE ledger_rows ADD COLUMN source TEXT NOT NULL DEFAULT 'server'",
+    "ALTER TABLE ledger_rows ADD COLUMN pool TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE ledger_rows ADD COLUMN member TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE ledger_rows ADD COLUMN first_byte_seconds DOUBLE PRECISION NOT NULL DEFAULT 0",
+    "ALTER TABLE ledger_rows ADD COLUMN attempts BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE ledger_rows ADD COLUMN request_id TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX ledger_rows_request ON ledger_rows (request_id) WHERE request_id <> ''",
 )
 
 
@@ -95,9 +96,20 @@ def write(
 
 
 def _values(session: int, row: LedgerRow) -> tuple[object, ...]:
-    number, started, ended, key, amounts = row
-    times = [ns / 1e9 for ns in amounts[_COUNTS:]]
-    return (session, number, int(ended // 86400), started, ended, *map(str, key), *amounts[:_COUNTS], *times)
+    number, started, ended, key, amounts, request_id = row
+    times = [ns / 1e9 for ns in amounts[_TIMES_BEGIN:_TIMES_END]]
+    return (
+        session,
+        number,
+        int(ended // 86400),
+        started,
+        ended,
+        *map(str, key),
+        *amounts[:_TIMES_BEGIN],
+        *times,
+        amounts.attempts,
+        request_id,
+    )
 
 
 class UsageSum(NamedTuple):
@@ -117,11 +129,15 @@ def sums(
 ) -> list[UsageSum]:
     """Return sums of the rows that ended from ``start`` until before ``end`` (Unix times).
 
-    ``group_by``: columns of ``GROUPS``. ``where``: values that columns may have.
+    ``group_by``: columns of ``GROUPS``. ``where``: values that columns may have. Of a request of which both a router
+    and a server have a row, that of the server counts, unless one of them names ``source``.
     """
     assert {*group_by, *(where or ())} <= {*GROUPS}
     conditions, values = ["ended >= ?", "ended < ?"], [start, end]
     parameters: list[object] = [*values]
+    if "source" not in {*group_by, *(where or ())}:
+        conditions.append("source <> ?")
+        parameters.append(str(Source.COPY))
     if where is not None and not all(where.values()):
         return []
     for column, allowed in (where or {}).items():
@@ -140,8 +156,8 @@ def sums(
 
 
 def _amounts(columns: Sequence[Any]) -> Amounts:
-    counts, times = columns[:_COUNTS], columns[_COUNTS:]
-    return Amounts(*map(int, counts), *(round(seconds * 1e9) for seconds in times))
+    times = [round(seconds * 1e9) for seconds in columns[_TIMES_BEGIN:_TIMES_END]]
+    return Amounts._make([*map(int, columns[:_TIMES_BEGIN]), *times, int(columns[_TIMES_END])])
 
 
 def sum_up(transaction: Transaction, before_day: int, session: int) -> tuple[int, int]:
@@ -159,8 +175,9 @@ def sum_up(transaction: Transaction, before_day: int, session: int) -> tuple[int
     sums_of = []
     for number, (day, *rest) in enumerate(found, 1):
         key, (started, ended), amounts = rest[: len(_KEY)], rest[len(_KEY) :][:2], rest[len(_KEY) + 2 :]
-        counts = [int(amount) for amount in amounts[:_COUNTS]]
-        sums_of.append((session, number, day, started, ended, *key, *counts, *amounts[_COUNTS:]))
+        counts = [int(amount) for amount in amounts[:_TIMES_BEGIN]]
+        times = amounts[_TIMES_BEGIN:_TIMES_END]
+        sums_of.append((session, number, day, started, ended, *key, *counts, *times, int(amounts[_TIMES_END]), ""))
     transaction.execute_many(_INSERT_ROW, sums_of)
     return count, len(found)
 

@@ -60,7 +60,7 @@ class Tracing:
             return
         exporter = self._exporter
         outer: TraceContext | None = None if exporter is None else getattr(request.sink, "outer_span", None)
-        if outer is None:
+        if outer is None or not outer.trace_id:
             if sampler.choose() and (exporter is None or exporter.has_room()):
                 self._begin(request, version, sampler)
         elif outer.sampled:

@@ -28,7 +28,10 @@ _MAX_METRICS_BODY: Final = 64 * 1024
 _FRAMING: Final = 1024 * 1024
 """Bytes of a message besides the piece of a body in it: headers and metadata."""
 _RESTART_DELAY: Final = 1.0
-_UNUSED: Final = ("policy_file", "redis", "ledger", "batches", "access_log", "timeout", "tls", "cors_origins")
+_UNUSED: Final = (
+    "policy_file", "redis", "ledger", "member_key_file", "batches", "batch_files", "batch_concurrency",
+    "batch_storage_bytes", "batch_lease", "access_log", "timeout", "tls", "cors_origins",
+)  # fmt: skip
 """Settings of the router that a picker has no use for: the gateway carries the requests."""
 
 

@@ -12,10 +12,13 @@ from collections.abc import Collection
 from time import monotonic_ns
 from typing import Final, Protocol
 
+from nerite.admission.policy import IDLE
 from nerite.admission.ticket import TicketEnding
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
 from nerite.balancing.pool_balancer import MemberAttempt
 from nerite.core.errors import Exhausted, NeriteError, Unavailable
+from nerite.ledger.row import Ending
+from nerite.router.accounting import RoutedAccount
 from nerite.router.admission import Admission, AdmissionRequest, RouterAdmission
 from nerite.router.held_requests import HeldRequest
 from nerite.router.pools import PoolChoice, PoolTable, RouterPool
@@ -80,7 +83,7 @@ class RoutedExchange:
     __slots__ = (
         "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_delay",
         "_first_ns", "_gate", "_held", "_left_ns", "_level", "_order", "_over", "_place", "_pool", "_preemptions",
-        "_retry_timer", "_table", "_timeout", "_timer", "_tried", "_waits", "attempts", "request",
+        "_retry_timer", "_table", "_timeout", "_timer", "_tried", "_waits", "account", "attempts", "request",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +104,8 @@ class RoutedExchange:
         The time begins with ``begin``. With ``gate`` and ``asks``, the request has to be admitted before it is sent.
         ``waits``: it may wait for a member, or for a copy of its model, if the pool lets it.
         """
+        self.account: RoutedAccount | None = None
+        """What the ledger has of the request, if there is one; to be set before the time begins."""
         self._waits = waits
         self._place: HeldRequest | None = None
         """Where it waits for a member."""
@@ -195,7 +200,7 @@ class RoutedExchange:
 
     def _wait(self, *, behind: bool = False, refuse: bool = True) -> bool:
         """Wait for a member; return False if the request cannot, and was not refused because too many do."""
-        if not self._waits:
+        if not self._waits or self._level == IDLE.name:  # Batches learn from the refusal that there is no room.
             return False
         found = self._table.hold(self, self.request, self._level, self._order, behind=behind)
         if isinstance(found, HeldRequest):
@@ -251,6 +256,10 @@ class RoutedExchange:
             pool.lend(member.name)
         if yields:
             pool.yielding.setdefault(member.name, {})[self] = None
+        if self._level == IDLE.name:
+            pool.idle[member.name] += 1
+        if self.account is not None:
+            self.account.sent(pool.name, member.name, metered=member.name in pool.metered, now_ns=now_ns)
         self._call = self._client.send_to(pool, member)
 
     # What the call reports.
@@ -260,6 +269,8 @@ class RoutedExchange:
         self._begun = True
         if self._table.preempts:
             self._stay()
+        if self.account is not None:
+            self.account.first_ns = monotonic_ns()
         if self._admission is not None:
             self._admission.began()
         if report is not None and self._attempt is not None and self._pool is not None:
@@ -273,11 +284,16 @@ class RoutedExchange:
             if self._pool.demand is not None:
                 self._pool.demand.done += tokens + self._attempt.prefill
             self._pool.balancer.progress(self._attempt, tokens, now)
+        if self.account is not None:
+            self.account.parts += int(tokens)
         if self._admission is not None:
             self._admission.progressed(int(tokens))
 
-    def used(self, prompt: int, answer: int) -> None:
-        """Take the numbers of tokens that the member has counted."""
+    def used(self, prompt: int, answer: int, cached: int = 0) -> None:
+        """Take the numbers of tokens that the member has counted. ``cached``: part of the prompt."""
+        account = self.account
+        if account is not None:
+            account.prompt_tokens, account.cached_tokens, account.answer_tokens = prompt, cached, answer
         if self._admission is not None:
             self._admission.used(prompt, answer)
 
@@ -286,7 +302,8 @@ class RoutedExchange:
         if not self._over:
             self._tell_demand(how)
             self._end_attempt(how, code, report)
-            self._finish(TicketEnding.COMPLETE if how is AttemptEnd.ANSWERED else TicketEnding.FAILED)
+            answered = how is AttemptEnd.ANSWERED
+            self._finish(TicketEnding.COMPLETE if answered else TicketEnding.FAILED, _ending_of(how, code))
 
     def _tell_demand(self, how: AttemptEnd) -> None:
         """Tell autoscaling how the request ends: whether its promises were kept, and the work of an answer at once."""
@@ -344,7 +361,7 @@ class RoutedExchange:
         error = BadGateway(f"member '{self._attempt.member.name}' of pool '{self._pool.name}' {cause}")
         if self._begun:
             self._end_attempt(how, str(how))
-            self._finish()
+            self._finish(TicketEnding.FAILED, Ending.FAILED)
             self._client.break_off(error)
         elif not ((self.request.repeatable or not sent) and self._try_again(how, str(how), may_wait=True)):
             self._end_attempt(how, str(how))
@@ -442,7 +459,7 @@ class RoutedExchange:
         if not self._over:
             self._end_wait("cancelled")
             self._cancel_call(AttemptEnd.CANCELLED)
-            self._finish(TicketEnding.CANCELLED)
+            self._finish(TicketEnding.CANCELLED, Ending.CANCELLED)
 
     def _too_late(self) -> None:
         """End the request: its deadline has passed."""
@@ -460,7 +477,7 @@ class RoutedExchange:
         self._tell_demand(AttemptEnd.LOST)
         self._cancel_call(AttemptEnd.LOST)
         if begun:
-            self._finish(TicketEnding.DEADLINE)
+            self._finish(TicketEnding.DEADLINE, Ending.CANCELLED)
             self._client.break_off(error)
         else:
             self._refuse(error, TicketEnding.DEADLINE)
@@ -488,6 +505,14 @@ class RoutedExchange:
         second._tried = (*self._tried, self._attempt.member.name)
         return second
 
+    def take_account(self, other: RoutedExchange) -> None:
+        """Take over the account of the exchange that this one has won against."""
+        account, other.account = other.account, None
+        self.account = account
+        if account is not None and self._attempt is not None and self._pool is not None:
+            name = self._attempt.member.name
+            account.sent(self._pool.name, name, metered=name in self._pool.metered, now_ns=monotonic_ns())
+
     # The ends.
 
     def _end_attempt(self, how: AttemptEnd, code: str, report: LoadReport | None = None) -> None:
@@ -500,6 +525,11 @@ class RoutedExchange:
             pool.model_demand.end(self.request.model, monotonic_ns())
         if self._borrower is not None:
             pool.take_back(attempt.member.name)
+        if self._level == IDLE.name:
+            name = attempt.member.name
+            pool.idle[name] -= 1
+            if not pool.idle[name]:
+                del pool.idle[name]
         if self._table.preempts:
             self._stay()
         self._attempt = self._call = self._borrower = None
@@ -508,11 +538,18 @@ class RoutedExchange:
 
     def _refuse(self, error: NeriteError, ending: TicketEnding = TicketEnding.FAILED) -> None:
         self._table.refused[str(error.http_status)] += 1
-        self._finish(ending)
+        if ending is TicketEnding.DEADLINE:
+            recorded = Ending.CANCELLED
+        else:
+            recorded = Ending.FAILED if isinstance(error, BadGateway) else Ending.REFUSED
+        self._finish(ending, recorded)
         self._client.refuse(error)
 
-    def _finish(self, ending: TicketEnding = TicketEnding.FAILED) -> None:
+    def _finish(self, ending: TicketEnding, recorded: Ending) -> None:
         self._over = True
+        if self.account is not None:
+            self.account.ended(self._level, recorded)
+            self.account = None
         if self._admission is not None:
             self._admission.ended(ending)
             self._admission = None
@@ -524,3 +561,16 @@ class RoutedExchange:
             self._retry_timer = None
         if self._pool is not None:
             self._pool.seconds.note((monotonic_ns() - self._began_ns) / 1e9)
+
+
+_CANCELLED: Final = frozenset(("408", "499", "504", "CANCELLED", "DEADLINE_EXCEEDED"))
+"""Codes of answers that say that nobody waited for one any more."""
+
+
+def _ending_of(how: AttemptEnd, code: str) -> Ending:
+    """Return how a request ended for the ledger, by the status of its answer."""
+    if code in _CANCELLED:
+        return Ending.CANCELLED
+    if how is AttemptEnd.ANSWERED and (code == "OK" or code.startswith("2")):
+        return Ending.ANSWERED
+    return Ending.FAILED if how in (AttemptEnd.FAILED, AttemptEnd.LOST) else Ending.REFUSED

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import Any, Final
 
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.cluster.settings import RouterSettings
 from nerite.config.options import KeepaliveOptions
 from nerite.http2 import RequestHeaders
+from nerite.router.accounting import RouterLedger
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.exchange import RoutedExchange
 from nerite.router.external_scaler import ActivityFeed, ActivityStream, ExternalScaler
@@ -72,9 +74,12 @@ class RouterGrpcPort:
         scaling: RouterScaling | None = None,
         admission: RouterAdmission | None = None,
         contexts: MemberContexts | None = None,
+        member_key: str = "",
     ) -> None:
-        """``contexts`` are those of members that speak TLS."""
+        """``contexts`` are those of members that speak TLS; ``member_key`` is what members know the router by."""
         self._admission = admission
+        self.ledger: RouterLedger | None = None
+        """Where each request gets a row; to be set before ``open``."""
         self._table = table
         self._members = members
         self._settings = settings
@@ -89,6 +94,7 @@ class RouterGrpcPort:
             settings.max_body,
             None if admission is None else admission.callers,
             None if scaling is None else ExternalScaler(scaling).target,
+            member_key,
         )
         self._listener = GrpcListener(
             self._service,
@@ -143,7 +149,7 @@ class RouterGrpcPort:
         own = self._settings.timeout
         seconds = min(timeout, own) if timeout and own else timeout or own
         caller = target.caller
-        return RoutedExchange(
+        exchange = RoutedExchange(
             self._table,
             client,
             request,
@@ -154,6 +160,9 @@ class RouterGrpcPort:
             asks=None if caller is None else AdmissionRequest(caller, request.model, False, size),
             waits=target.waits,
         )
+        if self.ledger is not None and caller is not None:
+            exchange.account = self.ledger.open(caller.tenant, request, monotonic_ns(), tokens=not target.single)
+        return exchange
 
     def call(self, member: Member, block: bytes, sink: GrpcCallSink) -> GrpcMemberCall:
         """Begin a call at a member."""

@@ -11,6 +11,7 @@ from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedReques
 from nerite.core.errors import NeriteError
 from nerite.core.request import Caller
 from nerite.http2 import Buffer, ReplyHeaders, encode_headers
+from nerite.router.accounting import RoutedAccount
 from nerite.router.exchange import GatewayTimeout, MemberCall, RoutedExchange
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.load_reports import BINARY, load_report_in
@@ -53,6 +54,8 @@ class RoutedTarget(CallTarget, Protocol):
     router: CallRouter
     reports: bool
     """The client asks for the load of members."""
+    single: bool
+    """A call has one answer."""
     level: str
     """Class that the client asks for."""
     waits: bool
@@ -60,10 +63,11 @@ class RoutedTarget(CallTarget, Protocol):
     caller: Caller | None
     """Who sends them, if they have to be admitted; None: they need not."""
 
-    def block_for(self, member: Member, *, idle: bool, reports: bool) -> bytes:
+    def block_for(self, member: Member, account: RoutedAccount | None, *, idle: bool, reports: bool) -> bytes:
         """Return the headers for a member.
 
-        ``idle``: the class is the idle one. ``reports``: the member is asked for its load.
+        ``account`` is that of the ledger, if there is one. ``idle``: the class is the idle one. ``reports``: the member
+        is asked for its load.
         """
 
     def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
@@ -269,6 +273,7 @@ class CallRelay:
             self._end_hedge()
         else:
             self._hedge_timer.cancel()
+            call.exchange.take_account(self.exchange)
             self.exchange.cancel()
 
     def send_head(self, call: CallAttempt, head: ReplyHeaders) -> None:
@@ -349,7 +354,7 @@ class CallAttempt:
         relay, member = self._relay, self._member
         idle = self.exchange.idle_class and member.kind is ServerKind.NERITE
         reports = self.exchange.request.prompt_tokens > 0
-        block = relay.target.block_for(member, idle=idle, reports=reports)
+        block = relay.target.block_for(member, relay.exchange.account, idle=idle, reports=reports)
         self._head = None
         self._call = relay.target.router.call(member, block, self)
         self._call.send(relay.kept, relay.ended)

@@ -7,13 +7,15 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from nerite.admission.policy import IDLE
-from nerite.balancing.member import Member, RoutedRequest
+from nerite.balancing.member import Member, RoutedRequest, ServerKind
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
+from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.http2 import Buffer, ReplyHeaders, RequestHeaders, encode_request
+from nerite.http2 import Buffer, ReplyHeaders, RequestHeaders, encode_headers, encode_request
 from nerite.router import grpc_routing, load_reports
+from nerite.router.accounting import RoutedAccount
 from nerite.router.admission import ANYBODY
 from nerite.router.grpc_calls import RoutedCall
 from nerite.router.grpc_relay import CallRouter
@@ -28,6 +30,7 @@ from nerite.wire.health import HealthCheckResponse
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _NAME: Final = 0x0A
 _CLASS: Final = access.CLASS.encode()
+_OF_ROUTERS: Final = frozenset(name.encode() for name in access.OF_ROUTERS)
 
 
 class MethodKind(Enum):
@@ -134,6 +137,7 @@ class MemberTarget(RefusedTarget):
         session_headers: Sequence[str],
         max_message: int,
         callers: Callers | None,
+        member_key: str,
     ) -> None:
         """Raises ``InvalidArgument`` for headers with wrong values."""
         super().__init__(None)
@@ -150,9 +154,12 @@ class MemberTarget(RefusedTarget):
         self.caller = None
         if method.kind is not MethodKind.ANY:
             self.caller = ANYBODY if callers is None else callers.of(get, seconds)
+        self.single = method.kind is not MethodKind.STREAM
         self.reports = headers.get(load_reports.FORMAT) is not None
         self._headers = headers
         self._blocks: dict[tuple[bool, bool, bool], bytes] = {}
+        told = access.identity(member_key, self.caller) if self.caller is not None else []
+        self._identity = encode_headers([(name.encode(), value.encode()) for name, value in told])
         self._method = method
         self._ready = path.endswith(b"/ModelReady")
         self._window = messages.WINDOWS.get((headers.get(b"grpc-encoding") or b"").decode("latin-1"), 0)
@@ -164,13 +171,17 @@ class MemberTarget(RefusedTarget):
         assert isinstance(call, RoutedCall)
         call.route(self, framed)
 
-    def block_for(self, member: Member, *, idle: bool, reports: bool) -> bytes:
+    def block_for(self, member: Member, account: RoutedAccount | None, *, idle: bool, reports: bool) -> bytes:
         """Return the headers for a member."""
         key = (idle, bool(member.tls), reports and not self.reports)
         block = self._blocks.get(key)
         if block is None:
             block = self._blocks[key] = _member_block(self._headers, *key)
-        return block
+        if member.kind is not ServerKind.NERITE:
+            return block
+        if account is None:
+            return block + self._identity
+        return block + self._identity + encode_headers([(REQUEST_ID.encode(), account.request_id.encode())])
 
     def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
         """Return what the choice of a member depends on; None if more of the message is needed."""
@@ -181,8 +192,7 @@ class MemberTarget(RefusedTarget):
         facts = grpc_routing.facts_of(message, self._window, complete=complete)
         if facts is None:
             return None
-        single = method.kind is not MethodKind.STREAM
-        return grpc_routing.routed_request(facts, self._session, single=single, repeatable=method.repeatable)
+        return grpc_routing.routed_request(facts, self._session, single=self.single, repeatable=method.repeatable)
 
     def refusal_of(self, error: NeriteError) -> tuple[bytes, bytes]:
         """Return what answers a call for which there is no member: a model without one is not ready."""
@@ -284,7 +294,7 @@ def _member_block(headers: RequestHeaders, idle: bool, secure: bool, reports: bo
         (b":scheme", b"https" if secure else b"http"),
         (b":path", headers.path),
         (b":authority", headers.authority or b"router"),
-        *(field for field in headers.fields if not (idle and field[0] == _CLASS)),
+        *((name, value) for name, value in headers.fields if name not in _OF_ROUTERS and not (idle and name == _CLASS)),
     ]
     if idle:
         fields.append((_CLASS, IDLE.name.encode()))
@@ -304,9 +314,14 @@ class GrpcRouterService:
         max_message: int,
         callers: Callers | None = None,
         scaler: Callable[[str], CallTarget | None] | None = None,
+        member_key: str = "",
     ) -> None:
-        """``scaler`` returns the target of a path of KEDA's external scaler."""
+        """``scaler`` returns the target of a path of KEDA's external scaler.
+
+        ``member_key`` is what members know the router by.
+        """
         self._scaler = scaler
+        self._member_key = member_key
         self._router = router
         self._table = table
         self._sessions = session_headers
@@ -358,7 +373,9 @@ class GrpcRouterService:
             return (
                 IndexTarget(self._router, self._table, headers, messages.MAX_QUESTION)
                 if method.kind is MethodKind.ALL
-                else MemberTarget(self._router, method, headers, self._sessions, self._max_message, self._callers)
+                else MemberTarget(
+                    self._router, method, headers, self._sessions, self._max_message, self._callers, self._member_key
+                )
             )
         except NeriteError as error:
             return RefusedTarget(messages.of_error(error))

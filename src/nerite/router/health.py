@@ -47,6 +47,8 @@ class MemberState(NamedTuple):
     """Why it is not ready, as the end of a sentence about the member."""
     missed: bool = False
     """It gave no answer, although something listens at its address."""
+    metered: bool | None = None
+    """It has a row of each of the router's requests in a ledger of its own; None: not known."""
     gone: bool = False
     """Nothing listens at its address: when it is back, it is another process."""
     adapters: frozenset[str] = frozenset()
@@ -54,9 +56,18 @@ class MemberState(NamedTuple):
 
 
 async def check_member(
-    members: HttpMembers, member: Member, seconds: float, fields: bytes = b"", *, whole: bool = False
+    members: HttpMembers,
+    member: Member,
+    seconds: float,
+    fields: bytes = b"",
+    *,
+    whole: bool = False,
+    metering: bool = False,
 ) -> MemberState:
-    """Check one member. ``fields``: header lines for its repository. ``whole``: ask for models that are not ready."""
+    """Check one member. ``fields``: header lines for its repository. ``whole``: ask for models that are not ready.
+
+    ``metering``: find out whether it has a ledger that knows the router's requests.
+    """
     path = _READY[member.kind]
     answer = await members.ask(member, "GET", path, seconds=seconds)
     if answer.problem:
@@ -86,7 +97,10 @@ async def check_member(
         if member.kind is not ServerKind.OPENAI:
             answer = await members.ask(member, "GET", "/v1/models", seconds=seconds)
         models, adapters = _openai_names(answer), _adapters(answer)
-    return MemberState(not unready, models, index, unready, adapters=adapters)
+    metered = None
+    if metering and member.kind is ServerKind.NERITE:
+        metered = _has_ledger(await members.ask(member, "GET", "/v2", seconds=seconds))
+    return MemberState(not unready, models, index, unready, metered=metered, adapters=adapters)
 
 
 def _makes_unready(entry: Mapping[str, Any]) -> bool:
@@ -95,6 +109,18 @@ def _makes_unready(entry: Mapping[str, Any]) -> bool:
     With strict readiness a server is not ready while it loads a model, and after a load has failed.
     """
     return entry.get("state", "READY") != "READY" and entry.get("reason") != "unloaded"
+
+
+def _has_ledger(answer: MemberAnswer) -> bool | None:
+    """Return whether a member's description of itself says that it has a ledger; None if it has not answered."""
+    if answer.status != 200:
+        return None
+    try:
+        found = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        return None
+    extensions = found.get("extensions") if isinstance(found, dict) else None
+    return isinstance(extensions, list) and "ledger" in extensions
 
 
 def entries_of(answer: MemberAnswer, key: str = "") -> list[dict[str, Any]] | None:
@@ -139,6 +165,8 @@ class HealthChecks:
         self._began: dict[str, int] = {}
         """Number of the newest check that was taken, by member."""
         self._checks = 0
+        self.metering = False
+        """The router has a ledger, and tells members who sends a request."""
 
     async def check_all(self) -> None:
         """Check every member once."""
@@ -184,7 +212,7 @@ class HealthChecks:
                 self._checks += 1
                 number = self._checks
                 key, whole = self._members.key_of(pool), pool.settings.placement is not None
-                state = await check_member(self._members, member, seconds, key, whole=whole)
+                state = await check_member(self._members, member, seconds, key, whole=whole, metering=self.metering)
         except Exception as error:
             report("router", error, f"in the health check of member '{member.name}'")
             return
@@ -202,6 +230,10 @@ class HealthChecks:
         self._known[name] = state
         if state.ready and before is not None and before.gone:
             pool.balancer.restarted(name)
+        if state.metered:
+            pool.metered.add(name)
+        elif state.metered is False:
+            pool.metered.discard(name)
         models = state.models
         models = None if models is None else models.union(pool.settings.serves)
         pool.set_adapters(name, state.adapters)

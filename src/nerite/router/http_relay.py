@@ -8,6 +8,7 @@ from typing import Final
 
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, ServerKind
 from nerite.core.errors import NeriteError
+from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.llm.openai.fields import body_of
@@ -31,6 +32,8 @@ _USAGE_BYTES: Final = 1024
 """Bytes at the end of an answer in which ``usage`` is looked for."""
 _ANSWER_TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})\b')
 _PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*([0-9]{1,9})\b')
+_TOKENS: Final = b'_tokens"'
+_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})\b')
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 
 
@@ -110,7 +113,12 @@ class HttpRelay:
         assert body is not None
         connections = self.members.of(member)
         idle = exchange.idle_class and member.kind is ServerKind.NERITE
-        head = self.target.request(connections.address.encode(), len(body), self.span, idle=idle)
+        more = self.span
+        if member.kind is ServerKind.NERITE:
+            more += self.target.identity
+            if (account := self.exchange.account) is not None:
+                more += b"%b: %b\r\n" % (REQUEST_ID.encode(), account.request_id.encode())
+        head = self.target.request(connections.address.encode(), len(body), more, idle=idle)
         call = HttpCall(self, exchange, connections, [head, body] if body else [head])
         call.start(pool, member)
         return call
@@ -155,6 +163,7 @@ class HttpRelay:
             self._end_hedge()
         else:
             self._hedge_timer.cancel()
+            call.exchange.take_account(self.exchange)
             self.exchange.cancel()
 
     def break_off(self, error: NeriteError) -> None:
@@ -353,10 +362,11 @@ class HttpCall:
     def _take_usage(self, data: Buffer) -> None:
         """Report the tokens that the member has counted, if the end of ``data`` has their numbers."""
         tail = bytes(data[-_USAGE_BYTES:])
-        answer = _ANSWER_TOKENS.search(tail)
-        if answer is not None:
-            prompt = _PROMPT_TOKENS.search(tail)
-            self.exchange.used(int(prompt[1]) if prompt else 0, int(answer[1]))
+        if _TOKENS not in tail:
+            return
+        found = [pattern.search(tail) for pattern in (_PROMPT_TOKENS, _ANSWER_TOKENS, _CACHED_TOKENS)]
+        if any(found[:2]):
+            self.exchange.used(*(int(each[1]) if each else 0 for each in found))
 
     def take_end(self) -> None:
         """End the answer."""

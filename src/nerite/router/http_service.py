@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+import time
 from time import monotonic_ns
 from typing import Any, Final, cast
 
 from nerite.balancing.member import RoutedRequest
 from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
 from nerite.cluster.settings import RouterSettings
-from nerite.core.errors import NeriteError, TooLarge
+from nerite.core.errors import NeriteError, TooLarge, Unsupported
 from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.ledger.ledger import Ledger
+from nerite.ledger.usage import UsageQuery
+from nerite.llm.openai.batch_api import BatchApi
+from nerite.llm.openai.fields import reply_of
+from nerite.router.accounting import RouterLedger
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.body_facts import SequenceFacts, generate_facts, lora_of, openai_facts, sequence_of
 from nerite.router.exchange import RoutedExchange
@@ -22,15 +28,18 @@ from nerite.router.http_relay import HttpRelay
 from nerite.router.http_targets import BodyKind, HttpTargets, RouteTarget
 from nerite.router.merged_lists import MergedLists
 from nerite.router.pools import PoolTable
+from nerite.transports.access import SenderHeaders
 from nerite.transports.http import content_coding, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
+from nerite.transports.http.routes import BATCH_ENDPOINTS, QUERIED
 
 _NOT_READY: Final = Reply(400, b"", reply.PLAIN)
 
 
+_NO_BATCHES: Final = "add batches to [router] of the cluster file"
 _NO_TENANTS: Final[dict[str, list[Any]]] = {"tenants": [], "models": [], "use": []}
 
 
@@ -44,7 +53,12 @@ class RouterService:
         targets: HttpTargets,
         settings: RouterSettings,
         admission: RouterAdmission | None = None,
+        accounting: RouterLedger | None = None,
     ) -> None:
+        """``accounting`` makes a row for each request."""
+        self._accounting = accounting
+        self.ledger: Ledger | None = None
+        """Answers what requests have used."""
         self._admission = admission
         self._table = table
         self._members = members
@@ -52,6 +66,9 @@ class RouterService:
         self._settings = settings
         self._lists = MergedLists(table, members)
         self._background_calls = BackgroundCalls()
+        self._openai_calls = BackgroundCalls(reply_of)
+        self.batch_api = BatchApi(None, _NO_BATCHES)
+        """Answers the endpoints of files and batches."""
         self._prefix = any(pool.settings.balancing.prefix for pool in table.pools)
         self.draining = False
         """The router is not ready: it is about to stop."""
@@ -74,7 +91,7 @@ class RouterService:
         client = cast(HttpConnection, connection)
         try:
             if target.local:
-                self._answer(connection, target, body)
+                self._answer(connection, head, target, body)
                 return
             routed = self._routed(target, body)
         except NeriteError as error:
@@ -98,6 +115,9 @@ class RouterService:
             asks=None if self._admission is None else _asks(target, routed, len(body)),
             waits=target.kind is not BodyKind.NOTHING,
         )
+        if self._accounting is not None and target.kind is not BodyKind.NOTHING:
+            tokens = target.kind is not BodyKind.TENSORS
+            exchange.account = self._accounting.open(target.caller.tenant, routed, arrived, tokens=tokens)
         connection.request = relay
         exchange.begin(arrived)
 
@@ -153,9 +173,18 @@ class RouterService:
             )
         return plain
 
-    def _answer(self, connection: HttpExchange, target: RouteTarget, body: memoryview) -> None:
+    def _answer(self, connection: HttpExchange, head: RequestHead, target: RouteTarget, body: memoryview) -> None:
         """Answer what concerns all members."""
-        if target.local == "index":
+        if target.local in BATCH_ENDPOINTS:
+            sender = SenderHeaders({}, target.caller)
+            self.batch_api.answer(target.local, head, connection, body, sender, **target.arguments)
+        elif target.local in QUERIED:
+            tenant = "" if self._admission is None else target.caller.tenant
+            own = tenant if target.local == "own_usage" else None
+            query = UsageQuery.parse(head.query, time.time(), own)
+            calls = self._background_calls if own is None else self._openai_calls
+            calls.start(connection, self._usage(query))
+        elif target.local == "index":
             self._background_calls.start(connection, self._lists.index(bytes(body)))
         elif target.local == "openai_models":
             self._background_calls.start(connection, self._lists.openai_models())
@@ -166,6 +195,12 @@ class RouterService:
             connection.send([_NOT_READY.encode()])
         else:
             connection.send([reply.EMPTY.encode()])
+
+    async def _usage(self, query: UsageQuery) -> Reply:
+        """Return what the requests of a tenant, or of all, have used."""
+        if self.ledger is None:
+            raise Unsupported("the router has no ledger: add ledger to [router] of the cluster file (docs/ledger.md)")
+        return reply.json_reply(query.to_json(await self.ledger.read(query.sums)))
 
     def handle_again(self, connection: HttpExchange, meaning: Any, data: bytearray) -> None:
         """Fail: no request is remembered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
@@ -28,8 +28,8 @@ _POSTED: Final = ("POST",)
 """Methods of paths under ``/v1`` that the router does not know."""
 _LOAD_FORMAT: Final = FORMAT.decode()
 _NOT_PASSED: Final = HOP_BY_HOP | {
-    b"host", b"content-length", b"expect", b"origin", b"http2-settings",
-    _LOAD_FORMAT.encode(), access.CLASS.encode(),
+    b"host", b"content-length", b"expect", b"origin", b"http2-settings", _LOAD_FORMAT.encode(),
+    access.CLASS.encode(), *(name.encode() for name in access.OF_ROUTERS),
 }  # fmt: skip
 """Fields that members do not get as they are. ``Origin`` was checked; members would compare it with their address."""
 _IDLE_LINE: Final = f"{access.CLASS}: {IDLE.name}\r\n".encode()
@@ -39,7 +39,9 @@ _GENERATED: Final = ("generate", "generate_stream")
 _STREAM: Final = "/generate_stream"
 _CONTENTS: Final = ("completions", "chat_completions", "embeddings", "rerank")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
-_OF_ROUTERS: Final = ("live", "ready", "index", "openai_models", "quota")
+_OF_ROUTERS: Final = frozenset((
+    "live", "ready", "index", "openai_models", "quota", *routes.QUERIED, *routes.BATCH_ENDPOINTS,
+))  # fmt: skip
 _ELSEWHERE: Final = ("server_metadata",)
 
 
@@ -62,6 +64,8 @@ class RouteTarget(NamedTuple):
     """The error reply to a request that is not passed on."""
     local: str = ""
     """Name of an endpoint that the router answers itself."""
+    arguments: Mapping[str, str] = {}
+    """What stands in the path, of such an endpoint."""
     kind: BodyKind = BodyKind.NOTHING
     model: str = ""
     version: str = ""
@@ -87,6 +91,8 @@ class RouteTarget(NamedTuple):
     lines: bytes = b""
     """The header lines for members, without those for the host, the length and the class."""
     class_line: bytes = b""
+    identity: bytes = b""
+    """Header lines that tell members of Nerite who sends the request."""
     streams: bool = False
     """The answer comes in parts, as the path says."""
 
@@ -111,8 +117,13 @@ class HttpTargets:
         max_body: int,
         callers: Callers | None = None,
         cors: Cors | None = None,
+        member_key: str = "",
     ) -> None:
-        """``callers`` identifies callers if a policy is in force; ``cors`` are the rules for pages of other origins."""
+        """``callers`` identifies callers if a policy is in force; ``cors`` are the rules for pages of other origins.
+
+        ``member_key`` is what members know the router by.
+        """
+        self._member_key = member_key
         self._callers = callers
         self._cors = cors
         self._guard = guard
@@ -156,7 +167,7 @@ class HttpTargets:
         if head.method not in endpoint.methods and not (head.method == "HEAD" and "GET" in endpoint.methods):
             return RouteTarget(refusal=reply.NOT_ALLOWED_JSON, openai=openai)
         if name in _OF_ROUTERS:
-            return RouteTarget(local=name, openai=openai)
+            return self._local(head, name, arguments, openai)
         model = arguments.get("model", "")
         model = checked(unquote(model) if openai else model, "the model in the path")
         version = checked(arguments.get("version", ""), "the version in the path")
@@ -174,6 +185,18 @@ class HttpTargets:
             )
         return self._passed(head, kind, model, version)
 
+    def _local(self, head: RequestHead, name: str, arguments: Mapping[str, str], openai: bool) -> RouteTarget:
+        if name in routes.BATCH_ENDPOINTS and head.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        found = {key: checked(unquote(value), f"the {key} in the path") for key, value in arguments.items()}
+        caller = self._caller(head) if name in routes.QUERIED or name in routes.BATCH_ENDPOINTS else ANYBODY
+        return RouteTarget(local=name, openai=openai, arguments=found, caller=caller)
+
+    def _caller(self, head: RequestHead) -> Caller:
+        if head.caller is not None:
+            return head.caller
+        return ANYBODY if self._callers is None else self._callers.of(access.texts(head.headers.get))
+
     def _passed(
         self, head: RequestHead, kind: BodyKind, model: str = "", version: str = "", *, repeatable: bool = True
     ) -> RouteTarget:
@@ -184,12 +207,15 @@ class HttpTargets:
         if report or wanted:
             lines.append(b"%b: %b" % (_LOAD_FORMAT.encode(), header_bytes_of(wanted) if wanted else b"text"))
         session = next((value for name in self._session_headers if (value := get(name))), "")
+        caller = self._caller(head)
+        told = access.identity(self._member_key, caller)
         return RouteTarget(
+            identity=b"".join(f"{name}: {value}\r\n".encode() for name, value in told),
             kind=kind,
             model=model,
             version=version,
             level=checked(get(access.CLASS) or "", f"header '{access.CLASS}'"),
-            caller=ANYBODY if self._callers is None else self._callers.of(get),
+            caller=caller,
             timeout=access.timeout_of(get),
             session=checked(session, "the session in a header"),
             openai=head.path.startswith(_OPENAI),

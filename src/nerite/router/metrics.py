@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.core.byte_budget import BUDGETS
@@ -70,6 +70,8 @@ class RouterMetrics:
         self._members = members
         self._bounds = bounds
         self._guard = guard
+        self.more: list[Callable[[Page], None]] = []
+        """Writers of further metrics."""
 
     def begin(self, head: RequestHead) -> Reply | None:
         """Refuse requests that a browser sends for another site's page."""
@@ -127,6 +129,8 @@ class RouterMetrics:
         self._bounds.write_metrics(page)
         if self._admission is not None:
             self._admission.write_metrics(page)
+        for write in self.more:
+            write(page)
         page.write(ERRORS, [ERRORS.row(internal_errors)])
         page.write(INTERNAL_CACHES, [INTERNAL_CACHES.row(budget, budget.name) for budget in BUDGETS])
         return b"".join(page.pieces())

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from nerite.admission.policy import IDLE
 from nerite.autoscaling.figures import PoolDemand
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.balancing.member_load import MemberLoad
@@ -16,6 +17,7 @@ from nerite.core.errors import Exhausted, NeriteError, NotFound, Unavailable
 from nerite.core.text import quoted_text
 from nerite.observability.histogram import Histogram
 from nerite.router.held_requests import HeldRequest, HeldRequests, WaitingRequest
+from nerite.router.idle_members import idle_members
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Bounds of the times of requests."""
@@ -70,6 +72,10 @@ class RouterPool:
         """Times of whole requests."""
         self.under_way = 0
         """Requests that are at a member."""
+        self.idle: Counter[str] = Counter()
+        """Those of the class idle, by member."""
+        self.metered: set[str] = set()
+        """Members that have a row of each request in a ledger of their own."""
         self.held = 0
         """Requests that wait for a member, or for a copy of their model."""
         self.holds: Counter[str] = Counter()
@@ -366,6 +372,8 @@ class PoolTable:
         such pools only. A pool that borrows uses members that others lend when its own are full or gone. Requests of
         a pool that preempts stop others: where a member has as many as it is lent for, and where all are full.
         """
+        if level == IDLE.name:
+            return self._choose_idle(request, now_ns, tried, subset)
         model = request.model
         fitting = self._fitting(level)
         refusal: NoMember | None = None
@@ -419,6 +427,34 @@ class PoolTable:
     def is_adapter(self, model: str) -> bool:
         """Whether a model is a LoRA adapter of another one, as far as members have said."""
         return any(model in pool.adapters for pool in self.pools)
+
+    def may_have_room(self, request: RoutedRequest) -> bool:
+        """Whether a member has idle room for a request, or none serves its model, which is the answer then."""
+        pools = [pool for pool in self._idle_pools() if pool.serves(request.model)]
+        return not pools or any(idle_members(pool.balancer.members, pool.idle, request) for pool in pools)
+
+    def _idle_pools(self) -> Sequence[RouterPool]:
+        """Return the pools that take the class idle: those that list it, or else all, those of other classes first."""
+        own = [pool for pool in self.pools if IDLE.name in pool.settings.classes]
+        return own or sorted(self.pools, key=lambda pool: not pool.settings.classes)
+
+    def _choose_idle(
+        self, request: RoutedRequest, now_ns: int, tried: Collection[str], subset: Collection[str] | None
+    ) -> PoolChoice | NeriteError:
+        """Choose a member with idle room."""
+        pools = self._idle_pools()
+        serving = [pool for pool in pools if pool.serves(request.model)]
+        if not serving:
+            return self._unserved(request.model, IDLE.name, pools)
+        for pool in serving:
+            names = idle_members(pool.balancer.members, pool.idle, request)
+            if subset is not None:
+                names.intersection_update(subset)
+            pick = pool.balancer.pick(request, now_ns, tried=tried, subset=names) if names else None
+            if pick is not None and not isinstance(pick, NoMember):
+                pool.picks["idle"] += 1
+                return PoolChoice(pool, pick.member, pick.fallbacks)
+        return Unavailable(f"no member has idle room for model '{quoted_text(request.model)}'", 1)
 
     def _borrow(
         self,

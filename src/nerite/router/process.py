@@ -17,14 +17,19 @@ import uvloop
 from nerite import __version__
 from nerite.admission.policy import AdmissionPolicy, SharedQuotaSettings
 from nerite.admission.tenants import WatchedPolicy, open_policy
+from nerite.batches.metrics import write_batch_metrics
+from nerite.batches.service import Batches, BatchLimits
 from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
 from nerite.config.options import TlsOptions
 from nerite.config.watched_file import watch_files
-from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
+from nerite.ledger.ledger import Ledger
+from nerite.llm.openai.batch_api import BatchApi
 from nerite.observability.log import log
 from nerite.observability.machine import usable_memory
 from nerite.redis.settings import settings_of_address
+from nerite.router.accounting import RouterLedger
 from nerite.router.admission import RouterAdmission
 from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.http_service import RouterService
@@ -34,8 +39,11 @@ from nerite.router.metrics import RouterMetrics
 from nerite.router.placement import PoolPlacement
 from nerite.router.placement_lease import LeaseRedis, PlacementLease
 from nerite.router.pool_process import BackgroundWork, PoolProcess
+from nerite.router.routed_items import RoutedItems
 from nerite.router.scaling import RouterScaling
 from nerite.transports import tcp
+from nerite.transports.access import check_key_files
+from nerite.transports.http.head import header_text_of
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard, Cors
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -50,8 +58,6 @@ _GC_THRESHOLD: Final = 10_000
 _RESTART_DELAY: Final = 1.0
 _HOST_REMEDY: Final = "add {} to allowed-hosts in [router] of the cluster file"
 _ORIGIN_REMEDY: Final = "To let pages of that origin use it, add '{}' to cors-origins in [router] of the cluster file"
-_NOT_YET: Final = ("ledger", "batches")
-"""Settings that other commands use, but not yet this one."""
 
 
 def run(settings: ClusterSettings) -> int:
@@ -83,6 +89,16 @@ def _admission(settings: ClusterSettings) -> tuple[WatchedPolicy | None, RouterA
         return None, None
     watched = open_policy(router.policy_file)
     return watched, RouterAdmission(_with_redis(watched.policy, router), asyncio.get_running_loop())
+
+
+def _first_key(path: str) -> str:
+    """Return the first key in a file; empty without one. Raises ``InvalidArgument``."""
+    if not path:
+        return ""
+    found = check_key_files(path)
+    if found.problem:
+        raise InvalidArgument(f"the key file '{path}' {found.problem}")
+    return header_text_of(found.keys[0])
 
 
 def _with_redis(policy: AdmissionPolicy, router: RouterSettings) -> AdmissionPolicy:
@@ -129,9 +145,15 @@ class RouterProcess(PoolProcess):
         guard = BrowserGuard(router.cors_origins, hosts, _HOST_REMEDY, _ORIGIN_REMEDY)
         cors = Cors(router.cors_origins, ()) if router.cors_origins else None
         self._policy, self._admission = _admission(settings)
-        callers = None if self._admission is None else self._admission.callers
-        targets = HttpTargets(guard, self.session_headers, router.max_body, callers, cors)
-        self._service = RouterService(self.table, self.members, targets, router, self._admission)
+        self._member_key = _first_key(router.member_key_file)
+        self._ledger = Ledger(router.ledger, lambda _: "") if router.ledger else None
+        self._accounting = None
+        if self._ledger is not None:
+            self._accounting = RouterLedger(self._ledger, tenants=self._admission is not None)
+            self.health.metering = bool(self._member_key)
+        self._service = self._routing(guard, cors)
+        self._service.ledger = self._ledger
+        self._batches: Batches | None = None
         self._http = HttpListener(
             "HTTP",
             self._service,
@@ -151,7 +173,9 @@ class RouterProcess(PoolProcess):
             self._scaling,
             self._admission,
             MemberContexts(settings.pools, GRPC),
+            self._member_key,
         )
+        self._grpc.ledger = self._accounting
         placed = [pool for pool in self.pools if pool.settings.placement is not None]
         self._leases = LeaseRedis(settings_of_address(router.redis)) if router.redis and placed else None
         self._placements = [
@@ -164,24 +188,31 @@ class RouterProcess(PoolProcess):
             )
             for pool in placed
         ]
-        metrics = RouterMetrics(
+        self._figures = RouterMetrics(
             self.table, self.members, self._bounds, guard, self._scaling, self._admission, self._placements
         )
-        self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
+        if self._ledger is not None:
+            self._figures.more.append(self._ledger.write_metrics)
+        self._metrics = HttpListener("Metrics", self._figures, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
+
+    def _routing(self, guard: BrowserGuard, cors: Cors | None = None) -> RouterService:
+        """Return a handler that routes requests which ``guard`` allows. ``cors``: rules for pages of other origins."""
+        router, admission = self.settings.router, self._admission
+        callers = None if admission is None else admission.callers
+        targets = HttpTargets(guard, self.session_headers, router.max_body, callers, cors, self._member_key)
+        return RouterService(self.table, self.members, targets, router, admission, self._accounting)
 
     async def start(self) -> None:
         """Find the members, check them once, and open the ports. Raises ``NeriteError``."""
         router = self.settings.router
-        for field in _NOT_YET:
-            if getattr(router, field):
-                key = field.replace("_", "-")
-                raise Unsupported(f"{self.settings.path}: router.{key}: nerite route does not use it yet: remove it")
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.start()
         if self._leases is not None:
             await self._leases.start()
         await self.find_members()
+        if router.batches:
+            await self._open_batches(router)
         tls = self._contexts
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port, tls=tls.http),
@@ -198,6 +229,24 @@ class RouterProcess(PoolProcess):
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
 
+    async def _open_batches(self, router: RouterSettings) -> None:
+        """Open the files and batches. Raises ``NeriteError``."""
+        service = self._routing(BrowserGuard((), None))  # no browser sends items
+        limits = BatchLimits(router.batch_concurrency, router.batch_storage_bytes, router.batch_lease)
+        self._batches = await asyncio.to_thread(
+            Batches,
+            router.batches,
+            router.batch_files,
+            RoutedItems(self.table, service, router.max_body),
+            limits,
+            self._weight_of,
+        )
+        self._service.batch_api = BatchApi(self._batches)
+        self._figures.more.append(partial(write_batch_metrics, self._batches.runner))
+
+    def _weight_of(self, tenant: str) -> float:
+        return 1.0 if self._admission is None else self._admission.tenants.policy.tenant(tenant).weight
+
     def _welcome_lines(self, ports: dict[str, int]) -> Iterator[str]:
         names = ", ".join(pool.name for pool in self.pools)
         counts = f"{self.members_known} members of {names}; {self.members_ready} of them are ready"
@@ -212,6 +261,10 @@ class RouterProcess(PoolProcess):
             yield placement.run
             yield placement.run_reports
         yield self._scaling.run
+        if self._batches is not None:
+            yield self._batches.run
+        if self._ledger is not None:
+            yield self._ledger.run
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 
@@ -230,6 +283,8 @@ class RouterProcess(PoolProcess):
         deadline = time.monotonic() + timeout
         self._service.draining = True
         self.table.held.stop(Unavailable("the router stops: send the request to another one, or later", 1))
+        if self._batches is not None:
+            self._batches.runner.stop()
         self._http.drain()
         self._grpc.drain()
         await asyncio.sleep(min(0.15, timeout / 4))
@@ -247,6 +302,10 @@ class RouterProcess(PoolProcess):
 
     async def close(self) -> None:
         """Release connections, ports and threads that are still open."""
+        if self._batches is not None:
+            await self._batches.close()
+        if self._ledger is not None:
+            await self._ledger.close()
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.close()
         if self._leases is not None:

@@ -12,6 +12,7 @@ import contextlib
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -71,6 +72,14 @@ class Transaction:
         """Return the first row of a query; None if there is none."""
         found = self.rows(statement, parameters)
         return found[0] if found else None
+
+    def now(self) -> float:
+        """Return the Unix time of the database, which is the same for all programs that use it."""
+        if not self._numbered:  # a file, which programs on one machine use
+            return time.time()
+        found = self.row("SELECT EXTRACT(EPOCH FROM clock_timestamp())")
+        assert found is not None
+        return float(found[0])
 
     def _text(self, statement: str) -> str:
         return postgres_text(statement) if self._numbered else statement

@@ -7,6 +7,7 @@ import csv
 import io
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any, Final
 
 from nerite.cli.command import UsageError, new_parser, show, show_json, show_table, status_of
 from nerite.core.errors import InvalidArgument
-from nerite.ledger.bill import COLUMNS, FOCUS_COLUMNS, Month, bill_lines, bill_rows, equation_rows, focus_rows
+from nerite.ledger.bill import COLUMNS, FOCUS_COLUMNS, Month, bill_lines, bill_rows, equation_rows, focus_rows, merged
 from nerite.ledger.prices import PriceList, read_prices
+from nerite.ledger.reconciliation import reconcile
 from nerite.ledger.tables import LedgerSchema, sum_up
-from nerite.storage.database import Database
+from nerite.storage.database import Database, Transaction
 
 _EPILOG = """\
 The ledger is written by nerite serve --ledger LOCATION. Prices, formats and the equation that --check proves are
@@ -28,8 +30,11 @@ Examples:
   nerite bill --ledger ledger.db --prices prices.toml --tenant acme --month 2026-11 --by model
   nerite bill --ledger postgresql://nerite@db/ledger --prices prices.toml --format focus > november.csv
   nerite bill --ledger ledger.db --check
+  nerite bill --ledger router.db --ledger server.db --reconcile
 """
 _FORMATS: Final = ("table", "csv", "json", "focus", "parquet")
+_MOST_SHOWN: Final = 50
+"""Differences that a table shows."""
 TOLERANCE: Final = 0.005
 """Share of the time of instances that ``--check`` allows to be unaccounted for."""
 
@@ -42,7 +47,11 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("nerite bill", "Show what tenants used in a month, and what it costs.", _EPILOG)
     parser.add_argument(
-        "--ledger", metavar="LOCATION", required=True, help="path of the ledger, or postgresql://USER@HOST/NAME"
+        "--ledger",
+        metavar="LOCATION",
+        action="append",
+        required=True,
+        help="path of the ledger, or postgresql://USER@HOST/NAME; several are added up",
     )
     parser.add_argument("--prices", metavar="FILE", type=Path, help="price list (TOML); without it, amounts alone")
     parser.add_argument("--tenant", metavar="NAME", help="only this tenant; '' is everybody without a policy")
@@ -60,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--check", action="store_true", help="compare the rows with the time of the instances instead of billing"
     )
+    parser.add_argument(
+        "--reconcile",
+        action="store_true",
+        help="list the requests of which routers and servers have recorded different things, instead of billing",
+    )
     return parser
 
 
@@ -70,17 +84,18 @@ def _report(options: argparse.Namespace) -> int:
         raise UsageError("a bill with FOCUS columns consists of costs: add --prices FILE")
     if options.format == "parquet" and options.output is None:
         raise UsageError("Parquet is binary: name a file with --output")
-    if "://" not in options.ledger and not Path(options.ledger).exists():
-        raise InvalidArgument(f"there is no ledger '{options.ledger}': nerite serve --ledger {options.ledger} makes it")
-    database = Database(options.ledger, [LedgerSchema()])
-    try:
+    with ExitStack() as stack:
+        databases = [_opened(location, stack) for location in options.ledger]
         if options.sum_up_before is not None:
-            return _sum_up(database, options.sum_up_before)
+            for database in databases:
+                _sum_up(database, options.sum_up_before)
+            return 0
+        if options.reconcile:
+            return _reconcile([stack.enter_context(each.transaction()) for each in databases], month, options)
         if options.check:
-            return _check(database.call(partial(equation_rows, month=month)), options)
-        lines = database.call(partial(bill_lines, prices=prices, month=month, tenant=options.tenant))
-    finally:
-        database.close()
+            return max(_check(each.call(partial(equation_rows, month=month)), options) for each in databases)
+        find = partial(bill_lines, prices=prices, month=month, tenant=options.tenant)
+        lines = merged((line for each in databases for line in each.call(find)), prices)
     if options.format == "focus":
         _put(_csv(FOCUS_COLUMNS, focus_rows(lines, prices, month)), options.output)
         return 0
@@ -89,13 +104,38 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _sum_up(database: Database, before: date) -> int:
+def _opened(location: str, stack: ExitStack) -> Database:
+    """Return a ledger that ``stack`` closes. Raises ``InvalidArgument``."""
+    if "://" not in location and not Path(location).exists():
+        raise InvalidArgument(f"there is no ledger '{location}': nerite serve --ledger {location} makes it")
+    database = Database(location, [LedgerSchema()])
+    stack.callback(database.close)
+    return database
+
+
+def _reconcile(ledgers: Sequence[Transaction], month: Month, options: argparse.Namespace) -> int:
+    """Show how routers and servers differ; return 1 if they do."""
+    found = [reconcile(ledgers, day) for day in range(*month.days)]
+    compared = sum(each.compared for each in found)
+    differences = [difference for each in found for difference in each.differences]
+    if options.format == "json":
+        show_json({"compared": compared, "differences": [each._asdict() for each in differences]})
+        return 1 if differences else 0
+    show(f"{compared} requests were recorded by a router and a server; {len(differences)} differences.")
+    if differences:
+        shown = [[*each] for each in differences[:_MOST_SHOWN]]
+        show_table(("Request", "What differs", "Router", "Server"), shown)
+        if len(differences) > _MOST_SHOWN:
+            show(f"{len(differences) - _MOST_SHOWN} more: --format json has them all.")
+    return 1 if differences else 0
+
+
+def _sum_up(database: Database, before: date) -> None:
     if before >= datetime.now(UTC).date():
         raise InvalidArgument(f"only days that are over can be summed up: {before} is not before today (UTC)")
     day = (before - date(1970, 1, 1)).days
     count, left = database.call(partial(sum_up, before_day=day, session=secrets.randbits(62)))
     show(f"{count} rows before {before} became {left}.")
-    return 0
 
 
 def _write(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from nerite.admission.policy import AdmissionPolicy
+from nerite.admission.policy import EVERYBODY, IDLE, AdmissionPolicy
 from nerite.config.flag import RestrictedKey
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, Restricted
+from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import NAME, Caller, IdempotencyKey
 from nerite.core.response import Parameter
 from nerite.core.text import MAX_VALUE
@@ -26,6 +27,11 @@ from nerite.transports.http.head import RequestHead, header_bytes_of
 from nerite.transports.http.reply import Reply
 
 CLASS: Final = "x-nerite-class"
+TENANT: Final = "x-nerite-tenant"
+ROUTER_KEY: Final = "x-nerite-router-key"
+"""A router says who has sent a request, and proves with its key that it may."""
+OF_ROUTERS: Final = (TENANT, ROUTER_KEY, REQUEST_ID)
+"""Headers that routers add, and do not take from clients."""
 TIMEOUTS: Final = ("x-nerite-timeout-ms", "x-envoy-expected-rq-timeout-ms")
 KEYS: Final = ("authorization", "x-api-key")
 RETRIES: Final = {"x-stainless-retry-count": 0, "grpc-previous-rpc-attempts": 0, "x-envoy-attempt-count": 1}
@@ -100,21 +106,53 @@ def sticky_fields(get: Get, names: Sequence[str]) -> Mapping[str, str] | None:
     return found or None
 
 
-class Callers:
-    """Identifies the callers of requests. One per server, if an admission policy is in force."""
+def identity(key: str, caller: Caller) -> list[tuple[str, str]]:
+    """Return the headers by which a router with a key tells a server who sends a request; none without a key."""
+    return [(ROUTER_KEY, key), (TENANT, caller.tenant)] if key else []
 
-    def __init__(self, policy: Callable[[], AdmissionPolicy]) -> None:
-        """``policy`` returns the current policy. When it changes, callers memoized on headers must be discarded."""
+
+class Callers:
+    """Identifies the callers of requests. One per server, if a policy is in force or routers say who they are."""
+
+    def __init__(self, policy: Callable[[], AdmissionPolicy], router_keys: AccessKeys | None = None) -> None:
+        """``policy`` returns the current policy. When it changes, callers memoized on headers must be discarded.
+
+        ``router_keys`` are those of routers whose word is taken for who has sent a request; None: of none.
+        """
         self._policy = policy
+        self._router_keys = router_keys
 
     def of(self, get: Get, timeout: float | None = None) -> Caller:
         """Return the caller who sent these headers and waits ``timeout`` seconds. Raises ``InvalidArgument``."""
         policy = self._policy()
         tenant = policy.tenant_of(_key(get), get(policy.header) or "" if policy.header else "")
+        name, wanted = tenant.name, get(CLASS) or ""
+        if self._router_keys is not None and (told := self._told(get, self._router_keys)):
+            name = told
+            if policy.class_of(policy.tenant(name), wanted) is None:  # the router's policy has it, but not this one
+                wanted = ""
         limits = [1000 * timeout] if timeout is not None else []
         limits += _timeouts(get)
         patience = _rounded(min(limits)) if limits else 0
-        return Caller(tenant.name, get(CLASS) or "", patience, _is_retry(get))
+        return Caller(name, wanted, patience, _is_retry(get))
+
+    @staticmethod
+    def _told(get: Get, keys: AccessKeys) -> str:
+        """Return the tenant that a router names; empty if the request comes from none. Raises ``Restricted``."""
+        key, name = get(ROUTER_KEY), get(TENANT)
+        if key is None and name is None:
+            return ""
+        if key is None or not keys.include(header_bytes_of(key)):
+            raise Restricted(
+                f"header '{TENANT}' is taken from routers alone, which send one of the keys in --router-key-file as "
+                f"'{ROUTER_KEY}'"
+            )
+        return checked(name or "", f"header '{TENANT}'")
+
+
+def idle_caller(get: Get) -> Caller | None:
+    """Return the caller of a request of the class idle, the only class without a policy; None for any other."""
+    return Caller(EVERYBODY, IDLE.name) if get(CLASS) == IDLE.name else None
 
 
 def _key(get: Get) -> str:

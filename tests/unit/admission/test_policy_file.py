@@ -204,9 +204,11 @@ def test_the_example_of_the_page_is_right_and_complete() -> None:
     assert [key for key in sorted(keys) if f"\n{key} = " not in text and f"# {key} = " not in text] == []
 
 
-def test_the_example_for_several_servers_is_right() -> None:
+def test_the_example_for_several_servers_is_right(tmp_path: Path) -> None:
     """It is commented out on the page, because it needs a Redis."""
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    policy = parse_policy(re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE))
+    (tmp_path / "prices.toml").write_text('[[price]]\nmodel = "*"\nanswer-tokens = 1')
+    policy = parse_policy(re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE), str(tmp_path / "policy.toml"))
     assert policy.shared == SharedQuotaSettings(RedisSettings("127.0.0.1", 6379), 0.25)
     assert policy.tenants["acme"].tokens_per_month == 500_000_000
+    assert policy.tenants["acme"].money_per_month == 250_000_000

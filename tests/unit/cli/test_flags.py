@@ -136,6 +136,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "policy-file",
         "quota-redis",
         "ledger",
+        "router-key-file",
         "rollout-state",
         "batches",
         "batch-files",

@@ -59,7 +59,8 @@ def test_the_whole_file() -> None:
     router = cluster.router
     assert (router.address, router.http_port, router.grpc_port, router.metrics_port) == ("0.0.0.0", 9000, 9001, 9002)
     assert (router.policy_file, router.redis) == ("/etc/nerite/policy.toml", "redis://127.0.0.1:6379/0")
-    assert (router.ledger, router.batches, router.timeout, router.access_log) == ("ledger.db", "batches.db", 30, True)
+    assert (router.ledger, router.batches) == ("/etc/nerite/ledger.db", "/etc/nerite/batches.db")
+    assert (router.timeout, router.access_log) == (30, True)
     first, second, third = cluster.pools
     assert first.source.members == (
         Member("10.0.0.1:8000", "10.0.0.1:8000", "10.0.0.1:8001", ServerKind.VLLM),

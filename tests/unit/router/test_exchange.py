@@ -370,6 +370,8 @@ def test_what_does_not_wait() -> None:
         made = RoutedExchange(PoolTable([other]), client := Client(), RoutedRequest("m"))
         made.begin()
         assert len(client.told) == 1, "it is no inference"
+        waiting(client := Client(), table, level="idle")
+        assert [error.http_status for error in client.told] == [503], "batches learn that there is no room"
         assert pool.held == other.held == 0
 
     asyncio.run(play())

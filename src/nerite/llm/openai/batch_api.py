@@ -40,9 +40,10 @@ _NO_MODEL: Final = RequestHeader("", "", ())
 class BatchApi:
     """Answers the endpoints of files and batches. Each method with an underscore in front is named for its endpoint."""
 
-    def __init__(self, batches: Batches | None) -> None:
-        """``batches`` is None if the server has none."""
+    def __init__(self, batches: Batches | None, remedy: str = "start it with --batches=PATH") -> None:
+        """``batches`` is None if the server has none, and ``remedy`` says how to have some."""
         self._batches = batches
+        self._remedy = remedy
         self._calls = BackgroundCalls(reply_of)
         self._downloads: set[asyncio.Task[None]] = set()
 
@@ -59,7 +60,7 @@ class BatchApi:
         batches = self._batches
         if batches is None:
             raise ApiError(
-                "This server keeps no files and batches: start it with --batches=PATH (docs/batches.md).",
+                f"This server keeps no files and batches: {self._remedy} (docs/batches.md).",
                 None,
                 "batches_not_enabled",
                 501,

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from nerite.config.options import CompressionLevel
 from nerite.core.byte_budget import GRPC_PLANS, Memo
 from nerite.core.errors import Internal, NeriteError, Restricted
-from nerite.core.execution_observer import TraceContext, parse
+from nerite.core.execution_observer import REQUEST_ID, TraceContext, parse, with_request_id
 from nerite.core.failures import report
 from nerite.core.headers import parameters_bytes
 from nerite.core.request import InferenceRequest
@@ -25,7 +25,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.http2 import RequestHeaders
 from nerite.transports import access_log
-from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, sticky_fields, texts
+from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, idle_caller, key_of, sticky_fields, texts
 from nerite.transports.engine_load import FORMAT, ReadReports, load_trailer_of
 from nerite.transports.grpc import messages as status
 from nerite.transports.grpc import wire
@@ -41,6 +41,7 @@ from nerite.wire.schema import methods
 if TYPE_CHECKING:
     from nerite.inference_entry import TransportEntry
 
+_REQUEST_ID = REQUEST_ID.encode()
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
@@ -167,8 +168,9 @@ class GrpcService:
             return None if value is None else value.decode(errors="surrogateescape")
 
         get = texts(raw)
-        caller = None
-        if self._callers is not None:
+        if self._callers is None:
+            caller = idle_caller(get)
+        else:
             timeout = headers.get(b"grpc-timeout")
             caller = self._callers.of(get, None if timeout is None else status.timeout_seconds(timeout))
         fields = (
@@ -188,10 +190,11 @@ class GrpcService:
 
 def _outer_span(headers: RequestHeaders) -> TraceContext | None:
     """Return the parent span named by the metadata, if any."""
-    parent, state = headers.get(b"traceparent"), headers.get(b"tracestate")
-    if parent is None:
-        return None
-    return parse(parent.decode("latin-1"), None if state is None else state.decode("latin-1"))
+    parent, state, request = headers.get(b"traceparent"), headers.get(b"tracestate"), headers.get(_REQUEST_ID)
+    span = None
+    if parent is not None:
+        span = parse(parent.decode("latin-1"), None if state is None else state.decode("latin-1"))
+    return span if request is None else with_request_id(span, request)
 
 
 class _Refused:

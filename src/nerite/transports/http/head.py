@@ -13,7 +13,7 @@ from typing import Any, Final
 import httptools
 
 from nerite.core.byte_budget import HTTP_HEADS, Memo
-from nerite.core.execution_observer import TraceContext, parse
+from nerite.core.execution_observer import REQUEST_ID, TraceContext, parse, with_request_id
 from nerite.core.request import Caller
 
 MAX_HEAD = 64 * 1024
@@ -197,17 +197,28 @@ class HeadCache:
         self._heads.clear()
 
 
-# Trace context lines differ in each request of a client that traces, so they are cut out of the head.
+# Trace context lines differ in each request of a client that traces, and ids of a router in each: they are cut out.
 #
 # The remaining bytes repeat exactly and serve as the key of the head cache.
 
+_REQUEST: Final = f"\r\n{REQUEST_ID}: ".encode()
+"""As the router writes it."""
+_REQUEST_LINE: Final = re.compile(_REQUEST + rb"([^\r\n]*)(?=\r\n)")
 _TRACE_LINE: Final = re.compile(rb"\r\n(trace(?:parent|state))[ \t]*:([^\r\n]*)(?=\r\n)", re.IGNORECASE)
 
 
 def split_span(head: bytes, whole: bool) -> tuple[bytes, TraceContext | None]:
     """Return the head without its trace context lines, and the context; the head is unchanged if ``whole``."""
-    if b"parent" not in head and b"PARENT" not in head and b"Parent" not in head:
-        return head, None
+    request = _REQUEST_LINE.search(head) if _REQUEST in head else None
+    if request is not None and not whole:
+        head = head[: request.start()] + head[request.end() :]
+    span = None
+    if b"parent" in head or b"PARENT" in head or b"Parent" in head:
+        head, span = _split_trace(head, whole)
+    return head, span if request is None else with_request_id(span, request[1])
+
+
+def _split_trace(head: bytes, whole: bool) -> tuple[bytes, TraceContext | None]:
     found: dict[bytes, str] = {}
     for name, value in _TRACE_LINE.findall(head):
         found.setdefault(name.lower(), value.decode("latin-1"))

@@ -15,7 +15,7 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.inference_entry import TransportEntry
 from nerite.transports import access
-from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, key_of, sticky_fields, texts
+from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, idle_caller, key_of, sticky_fields, texts
 from nerite.transports.http import content_coding, large_json, reply, uploads
 from nerite.transports.http.generate import Generation
 from nerite.transports.http.generate_form import GenerateForm
@@ -168,8 +168,8 @@ class InferenceRouter:
         """Return the headers that identify the client or are forwarded to models. Raises ``InvalidArgument``."""
         get = texts(head.headers.get)
         caller = head.caller
-        if caller is None and self._callers is not None:
-            caller = self._callers.of(get)
+        if caller is None:
+            caller = idle_caller(get) if self._callers is None else self._callers.of(get)
         sticky = sticky_fields(get, self._server.routes.header_names)
         return SenderHeaders(forwarded(head.fields, self._forward), caller, key_of(get), sticky)
 
