@@ -32,6 +32,8 @@ class Member(NamedTuple):
     kind: ServerKind = ServerKind.NERITE
     capacity: float = 1.0
     """How much work it does in relation to others."""
+    drain: bool = False
+    """It gets no new requests, but those of sequences that it has."""
 
 
 class RoutedRequest(NamedTuple):

@@ -16,7 +16,7 @@ MAX_MEMBERS: Final = 4096
 """Members of a pool."""
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
 _NAME: Final = re.compile(r"[A-Za-z0-9._:\[\]/@-]{1,253}")
-_KEYS: Final = ("http", "grpc", "name", "capacity")
+_KEYS: Final = ("http", "grpc", "name", "capacity", "drain")
 _EXAMPLE: Final = "10.0.0.2:8000"
 _LARGEST_CAPACITY: Final = 1e6
 
@@ -66,7 +66,7 @@ def member_of(given: object, kind: ServerKind, grpc_port: int = 0) -> Member:
     name = table.get("name", http)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError("name must be 1 to 253 letters, digits or ._:-/@[]")
-    return Member(name, http, grpc, kind, _capacity(table.get("capacity", 1.0)))
+    return Member(name, http, grpc, kind, _capacity(table.get("capacity", 1.0)), _drain(table.get("drain", False)))
 
 
 def _capacity(value: object) -> float:
@@ -79,6 +79,14 @@ def _capacity(value: object) -> float:
     return capacity
 
 
+def _drain(value: object) -> bool:
+    if value is True or value == "true":
+        return True
+    if value is False or value == "false":
+        return False
+    raise ValueError("drain must be true or false")
+
+
 def _known() -> str:
     return f"There are: {', '.join(_KEYS)}"
 
@@ -86,8 +94,8 @@ def _known() -> str:
 def members_of_text(text: str, file: str, kind: ServerKind, grpc_port: int = 0) -> tuple[Member, ...]:
     """Return the members in a members file. Raises ``InvalidArgument`` with the line of the first mistake.
 
-    A line has an address, and after it any of ``grpc=HOST:PORT``, ``name=NAME``, ``capacity=NUMBER``. Empty lines, and
-    what follows ``#``, are ignored.
+    A line has an address, and after it any of ``grpc=HOST:PORT``, ``name=NAME``, ``capacity=NUMBER``, ``drain=true``.
+    Empty lines, and what follows ``#``, are ignored.
     """
     found: dict[str, Member] = {}
     for number, line in enumerate(text.splitlines(), 1):
