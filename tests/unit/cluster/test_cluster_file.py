@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_members_in_text() -> None:
-    text = "# all\nhost-a:8000\n\n10.0.0.2:8000 capacity=2 name=two grpc=10.0.0.2:8001  # the large one\nb:1 drain=true\n"
+    text = "# all\nhost-a:8000\n\n10.0.0.2:8000 capacity=2 name=two grpc=10.0.0.2:8001  # large\nb:1 drain=true\n"
     assert members_of_text(text, "m", ServerKind.NERITE) == (
         Member("host-a:8000", "host-a:8000"),
         Member("two", "10.0.0.2:8000", "10.0.0.2:8001", ServerKind.NERITE, 2.0),
