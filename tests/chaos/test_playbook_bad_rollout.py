@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pages import run
 from playbooks import Playbook, clients, with_names
 from prometheus_server import short_rules
-from pages import run
 from replicas import BODY, FleetModel, cluster
 from routing import pool, routing
 from serving import eventually

@@ -29,9 +29,7 @@ def test_a_hot_tenant_gets_a_part_of_the_room(tmp_path: Path) -> None:
     (lower,) = playbook.commands("Type")
     python_model(tmp_path / "models", "work", WORK, pbtxt(batch=0, more="", dims="-1, -1"))
     with ExitStack() as stack:
-        servers = [
-            stack.enter_context(serving(tmp_path / "models", tmp_path / f"log{number}")) for number in range(2)
-        ]
+        servers = [stack.enter_context(serving(tmp_path / "models", tmp_path / f"log{number}")) for number in range(2)]
         stage = stack.enter_context(platform(tmp_path, servers, SMALL))
         others = stack.enter_context(clients(1, stage.router, PATH, BODY))
         hot = stack.enter_context(clients(16, stage.router, PATH, BODY, x_tenant="acme"))

@@ -32,9 +32,7 @@ def test_kv_pressure(tmp_path: Path) -> None:
     language_model(tmp_path / "models" / "chat" / "1")
     (tmp_path / "models" / "chat" / "config.pbtxt").write_text(CONFIG)
     with ExitStack() as stack:
-        servers = [
-            stack.enter_context(serving(tmp_path / "models", tmp_path / f"log{number}")) for number in range(3)
-        ]
+        servers = [stack.enter_context(serving(tmp_path / "models", tmp_path / f"log{number}")) for number in range(3)]
         stage = stack.enter_context(platform(tmp_path, servers))
         traffic = stack.enter_context(clients(16, stage.router, PATH, LONG, x_tenant="acme"))
         stage.pages(playbook)
