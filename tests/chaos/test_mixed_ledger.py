@@ -1,4 +1,4 @@
-"""The ledger's equation after a mixed load through a router: cancels, retries, refusals, dead workers and a dead server.
+"""The ledger's equation after a mixed load through a router: cancels, retries, refusals, dead workers, dead servers.
 
 ``NERITE_TEST_MIXED_SECONDS=3600`` makes an hour of it (``make soak``).
 """

@@ -61,7 +61,7 @@ def member_of(given: object, kind: ServerKind, grpc_port: int = 0) -> Member:
     grpc = table.get("grpc", join_address(host, grpc_port) if grpc_port else "")
     if not isinstance(grpc, str):
         raise ValueError("grpc must be HOST:PORT")
-    if grpc:
+    if "grpc" in table:
         split_address(grpc)
     name = table.get("name", http)
     if not isinstance(name, str) or not _NAME.fullmatch(name):

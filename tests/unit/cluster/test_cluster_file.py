@@ -142,6 +142,7 @@ def test_members_in_text() -> None:
         ("a:1 large", "m:1: the line has 'large' behind the address"),
         ("a:1\na:1", "m:2: the line names member 'a:1' a second time"),
         ("a:1 size=2", "m:1: the line has an unknown key 'size'"),
+        ("a:1 grpc=", "m:1: the line must be HOST:PORT"),
         ("a:1 drain=1", "m:1: the line drain must be true or false"),
         ("a:0", "must be HOST:PORT"),
         ("[::z]:1", "has no IPv6 address between its brackets"),
