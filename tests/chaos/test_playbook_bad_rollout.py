@@ -13,7 +13,10 @@ from serving import eventually
 
 FAILS = """
 def execute(self, requests):
-    raise pb_utils.TritonModelException("broken weights")
+    values = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+    if any(7 in value for value in values):
+        raise pb_utils.TritonModelException("broken weights")
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value + 1)]) for value in values]
 """
 
 

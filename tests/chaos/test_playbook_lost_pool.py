@@ -41,4 +41,4 @@ def test_a_lost_pool_gets_another_member(tmp_path: Path) -> None:
         eventually(lambda: traffic.count(200) > answered + 20)
         stage.is_over(playbook)
         assert stage.of_router("nerite_route_members") == 3, "the lost ones are still looked for"
-    assert traffic.found.keys() <= {200, 503}
+    assert traffic.found.keys() <= {200, 502, 503}

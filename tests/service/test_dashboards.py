@@ -38,7 +38,7 @@ def panels() -> list[tuple[str, str]]:
         for panel in dashboard["panels"]:
             for target in panel["targets"]:
                 query = target["expr"].replace("$__rate_interval", "30s")
-                found.append((f"{name}: {panel['title']}", re.sub(r"\$(model|instance)\b", ".*", query)))
+                found.append((f"{name}: {panel['title']}", re.sub(r"\$(model|instance|pool)\b", ".*", query)))
     return found
 
 
