@@ -34,7 +34,7 @@ def test_a_bad_rollout_is_aborted_on_all_servers(tmp_path: Path) -> None:
                     model.eventually("running", weight=30)
                     eventually(lambda: bool(two.prometheus.firing(playbook.alert)))
                     said = run(with_names(look, router, servers))
-                    assert "running" in said and "30" in said
+                    assert "RUNNING" in said and "weight 30 %" in said
 
                     run(with_names(abort, router, servers))
                     model.eventually("aborted")

@@ -14,6 +14,7 @@ STANDS = """
 def execute(self, requests):
     while os.path.exists(os.path.join(os.path.dirname(__file__), "stand")):
         time.sleep(0.005)
+    time.sleep(0.03)
     return [
         pb_utils.InferenceResponse(
             [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
@@ -49,7 +50,7 @@ def test_a_member_that_stands_still_is_drained(tmp_path: Path) -> None:
     (look,) = playbook.commands("Look")
     (restore,) = playbook.commands("Over")
     with two(tmp_path) as (stage, servers, files):
-        with clients(4, stage.router, PATH, BODY, PATIENCE) as traffic:
+        with clients(6, stage.router, PATH, BODY, PATIENCE) as traffic:
             eventually(lambda: traffic.count(200) > 20)
             files[1].touch()
             stage.pages(playbook)
