@@ -190,7 +190,7 @@ def test_it_adds_up_after_a_mixed_time(tmp_path: Path) -> None:
         servers = [MeteredServer(stack, tmp_path, name) for name in ("first", "second")]
         addresses = [each.serving.http for each in servers]
         router = stack.enter_context(
-            routing(tmp_path, pool(*addresses), router=f'{ROUTER}policy-file = "policy.toml"\n')
+            routing(tmp_path, pool(*addresses, health_interval="1s"), router=f'{ROUTER}policy-file = "policy.toml"\n')
         )
         clients = [MixedClient(router, seed, over) for seed in range(6)]
         stack.callback(over.set)

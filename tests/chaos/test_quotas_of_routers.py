@@ -123,7 +123,11 @@ def fleet(folder: Path) -> Iterator[RouterFleet]:
             addresses = [each.address for each in members]
             routers.append(stack.enter_context(routing(own, pool(*addresses), router=settings)))
         running = RouterFleet(routers, [each.requests for each in members], redis)
+        for router in routers:  # it shares quotas once a request has come
+            assert router.ask("POST", "/v1/chat/completions", CHAT.encode())[0] == 200
         eventually(lambda: running.all_have("redis_servers", 3))
+        for each in members:
+            each.requests.clear()
         yield running
 
 
