@@ -400,7 +400,7 @@ class Server:
 def _pool(server: Serving) -> str:
     """Return the cluster file of a router in front of a server."""
     member = f'{{ http = "{server.http}", grpc = "{server.grpc}" }}'
-    return f'[[pool]]\nname = "main"\nmembers = [{member}]\nhealth-interval = "200ms"\n'
+    return f'[[pool]]\nname = "main"\nmembers = [{member}]\nhealth-interval = "5s"\n'
 
 
 _CACHES: Final = "nerite_internal_cache_bytes"
