@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak fuzz lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -85,6 +85,10 @@ soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left
 	COUNTED_REQUESTS=100000 $(BIN)/pytest tests/chaos/test_exact_counts.py
 	NERITE_TEST_LOADS=1000 $(BIN)/pytest tests/chaos/test_loads_beside_traffic.py
 	NERITE_TEST_FRONT_KILLS=100 $(BIN)/pytest tests/chaos/test_front_processes.py
+
+soak-platform: $(VENV)/dev  ## an hour of mixed load through a router: does the ledger add up; a million requests that never repeat: does its memory grow (100 minutes)
+	NERITE_TEST_MIXED_SECONDS=3600 $(BIN)/pytest -s tests/chaos/test_mixed_ledger.py
+	NERITE_TEST_ROUTER_REQUESTS=1000000 $(BIN)/pytest -s tests/chaos/test_router_memory.py
 
 # INPUTS=, MINUTES=, SURFACES=json,grpc, SEED=, PROFILE=all, TLS=1
 fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINUTES=, INPUTS=); findings are in fuzz-findings/

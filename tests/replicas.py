@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ports import free_ports
+from prometheus_server import Prometheus, prometheus_server
 from serving import IN_PROCESS, NERITE, PATIENCE, Serving, adds, eventually, pbtxt, python_model, serving
 from tools import require
 
@@ -135,10 +135,10 @@ class FleetCommand:
 class Cluster:
     """The replicas, and the Prometheus that reads them."""
 
-    def __init__(self, folder: Path, replicas: list[Replica], prometheus: int) -> None:
+    def __init__(self, folder: Path, replicas: list[Replica], prometheus: Prometheus) -> None:
         self.folder = folder
         self.replicas = replicas
-        self.prometheus = f"http://localhost:{prometheus}"
+        self.prometheus = prometheus
 
 
 class FleetModel:
@@ -156,7 +156,8 @@ class FleetModel:
     def start(self, *words: str) -> FleetCommand:
         """Start the command with these options."""
         replicas = [word for replica in self.replicas for word in ("--replica", replica.url)]
-        always = ["start", self.name, "--from", "1", "--to", "2", "--fleet", "--prometheus", self._cluster.prometheus]
+        prometheus = self._cluster.prometheus.url
+        always = ["start", self.name, "--from", "1", "--to", "2", "--fleet", "--prometheus", prometheus]
         return self.command([*always, *replicas, "--interval", "0.3", *words])
 
     def command(self, words: list[str]) -> FleetCommand:
@@ -190,10 +191,10 @@ class FleetModel:
 
 
 @contextmanager
-def cluster(folder: Path, count: int = 3) -> Iterator[Cluster]:
-    """Run replicas and their Prometheus."""
+def cluster(folder: Path, count: int = 3, rules: Path | None = None) -> Iterator[Cluster]:
+    """Run replicas and their Prometheus, which evaluates ``rules``."""
     require("prometheus")
-    ports = free_ports(2 * count + 1)
+    ports = free_ports(2 * count)
     with ExitStack() as stack:
         with ThreadPoolExecutor(count) as executor:
             starting = [
@@ -205,8 +206,8 @@ def cluster(folder: Path, count: int = 3) -> Iterator[Cluster]:
             replicas.append(each.result())
             stack.callback(replicas[-1].close)
         targets = [f"localhost:{replica.metrics_port}" for replica in replicas]
-        stack.enter_context(_prometheus(folder, targets, ports[-1]))
-        yield Cluster(folder, replicas, ports[-1])
+        prometheus = stack.enter_context(prometheus_server(folder, targets, rules))
+        yield Cluster(folder, replicas, prometheus)
 
 
 @contextmanager
@@ -217,29 +218,3 @@ def clients(model: FleetModel) -> Iterator[Clients]:
         yield made
     finally:
         made.stop()
-
-
-@contextmanager
-def _prometheus(folder: Path, targets: list[str], port: int) -> Iterator[None]:
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "nerite", "static_configs": [{"targets": targets}]}],
-    }
-    (folder / "prometheus.yml").write_text(json.dumps(config))
-    command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
-    try:
-        eventually(lambda: _answers(f"http://127.0.0.1:{port}/-/ready"))
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=10):
-            return True
-    except OSError:
-        return False

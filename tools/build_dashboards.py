@@ -121,7 +121,69 @@ _ROLLOUT: Final = (
             "{{model}} {{reason}}")]),
 )  # fmt: skip
 
+_ROUTER: Final = '{pool=~"$pool",instance=~"$instance"}'
+_TENANTS: Final = 'instance=~"$instance"'
+
+
+def routed(metric: str, by: str, only: str = "") -> str:
+    """Return what a counter of a router gains in a second."""
+    of = _ROUTER if not only else _ROUTER[:-1] + f",{only}}}"
+    return f"sum by ({by}) (rate({metric}{of}[$__rate_interval]))"
+
+
+def at_router(metric: str, by: str = "pool") -> str:
+    """Return the values of a gauge of a router."""
+    return f"sum by ({by}) ({metric}{_ROUTER})"
+
+
+def of_tenants(metric: str, by: str, only: str = "") -> str:
+    """Return what a counter of admission control gains in a second."""
+    return f"sum by ({by}) (rate({metric}{{{_TENANTS}{only}}}[$__rate_interval]))"
+
+
+_PLATFORM: Final = (
+    Panel("Requests by member", "reqps", [(routed("nerite_route_requests", "pool, member"), "{{pool}} {{member}}")]),
+    Panel("Requests by how they ended", "reqps",
+          [(routed("nerite_route_requests", "pool, code"), "{{pool}} {{code}}")],
+          "lost, cancelled: without an answer."),
+    Panel("Latency", "s",
+          [(f"histogram_quantile({share}, {routed('nerite_route_seconds_bucket', 'le, pool')})",
+            f"{{{{pool}}}} p{share * 100:g}") for share in (0.5, 0.95, 0.99)],
+          "From the arrival of a request to the end of its answer."),
+    Panel("Members", "short",
+          [(at_router("nerite_route_members"), "{{pool}} there"),
+           (at_router("nerite_route_members_ready"), "{{pool}} ready"),
+           (at_router("nerite_route_members_draining"), "{{pool}} draining"),
+           (at_router("nerite_route_members_ejected"), "{{pool}} ejected")]),
+    Panel("Requests at members", "short",
+          [(at_router("nerite_route_member_requests", "pool, member"), "{{pool}} {{member}}")]),
+    Panel("Work at members", "short",
+          [(at_router("nerite_route_member_work", "pool, member"), "{{pool}} {{member}}")],
+          "Tokens that are still to be computed."),
+    Panel("Without an answer, by member", "reqps",
+          [(routed("nerite_route_requests", "pool, member, code", 'code=~"lost|cancelled"'),
+            "{{pool}} {{member}} {{code}}")]),
+    Panel("Sent again", "reqps", [(routed("nerite_route_retries_total", "pool, reason"), "{{pool}} {{reason}}")]),
+    Panel("Refused by the router", "reqps", [(of_tenants("nerite_route_refused_total", "code"), "{{code}}")]),
+    Panel("Requests of tenants", "reqps", [(of_tenants("nerite_admission_offered", "tenant"), "{{tenant}}")]),
+    Panel("Refused to tenants", "reqps",
+          [(of_tenants("nerite_admission_refused", "tenant, reason"), "{{tenant}} {{reason}}")]),
+    Panel("Tokens of tenants", "short",
+          [(of_tenants("nerite_admission_input_tokens", "tenant"), "{{tenant}} of prompts"),
+           (of_tenants("nerite_admission_output_tokens", "tenant"), "{{tenant}} of answers")]),
+    Panel("Waiting to be admitted", "short",
+          [(f"sum by (model) (nerite_admission_waiting{{{_TENANTS}}})", "{{model}}")]),
+    Panel("Processor time", "percentunit",
+          [('rate(nerite_route_cpu_seconds_total{instance=~"$instance"}[$__rate_interval])', "{{instance}}")],
+          "Of one processor."),
+    Panel("Time of decisions", "s",
+          [('histogram_quantile(0.99, sum by (le, instance) '
+            '(rate(nerite_route_decision_seconds_bucket{instance=~"$instance"}[$__rate_interval])))',
+            "{{instance}} p99")]),
+)  # fmt: skip
+
 DASHBOARDS: Final = {
+    "router": ("Nerite: routers and pools", _PLATFORM),
     "overview": (
         "Nerite: overview",
         (_THROUGHPUT, _LATENCY, _FAILURES, _WAITING, _GIVEN_UP, _RESTARTS, _PROCESSOR, _MACHINE, _MEMORY),
@@ -220,6 +282,12 @@ DASHBOARDS: Final = {
 def dashboard(name: str) -> dict[str, Any]:
     """Return a dashboard as Grafana imports it."""
     title, panels = DASHBOARDS[name]
+    chosen = (
+        ("instance", "nv_inference_request_success"),
+        ("model", 'nv_inference_request_success{instance=~"$instance"}'),
+    )
+    if name == "router":
+        chosen = ("instance", "nerite_route_members"), ("pool", 'nerite_route_members{instance=~"$instance"}')
     return {
         "uid": f"nerite-{name}",
         "title": title,
@@ -232,8 +300,7 @@ def dashboard(name: str) -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"},
-                _variable("instance", "nv_inference_request_success"),
-                _variable("model", 'nv_inference_request_success{instance=~"$instance"}'),
+                *(_variable(label, of) for label, of in chosen),
             ]
         },
         "panels": [_panel(place, panel) for place, panel in enumerate(panels)],

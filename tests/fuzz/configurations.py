@@ -128,6 +128,44 @@ def _words_of_configurations() -> tuple[str, ...]:
     )
 
 
+_ROUTE: Final = """
+sticky = ["header:x-user", "tenant"]
+salt = "a"
+
+[[arm]]
+version = 1
+weight = 90
+
+[[arm]]
+model = "other"
+version = 2
+weight = 10.5
+
+[shadow]
+version = 2
+share = "10%"
+tolerance = 0.001
+timeout = 30
+concurrency = 8
+samples = "/tmp/m.jsonl"
+contents = true
+"""
+_ROUTE_WORDS: Final = tuple(
+    sorted({*re.findall(r"[a-z_]+|[\[\]=.]", _ROUTE), "prompt", "sequence", "inf", "nan", "1e400%"})
+)
+_ROLLOUT: Final = """
+to = "2"
+from = "1"
+steps = [1, 5, 25.5, 50, 100]
+hold = "5m"
+gate = ["errors", "p99=+10%", "restarts<=0", "errors=+50%,5%"]
+deadline = "2h"
+requests = 20
+shadow = "10%"
+sticky = "tenant"
+at-deadline = "stay"
+"""
+_ROLLOUT_WORDS: Final = tuple(sorted({*re.findall(r"[a-z0-9-]+|[\[\]=%+<,.]", _ROLLOUT), "inf", "nan", "1979-05-27"}))
 _CONFIG_WORDS: Final = _words_of_configurations()
 _URLS: Final = ("/v1/completions", "/v1/chat/completions", "/v2/models/m/infer", "/v2/models/m/versions/1/infer")
 _BATCH_WORDS: Final = (*_URLS, "custom_id", "method", "POST", "url", "body", "model", "stream", "true", "null", "1e999")
@@ -144,6 +182,16 @@ def config(rng: random.Random) -> bytes:
 def policy(rng: random.Random) -> bytes:
     """Return the text of a policy, with mistakes."""
     return words.mutated(rng, rng.choice(POLICIES), _POLICY_WORDS)
+
+
+def route(rng: random.Random) -> bytes:
+    """Return the text of a route file, with mistakes."""
+    return words.mutated(rng, _ROUTE, _ROUTE_WORDS)
+
+
+def rollout(rng: random.Random) -> bytes:
+    """Return the text of a rollout file, with mistakes."""
+    return words.mutated(rng, _ROLLOUT, _ROLLOUT_WORDS)
 
 
 def batch(rng: random.Random) -> bytes:

@@ -18,8 +18,11 @@ from fuzz.lanes import Outcome
 from nerite.admission.tenants import open_policy
 from nerite.batches.items import answer_line, body_of_line, read_items
 from nerite.config import json_form, loading
+from nerite.config.watched_file import FileContent
 from nerite.core.errors import InvalidArgument
 from nerite.http2 import Http2ClientConnection, Limits, ReplyHeaders, encode_request
+from nerite.rollouts.declarations import parse_file
+from nerite.routes.route_file import parse_route_file
 
 _SECONDS: Final = 5.0
 """Seconds of processor time that reading a file may take. The largest take 0.2."""
@@ -37,12 +40,16 @@ class Reader:
         """Read one input."""
         began = time.thread_time()
         try:
-            if case.surface in ("cluster", "responses"):
+            if case.surface in ("cluster", "members", "responses"):
                 right = routed.read(case.surface, case.parts)
             elif case.surface == "policy":
                 right = self._read_policy(case.parts[0])
             elif case.surface == "batch":
                 right = self._read_batch(case.parts[0])
+            elif case.surface == "routes":
+                right = _read_route(case.parts[0])
+            elif case.surface == "rollouts":
+                right = _read_rollout(case.parts[0])
             elif case.surface == "answers":
                 right = _read_answers(case.parts)
             else:
@@ -98,6 +105,31 @@ class Reader:
     def close(self) -> None:
         """Remove the files."""
         self._folder.cleanup()
+
+
+def _read_route(text: bytes) -> bool:
+    """Return whether a route file has no mistakes; each must be told with its file."""
+    try:
+        found = parse_route_file(text, "route.toml", "chat")
+    except InvalidArgument as error:
+        return _refused(error, "route.toml")
+    return len(found.places) == len(found.route.targets)
+
+
+def _read_rollout(text: bytes) -> bool:
+    """Return whether a rollout file has no mistakes; each must be told with its file."""
+    try:
+        parse_file("rollout.toml", FileContent(text))
+    except InvalidArgument as error:
+        return _refused(error, "rollout.toml")
+    return True
+
+
+def _refused(error: InvalidArgument, file: str) -> bool:
+    error.message.encode(errors="surrogateescape")
+    if not error.message.startswith(file):
+        raise AssertionError(f"a mistake without a place: {error.message}") from None
+    return False
 
 
 class _Calls:

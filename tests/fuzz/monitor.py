@@ -65,6 +65,16 @@ def sample(server: int, temporary: Path, caches: int) -> Sample:
     return Sample(processes, memory, descriptors, threads, caches, frozenset(os.listdir(temporary)))
 
 
+def with_router(found: Sample, router: int) -> Sample:
+    """Return a sample of a server with the router in front of it, whose connections to the server stay open."""
+    folder = Path(f"/proc/{router}")
+    memory = {**found.memory, "router": int((folder / "statm").read_text().split()[1]) * _PAGE}
+    threads = {**found.threads, "router": len(os.listdir(folder / "task"))}
+    descriptors = {name: Counter(kinds) for name, kinds in found.descriptors.items()}
+    del descriptors["server"]["socket:"]
+    return found._replace(memory=memory, threads=threads, descriptors=descriptors)
+
+
 def _name(folder: Path) -> str:
     return (folder / "comm").read_text().strip()
 
@@ -110,7 +120,7 @@ def grown(samples: Sequence[Sample]) -> list[Symptom]:
     found = []
     for name, (before, after) in growth(samples).items():
         allowed = SLACK
-        if name == "server":
+        if name in ("server", "router"):
             allowed += max(0, samples[-1].caches - samples[int(len(samples) * _WARM_UP)].caches)
         if after - before > allowed:
             text = (

@@ -1,4 +1,4 @@
-"""What a router reads besides requests: cluster files, and the responses of members."""
+"""What a router reads besides requests: cluster and members files, and the responses of members."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from typing import Any, Final, cast
 
 from fuzz.mutators import heads, octets, words
+from nerite.balancing.member import ServerKind
+from nerite.cluster.addresses import members_of_text, split_address
 from nerite.cluster.cluster_file import parse_cluster
 from nerite.core.errors import InvalidArgument
 from nerite.core.failures import internal_errors
@@ -43,6 +45,25 @@ borrows = true
 classes = ["batch"]
 """
 _CLUSTER_WORDS: Final = tuple(sorted({*re.findall(r"[a-z-]+|[\"\[\]{}=.:]", _CLUSTER)}))
+_MEMBERS: Final = """# all
+10.0.0.1:8000
+[::1]:8000 grpc=b:1 capacity=2.0 name=two drain=true  # the large one
+"""
+_MEMBERS_WORDS: Final = (
+    "grpc=",
+    "capacity=",
+    "name=",
+    "drain=",
+    "true",
+    "nan",
+    "inf",
+    "[",
+    "]",
+    ":",
+    "#",
+    "\u2028",
+    "\x85",
+)
 _BODY: Final = b'data: {"choices":[]}\n\n'
 _RESPONSES: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
@@ -57,6 +78,11 @@ _RESPONSES: Final = (
 def cluster(rng: random.Random) -> tuple[bytes, ...]:
     """Return the text of a cluster file, with mistakes."""
     return (words.mutated(rng, _CLUSTER, _CLUSTER_WORDS),)
+
+
+def members(rng: random.Random) -> tuple[bytes, ...]:
+    """Return the text of a members file, with mistakes."""
+    return (words.mutated(rng, _MEMBERS, _MEMBERS_WORDS),)
 
 
 def response(rng: random.Random) -> tuple[bytes, ...]:
@@ -76,6 +102,20 @@ def read_cluster(text: bytes) -> bool:
             raise AssertionError(f"a mistake without a place: {error.message}") from None
         return False
     return len(settings.pools) > 0
+
+
+def read_members(text: bytes) -> bool:
+    """Return whether a members file has no mistakes; each must be told with its line."""
+    try:
+        found = members_of_text(text.decode(errors="replace"), "members.txt", ServerKind.NERITE, 8001)
+    except InvalidArgument as error:
+        if not re.match(r"members\.txt:\d+: ", error.message):
+            raise AssertionError(f"a mistake without a place: {error.message}") from None
+        return False
+    for member in found:
+        split_address(member.http)
+        split_address(member.grpc)
+    return len(found) > 0
 
 
 class _Transport:
@@ -144,4 +184,6 @@ def read_response(pieces: tuple[bytes, ...]) -> bool:
 
 def read(surface: str, parts: tuple[bytes, ...]) -> bool:
     """Read one input of a surface."""
-    return read_cluster(parts[0]) if surface == "cluster" else read_response(parts)
+    if surface == "responses":
+        return read_response(parts)
+    return read_cluster(parts[0]) if surface == "cluster" else read_members(parts[0])

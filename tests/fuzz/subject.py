@@ -27,6 +27,7 @@ from fuzz.lanes import Address, Calls, Kept, Outcome, Pieces, request
 from fuzz.local import Reader
 from fuzz.surfaces import CALLS, FRAMES, KEPT, LOADS, LOCAL, PIECES, SURFACES
 from fuzz.symptoms import Log, Symptom
+from routing import routing
 from serving import Serving, serving
 
 PATIENCE: Final = 30.0
@@ -43,8 +44,13 @@ PROFILES: Final[dict[str, tuple[str, ...]]] = {
         "--http-cors-origin=*", "--metrics-config=summary_latencies=true",
     ),
     "cycles": (),
+    "routed": (),
 }  # fmt: skip
-"""Flags beside those that the surfaces need. ``cycles``: what the collector of cycles finds is looked at, too."""
+"""Flags beside those that the surfaces need.
+
+``cycles``: what the collector of cycles finds is looked at, too. ``routed``: a router in front of the server gets what
+is sent.
+"""
 _FREED: Final = re.compile(r"Request$|\.grpc\.connection\.Call$|\.StreamCall$|\.HttpConnection$|^builtins\.traceback$")
 """Kinds of objects that are never left for the collector: they hold what clients have sent."""
 _FLAGS: Final = (
@@ -102,6 +108,8 @@ class Server:
         self.samples: list[monitor.Sample] = []
         self._folder: Path
         self._serving: Serving
+        self._router: Serving | None = None
+        self._router_log: Log
 
     # Its life
 
@@ -142,15 +150,22 @@ class Server:
             self._stack.close()
             raise
         ports = self._serving.ports
+        own, page = Address(ports["HTTPService"], client), Address(ports["Metrics"])
+        if self.profile == "routed":
+            before = routing(self._folder, _pool(self._serving), clean=False)
+            self._router = await asyncio.to_thread(self._stack.enter_context, before)
+            self._router_log = Log(self._router.log)
+            ports = self._router.ports
         http, grpc = Address(ports["HTTPService"], client), Address(ports["GRPCInferenceService"], client)
         self._kept = [Kept(http, self._patience) for _ in range(_TOGETHER[KEPT])]
         self._loads = [Kept(http, self._patience) for _ in range(_TOGETHER[LOADS])]
         self._calls = [Calls(grpc, self._patience) for _ in range(2)]
         self._pieces = {"http": Pieces(http, self._patience), "http2": Pieces(grpc, self._patience)}
         self._pieces["metrics"] = Pieces(Address(ports["Metrics"]), self._patience)
-        self._own = Kept(http, self._patience)
-        self._page = Kept(Address(ports["Metrics"]), self._patience)
-        self._canaries = Canaries(self._own, self._calls[0])
+        self._own = Kept(own, self._patience)
+        self._page = Kept(page, self._patience)
+        self._asks = Kept(http, self._patience)
+        self._canaries = Canaries(self._asks, self._calls[0])
         self._reader = Reader()
         self._stack.callback(self._reader.close)
         self._log = Log(self._folder / "log")
@@ -188,9 +203,9 @@ class Server:
         await self._close_lanes()
         pids = [self._serving.process.pid, *monitor.processes_of(self._serving.process.pid)]
         try:
-            status = await asyncio.to_thread(self._serving.stop)
-            if status:
-                found.append(Symptom("the end", "exit status", f"{status}"))
+            for each in (self._router, self._serving):
+                if each is not None and (status := await asyncio.to_thread(each.stop)):
+                    found.append(Symptom("the end", "exit status", f"{status}"))
         except Exception as error:  # it was killed: it did not end
             found.append(Symptom("the end", "none", repr(error)))
         for _ in range(100):
@@ -199,7 +214,7 @@ class Server:
             await asyncio.sleep(0.05)
         else:
             found.append(Symptom("the end", "processes", "some outlive the server"))
-        found += self._log.symptoms()
+        found += self._told()
         if left := list((self._folder / "tmp").iterdir()):
             found.append(Symptom("the end", "temporary files", str(left)[:1_000]))
         shutil.copy(log, self.last_log) if found else None
@@ -218,7 +233,7 @@ class Server:
 
     async def _close_lanes(self) -> None:
         await asyncio.gather(
-            *(lane.close() for lane in (*self._kept, *self._loads, *self._calls, self._own, self._page))
+            *(lane.close() for lane in (*self._kept, *self._loads, *self._calls, self._own, self._page, self._asks))
         )
 
     # Inputs
@@ -273,14 +288,20 @@ class Server:
     async def check(self) -> list[Symptom]:
         """Return what is wrong with it now."""
         if self._dead:
-            return [Symptom("died", "server", f"exit status {self._serving.process.returncode}"), *self._log.symptoms()]
+            return [Symptom("died", "server", f"exit status {self._serving.process.returncode}"), *self._told()]
+        if self._router is not None and (status := self._router.process.poll()) is not None:
+            return [Symptom("died", "router", f"exit status {status}"), *self._told()]
         found = await self._settle() or await self._canaries.ask()
-        found += self._log.symptoms()
+        found += self._told()
         before, self._errors = self._errors, await self._counted(_ERRORS)
         new = {name: count for name, count in self._errors.items() if count > before.get(name, 0)}
         if not any(each.kind == "unforeseen" for each in found):
             found += [Symptom("internal errors", name, str(count)) for name, count in new.items()]
         return found
+
+    def _told(self) -> list[Symptom]:
+        """Return what the logs tell."""
+        return self._log.symptoms() + ([] if self._router is None else self._router_log.symptoms())
 
     async def _settle(self) -> list[Symptom]:
         """Set settings and regions to what they were at first."""
@@ -321,13 +342,18 @@ class Server:
         if self._dead:
             return []
         await self._forget_foreign_segments()
-        caches = int(sum((await self._counted("nerite_internal_cache_bytes")).values()))
+        caches = int(sum((await self._counted(_CACHES)).values()))
+        if self._router is not None:
+            told = await asyncio.to_thread(self._router.metrics)
+            caches += int(sum(value for name, value in told.items() if name.startswith(_CACHES)))
         await self._close_lanes()
         pid = self._serving.process.pid
         before: monitor.Sample | None = None
         # Connections, and what guests had, end a moment after they are closed.
         for _ in range(200):
             sample = monitor.sample(pid, self._folder / "tmp", caches)
+            if self._router is not None:
+                sample = monitor.with_router(sample, self._router.process.pid)
             first = self.samples[0] if self.samples else before
             found = [Symptom("rest", "server", "")] if first is None else monitor.more_open(first, sample)
             if not found:
@@ -371,6 +397,13 @@ class Server:
         return monitor.grown(self.samples)
 
 
+def _pool(server: Serving) -> str:
+    """Return the cluster file of a router in front of a server."""
+    member = f'{{ http = "{server.http}", grpc = "{server.grpc}" }}'
+    return f'[[pool]]\nname = "main"\nmembers = [{member}]\nhealth-interval = "5s"\n'
+
+
+_CACHES: Final = "nerite_internal_cache_bytes"
 _ERRORS: Final = "nerite_internal_errors_total"
 _POLICY: Final = (
     configurations.POLICIES[0].replace("\n[default]", "\n[default]\nweight = 5")

@@ -297,7 +297,10 @@ SURFACES: Final[Mapping[str, Surface]] = {
     "answers": Surface(LOCAL, 2, _answers, 0),
     "policy": Surface(LOCAL, 2, lambda rng: (configurations.policy(rng),), 0),
     "batch": Surface(LOCAL, 2, lambda rng: (configurations.batch(rng),), 0),
+    "routes": Surface(LOCAL, 1, lambda rng: (configurations.route(rng),), 0),
+    "rollouts": Surface(LOCAL, 1, lambda rng: (configurations.rollout(rng),), 0),
     "cluster": Surface(LOCAL, 1, routed.cluster, 0),
+    "members": Surface(LOCAL, 1, routed.members, 0),
     "responses": Surface(LOCAL, 2, routed.response, 0),
 }
 """All there are."""

@@ -7,8 +7,6 @@ import re
 import runpy
 import subprocess
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ports import free_ports
+from pages import ROOT
+from prometheus_server import RULES, Prometheus, prometheus_server
 from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 from tools import require
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-RULES = DEPLOY / "prometheus" / "alerts.yml"
-ELSEWHERE = ("vllm:", "nerite_llm_", "nerite_admission_", "nerite_rollout_", "nv_gpu_", "nv_energy_")
-"""What only servers with a language model, a policy, a rollout or a GPU have: docs/metrics.md says which there are."""
+ELSEWHERE = ("vllm:", "nerite_llm_", "nerite_admission_", "nerite_rollout_", "nerite_route_", "nv_gpu_", "nv_energy_")
+"""What only a router has, or a server with a language model, a policy, a rollout or a GPU."""
 UNITS = {"short", "ops", "reqps", "s", "bytes", "percentunit", "watt"}
 """Of those that Grafana has, by their ids."""
 _METRIC = re.compile(r"\b(?:nv|nerite)_\w+|vllm:\w+")
@@ -41,7 +38,7 @@ def panels() -> list[tuple[str, str]]:
         for panel in dashboard["panels"]:
             for target in panel["targets"]:
                 query = target["expr"].replace("$__rate_interval", "30s")
-                found.append((f"{name}: {panel['title']}", re.sub(r"\$(model|instance)\b", ".*", query)))
+                found.append((f"{name}: {panel['title']}", re.sub(r"\$(model|instance|pool)\b", ".*", query)))
     return found
 
 
@@ -51,7 +48,8 @@ def alerts() -> list[tuple[str, str]]:
 
 
 def documented() -> set[str]:
-    return set(re.findall(r"^\| `([\w:]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.M))
+    texts = [(ROOT / "docs" / name).read_text() for name in ("metrics.md", "router.md")]
+    return {name for text in texts for name in re.findall(r"^\| `([\w:]+)` \|", text, re.M)}
 
 
 def test_the_dashboards_are_up_to_date() -> None:
@@ -108,33 +106,6 @@ def test_each_alert_fires_when_it_is_to_and_only_then() -> None:
     assert tested == {name for name, _ in alerts()}
 
 
-class Prometheus:
-    """One that runs, and reads a server every second."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def ask(self, what: str, **query: str) -> Any:
-        url = f"http://127.0.0.1:{self._port}/api/v1/{what}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success", told
-        return told["data"]
-
-    def samples(self, query: str) -> list[Any]:
-        found: list[Any] = self.ask("query", query=query)["result"]
-        return found
-
-    @property
-    def scrapes(self) -> float:
-        """How often it has read the server."""
-        try:
-            found = self.samples('count_over_time(up{job="nerite"}[5m]) * on() up{job="nerite"}')
-        except OSError:
-            return 0
-        return float(found[0]["value"][1]) if found else 0
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
     models = tmp_path / "models"
@@ -147,27 +118,8 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 
 @pytest.fixture
 def prometheus(server: Serving, tmp_path: Path) -> Iterator[Prometheus]:
-    require("promtool", "prometheus")
-    (port,) = free_ports(1)
-    target = f"127.0.0.1:{server.ports['Metrics']}"
-    config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "nerite", "static_configs": [{"targets": [target]}]}],
-    }
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb"]
-    with (tmp_path / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        running = Prometheus(port)
-        eventually(lambda: running.scrapes >= 1)
+    with prometheus_server(tmp_path, [f"127.0.0.1:{server.ports['Metrics']}"], RULES) as running:
         yield running
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def test_every_panel_and_every_rule_is_answered(server: Serving, prometheus: Prometheus) -> None:

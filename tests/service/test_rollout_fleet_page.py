@@ -44,7 +44,7 @@ def told(three: Cluster, text: str) -> str:
     """Return commands of the page with these replicas and this Prometheus."""
     for number, replica in enumerate(three.replicas, 1):
         text = text.replace(f"gpu-{number}:8000", replica.url)
-    return text.replace("http://prometheus:9090", three.prometheus).replace("localhost:8000", three.replicas[0].url)
+    return text.replace("http://prometheus:9090", three.prometheus.url).replace("localhost:8000", three.replicas[0].url)
 
 
 def test_the_commands(three: Cluster) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from redis_server import redis_server
-from routing import ROUTER, Received, events, pool, response, routing, stand_ins
+from routing import ROUTER, Received, events, pool, response, routing, samples, stand_ins
 from serving import PATIENCE, Serving, eventually
 
 POLICY = """
@@ -101,6 +101,7 @@ def test_concurrency_ends_with_the_client(tmp_path: Path) -> None:
         connection.request("POST", INFER, b"{}", {"x-tenant": "one"})
         eventually(lambda: len(member.requests) == 1)
         assert router.ask("POST", INFER, b"{}", x_tenant="one")[0] == 429
+        assert samples(router, "nerite_admission_running")['nerite_admission_running{model="m"}'] == 1
         go.set()
         connection.close()
         eventually(lambda: router.ask("POST", INFER, b"{}", x_tenant="one")[0] == 200)

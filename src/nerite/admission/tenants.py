@@ -226,6 +226,7 @@ class TenantAdmission:
         self._usages: dict[UsageKey, UsageTable] = {}
         """Usage by model for the lifetime of the server: counters survive a reload of the model."""
         self._admission_queues: WeakSet[AdmissionQueue] = WeakSet()
+        self._controllers: WeakSet[AdmissionController] = WeakSet()
         self._idempotency = IdempotencyRegistry(self.policy.keeping, loop)
 
     @property
@@ -268,7 +269,9 @@ class TenantAdmission:
     def controller(self, model: str, *, tokens: bool) -> AdmissionController:
         """Return a controller of a model, for an owner that has no admission queue. ``tokens``: it is an LLM."""
         usage = self._usages.setdefault(UsageKey(model, tokens), UsageTable())
-        return AdmissionController(model, self._accounts, monotonic_ns(), tokens=tokens, usage=usage)
+        controller = AdmissionController(model, self._accounts, monotonic_ns(), tokens=tokens, usage=usage)
+        self._controllers.add(controller)
+        return controller
 
     def follow(self, policy: AdmissionPolicy) -> None:
         """Apply a new policy. Admitted requests stay admitted, and used quota stays used."""
@@ -290,7 +293,7 @@ class TenantAdmission:
 
     def quota(self) -> dict[str, Any]:
         """Return the usage and remaining quota of all tenants as JSON."""
-        return quota_json(self._standings(), self._controllers(), self._usages)
+        return quota_json(self._standings(), self._controllers, self._usages)
 
     def write_metrics(self, page: Page) -> None:
         """Write usage and remaining quota, if any model has admission control."""
@@ -299,7 +302,7 @@ class TenantAdmission:
         standings = self._standings()
         uses = _uses(self._usages)
         page.write(USE, [USE.row(_TenantUse(use, key.tokens), key.model, *who) for key, *who, use in uses])
-        loads = _busy(self._controllers())
+        loads = _busy(self._controllers)
         page.write(LOADS, [LOADS.row(_ModelLoad(running, waiting), name) for name, running, waiting in loads])
         page.write(TENANTS, [TENANTS.row(each, each.tenant) for each in standings])
         page.write(RATES, [RATES.row(rate, each.tenant, rate.limit) for each in standings for rate in each.rates])
@@ -310,6 +313,3 @@ class TenantAdmission:
         now = monotonic_ns()
         names = [*self.policy.tenants, EVERYBODY] if self.in_force else []
         return [self._accounts.of(name, now).standing(now) for name in names]
-
-    def _controllers(self) -> list[AdmissionController]:
-        return [admission_queue.controller for admission_queue in self._admission_queues]

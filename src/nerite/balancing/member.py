@@ -38,6 +38,8 @@ class Member(NamedTuple):
     """``HOST:PORT`` of its metrics; empty: not known."""
     tls: str = ""
     """Name of the pool whose settings of TLS its connections use; empty: they are plain."""
+    drain: bool = False
+    """It gets no new requests, but those of sequences that it has."""
 
 
 class RoutedRequest(NamedTuple):

@@ -46,7 +46,7 @@ class MemberLoad:
         "_ratio",
         "_reported_ns",
         "_request_ns",
-        "draining",
+        "drained",
         "ejected",
         "factor",
         "member",
@@ -68,8 +68,8 @@ class MemberLoad:
         self.ticket = ticket
         """Number of its process: another one after a restart."""
         self.ready = False
-        self.draining = False
-        """Gets no new requests."""
+        self.drained = False
+        """``PoolBalancer.drain`` was called; what its description says comes on top of that."""
         self.ejected = False
         """Gets no requests for a while, because it failed more than others."""
         self.models: Collection[str] | None = None
@@ -95,6 +95,11 @@ class MemberLoad:
         self._ratio = 1.0
         self.timings: dict[str, list[float]] = {}
         """For each model, the tokens of this window and the nanoseconds that they took."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets no new requests, but those of sequences that it has."""
+        return self.drained or self.member.drain
 
     @property
     def available(self) -> bool:

@@ -142,7 +142,7 @@ class PoolBalancer:
     def drain(self, name: str, draining: bool = True) -> None:
         """Give a member no new requests, or give it some again. Its sequences stay."""
         if load := self._members.get(name):
-            load.draining = draining
+            load.drained = draining
             self._changed()
 
     def restarted(self, name: str) -> None:

@@ -17,7 +17,7 @@ MAX_MEMBERS: Final = 4096
 """Members of a pool."""
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
 _NAME: Final = re.compile(r"[A-Za-z0-9._:\[\]/@-]{1,253}")
-_KEYS: Final = ("http", "grpc", "metrics", "name", "capacity", "memory")
+_KEYS: Final = ("http", "grpc", "metrics", "name", "capacity", "memory", "drain")
 _EXAMPLE: Final = "10.0.0.2:8000"
 _LARGEST_CAPACITY: Final = 1e6
 
@@ -65,7 +65,7 @@ def member_of(given: object, kind: ServerKind, grpc_port: int = 0, metrics_port:
         address = table.get(key, join_address(host, port) if port else "")
         if not isinstance(address, str):
             raise ValueError(f"{key} must be HOST:PORT")
-        if address:
+        if key in table:
             split_address(address)
         others.append(address)
     grpc, metrics = others
@@ -76,7 +76,8 @@ def member_of(given: object, kind: ServerKind, grpc_port: int = 0, metrics_port:
     name = table.get("name", http)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError("name must be 1 to 253 letters, digits or ._:-/@[]")
-    return Member(name, http, grpc, kind, _capacity(table.get("capacity", 1.0)), memory, metrics)
+    drain = _drain(table.get("drain", False))
+    return Member(name, http, grpc, kind, _capacity(table.get("capacity", 1.0)), memory, metrics, drain=drain)
 
 
 def _capacity(value: object) -> float:
@@ -89,6 +90,14 @@ def _capacity(value: object) -> float:
     return capacity
 
 
+def _drain(value: object) -> bool:
+    if value is True or value == "true":
+        return True
+    if value is False or value == "false":
+        return False
+    raise ValueError("drain must be true or false")
+
+
 def _known() -> str:
     return f"There are: {', '.join(_KEYS)}"
 
@@ -99,7 +108,7 @@ def members_of_text(
     """Return the members in a members file. Raises ``InvalidArgument`` with the line of the first mistake.
 
     A line has an address, and after it any of ``grpc=HOST:PORT``, ``metrics=HOST:PORT``, ``name=NAME``,
-    ``capacity=NUMBER``, ``memory=SIZE``. Empty lines, and what follows ``#``, are ignored.
+    ``capacity=NUMBER``, ``memory=SIZE``, ``drain=true``. Empty lines, and what follows ``#``, are ignored.
     """
     found: dict[str, Member] = {}
     for number, line in enumerate(text.splitlines(), 1):

@@ -186,6 +186,8 @@ POOLS: Final = MetricTable[RouterPool]((
            lambda pool: sum(1 for _ in pool.ready_members)),
     Metric("nerite_route_members_ejected", "gauge", "Members of the pool that were ejected because they failed",
            lambda pool: sum(load.ejected for load in pool.balancer.members)),
+    Metric("nerite_route_members_draining", "gauge", "Members of the pool that get no new requests",
+           lambda pool: sum(load.draining for load in pool.balancer.members)),
 ), labels=("pool",))  # fmt: skip
 SCALED: Final = MetricTable[ScaledPool]((
     Metric("nerite_route_members_wanted", "gauge", "Members that autoscaling wants the pool to have",

@@ -97,6 +97,18 @@ def test_who_is_not_ready_drains_or_does_not_serve_the_model_gets_nothing() -> N
     assert picked(balancer, TENSORS).member.name == "m1"
 
 
+def test_a_member_that_its_description_drains_keeps_what_it_has() -> None:
+    balancer = pool(2)
+    attempt = sent(balancer, RoutedRequest("m", sequence="s", sequence_start=True))
+    name = attempt.member.name
+    balancer.set_members([each._replace(drain=each.name == name) for each in members(2)])
+    assert {sent(balancer, TENSORS).member.name for _ in range(4)} == {"m0", "m1"} - {name}
+    assert picked(balancer, RoutedRequest("m", sequence="s")).member.name == name
+    answered(balancer, attempt)
+    balancer.set_members(members(2))
+    assert picked(balancer, TENSORS).member.name == name
+
+
 def test_others_are_named_as_fallbacks_and_none_of_those_that_failed() -> None:
     balancer = pool(3)
     choice = picked(balancer, TENSORS)

@@ -214,10 +214,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_members_in_text() -> None:
-    text = "# all\nhost-a:8000\n\n10.0.0.2:8000 capacity=2 name=two grpc=10.0.0.2:8001 memory=1GiB  # the large one\n"
+    text = (
+        "# all\nhost-a:8000\n\n"
+        "10.0.0.2:8000 capacity=2 name=two grpc=10.0.0.2:8001 memory=1GiB  # the large one\nb:1 drain=true\n"
+    )
     assert members_of_text(text, "m", ServerKind.NERITE) == (
         Member("host-a:8000", "host-a:8000"),
         Member("two", "10.0.0.2:8000", "10.0.0.2:8001", ServerKind.NERITE, 2.0, 1 << 30),
+        Member("b:1", "b:1", drain=True),
     )
 
 
@@ -228,6 +232,8 @@ def test_members_in_text() -> None:
         ("a:1 large", "m:1: the line has 'large' behind the address"),
         ("a:1\na:1", "m:2: the line names member 'a:1' a second time"),
         ("a:1 size=2", "m:1: the line has an unknown key 'size'"),
+        ("a:1 grpc=", "m:1: the line must be HOST:PORT"),
+        ("a:1 drain=1", "m:1: the line drain must be true or false"),
         ("a:0", "must be HOST:PORT"),
         ("[::z]:1", "has no IPv6 address between its brackets"),
     ],

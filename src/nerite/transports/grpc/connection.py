@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from nerite.core.response import InferenceResponse
 
 READ_SIZE = 256 * 1024
+_SHORTEST_TIMEOUT = 0.001
+"""Least seconds of a timer: for less than half of it, uvloop makes a handle that does not know its time."""
 _HIGH_WATER = 1024 * 1024
 _MAX_UNREAD_BYTES = 1024 * 1024 * 1024
 """Limit of reply bytes kept for a client that does not read; further replies are dropped with an error."""
@@ -535,7 +537,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         call = self._unary(self, stream_id, target) if stream is None else self._stream_call(stream_id, stream)
         self.calls[stream_id] = call
         if target.timeout is not None:
-            call.deadline = self._loop.call_later(target.timeout, call.expire)
+            call.deadline = self._loop.call_later(max(target.timeout, _SHORTEST_TIMEOUT), call.expire)
         return call
 
     def _stream_call(self, stream_id: int, stream: Any) -> StreamingCall:
