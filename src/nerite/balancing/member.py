@@ -32,6 +32,8 @@ class Member(NamedTuple):
     kind: ServerKind = ServerKind.NERITE
     capacity: float = 1.0
     """How much work it does in relation to others."""
+    draining: bool = False
+    """It ends soon: new requests go there only while there is no other."""
 
 
 class RoutedRequest(NamedTuple):

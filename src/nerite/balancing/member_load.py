@@ -68,8 +68,8 @@ class MemberLoad:
         self.ticket = ticket
         """Number of its process: another one after a restart."""
         self.ready = False
-        self.draining = False
-        """Gets no new requests."""
+        self.draining = member.draining
+        """Gets new requests only while there is no other."""
         self.ejected = False
         """Gets no requests for a while, because it failed more than others."""
         self.models: Collection[str] | None = None
@@ -103,6 +103,8 @@ class MemberLoad:
 
     def set_member(self, member: Member) -> None:
         """Take a changed description."""
+        if member.draining != self.member.draining:
+            self.draining = member.draining
         self.member = member
         self.speed = member.capacity * self.factor
         self._rate_work()

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
 from nerite.cluster.addresses import MAX_MEMBERS, member_of, split_address
+from nerite.cluster.kubernetes_names import service_of
 from nerite.cluster.settings import ClusterSettings, MemberSource, PoolSettings, RouterSettings
 from nerite.config.mistake import nearest
 from nerite.config.watched_file import read_content
@@ -138,6 +139,7 @@ _POOL: Final[Mapping[str, _Key]] = {
 _SOURCES: Final[Mapping[str, _Key]] = {
     "members-file": _Key("file", _text),
     "dns": _Key("dns", _address),
+    "kubernetes": _Key("kubernetes", service_of),
     "models": _Key("models", _text),
 }
 _OF_MODELS: Final[Mapping[str, _Key]] = {
@@ -257,7 +259,7 @@ class _Reader:
         given = [key for key in ("members", *_SOURCES) if key in table]
         if len(given) != 1:
             what = f"has {' and '.join(given)}: keep one of them" if given else "has no members"
-            self._wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, or models')
+            self._wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, kubernetes, or models')
             return MemberSource()
         for key in _OF_MODELS:
             if key in table and given != ["models"]:

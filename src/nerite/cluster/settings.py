@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.policy import PoolPolicy
+from nerite.cluster.kubernetes_names import ServiceReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class MemberSource:
     """File with a member on each line; read again when it changes."""
     dns: str = ""
     """``NAME:PORT``, resolved again and again: each address is a member."""
+    kubernetes: ServiceReference | None = None
+    """Service of Kubernetes whose endpoints are members."""
     models: str = ""
     """Model repository that ``nerite up`` starts local servers for."""
     replicas: int = 1
