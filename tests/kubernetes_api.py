@@ -106,6 +106,8 @@ class KubernetesApi:
         """Method and path of each request."""
         self.available: Callable[[Object], bool] = lambda workload: True
         """Whether a workload that is written is available at once."""
+        self.failures = 0
+        """Changes that are still to be answered with status 500 instead of made."""
         self._version = 100
         self._oldest = 100
         self._events: list[_Event] = []
@@ -347,6 +349,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if self.headers.get("Authorization") != f"Bearer {TOKEN}" and not self.connection.getpeercert():
                 raise Problem(401, "Unauthorized", "Unauthorized")
+            if self.command != "GET" and self.server.api.failures:
+                self.server.api.failures -= 1
+                raise Problem(500, "InternalError", "the test wants a failure")
             found = self._route([part for part in url.path.split("/") if part], body)
         except Problem as problem:
             self._send(problem.code, problem.status)

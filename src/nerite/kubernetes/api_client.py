@@ -21,7 +21,7 @@ _CONNECT_SECONDS: Final = 5.0
 _MERGE: Final = "application/merge-patch+json"
 
 
-class ApiError(NeriteError):
+class KubernetesError(NeriteError):
     """The API server has refused a request."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -42,7 +42,7 @@ class ApiClient:
         self.access = access
 
     async def get(self, path: str, seconds: float = 15.0) -> dict[str, Any]:
-        """Return an object or a list. Raises ``ApiError``, or ``Unavailable`` without an answer."""
+        """Return an object or a list. Raises ``KubernetesError``, or ``Unavailable`` without an answer."""
         return await self._request("GET", path, b"", "", seconds)
 
     async def patch(self, path: str, change: Mapping[str, Any], seconds: float = 15.0) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class ApiClient:
     async def _exchange(
         self, method: str, path: str, body: bytes, kind: str
     ) -> AsyncIterator[tuple[asyncio.StreamReader, _Head]]:
-        """Send a request and read the head of its answer. Raises ``ApiError`` unless its status is one of success."""
+        """Send a request and read the head of its answer. Raises ``KubernetesError`` unless its status is one of success."""
         access = self.access
         writer: asyncio.StreamWriter | None = None
         try:
@@ -131,7 +131,7 @@ def _json(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _refusal(method: str, path: str, status: int, body: bytes) -> ApiError:
+def _refusal(method: str, path: str, status: int, body: bytes) -> KubernetesError:
     """Return the error that the server describes by an object of the kind ``Status``."""
     try:
         told = orjson.loads(body)
@@ -139,7 +139,7 @@ def _refusal(method: str, path: str, status: int, body: bytes) -> ApiError:
         told = None
     message = str(told.get("message", "")) if isinstance(told, dict) else ""
     remedy = {401: ". Check its token", 403: ". Grant it by a Role, as the Helm chart does"}.get(status, "")
-    return ApiError(
+    return KubernetesError(
         status, f"the API server refused {method} {path.partition('?')[0]}: {message or f'status {status}'}{remedy}"
     )
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from nerite.core.errors import NeriteError, Unavailable
-from nerite.kubernetes.api_client import ApiClient, ApiError
+from nerite.kubernetes.api_client import ApiClient, KubernetesError
 from nerite.observability.log import log
 
 _PAGE: Final = 500
@@ -126,7 +126,7 @@ class ObjectWatch:
                 self._failures = 0
             except NeriteError as error:
                 self._failures += 1
-                if isinstance(error, ApiError) and error.status == 410:
+                if isinstance(error, KubernetesError) and error.status == 410:
                     self._watched.expire()
                 else:
                     log.warning(f"{error.message}. What was known last stays")
