@@ -76,7 +76,7 @@ class ApiClient:
     async def _exchange(
         self, method: str, path: str, body: bytes, kind: str
     ) -> AsyncIterator[tuple[asyncio.StreamReader, _Head]]:
-        """Send a request and read the head of its answer. Raises ``KubernetesError`` unless its status is one of success."""
+        """Send a request and read the head of its answer. Raises ``KubernetesError`` if it is refused."""
         access = self.access
         writer: asyncio.StreamWriter | None = None
         try:
