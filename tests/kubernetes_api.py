@@ -179,6 +179,13 @@ class KubernetesApi:
         namespace = given["metadata"].setdefault("namespace", "default") if resource.namespaced else ""
         return self.write(resource, namespace, given["metadata"]["name"], lambda before: given)
 
+    def change(self, plural: str, name: str, namespace: str = "default", **parts: Any) -> None:
+        """Replace parts of an object that is there still, such as its status."""
+        with self._changed:
+            for resource in RESOURCES.values():
+                if resource.plural == plural and (resource, namespace, name) in self.objects:
+                    self.write(resource, namespace, name, lambda before: {**(before or {}), **parts})
+
     def remove(self, plural: str, name: str, namespace: str = "default") -> None:
         """Delete an object."""
         key = next(key for key in self.objects if (key[0].plural, *key[1:]) == (plural, namespace, name))
