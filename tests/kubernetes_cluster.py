@@ -1,4 +1,4 @@
-"""What a cluster does with Deployments and Services, for tests: real processes, one for each pod, on addresses of 127/8.
+"""What a cluster does with Deployments and Services, for tests: a process for each pod, on addresses of 127/8.
 
 It stands in for the controllers and the kubelet: rolling updates with one pod more, probes, the wait before SIGTERM,
 and EndpointSlices. Images and volumes are not looked at: nerite is that of the tests, and the model repository the
