@@ -42,6 +42,7 @@ from nerite.repository.catalogue import ModelState, version_origin
 from nerite.repository.descriptions import Descriptions
 from nerite.repository.manager import ModelManager
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
+from nerite.repository.standby import Standby
 from nerite.routes.metrics import write_route_metrics
 from nerite.routes.observation import HandOver
 from nerite.routes.shadows import RunningShadows
@@ -99,6 +100,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._header_names: Sequence[str] = ()
         self._watched: WeakSet[RunningVersion] = WeakSet()
         """Versions that report when they cannot run requests."""
+        self.standby: Standby | None = None
+        """Set for a server that loads its models when it is told to."""
         self._starting = True
         self._draining = False
         """A graceful shutdown has begun; requests are still accepted."""
@@ -245,6 +248,12 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     def started(self) -> None:
         """Mark the initial load of models as complete."""
         self._starting = False
+
+    async def wake(self) -> None:
+        """Load the models of a server that stands by; return when it serves. Raises ``InvalidArgument`` for others."""
+        if self.standby is None:
+            raise InvalidArgument("the server does not stand by: it was started without --standby")
+        await self.standby.wake()
 
     def ask_ready(self, answered: Callable[[bool], None]) -> None:
         """Report readiness: with strict readiness, every version that was tried to load must be ready.

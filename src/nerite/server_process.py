@@ -50,6 +50,7 @@ from nerite.repository.manager import ModelManager
 from nerite.repository.polling import Poller
 from nerite.repository.remote import is_remote, repository_at
 from nerite.repository.repositories import LocalRepository, Repository
+from nerite.repository.standby import Standby, prepare_models
 from nerite.repository.version_maker import GpuPlacement, VersionMaker
 from nerite.rollouts.controller import RolloutController
 from nerite.rollouts.declarations import declared_in
@@ -163,6 +164,7 @@ class ServerProcess:
         self._policy: WatchedPolicy | None = None
         self._tenant_admission: TenantAdmission
         self._ledger: Ledger | None = None
+        self._maker: VersionMaker
         self._ports: ServerPorts
         self._fronts: FrontPool | None = None
         self._rollouts: RolloutController
@@ -224,8 +226,9 @@ class ServerProcess:
             )
             settings_of = self._options.settings_of
             repository = self._options.repository
-            maker = VersionMaker(repository, settings_of, Launcher(server_context), self._loader, loading, placement)
-            return ModelManager(repository, self._repositories, maker, self._loader, on_change, routes)
+            launcher = Launcher(server_context)
+            self._maker = VersionMaker(repository, settings_of, launcher, self._loader, loading, placement)
+            return ModelManager(repository, self._repositories, self._maker, self._loader, on_change, routes)
 
         server = InferenceServer(self._options, manager, cache, tenant_admission, helpers, routes, self._ledger)
         callers = None if self._policy is None else Callers(lambda: tenant_admission.policy)
@@ -335,13 +338,16 @@ class ServerProcess:
             if self._tenant_admission.shared is not None:
                 await self._tenant_admission.shared.start()
             self._rollouts.restore(declared_in(self._options.repository.paths))
+            if self._options.repository.standby:
+                await self._open_batches()
+                await self._open_ports()
+                await self._stand_by(server)
             if not await self._load_initial_models(server):
                 return False
             await self._rollouts.start()
-            await self._open_batches()
-            if self._fronts is not None:
-                await self._fronts.start()
-            await self._ports.open()
+            if not self._options.repository.standby:
+                await self._open_batches()
+                await self._open_ports()
         except NeriteError as error:
             log.error(error.message)
             return False
@@ -350,6 +356,8 @@ class ServerProcess:
             log.warning(f"{exposure.rights(exposed)}. {exposure.remedy(exposed)}")
         if not (server.manager.unread and self._options.repository.control_mode == "none"):
             server.started()  # otherwise the server stays not ready: in mode "none" the repository is not read again
+        if server.standby is not None:
+            server.standby.ended()
         if self._options.trace.levels and not server.tracing.wants(""):
             if self._options.trace.mode == "opentelemetry":
                 reason = "spans contain timestamps, not tensors. Use --trace-config=level=TIMESTAMPS"
@@ -362,6 +370,27 @@ class ServerProcess:
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
         return True
+
+    async def _open_ports(self) -> None:
+        """Accept requests. Raises ``NeriteError``."""
+        if self._fronts is not None:
+            await self._fronts.start()
+        await self._ports.open()
+
+    async def _stand_by(self, server: InferenceServer) -> None:
+        """Prepare the load of the models, and return when it is asked for."""
+        server.standby = standby = Standby()
+        options = self._options.repository
+        chosen = options.control_mode == "explicit" and options.startup_models != ("*",)
+        wanted = options.startup_models if chosen else None
+        loop = asyncio.get_running_loop()
+        preparing = loop.run_in_executor(self._loader, prepare_models, self._repositories, wanted, self._maker.prepare)
+        asked = loop.create_task(standby.until_asked())
+        await asyncio.wait((preparing, asked), return_when=asyncio.FIRST_COMPLETED)
+        if preparing.done():
+            names = preparing.result()
+            log.info(f"Stands by to load {_count(len(names), 'model')}: POST /v2/repository/wake loads them")
+        await asked
 
     async def _open_batches(self) -> None:
         """Open the files and batches that the options configure. Raises ``NeriteError``."""

@@ -7,8 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from nerite.cluster.cluster_file import parse_cluster
@@ -17,6 +15,7 @@ from ports import free_ports
 from process_family import lives, processes_of
 from serving import NERITE, adds, eventually, python_model
 from tools import require
+from up_clusters import up
 
 PAGE = Page("docs/platform.md")
 CLUSTER = """
@@ -31,50 +30,6 @@ models = "models"
 replicas = 2
 health-interval = "200ms"
 """
-
-
-class Up:
-    """A cluster that runs."""
-
-    def __init__(self, file: Path, log: Path) -> None:
-        self._log = log
-        with log.open("wb") as sink:
-            command = [str(NERITE), "up", str(file)]
-            self.process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, cwd=file.parent)
-
-    @property
-    def text(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def is_ready(self) -> bool:
-        assert self.process.poll() is None, self.text
-        return "everything is ready" in self.text
-
-    def pid_of(self, address: str) -> int:
-        """Return the process of the server that listens there."""
-        port = address.rpartition(":")[2]
-        (pid,) = [
-            pid
-            for pid in processes_of(self.process.pid)
-            if f"--http-port={port}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        ]
-        return pid
-
-    def address_of(self, name: str) -> str:
-        """Return where a process has said to be ready."""
-        return re.findall(rf"^{re.escape(name)} is ready at (\S+) ", self.text, re.MULTILINE)[0]
-
-
-@contextmanager
-def up(file: Path, folder: Path) -> Iterator[Up]:
-    running = Up(file, folder / "up.log")
-    try:
-        eventually(running.is_ready, what="not everything is ready")
-        yield running
-    finally:
-        if running.process.poll() is None:
-            running.process.send_signal(signal.SIGINT)
-        running.process.wait(60)
 
 
 def cluster(folder: Path) -> tuple[Path, str]:

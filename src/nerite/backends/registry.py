@@ -178,6 +178,14 @@ def backend(name: str) -> Backend:
     return cast(Backend, getattr(importlib.import_module(entry.module), entry.name)())
 
 
+def import_framework(context: ModelContext) -> None:
+    """Import the backend of a model and its framework. Raises as ``backend_of``."""
+    backend_of(context)
+    entry = ENTRIES.get(context.config.get("backend", ""))
+    if entry is not None and entry.package:
+        importlib.import_module(entry.package)
+
+
 def is_installed(name: str) -> bool:
     """Return whether the framework of the built-in backend ``name`` is installed."""
     return not _lacks_framework(ENTRIES[name])

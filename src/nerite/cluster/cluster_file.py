@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from nerite.autoscaling.policy import MOST_MEMBERS, ScalingPolicy
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
 from nerite.cluster.addresses import MAX_MEMBERS, member_of, split_address
@@ -169,7 +170,22 @@ _EJECTION: Final[Mapping[str, _Key]] = {
     "max-ejection": _Key("max_ejection", duration_of),
     "max-ejected": _Key("max_ejected", _number),
 }
-_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "members", *_SOURCES, *_OF_MODELS)
+_SCALING: Final[Mapping[str, _Key]] = {
+    "min": _Key("least", _count(0, MOST_MEMBERS)),
+    "max": _Key("most", _count(1, MOST_MEMBERS)),
+    "warm": _Key("warm", _count(0, MOST_MEMBERS)),
+    "headroom": _Key("headroom", _number),
+    "idle": _Key("idle", duration_of),
+    "stabilization": _Key("stabilization", duration_of),
+    "step": _Key("step", _number),
+    "ttft": _Key("ttft", duration_of),
+    "itl": _Key("itl", duration_of),
+    "latency": _Key("latency", duration_of),
+    "share": _Key("share", _number),
+    "rate": _Key("rate", _number),
+    "concurrency": _Key("concurrency", _number),
+}
+_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "scaling", "members", *_SOURCES, *_OF_MODELS)
 
 
 def read_cluster(path: str) -> ClusterSettings:
@@ -239,7 +255,29 @@ class _Reader:
         values = self._read(path, {key: table[key] for key in _POOL if key in table}, _POOL)
         kind = values["kind"] = ServerKind(values.get("kind", ServerKind.NERITE))
         source = self._source(path, table, kind, values.get("grpc_port", 0))
-        return PoolSettings(name, source, balancing=self._balancing(path, table), **values)
+        balancing, scaling = self._balancing(path, table), self._scaling(path, table)
+        return PoolSettings(name, source, balancing=balancing, scaling=scaling, **values)
+
+    def _scaling(self, path: KeyPath, table: Mapping[str, Any]) -> ScalingPolicy | None:
+        if "scaling" not in table:
+            return None
+        inner = (*path, "scaling")
+        given = table["scaling"]
+        values = self._read(inner, given, _SCALING)
+        if not isinstance(given, dict):
+            return None
+        if "max" not in given:
+            self._wrong(inner, "has no max, the largest number of members: add it, as in max = 4")
+            return None
+        if "models" in table and "replicas" in table:
+            self._wrong((*path, "replicas"), "has no effect, since scaling has min and max: remove it")
+        if "models" not in table and "warm" in values:
+            self._wrong((*inner, "warm"), "has an effect with models only, whose servers nerite up starts: remove it")
+        try:
+            return ScalingPolicy(**values)
+        except InvalidArgument as error:
+            self._wrong(inner, error.message)
+            return None
 
     def _balancing(self, path: KeyPath, table: Mapping[str, Any]) -> PoolPolicy:
         values = self._read(path, {key: table[key] for key in _BALANCING if key in table}, _BALANCING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nerite.autoscaling.policy import ScalingPolicy
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.policy import PoolPolicy
 from nerite.cluster.kubernetes_names import ServiceReference
@@ -70,6 +71,8 @@ class PoolSettings:
     grpc_port: int = 0
     """Port for gRPC of members whose address has none of its own; 0: they have none."""
     balancing: PoolPolicy = field(default_factory=PoolPolicy)
+    scaling: ScalingPolicy | None = None
+    """When it gets more or fewer members; None: their number is left alone."""
     health_interval: float = 2.0
     classes: tuple[str, ...] = ()
     """Only requests of these classes (header ``x-nerite-class``) come here; empty: all."""

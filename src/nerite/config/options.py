@@ -106,6 +106,9 @@ class RepositoryOptions:
     strict_readiness: Annotated[bool, Flag(
         "strict-readiness", "Report ready only while every model is ready; if false, as soon as the server answers.",
         )] = True
+    standby: Annotated[bool, nerite_flag(
+        "standby", "Open the ports and prepare the load of the models, but load them only when POST "
+        "/v2/repository/wake asks for it (docs/autoscaling.md).", flag.SWITCH)] = False
     control_mode: Annotated[ControlMode, Flag(
         "model-control-mode", "When models are loaded: 'none' loads all at start; 'poll' also reloads them when files "
         "change; 'explicit' loads those of --load-model, and those that clients request.")] = "none"

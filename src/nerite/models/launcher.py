@@ -156,6 +156,17 @@ class Launcher:
             process.kill()
         return completed
 
+    def prepare(self, context: ModelContext) -> None:
+        """Import the framework of a model, or make the environment of its workers and start what forks them. Blocks.
+
+        Raises ``NeriteError``.
+        """
+        if is_isolated(context):
+            _interpreter(context)
+            self._server_context.fork_server.start()
+        else:
+            registry.import_framework(context)
+
     async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
         """Load a model version and all its instances. Raises ``NeriteError`` after releasing everything it created."""
         began = time.monotonic()

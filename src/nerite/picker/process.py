@@ -90,6 +90,12 @@ class PickerProcess(PoolProcess):
             if getattr(self.settings.router, field):
                 key = field.replace("_", "-")
                 yield f"{self.settings.path}: router.{key} has no effect in nerite pick: only nerite route uses it"
+        for pool in self.settings.pools:
+            if pool.scaling is not None:
+                yield (
+                    f"{self.settings.path}: scaling of pool '{pool.name}' has no effect in nerite pick, which does not "
+                    "see how requests end: only nerite route uses it"
+                )
 
     async def stop(self) -> None:
         """Be not ready any more, and wait for the requests in progress."""

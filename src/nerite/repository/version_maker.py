@@ -190,6 +190,23 @@ class VersionMaker:
         _log_remarks(polled.remarks)
         return polled
 
+    def prepare(self, name: str, directory: Path) -> list[str]:
+        """Do what a load needs before the weights; return the models that this one needs. Blocks.
+
+        Mistakes are left to the load. Raises ``NeriteError``.
+        """
+        polled = poll_model_directory(
+            directory, name=name, config_name=self._options.config_name, auto_complete=self._options.auto_complete
+        )
+        if polled.mistakes:
+            return []
+        if polled.config.ensemble_scheduling is not None:
+            return [step.model_name for step in polled.config.ensemble_scheduling.step]
+        place = self._settings_of(polled.config.backend).get(SETTING, "")
+        config = registry.filled_in(polled.config, place)
+        self._launcher.prepare(self._context(polled, config, max(polled.versions, default=1), {}))
+        return []
+
     async def make(self, polled: PolledModel, version: int) -> RunningVersion:
         """Complete the configuration of a version and launch it. Raises ``NeriteError`` when no retry is left."""
         tries = self._options.load_retries + 1

@@ -61,7 +61,8 @@ class RoutedExchange:
     """A request, and its attempts at members one after the other."""
 
     __slots__ = (
-        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_call", "_client", "_gate", "_held", "_level",
+        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_call", "_client", "_first_ns", "_gate", "_held",
+        "_level",
         "_over", "_pool", "_table", "_timeout", "_timer", "_tried", "attempts", "request",
     )  # fmt: skip
 
@@ -101,6 +102,8 @@ class RoutedExchange:
         self._begun = False
         self._over = False
         self._began_ns = 0
+        self._first_ns = 0
+        """When the first token came from the member that has the request."""
 
     @property
     def over(self) -> bool:
@@ -146,6 +149,9 @@ class RoutedExchange:
         self._pool = pool
         self._attempt = pool.balancer.begin(self.request, member, now_ns)
         self.attempts -= 1
+        self._first_ns = 0
+        if pool.demand is not None and not self._tried:
+            pool.demand.arrived += self._attempt.work
         pool.under_way += 1
         self._call = self._client.send_to(pool, member)
 
@@ -162,7 +168,11 @@ class RoutedExchange:
     def progress(self, tokens: float) -> None:
         """Note that a part of the answer has come, of about so many tokens."""
         if self._attempt is not None and self._pool is not None:
-            self._pool.balancer.progress(self._attempt, tokens, monotonic_ns())
+            now = monotonic_ns()
+            self._first_ns = self._first_ns or now
+            if self._pool.demand is not None:
+                self._pool.demand.done += tokens + self._attempt.prefill
+            self._pool.balancer.progress(self._attempt, tokens, now)
         if self._admission is not None:
             self._admission.progressed(int(tokens))
 
@@ -174,8 +184,23 @@ class RoutedExchange:
     def done(self, how: AttemptEnd, code: str, report: LoadReport | None = None) -> None:
         """End the request: the client has got the whole answer."""
         if not self._over:
+            self._tell_demand(how)
             self._end_attempt(how, code, report)
             self._finish(TicketEnding.COMPLETE if how is AttemptEnd.ANSWERED else TicketEnding.FAILED)
+
+    def _tell_demand(self, how: AttemptEnd) -> None:
+        """Tell autoscaling how the request ends: whether its promises were kept, and the work of an answer at once."""
+        attempt, demand = self._attempt, None if self._pool is None else self._pool.demand
+        if attempt is None or demand is None:
+            return
+        if how is AttemptEnd.LOST:
+            demand.promises.missed()
+        elif how is AttemptEnd.ANSWERED:
+            seconds = (monotonic_ns() - self._began_ns) / 1e9
+            first = (self._first_ns - self._began_ns) / 1e9 if self._first_ns else seconds
+            demand.promises.answered(seconds, first, attempt.tokens)
+            if not attempt.tokens:
+                demand.done += attempt.work
 
     def refused(self, code: str, report: LoadReport | None = None) -> bool:
         """Take an answer that says that the member is overloaded; return whether another member is asked instead.
@@ -247,6 +272,7 @@ class RoutedExchange:
             where = f" at member '{self._attempt.member.name}' of pool '{self._pool.name}'"
         error = GatewayTimeout(f"the timeout of the request, {self._timeout:g} s, has passed{where}")
         begun = self._begun
+        self._tell_demand(AttemptEnd.LOST)
         self._cancel_call(AttemptEnd.LOST)
         if begun:
             self._finish(TicketEnding.DEADLINE)

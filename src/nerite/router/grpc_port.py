@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.cluster.settings import RouterSettings
@@ -12,15 +12,17 @@ from nerite.config.options import KeepaliveOptions
 from nerite.http2 import RequestHeaders
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.exchange import RoutedExchange
+from nerite.router.external_scaler import ActivityFeed, ActivityStream, ExternalScaler
 from nerite.router.grpc_calls import CallRelay, RoutedCall, RoutedStream, RoutedTarget
 from nerite.router.grpc_channel import GrpcChannel
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.grpc_service import GrpcRouterService
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
+from nerite.router.scaling import RouterScaling
 from nerite.transports.access_log import AccessRecord, peer_of
 from nerite.transports.grpc import messages
-from nerite.transports.grpc.call import ConnectionCall
+from nerite.transports.grpc.call import ConnectionCall, StreamingCall
 from nerite.transports.grpc.connection import GrpcConnection
 from nerite.transports.grpc.listener import GrpcListener
 from nerite.transports.limits import TransportLimits
@@ -31,10 +33,13 @@ _UPLOAD_SECONDS: Final = 60.0
 
 
 class RoutedGrpcConnection(GrpcConnection):
-    """A client's connection, whose calls go to members."""
+    """A client's connection, whose calls go to members; those of an autoscaler are answered here."""
 
     _unary = RoutedCall
-    _streaming = RoutedStream
+
+    def _stream_call(self, stream_id: int, stream: Any) -> StreamingCall:
+        kind = ActivityStream if isinstance(stream, ActivityFeed) else RoutedStream
+        return kind(self, stream_id, stream)
 
 
 class LoggedRoutedGrpcConnection(RoutedGrpcConnection):
@@ -61,6 +66,7 @@ class RouterGrpcPort:
         settings: RouterSettings,
         session_headers: Sequence[str],
         bounds: TransportLimits,
+        scaling: RouterScaling | None = None,
         admission: RouterAdmission | None = None,
     ) -> None:
         self._admission = admission
@@ -71,7 +77,12 @@ class RouterGrpcPort:
         """By address."""
         self._check_timer: asyncio.TimerHandle | None = None
         self._service = GrpcRouterService(
-            self, table, session_headers, settings.max_body, None if admission is None else admission.callers
+            self,
+            table,
+            session_headers,
+            settings.max_body,
+            None if admission is None else admission.callers,
+            None if scaling is None else ExternalScaler(scaling).target,
         )
         self._listener = GrpcListener(
             self._service,

@@ -285,7 +285,10 @@ class GrpcRouterService:
         session_headers: Sequence[str],
         max_message: int,
         callers: Callers | None = None,
+        scaler: Callable[[str], CallTarget | None] | None = None,
     ) -> None:
+        """``scaler`` returns the target of a path of KEDA's external scaler."""
+        self._scaler = scaler
         self._router = router
         self._table = table
         self._sessions = session_headers
@@ -323,6 +326,9 @@ class GrpcRouterService:
         if headers.method != b"POST" or not content_type.startswith(b"application/grpc"):
             return RefusedTarget(messages.NOT_GRPC)
         method = _KINDS.get(path)
+        if method is None and self._scaler is not None and (target := self._scaler(path)) is not None:
+            target.timeout = _grpc_timeout(headers)
+            return target
         if method is None:
             return RefusedTarget(messages.trailers_only(messages.UNIMPLEMENTED, ""))
         if method.kind is MethodKind.ROUTER:
@@ -331,14 +337,13 @@ class GrpcRouterService:
             text = f"{path.rpartition('/')[2]} concerns one server. Call the gRPC port of that member, not the router."
             return RefusedTarget(messages.trailers_only(messages.UNIMPLEMENTED, text))
         try:
-            target: RefusedTarget = (
+            return (
                 IndexTarget(self._router, self._table, headers, messages.MAX_QUESTION)
                 if method.kind is MethodKind.ALL
                 else MemberTarget(self._router, method, headers, self._sessions, self._max_message, self._callers)
             )
         except NeriteError as error:
             return RefusedTarget(messages.of_error(error))
-        return target
 
 
 def _grpc_timeout(headers: RequestHeaders) -> float | None:

@@ -122,6 +122,10 @@ class HttpMembers:
         if any(load.member.name == member.name and load.ready for load in pool.balancer.members):
             log.warning(f"Member '{member.name}' of pool '{pool.name}' {cause}")
         pool.set_ready(member.name, False)
+        self.check_soon(pool, member)
+
+    def check_soon(self, pool: RouterPool, member: Member) -> None:
+        """Have the health of a member checked before its next turn."""
         self.suspects[pool, member.name] = None
         self.suspected.set()
 

@@ -1,4 +1,4 @@
-"""Metrics of the router, on a port of their own."""
+"""Metrics of the router, and the state of its pools, on a port of their own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nerite.observability.exposition import Metric, MetricTable, Page, labels
 from nerite.router.admission import RouterAdmission
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
+from nerite.router.scaling import RouterScaling, ScaledPool
 from nerite.transports.http import reply
 from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead
@@ -42,7 +43,7 @@ class _CodeFigures(NamedTuple):
 
 
 class RouterMetrics:
-    """Answers ``GET /metrics``."""
+    """Answers ``GET /metrics`` and ``GET /v2/pools``."""
 
     def __init__(
         self,
@@ -50,9 +51,11 @@ class RouterMetrics:
         members: HttpMembers,
         bounds: TransportLimits,
         guard: BrowserGuard,
+        scaling: RouterScaling | None = None,
         admission: RouterAdmission | None = None,
     ) -> None:
         self._admission = admission
+        self._scaling = scaling
         self._table = table
         self._members = members
         self._bounds = bounds
@@ -74,6 +77,8 @@ class RouterMetrics:
         """Answer a request."""
         if head.path in ("/metrics", "/metrics/") and head.method in ("GET", "HEAD"):
             connection.send([Reply(200, self.text(), _TYPE).encode()])
+        elif head.path == "/v2/pools" and self._scaling is not None and head.method in ("GET", "HEAD"):
+            connection.send([reply.json_reply(self._scaling.report()).encode()])
         else:
             connection.send([(Reply(404, b"", _TYPE) if head.method == "GET" else reply.NOT_ALLOWED).encode()])
 
@@ -83,6 +88,8 @@ class RouterMetrics:
         table, connections = self._table, self._members.open_connections
         page.write(ROUTER, [ROUTER.row(table)])
         page.write(POOLS, [POOLS.row(pool, pool.name) for pool in table.pools])
+        if self._scaling is not None:
+            page.write(SCALED, [SCALED.row(scaled, name) for name, scaled in self._scaling.scaled.items()])
         page.write(MEMBERS, [
             MEMBERS.row(
                 _MemberFigures(load.ready, load.requests, load.work, connections.get(load.member.name, 0)),
@@ -144,6 +151,19 @@ POOLS: Final = MetricTable[RouterPool]((
            lambda pool: sum(1 for _ in pool.ready_members)),
     Metric("nerite_route_members_ejected", "gauge", "Members of the pool that were ejected because they failed",
            lambda pool: sum(load.ejected for load in pool.balancer.members)),
+), labels=("pool",))  # fmt: skip
+SCALED: Final = MetricTable[ScaledPool]((
+    Metric("nerite_route_members_wanted", "gauge", "Members that autoscaling wants the pool to have",
+           lambda scaled: scaled.wanted),
+    Metric("nerite_route_demand", "gauge", "Work that arrives in a second, in tokens; a tensor request is one",
+           lambda scaled: scaled.scaler.demand.rate),
+    Metric("nerite_route_member_rate", "gauge",
+           "Work that a member does in a second within the promises, as the demand; 0 while it is not known",
+           lambda scaled: scaled.scaler.rate),
+    Metric("nerite_route_late_share", "gauge", "Share of the last answers that broke a promise of the pool",
+           lambda scaled: scaled.scaler.member_rate.late_share),
+    Metric("nerite_route_start_seconds", "gauge", "Time that a member takes until it is ready; 0 while not known",
+           lambda scaled: scaled.scaler.start_times.seconds),
 ), labels=("pool",))  # fmt: skip
 MEMBERS: Final = MetricTable[_MemberFigures]((
     Metric("nerite_route_member_ready", "gauge", "Whether a member is ready", lambda each: int(each.ready)),

@@ -7,10 +7,11 @@ import os
 import random
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+from nerite.balancing.member import Member
 from nerite.cluster.settings import ClusterSettings
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report
@@ -36,7 +37,7 @@ class PoolProcess(ABC):
         self.table = PoolTable(self.pools)
         self.members = HttpMembers(settings.router.connect_timeout)
         self._health = HealthChecks(self.pools, self.members)
-        self._discoveries = [Discovery(pool.settings, pool.set_members) for pool in self.pools]
+        self._discoveries = [Discovery(pool.settings, partial(self._take_members, pool)) for pool in self.pools]
         self.session_headers = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
 
     async def serve(self) -> int:
@@ -85,6 +86,14 @@ class PoolProcess(ABC):
         for discovery in self._discoveries:
             await discovery.start()
         await self._health.check_all()
+
+    def _take_members(self, pool: RouterPool, members: Sequence[Member]) -> None:
+        """Take what discovery has found; new members are checked at once, so that they get requests soon."""
+        known = {load.member.name for load in pool.balancer.members}
+        pool.set_members(members)
+        for member in members:
+            if member.name not in known:
+                self.members.check_soon(pool, member)
 
     @property
     def members_known(self) -> int:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from nerite.autoscaling.figures import PoolDemand
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.balancing.pool_balancer import NoMember, PoolBalancer
 from nerite.cluster.settings import PoolSettings
@@ -49,7 +50,13 @@ class RouterPool:
         """Times of whole requests."""
         self.under_way = 0
         """Requests that are at a member."""
+        self.held = 0
+        """Requests that wait for a member."""
+        self.demand = None if settings.scaling is None else PoolDemand(settings.scaling)
+        """What autoscaling is told; None without it."""
         self._models: frozenset[str] = frozenset()
+        self._last_models: frozenset[str] | None = None
+        """Models of the last ready members; None: there were none, or it is not known what they served."""
         self._unknown = False
 
     def set_members(self, members: Sequence[Member]) -> None:
@@ -76,6 +83,8 @@ class RouterPool:
             else:
                 served.update(load.models)
         self._models = frozenset(served)
+        if served or self._unknown:
+            self._last_models = None if self._unknown else self._models
 
     @property
     def models(self) -> frozenset[str]:
@@ -88,6 +97,12 @@ class RouterPool:
         return any(load.ready for load in self.balancer.members)
 
     @property
+    def wakes(self) -> bool:
+        """Whether it may have no members until a request needs one."""
+        scaling = self.settings.scaling
+        return scaling is not None and not scaling.least
+
+    @property
     def complete(self) -> bool:
         """Whether all members are ready, so that a model that none of them serves is not served by this pool."""
         return all(load.ready for load in self.balancer.members)
@@ -95,6 +110,12 @@ class RouterPool:
     def serves(self, model: str) -> bool:
         """Whether a ready member serves a model, or may: what it serves is not known. Every pool serves no model."""
         return self._unknown or not model or model in self._models
+
+    def turn_away(self, model: str) -> None:
+        """Note that no member could take a request, so that autoscaling may start one."""
+        known = self._last_models
+        if self.demand is not None and (known is None or model in known or model in self.settings.serves):
+            self.demand.turned_away += 1
 
     @property
     def ready_members(self) -> Iterator[Member]:
@@ -147,6 +168,8 @@ class PoolTable:
                     pool.picks[pick.reason] += 1
                     return PoolChoice(pool, pick.member, pick.fallbacks)
                 refusal = refusal or pick
+                if not tried:
+                    pool.turn_away(model)
             if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried, subset)):
                 return lent
         if refusal is None:
@@ -186,6 +209,9 @@ class PoolTable:
                 f"no pool takes requests of class '{level}' (pools: {names}). "
                 "Add the class to classes of a pool in the cluster file"
             )
+        for pool in fitting:
+            if not pool.ready:
+                pool.turn_away(model)
         missing = [pool.name for pool in fitting if not pool.complete or not pool.ready]
         names = ", ".join(f"'{pool.name}'" for pool in fitting)
         if missing:
@@ -198,5 +224,5 @@ class PoolTable:
 
     @property
     def ready(self) -> bool:
-        """Whether any pool has a ready member."""
-        return any(pool.ready for pool in self.pools)
+        """Whether any pool has a ready member, or gets one as soon as there is a request for it."""
+        return any(pool.ready or pool.wakes for pool in self.pools)

@@ -29,6 +29,7 @@ from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
 from nerite.router.pool_process import BackgroundWork, PoolProcess
+from nerite.router.scaling import RouterScaling
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
@@ -106,10 +107,11 @@ class RouterProcess(PoolProcess):
             access_log=router.access_log,
             size_setting="max-body in [router] of the cluster file",
         )
+        self._scaling = RouterScaling(self.pools)
         self._grpc = RouterGrpcPort(
-            self.table, self.members, router, self.session_headers, self._bounds, self._admission
+            self.table, self.members, router, self.session_headers, self._bounds, self._scaling, self._admission
         )
-        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._admission)
+        metrics = RouterMetrics(self.table, self.members, self._bounds, guard, self._scaling, self._admission)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
         self._idle_check = IdleCheck(self._bounds, _IDLE_SECONDS)
 
@@ -148,6 +150,7 @@ class RouterProcess(PoolProcess):
     def background_work(self) -> Iterator[BackgroundWork]:
         """Yield the work for members, and the watch of the policy file."""
         yield from super().background_work()
+        yield self._scaling.run
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 

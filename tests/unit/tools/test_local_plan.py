@@ -8,7 +8,15 @@ import pytest
 
 from nerite.cluster.cluster_file import parse_cluster
 from nerite.core.errors import InvalidArgument
-from nerite.tools.up.local_plan import LocalProcess, local_plan, member_lines, plan_text, redis_address
+from nerite.tools.up.local_plan import (
+    LocalProcess,
+    awake,
+    local_plan,
+    member_lines,
+    plan_text,
+    redis_address,
+    server_process,
+)
 
 CLUSTER = """
 [router]
@@ -27,9 +35,22 @@ members = ["10.0.0.1:8000"]
 REDIS = 'policy-file = "p"\nredis = "redis://127.0.0.1:7000"'
 
 
-def plan(router: str = "", *, redis: str = "", answers: bool = False) -> list[LocalProcess]:
+SCALED = """
+[[pool]]
+name = "scaled"
+models = "models"
+{}
+[pool.scaling]
+min = {}
+max = 4
+warm = {}
+concurrency = 4
+"""
+
+
+def plan(router: str = "", *, redis: str = "", answers: bool = False, text: str = CLUSTER) -> list[LocalProcess]:
     ports = count(9000)
-    settings = parse_cluster(CLUSTER.format(router), "dir/cluster.toml")
+    settings = parse_cluster(text.format(router), "dir/cluster.toml")
     return local_plan(
         settings, lambda: next(ports), "/run/{}".format, nerite="nerite", redis=redis, redis_answers=answers
     )
@@ -47,12 +68,39 @@ def test_servers_of_pools_with_models_and_the_router_behind_them() -> None:
 
 
 def test_members_are_named_as_the_processes() -> None:
-    assert member_lines(plan()) == {
+    assert member_lines(parse_cluster(CLUSTER.format("")), plan()) == {
         "interactive": [
             "127.0.0.1:9000 grpc=127.0.0.1:9001 name=interactive/1",
             "127.0.0.1:9003 grpc=127.0.0.1:9004 name=interactive/2",
         ]
     }
+
+
+def test_a_scaled_pool_begins_with_its_least_members_and_the_warm_ones() -> None:
+    text = SCALED.format("", 1, 2)
+    first, second, third, router = plan(text=text)
+    assert [each.name for each in (first, second, third)] == ["scaled/1", "scaled/2", "scaled/3"]
+    assert [each.standby for each in (first, second, third)] == [False, True, True]
+    assert (second.arguments[-1], second.ready_path) == ("--standby", "/v2/health/live")
+    assert awake(second) == server_process(
+        parse_cluster(text, "dir/cluster.toml").pools[0], "scaled/2", count(9003).__next__, "nerite"
+    )
+    assert router.ready_path == "/v2/health/ready"
+    lines = member_lines(parse_cluster(text), [first, second, third, router])
+    assert lines == {"scaled": ["127.0.0.1:9000 grpc=127.0.0.1:9001 name=scaled/1"]}
+
+
+def test_a_router_whose_pools_may_be_empty_is_ready_without_members() -> None:
+    standby, router = plan(text=SCALED.format("", 0, 1))
+    assert standby.standby
+    assert router.ready_path == "/v2/health/live"
+    (router,) = plan(text=SCALED.format("", 0, 0))
+    assert router.name == "router"
+
+
+def test_scaling_needs_a_metrics_port_that_is_known() -> None:
+    with pytest.raises(InvalidArgument, match=r"router\.metrics-port is 0, any free port: choose one"):
+        plan(text="[router]\nmetrics-port = 0\n" + SCALED.format("", 1, 0))
 
 
 def test_redis_is_started_if_it_is_here_and_does_not_run() -> None:

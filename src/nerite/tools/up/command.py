@@ -17,8 +17,16 @@ from typing import Final
 from nerite.admission.tenants import open_policy
 from nerite.cli.command import new_parser, show, status_of
 from nerite.cluster.cluster_file import read_cluster
-from nerite.cluster.settings import ClusterSettings
-from nerite.tools.up.local_plan import LocalProcess, local_plan, member_lines, plan_text, redis_address
+from nerite.cluster.settings import ClusterSettings, PoolSettings
+from nerite.tools.up.follower import PoolFollower
+from nerite.tools.up.local_plan import (
+    LocalProcess,
+    local_plan,
+    member_lines,
+    plan_text,
+    redis_address,
+    server_process,
+)
 from nerite.tools.up.supervisor import Supervisor
 
 _EPILOG: Final = """\
@@ -54,9 +62,9 @@ def _up(options: argparse.Namespace) -> int:
         if options.plan:
             show(plan_text(plan))
             return 0
-        for pool, lines in member_lines(plan).items():
+        for pool, lines in member_lines(settings, plan).items():
             _members_file(Path(folder), pool).write_text("".join(f"{line}\n" for line in lines))
-        return asyncio.run(_supervise(settings, plan))
+        return asyncio.run(_supervise(settings, plan, Path(folder)))
 
 
 def _plan(settings: ClusterSettings, folder: Path) -> list[LocalProcess]:
@@ -65,10 +73,14 @@ def _plan(settings: ClusterSettings, folder: Path) -> list[LocalProcess]:
             settings,
             ports.next,
             lambda pool: str(_members_file(folder, pool)),
-            nerite=str(Path(sys.executable).with_name("nerite")),
+            nerite=_program(),
             redis=shutil.which("redis-server") or "",
             redis_answers=_answers(redis_address(settings)),
         )
+
+
+def _program() -> str:
+    return str(Path(sys.executable).with_name("nerite"))
 
 
 def _members_file(folder: Path, pool: str) -> Path:
@@ -103,12 +115,24 @@ def _answers(address: tuple[str, int] | None) -> bool:
     return True
 
 
-async def _supervise(settings: ClusterSettings, plan: Sequence[LocalProcess]) -> int:
-    supervisor = Supervisor(plan, partial(_say), settings.router.exit_timeout + _GRACE)
+def _server(pool: PoolSettings, name: str, standby: bool) -> LocalProcess:
+    """Return the process of a further server."""
+    with _FreePorts() as ports:
+        return server_process(pool, name, ports.next, _program(), standby=standby)
+
+
+async def _supervise(settings: ClusterSettings, plan: Sequence[LocalProcess], folder: Path) -> int:
+    supervisor = Supervisor(plan, _say, settings.router.exit_timeout + _GRACE)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, supervisor.stop)
-    return 0 if await supervisor.run() else 1
+    follower = PoolFollower(settings, plan, supervisor, _server, partial(_members_file, folder), _say)
+    following = loop.create_task(follower.run())
+    try:
+        return 0 if await supervisor.run() else 1
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 def _say(text: str) -> None:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nerite.cluster.addresses import split_address
-from nerite.cluster.settings import ClusterSettings
+from nerite.cluster.settings import ClusterSettings, PoolSettings
 from nerite.core.errors import InvalidArgument
 from nerite.redis.settings import settings_of_address
 
 ROUTER: Final = "router"
 REDIS: Final = "redis"
+_READY: Final = "/v2/health/ready"
+_LIVE: Final = "/v2/health/live"
+_STANDBY: Final = "--standby"
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -30,6 +33,8 @@ class LocalProcess(NamedTuple):
     """The pool whose member it is."""
     member: str = ""
     """Its line in the pool's members file."""
+    standby: bool = False
+    """It has loaded no model and waits to be woken."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -52,12 +57,13 @@ def local_plan(
     cluster file says. Raises ``InvalidArgument`` for a file that has nothing to start.
     """
     servers = [
-        _server(pool.name, number, pool.source.models, pool.source.flags, free_port, nerite)
+        server_process(pool, f"{pool.name}/{number}", free_port, nerite, standby=number > members)
         for pool in settings.pools
-        for number in range(1, pool.source.replicas + 1)
         if pool.source.models
+        for members, standbys in [_counts(pool)]
+        for number in range(1, members + standbys + 1)
     ]
-    if not servers:
+    if not any(pool.source.models for pool in settings.pools):
         raise InvalidArgument(
             f"{settings.path}: no pool has models, so there is nothing to start here. Give one models = DIRECTORY, or "
             "use nerite route, which only routes to servers that run"
@@ -66,16 +72,27 @@ def local_plan(
         raise InvalidArgument(
             f"{settings.path}: router.http-port is 0, any free port: choose one, as in http-port = 8000"
         )
-    return [*_redis(settings, redis, redis_answers), *servers, _router(settings, members_file, nerite)]
+    if any(pool.scaling and pool.source.models for pool in settings.pools) and not settings.router.metrics_port:
+        raise InvalidArgument(
+            f"{settings.path}: router.metrics-port is 0, any free port: choose one, as in metrics-port = 8002. "
+            "nerite up asks there how many members are wanted"
+        )
+    router = _router(settings, members_file, nerite, waits=not all(server.standby for server in servers))
+    return [*_redis(settings, redis, redis_answers), *servers, router]
 
 
-def member_lines(plan: Sequence[LocalProcess]) -> Mapping[str, list[str]]:
-    """Return the lines of each pool's members file."""
-    lines: dict[str, list[str]] = {}
-    for process in plan:
-        if process.pool:
-            lines.setdefault(process.pool, []).append(process.member)
-    return lines
+def _counts(pool: PoolSettings) -> tuple[int, int]:
+    """Return how many members and standbys a pool begins with."""
+    return (pool.source.replicas, 0) if pool.scaling is None else (pool.scaling.least, pool.scaling.warm)
+
+
+def member_lines(settings: ClusterSettings, plan: Sequence[LocalProcess]) -> Mapping[str, list[str]]:
+    """Return the lines of each local pool's members file."""
+    return {
+        pool.name: [process.member for process in plan if process.pool == pool.name and not process.standby]
+        for pool in settings.pools
+        if pool.source.models
+    }
 
 
 def plan_text(plan: Sequence[LocalProcess]) -> str:
@@ -84,26 +101,35 @@ def plan_text(plan: Sequence[LocalProcess]) -> str:
     return "\n".join(f"{process.name:{width}}  {' '.join(process.command)}" for process in plan)
 
 
-def _server(
-    pool: str, number: int, models: str, flags: Sequence[str], free_port: Callable[[], int], nerite: str
+def server_process(
+    pool: PoolSettings, name: str, free_port: Callable[[], int], nerite: str, *, standby: bool = False
 ) -> LocalProcess:
+    """Return the process of a server of a pool. With ``standby`` it loads no model before it is woken."""
     http, grpc, metrics = free_port(), free_port(), free_port()
     arguments = (
-        "serve", models, "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1",
-        f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *flags,
+        "serve", pool.source.models,
+        "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1",
+        f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *pool.source.flags,
     )  # fmt: skip
     address = f"127.0.0.1:{http}"
-    member = f"{address} grpc=127.0.0.1:{grpc} name={pool}/{number}"
-    return LocalProcess(f"{pool}/{number}", nerite, arguments, address, "/v2/health/ready", pool, member)
+    member = f"{address} grpc=127.0.0.1:{grpc} name={name}"
+    served = LocalProcess(name, nerite, arguments, address, _READY, pool.name, member)
+    return served._replace(arguments=(*arguments, _STANDBY), ready_path=_LIVE, standby=True) if standby else served
 
 
-def _router(settings: ClusterSettings, members_file: Callable[[str], str], nerite: str) -> LocalProcess:
+def awake(process: LocalProcess) -> LocalProcess:
+    """Return a standby as it is once it was woken, and as it is started again after that."""
+    return process._replace(arguments=process.arguments[:-1], ready_path=_READY, standby=False)
+
+
+def _router(settings: ClusterSettings, members_file: Callable[[str], str], nerite: str, *, waits: bool) -> LocalProcess:
+    """Return the process of the router; with ``waits`` it is ready when a member is."""
     local = [pool.name for pool in settings.pools if pool.source.models]
     members = [word for pool in local for word in ("--members", f"{pool}={members_file(pool)}")]
     router = settings.router
     host = "127.0.0.1" if router.address in ("0.0.0.0", "::") else router.address
     return LocalProcess(
-        ROUTER, nerite, ("route", settings.path, *members), f"{host}:{router.http_port}", "/v2/health/ready"
+        ROUTER, nerite, ("route", settings.path, *members), f"{host}:{router.http_port}", _READY if waits else _LIVE
     )
 
 

@@ -34,7 +34,10 @@ class Supervisor:
 
     def __init__(self, plan: Sequence[LocalProcess], say: Callable[[str], None], stop_seconds: float) -> None:
         """``say`` gets lines for people. ``stop_seconds`` is how long a process may take to end before it is killed."""
-        self._plan = plan
+        self._plan = {process.name: process for process in plan}
+        self._last = plan[-1]
+        """The process that finds the others when it starts, and is stopped first."""
+        self._keepers: dict[str, asyncio.Task[None]] = {}
         self._say = say
         self._stop_seconds = stop_seconds
         self._width = max(len(process.name) for process in plan)
@@ -42,7 +45,7 @@ class Supervisor:
         self._unready = list(plan)
         """Those that cannot serve yet, or cannot again."""
         self._others_ready = asyncio.Event()
-        """All but the last are ready, which is the one that finds the others when it starts."""
+        """All but the last are ready."""
         self._was_ready = False
         self._stopping = asyncio.Event()
 
@@ -55,25 +58,57 @@ class Supervisor:
 
     async def run(self) -> bool:
         """Run until ``stop``; return whether everything was ready once."""
-        keepers = [asyncio.create_task(self._keep(process)) for process in self._plan]
+        for name in self._plan:
+            self._keepers[name] = asyncio.create_task(self._keep(name))
         announcer = asyncio.create_task(self._announce())
         await self._stopping.wait()
         announcer.cancel()
-        for keeper, process in reversed(list(zip(keepers, self._plan, strict=True))):
-            await self._end(process.name)
+        await self.remove(self._last.name)
+        for name in reversed(list(self._plan)):
+            await self.remove(name)
+        return self._was_ready
+
+    def add(self, process: LocalProcess) -> None:
+        """Start a further process, and keep it running."""
+        self._plan[process.name] = process
+        self._unready.append(process)
+        self._keepers[process.name] = asyncio.create_task(self._keep(process.name))
+
+    def replace(self, process: LocalProcess) -> None:
+        """Change how a process is started the next time, and how it is seen that it is ready."""
+        self._unready = [each for each in self._unready if each.name != process.name]
+        self._plan[process.name] = process
+        self._unready.append(process)
+
+    def restart(self, name: str) -> None:
+        """Have a process end and be started again."""
+        if (running := self._running.get(name)) is not None:
+            running.kill()
+
+    async def remove(self, name: str) -> None:
+        """Stop a process, and start it no more; its requests in progress end first."""
+        keeper = self._keepers.pop(name, None)
+        self._plan.pop(name, None)
+        self._unready = [each for each in self._unready if each.name != name]
+        await self._end(name)
+        if keeper is not None:
             keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await keeper
-        return self._was_ready
 
-    async def _keep(self, planned: LocalProcess) -> None:
+    @property
+    def ready(self) -> set[str]:
+        """Names of the processes that can serve."""
+        return set(self._plan) - {each.name for each in self._unready}
+
+    async def _keep(self, name: str) -> None:
         """Start a process, and start it again whenever it ends."""
         delay = _FIRST_DELAY
-        if planned is self._plan[-1]:
+        if name == self._last.name:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_OTHERS_SECONDS):
                     await self._others_ready.wait()
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and (planned := self._plan.get(name)) is not None:
             began = time.monotonic()
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -83,14 +118,14 @@ class Supervisor:
             except OSError as error:
                 self._say(f"{planned.name} cannot be started: {error}")
             else:
-                self._running[planned.name] = process
-                await self._pass_on(planned.name, process)
+                self._running[name] = process
+                await self._pass_on(name, process)
                 status = await process.wait()
-                del self._running[planned.name]
-                if self._stopping.is_set():
+                del self._running[name]
+                if self._stopping.is_set() or (now := self._plan.get(name)) is None:
                     return
-                if planned not in self._unready:
-                    self._unready.append(planned)
+                if now not in self._unready:
+                    self._unready.append(now)
                 self._say(f"{planned.name} has ended with {_status_text(status)}; it is started again in {delay:g} s")
             await asyncio.sleep(delay)
             delay = _FIRST_DELAY if time.monotonic() - began > _STABLE else min(2 * delay, _LONGEST_DELAY)
@@ -112,15 +147,21 @@ class Supervisor:
         """Say which processes are ready, as soon as they are."""
         while True:
             for process in list(self._unready):
-                if process.name in self._running and await asyncio.to_thread(is_ready, process):
+                # It may have been removed or replaced while it was asked.
+                if (
+                    process.name in self._running
+                    and await asyncio.to_thread(is_ready, process)
+                    and process in self._unready
+                ):
                     self._unready.remove(process)
                     ready, whole = len(self._plan) - len(self._unready), len(self._plan)
-                    self._say(f"{process.name} is ready at {process.address} ({ready} of {whole})")
-                    if self._unready == [self._plan[-1]]:
-                        self._others_ready.set()
+                    state = "stands by" if process.standby else "is ready"
+                    self._say(f"{process.name} {state} at {process.address} ({ready} of {whole})")
                     if ready == whole:
                         self._was_ready = True
-                        self._say(f"everything is ready: requests go to http://{self._plan[-1].address}")
+                        self._say(f"everything is ready: requests go to http://{self._last.address}")
+            if self._unready == [self._last]:
+                self._others_ready.set()
             await asyncio.sleep(_POLL)
 
     async def _end(self, name: str) -> None:

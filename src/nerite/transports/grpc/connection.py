@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nerite.core.byte_budget import GRPC_METADATA
 from nerite.core.errors import NeriteError
@@ -532,11 +532,15 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.http2.send_headers(stream_id, target.refusal, end_stream=True)
             return None
         stream = target.stream
-        call = self._unary(self, stream_id, target) if stream is None else self._streaming(self, stream_id, stream)
+        call = self._unary(self, stream_id, target) if stream is None else self._stream_call(stream_id, stream)
         self.calls[stream_id] = call
         if target.timeout is not None:
             call.deadline = self._loop.call_later(target.timeout, call.expire)
         return call
+
+    def _stream_call(self, stream_id: int, stream: Any) -> StreamingCall:
+        """Return a call whose target has this ``stream``."""
+        return self._streaming(self, stream_id, stream)
 
     def _receive(self, call: ConnectionCall, data: bytes | memoryview, end: bool) -> None:
         try:

@@ -96,6 +96,10 @@ class HttpAdministration:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         self._background_calls.start(connection, self._index(ready))
 
+    def wake(self, connection: HttpExchange, body: memoryview) -> None:
+        """Load the models of a server that stands by."""
+        self._background_calls.start(connection, _done(self._server.wake()))
+
     def load(self, connection: HttpExchange, body: memoryview, repository: str, model: str) -> None:
         """Load a model."""
         if repository:

@@ -71,6 +71,7 @@ ENDPOINTS: Final = (
     _endpoint("quota", "GET", "statistics", "/v2/quota"),
     _endpoint("usage", "GET", "statistics", "/v2/usage"),
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
+    _endpoint("wake", "POST", "model-repository", "/v2/repository/wake"),
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/{model}/load"),
     _endpoint("route", "GET POST", "model-repository", _MODEL + "/route"),
     _endpoint("logging", "GET POST", "logging", "/v2/logging"),
@@ -201,6 +202,7 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "quota": EndpointDescription("Return the usage of each tenant by model, and its remaining quota", gives="Quota"),
     "usage": EndpointDescription("Return what requests of all tenants used, from the ledger", gives="Usage"),
     "index": EndpointDescription("List the models of the repositories, and their states", "IndexRequest", "Index"),
+    "wake": EndpointDescription("Load the models of a server that stands by"),
     "load": EndpointDescription("Load or reload a model", "LoadRequest"),
     "unload": EndpointDescription("Unload a model", "UnloadRequest"),
     "route": EndpointDescription(

@@ -410,6 +410,13 @@ class ForkServer:
         self._loop.call_soon_threadsafe(self._listen, worker.name, output, errors)
         return worker
 
+    def start(self) -> None:
+        """Start the fork server process before the first worker needs it. Thread-safe. Raises ``Internal``."""
+        try:
+            self._running_fork_server()
+        except OSError as error:
+            raise Internal(f"could not start the process that starts workers: {system_error(error)}") from error
+
     def close(self) -> None:
         """End the fork server, and with it all remaining workers; pass on their last output."""
         with self._lock:

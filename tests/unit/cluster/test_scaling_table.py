@@ -1,0 +1,71 @@
+"""``[pool.scaling]`` of the cluster file: as data, and its mistakes with their lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from nerite.autoscaling.policy import ScalingPolicy
+from nerite.cluster.cluster_file import parse_cluster
+from nerite.core.errors import InvalidArgument
+
+POOL = """[[pool]]
+name = "main"
+models = "models"
+"""
+SCALING = """
+[pool.scaling]
+min = 0
+max = 4
+warm = 1
+idle = "10m"
+stabilization = "1m"
+ttft = "400ms"
+itl = "50ms"
+latency = "2s"
+share = 0.99
+headroom = 0.5
+step = 3.0
+rate = 100.0
+concurrency = 8
+"""
+
+
+def test_the_whole_table() -> None:
+    (pool,) = parse_cluster(POOL + SCALING).pools
+    assert pool.scaling == ScalingPolicy(
+        least=0, most=4, warm=1, idle=600.0, stabilization=60.0, ttft=0.4, itl=0.05, latency=2.0, share=0.99,
+        headroom=0.5, step=3.0, rate=100.0, concurrency=8.0,
+    )  # fmt: skip
+
+
+def test_without_a_table_the_number_is_left_alone() -> None:
+    (pool,) = parse_cluster(POOL).pools
+    assert pool.scaling is None
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (POOL + "[pool.scaling]\nlatency = '1s'\n", "cluster.toml:4: pool.1.scaling: has no max"),
+        (POOL + "[pool.scaling]\nmax = 2\n", "cluster.toml:4: pool.1.scaling: there is no target"),
+        (
+            POOL + "[pool.scaling]\nmax = 1\nmin = 2\nrate = 1\n",
+            "pool.1.scaling: max is 1, less than min, 2: raise max",
+        ),
+        (POOL + "[pool.scaling]\nmax = 2\nlatency = 'soon'\n", "cluster.toml:6: pool.1.scaling.latency: must be a dur"),
+        (
+            POOL + "[pool.scaling]\nmax = 2\nlatancy = 1\n",
+            "cluster.toml:6: pool.1.scaling.latancy: is not known. Did you",
+        ),
+        (POOL + "replicas = 2\n[pool.scaling]\nmax = 2\nrate = 1\n", "cluster.toml:4: pool.1.replicas: has no effect"),
+        (
+            '[[pool]]\nname = "p"\nmembers = ["a:1"]\n[pool.scaling]\nmax = 2\nrate = 1\nwarm = 1\n',
+            "cluster.toml:7: pool.1.scaling.warm: has an effect with models only",
+        ),
+        (POOL + "scaling = 3\n", "cluster.toml:4: pool.1.scaling: must be a table"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_and_what_to_write(text: str, complaint: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_cluster(text)
+    assert complaint in str(caught.value)
