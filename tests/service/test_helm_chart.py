@@ -16,7 +16,13 @@ from nerite.cluster.kubernetes_names import ServiceReference
 
 GATEWAY: dict[str, Any] = {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["models.example.org"]}
 EVERYTHING: dict[str, Any] = {
-    "router": {"enabled": True, "toml": 'timeout = "30s"', "policy": '[tenants.acme]\nkeys = ["k"]\n'},
+    "router": {
+        "enabled": True,
+        "replicaCount": 1,
+        "toml": 'timeout = "30s"',
+        "policy": '[tenants.acme]\nkeys = ["k"]\n',
+        "otherPools": '[[pool]]\nname = "elsewhere"\ndns = "vllm.example.org:8000"\nkind = "vllm"',
+    },
     "picker": {"enabled": True},
     "gateway": GATEWAY,
     "monitoring": {"serviceMonitor": True, "rules": True, "dashboards": True},
@@ -158,7 +164,7 @@ def test_the_cluster_file_of_router_and_picker(tmp_path: Path) -> None:
     manifests = rendered(values=EVERYTHING, folder=tmp_path)
     data = named(manifests, "ConfigMap", "r-nerite-router")["data"]
     cluster = parse_cluster(data["cluster.toml"])
-    assert [pool.name for pool in cluster.pools] == ["interactive", "batch", "state", "large"]
+    assert [pool.name for pool in cluster.pools] == ["interactive", "batch", "state", "large", "elsewhere"]
     assert cluster.pools[0].source.kubernetes == ServiceReference("models", "r-nerite-interactive", "http")
     assert (cluster.pools[0].borrows, cluster.pools[1].classes) == (True, ("batch",))
     assert (cluster.router.timeout, cluster.router.exit_timeout, cluster.router.address) == (30.0, 60.0, "0.0.0.0")
@@ -278,7 +284,8 @@ def test_rules_and_dashboards_are_those_of_the_project(tmp_path: Path) -> None:
         ("pools[0].name=Big_One", "does not match pattern"),
         ("workload=DaemonSet", "must be one of"),
         ("gateway.enabled=true", "set router.enabled or picker.enabled"),
-        ("autoscaling.enabled=true,autoscaling.by=keda", "set router.enabled, or list triggers"),
+        ("autoscaling.enabled=true,autoscaling.by=keda", "set router.enabled, or"),
+        ("autoscaling.enabled=true,autoscaling.by=router,router.enabled=true", "set router.replicaCount=1"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(setting: str, told: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from nerite.autoscaling.policy import MOST_MEMBERS, ScalingPolicy
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
 from nerite.cluster.addresses import MAX_MEMBERS, member_of, split_address
-from nerite.cluster.kubernetes_names import service_of
+from nerite.cluster.kubernetes_names import ScaleTarget, scale_target_of, service_of
 from nerite.cluster.settings import ClusterSettings, MemberSource, PoolSettings, RouterSettings
 from nerite.config.mistake import nearest
 from nerite.config.watched_file import read_content
@@ -184,6 +184,8 @@ _SCALING: Final[Mapping[str, _Key]] = {
     "share": _Key("share", _number),
     "rate": _Key("rate", _number),
     "concurrency": _Key("concurrency", _number),
+    "actuator": _Key("actuator", _one_of(["kubernetes"])),
+    "target": _Key("target", scale_target_of),
 }
 _POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, "ejection", "scaling", "members", *_SOURCES, *_OF_MODELS)
 
@@ -255,29 +257,48 @@ class _Reader:
         values = self._read(path, {key: table[key] for key in _POOL if key in table}, _POOL)
         kind = values["kind"] = ServerKind(values.get("kind", ServerKind.NERITE))
         source = self._source(path, table, kind, values.get("grpc_port", 0))
-        balancing, scaling = self._balancing(path, table), self._scaling(path, table)
-        return PoolSettings(name, source, balancing=balancing, scaling=scaling, **values)
+        balancing = self._balancing(path, table)
+        scaling, target = self._scaling(path, table, source)
+        return PoolSettings(name, source, balancing=balancing, scaling=scaling, scale_target=target, **values)
 
-    def _scaling(self, path: KeyPath, table: Mapping[str, Any]) -> ScalingPolicy | None:
+    def _scaling(
+        self, path: KeyPath, table: Mapping[str, Any], source: MemberSource
+    ) -> tuple[ScalingPolicy | None, ScaleTarget | None]:
         if "scaling" not in table:
-            return None
+            return None, None
         inner = (*path, "scaling")
         given = table["scaling"]
         values = self._read(inner, given, _SCALING)
         if not isinstance(given, dict):
-            return None
+            return None, None
+        target = self._scale_target(inner, values.pop("actuator", ""), values.pop("target", None), source)
         if "max" not in given:
             self._wrong(inner, "has no max, the largest number of members: add it, as in max = 4")
-            return None
+            return None, None
         if "models" in table and "replicas" in table:
             self._wrong((*path, "replicas"), "has no effect, since scaling has min and max: remove it")
         if "models" not in table and "warm" in values:
             self._wrong((*inner, "warm"), "has an effect with models only, whose servers nerite up starts: remove it")
         try:
-            return ScalingPolicy(**values)
+            return ScalingPolicy(**values), target
         except InvalidArgument as error:
             self._wrong(inner, error.message)
+            return None, None
+
+    def _scale_target(
+        self, path: KeyPath, actuator: str, target: ScaleTarget | None, source: MemberSource
+    ) -> ScaleTarget | None:
+        if not actuator:
+            if target is not None:
+                self._wrong((*path, "target"), 'has an effect with actuator = "kubernetes" only: add it')
             return None
+        if source.models:
+            self._wrong((*path, "actuator"), "has no effect with models, whose servers nerite up starts: remove it")
+        elif target is None and source.kubernetes is None:
+            self._wrong(path, 'has no target: name the workload, as in target = "deployment/nerite"')
+        elif target is None and source.kubernetes is not None:
+            return ScaleTarget(source.kubernetes.namespace, "deployment", source.kubernetes.service)
+        return target
 
     def _balancing(self, path: KeyPath, table: Mapping[str, Any]) -> PoolPolicy:
         values = self._read(path, {key: table[key] for key in _BALANCING if key in table}, _BALANCING)
@@ -307,7 +328,7 @@ class _Reader:
         values = self._read(path, {given[0]: table[given[0]]}, _SOURCES)
         for field in ("file", "models"):
             if field in values:
-                values[field] = self._beside(values[field])
+                values[field] = values[field] if "://" in values[field] else self._beside(values[field])
         if given == ["models"]:
             values |= self._read(path, {key: table[key] for key in _OF_MODELS if key in table}, _OF_MODELS)
         return MemberSource(**values)

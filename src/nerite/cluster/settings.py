@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from nerite.autoscaling.policy import ScalingPolicy
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.policy import PoolPolicy
-from nerite.cluster.kubernetes_names import ServiceReference
+from nerite.cluster.kubernetes_names import ScaleTarget, ServiceReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,8 @@ class PoolSettings:
     balancing: PoolPolicy = field(default_factory=PoolPolicy)
     scaling: ScalingPolicy | None = None
     """When it gets more or fewer members; None: their number is left alone."""
+    scale_target: ScaleTarget | None = None
+    """Workload of Kubernetes whose replicas follow ``scaling``; None: somebody else sees to it."""
     health_interval: float = 2.0
     classes: tuple[str, ...] = ()
     """Only requests of these classes (header ``x-nerite-class``) come here; empty: all."""

@@ -29,6 +29,7 @@ from nerite.router.http_service import RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.metrics import RouterMetrics
 from nerite.router.pool_process import BackgroundWork, PoolProcess
+from nerite.router.replica_scaling import ReplicaScaling
 from nerite.router.scaling import RouterScaling
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
@@ -108,6 +109,7 @@ class RouterProcess(PoolProcess):
             size_setting="max-body in [router] of the cluster file",
         )
         self._scaling = RouterScaling(self.pools)
+        self._replicas = ReplicaScaling(settings.pools, self._scaling)
         self._grpc = RouterGrpcPort(
             self.table, self.members, router, self.session_headers, self._bounds, self._scaling, self._admission
         )
@@ -125,6 +127,7 @@ class RouterProcess(PoolProcess):
         if self._admission is not None and self._admission.tenants.shared is not None:
             await self._admission.tenants.shared.start()
         await self.find_members()
+        await self._replicas.start()
         ports = {
             "HTTP": await self._http.open(router.address, router.http_port),
             "gRPC": await self._grpc.open(router.address, router.grpc_port),
@@ -151,6 +154,7 @@ class RouterProcess(PoolProcess):
         """Yield the work for members, and the watch of the policy file."""
         yield from super().background_work()
         yield self._scaling.run
+        yield from self._replicas.background_work()
         if self._policy is not None:
             yield partial(watch_files, self._policy, self._policy_changed)
 

@@ -129,4 +129,8 @@ kubernetes = {{ printf "%s/%s:http" $.Release.Namespace .fullname | quote }}
 {{ . | trim }}
 {{- end }}
 {{- end }}
+{{- with .Values.router.otherPools }}
+
+{{ . | trim }}
+{{- end }}
 {{ end -}}

@@ -16,6 +16,8 @@ _OF_CHART: Final = ("address", "http-port", "grpc-port", "metrics-port", "exit-t
 _OF_POOL: Final = ("name", "models", "replicas", "flags")
 """Keys of [[pool]] that become other values."""
 _DATABASES: Final = ("ledger", "batches")
+_BLOCK: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?\n(?:(?:[ -~]*[!-~])?\n)*(?:[ -~]*[!-~])\n")
+"""Text that stands in YAML as it is: several lines without blanks at their ends."""
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -26,11 +28,11 @@ class PodOptions(NamedTuple):
     claims: Mapping[str, str] = {}
     """Persistent volume claims with the models."""
     gpus: Mapping[str, int] = {}
+    scaled_by: str = "keda"
+    """Who follows [pool.scaling]: keda, or the router."""
 
 
-def chart_values(
-    settings: ClusterSettings, raw: Mapping[str, Any], policy: str, options: PodOptions
-) -> dict[str, Any]:
+def chart_values(settings: ClusterSettings, raw: Mapping[str, Any], policy: str, options: PodOptions) -> dict[str, Any]:
     """Return the values. ``raw`` is the file as TOML, ``policy`` the text of its policy file.
 
     Raises ``InvalidArgument`` for what has no meaning in a cluster, with the remedy.
@@ -38,7 +40,9 @@ def chart_values(
     file = settings.path
     known = {pool.name for pool in settings.pools if pool.source.models}
     for name in {*options.claims, *options.gpus} - known - {""}:
-        raise InvalidArgument(f"{file} has no pool '{name}' with models; there are: {', '.join(sorted(known)) or 'none'}")
+        raise InvalidArgument(
+            f"{file}: there is no pool '{name}' with models, but {', '.join(sorted(known)) or 'none'}"
+        )
     pools, others = [], []
     for pool, table in zip(settings.pools, raw["pool"], strict=True):
         if pool.source.models:
@@ -76,7 +80,7 @@ def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodO
     name = pool.name
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{file}: pool '{name}' has a name that Kubernetes does not allow: use 1 to 22 lower-case letters, digits or -"
+            f"{file}: pool '{name}' has a name that Kubernetes does not allow: take 1 to 22 lower-case letters, digits, -"
         )
     values: dict[str, Any] = {"name": name, "replicaCount": pool.source.replicas}
     claim = options.claims.get(name, options.claims.get("", ""))
@@ -87,7 +91,7 @@ def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodO
     else:
         raise InvalidArgument(
             f"{file}: pool '{name}' has its models in the directory '{table['models']}' of this machine: copy them into "
-            f"a volume and name its claim, as in --claim {name}=CLAIM, or write a URL, as in models = \"s3://…\""
+            f'a volume and name its claim, as in --claim {name}=CLAIM, or write a URL, as in models = "s3://…"'
         )
     if pool.source.flags:
         values["serverArgs"] = list(pool.source.flags)
@@ -95,14 +99,15 @@ def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodO
         values["numGpus"] = gpus
     kept = {key: value for key, value in table.items() if key not in _OF_POOL}
     if pool.scaling is not None:
-        by_router = pool.scaling_target is not None
         values["autoscaling"] = {
             "enabled": True,
-            "by": "router" if by_router else "keda",
+            "by": options.scaled_by,
             "minReplicas": pool.scaling.least,
             "maxReplicas": pool.scaling.most,
         }
-        kept["scaling"] = {key: value for key, value in table["scaling"].items() if key not in ("warm", "target")}
+        kept["scaling"] = {key: value for key, value in table["scaling"].items() if key != "warm"}
+        if options.scaled_by == "router":
+            kept["scaling"]["actuator"] = "kubernetes"
     values["toml"] = toml_of(kept)
     return values
 
@@ -148,9 +153,9 @@ def _yaml(value: object, indent: str) -> Iterator[str]:
         yield f"{indent}{json.dumps(value)}"
         return
     for begin, each in pairs:
-        if isinstance(each, str) and "\n" in each.rstrip("\n"):
+        if isinstance(each, str) and _BLOCK.fullmatch(each):
             yield f"{indent}{begin} |"
-            yield from (f"{indent}  {line}".rstrip() for line in each.rstrip("\n").split("\n"))
+            yield from (f"{indent}  {line}" if line else "" for line in each.splitlines())
         elif isinstance(each, dict | list) and each and begin != "-":
             yield f"{indent}{begin}"
             yield from _yaml(each, f"{indent}  ")
@@ -159,4 +164,4 @@ def _yaml(value: object, indent: str) -> Iterator[str]:
             yield f"{indent}- {first[len(indent) + 2 :]}"
             yield from rest
         else:
-            yield f"{indent}{begin} {json.dumps(each.rstrip(chr(10)) if isinstance(each, str) else each)}"
+            yield f"{indent}{begin} {json.dumps(each)}"

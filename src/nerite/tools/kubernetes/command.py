@@ -47,6 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gpus", metavar="[POOL=]COUNT", action="append", default=[], help="GPUs of each server of a pool, or of all"
     )
+    parser.add_argument(
+        "--scaled-by",
+        choices=["keda", "router"],
+        default="keda",
+        help="who sets the replicas of pools with [pool.scaling] (default: keda, which asks the router)",
+    )
     return parser
 
 
@@ -57,7 +63,8 @@ def _run(options: argparse.Namespace) -> int:
         open_policy(settings.router.policy_file)  # its mistakes are told here
         policy = Path(settings.router.policy_file).read_text()
     raw = tomllib.loads(Path(options.file).read_text())
-    pods = PodOptions(options.image, _by_pool("--claim", options.claim, str), _by_pool("--gpus", options.gpus, _count))
+    claims, gpus = _by_pool("--claim", options.claim, str), _by_pool("--gpus", options.gpus, _count)
+    pods = PodOptions(options.image, claims, gpus, options.scaled_by)
     values = chart_values(settings, raw, policy, pods)
     show(_plan(values) if options.plan else yaml_of(values).rstrip("\n"))
     return 0
