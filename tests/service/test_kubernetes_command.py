@@ -13,6 +13,8 @@ from serving import NERITE
 
 EXAMPLE = str(ROOT / "examples" / "platform" / "cluster.toml")
 
+REDIS = "redis://redis.models:6379"
+
 
 def render(*arguments: str, status: int = 0) -> str:
     done = subprocess.run(
@@ -24,7 +26,8 @@ def render(*arguments: str, status: int = 0) -> str:
 
 def test_the_platform_example_in_kubernetes(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    file.write_text(render(EXAMPLE, "--claim", "models", "--image", "registry.example.org/nerite:1"))
+    pods = ("--claim", "models", "--redis", REDIS, "--image", "registry.example.org/nerite:1")
+    file.write_text(render(EXAMPLE, *pods))
     text = run("helm", "template", "platform", str(CHART), "-n", "models", "-f", str(file), home=tmp_path)
     found = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text) if each}
     interactive = found["Deployment", "platform-nerite-interactive"]["spec"]
@@ -36,11 +39,12 @@ def test_the_platform_example_in_kubernetes(tmp_path: Path) -> None:
         "models/platform-nerite-interactive:http",
         "models/platform-nerite-batch:http",
     ]
+    assert cluster.router.redis == REDIS
     assert data["policy.toml"] == (ROOT / "examples" / "platform" / "policy.toml").read_text().rstrip("\n") + "\n"
 
 
 def test_the_plan_says_what_will_be() -> None:
-    assert render(EXAMPLE, "--claim", "models", "--gpus", "interactive=1", "--plan").splitlines() == [
+    assert render(EXAMPLE, "--claim", "models", "--redis", REDIS, "--gpus", "interactive=1", "--plan").splitlines() == [
         "deployment and service R-nerite-router       2 routers",
         "deployment and service R-nerite-interactive  2 servers of the claim models, 1 GPUs each",
         "deployment and service R-nerite-batch        1 servers of the claim models",

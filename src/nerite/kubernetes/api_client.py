@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
@@ -49,7 +49,7 @@ class ApiClient:
         """Merge a change into an object, and return the object. Raises as ``get`` does."""
         return await self._request("PATCH", path, orjson.dumps(change), _MERGE, seconds)
 
-    async def watch(self, path: str, silence: float) -> AsyncIterator[dict[str, Any]]:
+    async def watch(self, path: str, silence: float) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the events of a watch until the server ends it. ``silence``: the longest time without a byte."""
         async with self._exchange("GET", path, b"", "") as (reader, head):
             buffer = bytearray()

@@ -95,6 +95,7 @@ MODELS = '[[pool]]\nname = "a"\nmodels = "models"\n'
         ('[[pool]]\nname = "a"\nmembers = ["h:1"]\n', PodOptions(), "no pool has models"),
         (MODELS + '[[pool]]\nname = "b"\nmembers-file = "f"\n', PodOptions(claims={"": "c"}), "has a members file"),
         ('[router]\nledger = "a.db"\n' + MODELS, PodOptions(claims={"": "c"}), "router.ledger is a file"),
+        ('[router]\nredis = "redis://localhost"\n' + MODELS, PodOptions(claims={"": "c"}), "name the Redis of the"),
     ],
 )
 def test_what_has_no_meaning_in_a_cluster(text: str, options: PodOptions, told: str) -> None:

@@ -9,12 +9,14 @@ from typing import Any, Final, NamedTuple
 
 from nerite.cluster.settings import ClusterSettings, PoolSettings
 from nerite.core.errors import InvalidArgument
+from nerite.redis.settings import settings_of_address
 
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?")
 _OF_CHART: Final = ("address", "http-port", "grpc-port", "metrics-port", "exit-timeout", "policy-file")
 """Keys of [router] that the chart writes itself."""
 _OF_POOL: Final = ("name", "models", "replicas", "flags")
 """Keys of [[pool]] that become other values."""
+_LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 _DATABASES: Final = ("ledger", "batches")
 _BLOCK: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?\n(?:(?:[ -~]*[!-~])?\n)*(?:[ -~]*[!-~])\n")
 """Text that stands in YAML as it is: several lines without blanks at their ends."""
@@ -28,6 +30,8 @@ class PodOptions(NamedTuple):
     claims: Mapping[str, str] = {}
     """Persistent volume claims with the models."""
     gpus: Mapping[str, int] = {}
+    redis: str = ""
+    """URL of the Redis of the cluster, instead of the one in the file."""
     scaled_by: str = "keda"
     """Who follows [pool.scaling]: keda, or the router."""
 
@@ -57,6 +61,12 @@ def chart_values(settings: ClusterSettings, raw: Mapping[str, Any], policy: str,
             raise InvalidArgument(
                 f"{file}: router.{key} is a file, and routers share no file system: write a URL, as in postgresql://…"
             )
+    if options.redis:
+        router = {**router, "redis": options.redis}
+    elif settings.router.redis and settings_of_address(settings.router.redis).host in _LOCAL:
+        raise InvalidArgument(
+            f"{file}: router.redis is on this machine: name the Redis of the cluster, as in --redis redis://redis:6379"
+        )
     values: dict[str, Any] = {"image": {"imageName": options.image}} if options.image else {}
     values["router"] = {
         "enabled": True,
@@ -80,7 +90,7 @@ def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodO
     name = pool.name
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{file}: pool '{name}' has a name that Kubernetes does not allow: take 1 to 22 lower-case letters, digits, -"
+            f"{file}: pool '{name}' has a name that Kubernetes does not allow: 1 to 22 lower-case letters, digits and -"
         )
     values: dict[str, Any] = {"name": name, "replicaCount": pool.source.replicas}
     claim = options.claims.get(name, options.claims.get("", ""))
@@ -90,7 +100,7 @@ def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodO
         values |= {"repository": "/models", "modelVolume": {"persistentVolumeClaim": {"claimName": claim}}}
     else:
         raise InvalidArgument(
-            f"{file}: pool '{name}' has its models in the directory '{table['models']}' of this machine: copy them into "
+            f"{file}: pool '{name}' has its models in '{table['models']}' on this machine: copy them into "
             f'a volume and name its claim, as in --claim {name}=CLAIM, or write a URL, as in models = "s3://…"'
         )
     if pool.source.flags:

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gpus", metavar="[POOL=]COUNT", action="append", default=[], help="GPUs of each server of a pool, or of all"
     )
+    parser.add_argument("--redis", metavar="URL", default="", help="Redis over which routers share quotas")
     parser.add_argument(
         "--scaled-by",
         choices=["keda", "router"],
@@ -64,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
         policy = Path(settings.router.policy_file).read_text()
     raw = tomllib.loads(Path(options.file).read_text())
     claims, gpus = _by_pool("--claim", options.claim, str), _by_pool("--gpus", options.gpus, _count)
-    pods = PodOptions(options.image, claims, gpus, options.scaled_by)
+    pods = PodOptions(options.image, claims, gpus, options.redis, options.scaled_by)
     values = chart_values(settings, raw, policy, pods)
     show(_plan(values) if options.plan else yaml_of(values).rstrip("\n"))
     return 0
