@@ -57,7 +57,7 @@ class Pod:
     def _command(self, folder: Path) -> list[str]:
         words = [str(each).replace("0.0.0.0", self.address) for each in self.container["command"]]
         places = {"nerite": str(NERITE), "/models": str(folder / "models"), "/etc/nerite/cluster.toml": self._config()}
-        return [places.get(word, word) for word in words]
+        return [places["/models"] if word.startswith("s3://") else places.get(word, word) for word in words]
 
     def _config(self) -> str:
         return str(self.log.with_name(f"{self.name}.toml"))
@@ -244,10 +244,10 @@ def _owns(deployment: Object, pod: Pod) -> bool:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
-    """Run a cluster with an API server; the model repository is the folder ``models`` in ``folder``."""
+def cluster(folder: Path, namespace: str = "default") -> Iterator[Cluster]:
+    """Run a cluster with an API server; every model repository is the folder ``models`` in ``folder``."""
     api = KubernetesApi()
-    made = Cluster(api, folder)
+    made = Cluster(api, folder, namespace)
     try:
         yield made
     finally:

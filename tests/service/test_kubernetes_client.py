@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,8 @@ from nerite.kubernetes.access import find_access
 from nerite.kubernetes.api_client import ApiClient, KubernetesError
 from nerite.kubernetes.object_watch import ObjectWatch
 from nerite.kubernetes.replicas import ReplicaActuator, replicas_of
-from routing import ROUTER, StandInMember, pool, response, routing, stand_ins
-from serving import Serving, eventually
+from routing import ROUTER, Received, StandInMember, pool, response, routing, stand_ins
+from serving import PATIENCE, Serving, eventually
 
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 SELECTOR = "kubernetes.io/service-name=models"
@@ -113,6 +116,43 @@ def test_a_router_begins_without_the_api_server_and_other_pools_serve(
         api.start_again()
         eventually(lambda: members_of(router) == 1)
         assert router.ask("POST", "/v2/models/k/infer", {})[0] == 200
+
+
+SCALING = """
+[pool.scaling]
+min = 1
+max = 3
+concurrency = 1
+actuator = "kubernetes"
+"""
+
+
+def test_a_router_scales_the_workload_of_its_pool(
+    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path)))
+    api.put(DEPLOYMENT | {"metadata": {"name": "models"}})
+    over = threading.Event()
+
+    def answer(asked: Received, connection: socket.socket) -> bytes:
+        over.wait(PATIENCE)
+        return response()
+
+    with stand_ins(1, answer) as (member,):
+        api.put(slice_of(member))
+        with routing(tmp_path, kube_pool() + SCALING) as router, ThreadPoolExecutor(6) as clients:
+            asked = [clients.submit(router.ask, "POST", "/v2/models/m/infer", {}) for _ in range(6)]
+            eventually(lambda: api.find("deployments")["models"]["spec"]["replicas"] == 3)
+            over.set()
+            assert [each.result()[0] for each in asked] == [200] * 6
+            assert "deployment/models is scaled from 1 to 3 replicas" in router.text
+
+
+def test_a_router_without_access_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match=r"the kubeconfig '.*absent' cannot be read"), routing(tmp_path, kube_pool()):
+        pass
 
 
 def client_of(api: KubernetesApi, folder: Path, **user: Any) -> ApiClient:
