@@ -32,6 +32,9 @@ _STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 class Serving:
     """A server that runs. Stopped by ``stop``, which tells the exit status."""
 
+    started = "Listening: "
+    """What it says when its ports are open."""
+
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
         self.log = log
@@ -40,7 +43,7 @@ class Serving:
     def wait(self) -> None:
         """Return when the ports are open. Raises ``RuntimeError``, with the log, if that does not happen."""
         deadline = time.monotonic() + PATIENCE
-        while "Listening: " not in self.text:
+        while self.started not in self.text:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start:\n{self.text[-4000:]}")
             time.sleep(0.01)
