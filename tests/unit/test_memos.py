@@ -70,6 +70,7 @@ BY_THE_OPERATOR: Final = {
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
     "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
+    "router/replica_scaling.py:_actuators",
     "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
@@ -102,6 +103,7 @@ SMALL: Final = {
     "batches/deadline_planner.py:_lanes": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_rooms": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_others_until": "one or less for each batch that has not ended, at most 1,000",
+    "kubernetes/object_watch.py:_listed": "EndpointSlices of a service, at most 16,384",
     "router/admission.py:_controllers": "models, at most 1,024",
     "balancing/member_load.py:timings": "models that have answered within two seconds",
     "balancing/pool_balancer.py:_fits": "lists of a pool's members, for at most 1,024 models",

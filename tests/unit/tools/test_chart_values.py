@@ -69,7 +69,7 @@ def test_the_whole_file() -> None:
     assert second["autoscaling"] == {"enabled": True, "by": "keda", "minReplicas": 0, "maxReplicas": 8}
     assert tomllib.loads(second["toml"]) == {"classes": ["batch"], "scaling": {"min": 0, "max": 8, "rate": 100}}
     router = values["router"]
-    assert (router["exitSeconds"], router["replicaCount"], router["readyWithoutMembers"]) == (45, 1, True)
+    assert (router["exitSeconds"], router["replicaCount"]) == (45, 1)
     assert tomllib.loads(router["toml"]) == {"timeout": "30s"}
     assert router["policy"] == "[tenants.a]\n"
     assert tomllib.loads(router["otherPools"])["pool"] == [

@@ -51,7 +51,7 @@ spec:
         periodSeconds: 2
         failureThreshold: 30
       readinessProbe:
-        httpGet: {path: /v2/health/{{ ternary "live" "ready" $values.readyWithoutMembers }}, port: http}
+        httpGet: {path: /v2/health/ready, port: http}
         periodSeconds: 2
         timeoutSeconds: 2
         failureThreshold: 2

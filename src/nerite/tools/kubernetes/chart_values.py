@@ -77,11 +77,8 @@ def chart_values(settings: ClusterSettings, raw: Mapping[str, Any], policy: str,
         values["router"]["policy"] = policy
     if others:
         values["router"]["otherPools"] = "\n".join(f"[[pool]]\n{toml_of(table)}" for table in others)
-    scaled = any(pool.get("autoscaling") for pool in pools)
-    if scaled:
+    if any("autoscaling" in pool for pool in pools):
         values["router"]["replicaCount"] = 1  # it decides by all requests, and sees only its own
-    if any(pool.get("autoscaling", {}).get("minReplicas") == 0 for pool in pools):
-        values["router"]["readyWithoutMembers"] = True
     values["pools"] = pools
     return values
 
