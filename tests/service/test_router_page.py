@@ -14,6 +14,7 @@ from tools import require
 
 PAGE = Page("docs/router.md")
 TEXT = (ROOT / "docs" / "router.md").read_text()
+SCALING = '[pool.scaling]\nmax = 2\nlatency = "1s"\n'
 
 
 def test_the_cluster_file(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_the_cluster_file(tmp_path: Path) -> None:
 
 def test_the_metrics(tmp_path: Path) -> None:
     require("curl")
-    with stand_ins(1) as (member,), routing(tmp_path, pool(member.address)) as router:
+    with stand_ins(1) as (member,), routing(tmp_path, pool(member.address) + SCALING) as router:
         assert router.ask("POST", "/v2/models/m/infer", b"{}")[0] == 200
         assert router.ask("POST", "/v2/models/n/infer", b"{}")[0] == 404
         said = run(PAGE.block("curl").replace("localhost:8002", f"localhost:{router.ports['Metrics']}"))
@@ -39,7 +40,7 @@ def test_the_metrics(tmp_path: Path) -> None:
         listed = rows("docs/router.md", "metric")
         assert {*listed} - served == {"nerite_route_retries_total"}
         assert served <= {*listed}
-    tables = [metrics.ROUTER, metrics.POOLS, metrics.MEMBERS, metrics.ANSWERS]
+    tables = [metrics.ROUTER, metrics.POOLS, metrics.SCALED, metrics.MEMBERS, metrics.ANSWERS]
     declared = {
         metric.name: (metric.kind, {*table.labels, metric.label} - {""}) for table in tables for metric in table.metrics
     }

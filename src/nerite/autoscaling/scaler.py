@@ -23,7 +23,7 @@ _STEP_LEAST: Final = 4
 _SPARE: Final = 1.05
 """What a member is supposed to do beyond what it needs to, where it is found out whether one less is enough."""
 _MORE: Final = 0.25
-"""Share of the members that is added when a promise is broken for no known reason."""
+"""Share of the members that is added when there are too few, and it is not known how many are missing."""
 
 
 class ScalingDecision(NamedTuple):
@@ -117,7 +117,9 @@ class PoolScaler:
         needs = [_Need(0.0, "there is nothing to do")]
         if figures.held or figures.turned_away:
             waiting = figures.held + figures.turned_away
-            needs.append(_Need(float(max(before, 1)), f"{waiting} requests found no member"))
+            full = before > 0 and figures.ready >= before and not self.start_times.starting
+            more = max(1.0, _MORE * before) if full or not before else 0.0
+            needs.append(_Need(before + more, f"{waiting} requests found no member"))
         if policy.concurrency:
             at_once = self.requests.ahead(self.start_times.seconds)
             needs.append(_Need(

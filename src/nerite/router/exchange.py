@@ -195,6 +195,8 @@ class RoutedExchange:
             return
         if how is AttemptEnd.LOST:
             demand.promises.missed()
+        elif how is AttemptEnd.REFUSED:
+            demand.turned_away += 1
         elif how is AttemptEnd.ANSWERED:
             seconds = (monotonic_ns() - self._began_ns) / 1e9
             first = (self._first_ns - self._began_ns) / 1e9 if self._first_ns else seconds

@@ -168,7 +168,7 @@ class PoolTable:
                     pool.picks[pick.reason] += 1
                     return PoolChoice(pool, pick.member, pick.fallbacks)
                 refusal = refusal or pick
-                if not tried:
+                if not (tried or request.sequence):
                     pool.turn_away(model)
             if pool.settings.borrows and (lent := self._borrow(pool, request, now_ns, tried, subset)):
                 return lent

@@ -165,6 +165,13 @@ def test_a_request_that_was_turned_away_wakes_an_empty_pool() -> None:
     assert pool.seconds(20)[-1] == 1, "the member is not stopped before its time"
 
 
+def test_requests_that_all_members_refuse_add_one_after_the_other_is_ready() -> None:
+    pool = Pool(ready=2, start=5.0, rate=100.0)
+    wanted = pool.seconds(8, arrived=1.0, turned_away=3)
+    assert wanted == [3] * 5 + [4] * 3
+    assert pool.seconds(3, arrived=1.0)[-1] == 4
+
+
 def test_a_router_that_starts_anew_keeps_what_is_there() -> None:
     pool = Pool(ready=7, rate=10.0)
     assert pool.second(arrived=1.0) == 7

@@ -143,6 +143,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "batch-storage-bytes",
         "stay-awake-microseconds",
         "front-processes",
+        "standby",
         "stall-seconds",
         "repository-cache-directory",
         "environment-directory",

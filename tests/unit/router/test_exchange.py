@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from nerite.autoscaling.figures import PoolDemand
+from nerite.autoscaling.policy import ScalingPolicy
 from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
 from nerite.balancing.policy import PoolPolicy
 from nerite.cluster.settings import MemberSource, PoolSettings
@@ -232,3 +234,57 @@ def test_an_answer_that_has_begun_is_not_hedged() -> None:
     assert made.again(client) is None
     made.done(AttemptEnd.ANSWERED, "200")
     assert made.again(client) is None
+
+
+def scaled_pool(*members: str) -> tuple[RouterPool, PoolDemand]:
+    pool = made_pool("p", *members, scaling=ScalingPolicy(least=0, latency=60.0))
+    assert pool.demand is not None
+    return pool, pool.demand
+
+
+def test_autoscaling_is_told_of_a_request_once_whatever_member_answers() -> None:
+    client, (pool, demand) = Client(), scaled_pool("a", "b")
+    made = exchange(client, pool, prompt_tokens=400.0, answer_tokens=10.0)
+    made.begin()
+    arrived = demand.arrived
+    assert arrived == 110.0, "a token of a prompt is a quarter of one of an answer"
+    made.failed(AttemptEnd.LOST, "is gone")
+    assert demand.arrived == arrived
+    for _ in range(10):
+        made.progress(1.0)
+    made.done(AttemptEnd.ANSWERED, "200")
+    assert demand.done == arrived
+    assert (demand.promises.answers, demand.promises.late, demand.turned_away) == (1, 0, 0)
+
+
+def test_autoscaling_is_told_of_tensors_and_of_refusals() -> None:
+    client, (pool, demand) = Client(), scaled_pool("a")
+    made = exchange(client, pool, answer_tokens=1.0)
+    made.begin()
+    made.done(AttemptEnd.ANSWERED, "200")
+    assert (demand.arrived, demand.done) == (1.0, 1.0)
+    made = exchange(client, pool)
+    made.begin()
+    made.done(AttemptEnd.REFUSED, "503")
+    assert demand.turned_away == 1
+    pool.set_ready("a", False, ())
+    exchange(client, pool).begin()
+    assert demand.turned_away == 2
+    exchange(client, pool, model="other").begin()
+    assert demand.turned_away == 2, "the pool is known not to serve it"
+
+
+def test_autoscaling_counts_what_came_too_late() -> None:
+    async def main() -> None:
+        client, (pool, demand) = Client(), scaled_pool("a")
+        RoutedExchange(PoolTable([pool]), client, RoutedRequest("m"), timeout=0.01).begin()
+        await client.ended.wait()
+        assert (demand.promises.answers, demand.promises.late) == (1, 1)
+
+    asyncio.run(main())
+
+
+def test_a_router_of_pools_that_may_be_empty_is_ready() -> None:
+    pool, _ = scaled_pool()
+    assert PoolTable([pool]).ready
+    assert not PoolTable([made_pool("p")]).ready
