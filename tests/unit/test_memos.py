@@ -71,7 +71,7 @@ BY_THE_OPERATOR: Final = {
     "fronts/pool.py:_timers", "fronts/process.py:_keys", "fronts/process.py:_listeners",
     "rollouts/controller.py:_records", "rollouts/record.py:decisions", "rollouts/run.py:_restarts_before",
     "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
-    "router/http_members.py:_keys", "router/member_memory.py:_figures",
+    "router/http_members.py:_keys", "router/member_memory.py:_figures", "router/replica_scaling.py:_actuators",
     "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
@@ -104,6 +104,7 @@ SMALL: Final = {
     "batches/deadline_planner.py:_lanes": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_rooms": "one or less for each batch that has not ended, at most 1,000",
     "batches/runner.py:_others_until": "one or less for each batch that has not ended, at most 1,000",
+    "kubernetes/object_watch.py:_listed": "EndpointSlices of a service, at most 16,384",
     "router/admission.py:_controllers": "models, at most 1,024",
     "router/placement_lease.py:others": "models that other routers have told, at most 1,000 each",
     "router/pools.py:obstacles": "models in the repository indexes of members for which requests wait",

@@ -39,7 +39,7 @@ class Member(NamedTuple):
     tls: str = ""
     """Name of the pool whose settings of TLS its connections use; empty: they are plain."""
     drain: bool = False
-    """It gets no new requests, but those of sequences that it has."""
+    """It is taken out of service: new requests go there only while there is no other, but those of its sequences do."""
 
 
 class RoutedRequest(NamedTuple):

@@ -98,7 +98,7 @@ class MemberLoad:
 
     @property
     def draining(self) -> bool:
-        """Whether it gets no new requests, but those of sequences that it has."""
+        """Whether it gets new requests only while there is no other, but for those of sequences that it has."""
         return self.drained or self.member.drain
 
     @property

@@ -140,7 +140,7 @@ class PoolBalancer:
         return True
 
     def drain(self, name: str, draining: bool = True) -> None:
-        """Give a member no new requests, or give it some again. Its sequences stay."""
+        """Give a member no new requests while there are others, or give it some again. Its sequences stay."""
         if load := self._members.get(name):
             load.drained = draining
             self._changed()
@@ -221,11 +221,12 @@ class PoolBalancer:
         return Pick(load.member, (), "sequence")
 
     def _serving(self, model: str) -> list[MemberLoad]:
-        return [
+        serving = [
             load
             for load in self._members.values()
-            if load.ready and not load.draining and (load.models is None or not model or model in load.models)
+            if load.ready and (load.models is None or not model or model in load.models)
         ]
+        return [load for load in serving if not load.draining] or serving
 
     def _fit(self, model: str) -> Candidates:
         """Return the members that can take requests to a model: ejected ones only if there are no others."""

@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": ("tools.doctor:run", "diagnose this machine: limits, ports, installed packages, GPUs"),
     "route": ("tools.route:run", "route requests to pools of servers, from a cluster file"),
     "up": ("tools.up.command:run", "run a whole cluster file on this machine: servers and router"),
+    "kubernetes": ("tools.kubernetes.command:run", "turn a cluster file into values of the Helm chart"),
     "pick": ("tools.pick:run", "pick the endpoints of requests for a gateway such as Envoy"),
     "client": ("tools.client:run", "query a running server: models, inference, load and unload, statistics"),
     "rollout": ("tools.rollout.command:run", "roll out a new version step by step, with automatic rollback"),

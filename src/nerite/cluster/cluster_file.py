@@ -14,6 +14,7 @@ from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
 from nerite.cluster.addresses import MAX_MEMBERS, member_of, split_address
+from nerite.cluster.kubernetes_names import ScaleTarget, scale_target_of, service_of
 from nerite.cluster.settings import (
     ClusterSettings,
     MemberSource,
@@ -189,6 +190,7 @@ _POOL: Final[Mapping[str, _Key]] = {
 _SOURCES: Final[Mapping[str, _Key]] = {
     "members-file": _Key("file", _text),
     "dns": _Key("dns", _address),
+    "kubernetes": _Key("kubernetes", service_of),
     "models": _Key("models", _text),
 }
 _OF_MODELS: Final[Mapping[str, _Key]] = {
@@ -252,6 +254,8 @@ _SCALING: Final[Mapping[str, _Key]] = {
     "share": _Key("share", _number),
     "rate": _Key("rate", _number),
     "concurrency": _Key("concurrency", _number),
+    "actuator": _Key("actuator", _one_of(["kubernetes"])),
+    "target": _Key("target", scale_target_of),
 }
 _PORT_TLS: Final[Mapping[str, _Key]] = {
     "certificate": _Key("certificate", _text),
@@ -387,29 +391,48 @@ class _Reader:
             self._wrong((*path, "tls"), "nerite up starts servers without TLS: remove it, or write members")
         if "placement" in table:
             values["placement"] = self._placement((*path, "placement"), table["placement"], values, source)
-        balancing, scaling = self._balancing(path, table), self._scaling(path, table)
-        return PoolSettings(name, source, balancing=balancing, scaling=scaling, **values)
+        balancing = self._balancing(path, table)
+        scaling, target = self._scaling(path, table, source)
+        return PoolSettings(name, source, balancing=balancing, scaling=scaling, scale_target=target, **values)
 
-    def _scaling(self, path: KeyPath, table: Mapping[str, Any]) -> ScalingPolicy | None:
+    def _scaling(
+        self, path: KeyPath, table: Mapping[str, Any], source: MemberSource
+    ) -> tuple[ScalingPolicy | None, ScaleTarget | None]:
         if "scaling" not in table:
-            return None
+            return None, None
         inner = (*path, "scaling")
         given = table["scaling"]
         values = self._read(inner, given, _SCALING)
         if not isinstance(given, dict):
-            return None
+            return None, None
+        target = self._scale_target(inner, values.pop("actuator", ""), values.pop("target", None), source)
         if "max" not in given:
             self._wrong(inner, "has no max, the largest number of members: add it, as in max = 4")
-            return None
+            return None, None
         if "models" in table and "replicas" in table:
             self._wrong((*path, "replicas"), "has no effect, since scaling has min and max: remove it")
         if "models" not in table and "warm" in values:
             self._wrong((*inner, "warm"), "has an effect with models only, whose servers nerite up starts: remove it")
         try:
-            return ScalingPolicy(**values)
+            return ScalingPolicy(**values), target
         except InvalidArgument as error:
             self._wrong(inner, error.message)
+            return None, None
+
+    def _scale_target(
+        self, path: KeyPath, actuator: str, target: ScaleTarget | None, source: MemberSource
+    ) -> ScaleTarget | None:
+        if not actuator:
+            if target is not None:
+                self._wrong((*path, "target"), 'has an effect with actuator = "kubernetes" only: add it')
             return None
+        if source.models:
+            self._wrong((*path, "actuator"), "has no effect with models, whose servers nerite up starts: remove it")
+        elif target is None and source.kubernetes is None:
+            self._wrong(path, 'has no target: name the workload, as in target = "deployment/nerite"')
+        elif target is None and source.kubernetes is not None:
+            return ScaleTarget(source.kubernetes.namespace, "deployment", source.kubernetes.service)
+        return target
 
     def _placement(
         self, path: KeyPath, table: Mapping[str, Any], pool: Mapping[str, Any], source: MemberSource
@@ -436,7 +459,9 @@ class _Reader:
         if pool["kind"] not in _WITH_REPOSITORY:
             kinds = ", ".join(_WITH_REPOSITORY)
             self._wrong(path, f"servers of kind {pool['kind']} do not load models on request: it needs one of {kinds}")
-        untold = any(not (each.memory or each.metrics) for each in source.members) or bool(source.dns)
+        untold = any(not (each.memory or each.metrics) for each in source.members) or bool(
+            source.dns or source.kubernetes
+        )
         if untold and not (values.get("memory") or pool.get("metrics_port")):
             self._wrong(path, 'it is not known how much memory members have: add memory = "16GiB", or metrics-port')
         if values.get("key", "").partition("=")[2].startswith("@"):
@@ -464,7 +489,7 @@ class _Reader:
         given = [key for key in ("members", *_SOURCES) if key in table]
         if len(given) != 1:
             what = f"has {' and '.join(given)}: keep one of them" if given else "has no members"
-            self._wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, or models')
+            self._wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, kubernetes, or models')
             return MemberSource()
         for key in _OF_MODELS:
             if key in table and given != ["models"]:
@@ -474,7 +499,7 @@ class _Reader:
         values = self._read(path, {given[0]: table[given[0]]}, _SOURCES)
         for field in ("file", "models"):
             if field in values:
-                values[field] = self._beside(values[field])
+                values[field] = values[field] if "://" in values[field] else self._beside(values[field])
         if given == ["models"]:
             values |= self._read(path, {key: table[key] for key in _OF_MODELS if key in table}, _OF_MODELS)
         return MemberSource(**values)

@@ -10,6 +10,7 @@ from nerite.autoscaling.policy import ScalingPolicy
 from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import PoolPolicy
+from nerite.cluster.kubernetes_names import ScaleTarget, ServiceReference
 
 USUALLY_HELD: Final = 1000
 """Requests that a pool holds by default if its models are placed or it is scaled: the wait has an end."""
@@ -95,6 +96,8 @@ class MemberSource:
     """File with a member on each line; read again when it changes."""
     dns: str = ""
     """``NAME:PORT``, resolved again and again: each address is a member."""
+    kubernetes: ServiceReference | None = None
+    """Service of Kubernetes whose endpoints are members."""
     models: str = ""
     """Model repository that ``nerite up`` starts local servers for."""
     replicas: int = 1
@@ -143,6 +146,8 @@ class PoolSettings:
     balancing: PoolPolicy = field(default_factory=PoolPolicy)
     scaling: ScalingPolicy | None = None
     """When it gets more or fewer members; None: their number is left alone."""
+    scale_target: ScaleTarget | None = None
+    """Workload of Kubernetes whose replicas follow ``scaling``; None: somebody else sees to it."""
     health_interval: float = 2.0
     classes: tuple[str, ...] = ()
     """Only requests of these classes (header ``x-nerite-class``) come here; empty: all."""

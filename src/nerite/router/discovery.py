@@ -1,4 +1,4 @@
-"""Who is in the pools: members of the cluster file, of a members file that is read again, and of names in DNS."""
+"""Who is in the pools: members of the cluster file, of a members file, of names in DNS, of services in Kubernetes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from nerite.cluster.addresses import MAX_MEMBERS, join_address, members_of_text,
 from nerite.cluster.settings import PoolSettings
 from nerite.config.watched_file import FileContent, WatchedFile, read_content, watch_files
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.kubernetes.endpoint_discovery import watch_endpoints
+from nerite.kubernetes.object_watch import ObjectWatch
 from nerite.observability.log import log
 
 _MAX_FILE: Final = 4 << 20
@@ -64,6 +66,7 @@ class Discovery:
         self._pool = pool
         self._on_change = take
         self._file: MembersFile | None = None
+        self._endpoints: ObjectWatch | None = None
         self._resolved: tuple[Member, ...] | None = None
 
     async def start(self) -> None:
@@ -77,6 +80,8 @@ class Discovery:
         if source.file:
             self._file = await asyncio.to_thread(MembersFile, self._pool)
             self._take(self._file.members)
+        elif source.kubernetes is not None:
+            self._endpoints = await watch_endpoints(self._pool, source.kubernetes, self._take)
         elif source.dns:
             await self._resolve()
         else:
@@ -90,6 +95,8 @@ class Discovery:
         """Follow changes, for ever."""
         if self._file is not None:
             await watch_files(self._file, self._file_changed)
+        if self._endpoints is not None:
+            await self._endpoints.run()
         while self._pool.source.dns:
             await asyncio.sleep(_RESOLVE_SECONDS)
             await self._resolve()

@@ -186,7 +186,8 @@ POOLS: Final = MetricTable[RouterPool]((
            lambda pool: sum(1 for _ in pool.ready_members)),
     Metric("nerite_route_members_ejected", "gauge", "Members of the pool that were ejected because they failed",
            lambda pool: sum(load.ejected for load in pool.balancer.members)),
-    Metric("nerite_route_members_draining", "gauge", "Members of the pool that get no new requests",
+    Metric("nerite_route_members_draining", "gauge",
+           "Members of the pool that get new requests only while there is no other",
            lambda pool: sum(load.draining for load in pool.balancer.members)),
 ), labels=("pool",))  # fmt: skip
 SCALED: Final = MetricTable[ScaledPool]((

@@ -39,6 +39,7 @@ from nerite.router.metrics import RouterMetrics
 from nerite.router.placement import PoolPlacement
 from nerite.router.placement_lease import LeaseRedis, PlacementLease
 from nerite.router.pool_process import BackgroundWork, PoolProcess
+from nerite.router.replica_scaling import ReplicaScaling
 from nerite.router.routed_items import RoutedItems
 from nerite.router.scaling import RouterScaling
 from nerite.transports import tcp
@@ -164,6 +165,7 @@ class RouterProcess(PoolProcess):
             size_setting="max-body in [router] of the cluster file",
         )
         self._scaling = RouterScaling(self.pools)
+        self._replicas = ReplicaScaling(settings.pools, self._scaling)
         self._grpc = RouterGrpcPort(
             self.table,
             self.members,
@@ -211,6 +213,7 @@ class RouterProcess(PoolProcess):
         if self._leases is not None:
             await self._leases.start()
         await self.find_members()
+        await self._replicas.start()
         if router.batches:
             await self._open_batches(router)
         tls = self._contexts
@@ -261,6 +264,7 @@ class RouterProcess(PoolProcess):
             yield placement.run
             yield placement.run_reports
         yield self._scaling.run
+        yield from self._replicas.background_work()
         if self._batches is not None:
             yield self._batches.run
         if self._ledger is not None:

@@ -100,6 +100,8 @@ def _source_text(source: MemberSource) -> str:
         return f"members in {source.file}"
     if source.dns:
         return f"members at the addresses of {source.dns}"
+    if source.kubernetes is not None:
+        return f"members at the endpoints of service {source.kubernetes}"
     if source.models:
         return f"{source.replicas} local servers of {source.models}"
     return f"{len(source.members)} members"

@@ -84,7 +84,7 @@ def test_answers_are_expected_to_be_as_long_as_those_before_and_no_longer_than_a
     assert sent(balancer, RoutedRequest("another", answer_limit=64.0)).work == 1.0
 
 
-def test_who_is_not_ready_drains_or_does_not_serve_the_model_gets_nothing() -> None:
+def test_who_is_not_ready_or_does_not_serve_the_model_gets_nothing_and_who_drains_only_without_others() -> None:
     balancer = pool(4)
     balancer.set_ready("m0", False)
     balancer.drain("m1")
@@ -92,9 +92,18 @@ def test_who_is_not_ready_drains_or_does_not_serve_the_model_gets_nothing() -> N
     assert picked(balancer, TENSORS).member.name == "m3"
     assert {picked(balancer, RoutedRequest("another")).member.name for _ in range(4)} == {"m2", "m3"}
     balancer.set_ready("m3", False)
-    assert refusal(balancer) == NoMember(503, "no member of pool 'p' is ready for model 'm'")
-    balancer.drain("m1", False)
     assert picked(balancer, TENSORS).member.name == "m1"
+    balancer.set_ready("m1", False)
+    assert refusal(balancer) == NoMember(503, "no member of pool 'p' is ready for model 'm'")
+
+
+def test_discovery_says_who_drains() -> None:
+    balancer = pool(2)
+    first, second = members(2)
+    balancer.set_members([first._replace(drain=True), second])
+    assert {picked(balancer, TENSORS).member.name for _ in range(4)} == {second.name}
+    balancer.set_members([first, second])
+    assert {picked(balancer, TENSORS).member.name for _ in range(4)} == {first.name, second.name}
 
 
 def test_a_member_that_its_description_drains_keeps_what_it_has() -> None:

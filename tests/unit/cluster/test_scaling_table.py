@@ -6,6 +6,7 @@ import pytest
 
 from nerite.autoscaling.policy import ScalingPolicy
 from nerite.cluster.cluster_file import parse_cluster
+from nerite.cluster.kubernetes_names import ScaleTarget
 from nerite.core.errors import InvalidArgument
 
 POOL = """[[pool]]
@@ -43,9 +44,36 @@ def test_without_a_table_the_number_is_left_alone() -> None:
     assert pool.scaling is None
 
 
+KUBERNETES = """[[pool]]
+name = "p"
+kubernetes = "models/nerite:http"
+scaling = { max = 2, rate = 1, actuator = "kubernetes" %s }
+"""
+
+
+def test_the_workload_is_that_of_the_service_unless_it_is_named() -> None:
+    (pool,) = parse_cluster(KUBERNETES % "").pools
+    assert pool.scale_target == ScaleTarget("models", "deployment", "nerite")
+    (pool,) = parse_cluster(KUBERNETES % ', target = "statefulset/web"').pools
+    assert pool.scale_target == ScaleTarget("", "statefulset", "web")
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        (
+            POOL + "[pool.scaling]\nmax = 2\nrate = 1\ntarget = 'deployment/a'\n",
+            "cluster.toml:7: pool.1.scaling.target: has an effect with actuator",
+        ),
+        (
+            POOL + "[pool.scaling]\nmax = 2\nrate = 1\nactuator = 'kubernetes'\n",
+            "cluster.toml:7: pool.1.scaling.actuator: has no effect with models",
+        ),
+        (
+            '[[pool]]\nname = "p"\nmembers = ["a:1"]\n[pool.scaling]\nmax = 2\nrate = 1\nactuator = "kubernetes"\n',
+            "cluster.toml:4: pool.1.scaling: has no target: name the workload",
+        ),
+        (KUBERNETES % ', target = "pod/web"', "pool.1.scaling.target: must be KIND/NAME"),
         (POOL + "[pool.scaling]\nlatency = '1s'\n", "cluster.toml:4: pool.1.scaling: has no max"),
         (POOL + "[pool.scaling]\nmax = 2\n", "cluster.toml:4: pool.1.scaling: there is no target"),
         (

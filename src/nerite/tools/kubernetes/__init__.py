@@ -1,0 +1,1 @@
+"""``nerite kubernetes``: a cluster file for Kubernetes."""

@@ -1,0 +1,174 @@
+"""Values of the Helm chart that stand for a cluster file. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from nerite.cluster.settings import ClusterSettings, PoolSettings
+from nerite.core.errors import InvalidArgument
+from nerite.redis.settings import settings_of_address
+
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?")
+_OF_CHART: Final = ("address", "http-port", "grpc-port", "metrics-port", "exit-timeout", "policy-file")
+"""Keys of [router] that the chart writes itself."""
+_OF_POOL: Final = ("name", "models", "replicas", "flags")
+"""Keys of [[pool]] that become other values."""
+_LOCAL: Final = ("127.0.0.1", "::1", "localhost")
+_DATABASES: Final = ("ledger", "batches")
+_BLOCK: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?\n(?:(?:[ -~]*[!-~])?\n)*(?:[ -~]*[!-~])\n")
+"""Text that stands in YAML as it is: several lines without blanks at their ends."""
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class PodOptions(NamedTuple):
+    """What the cluster file does not say of the pods, by pool; under the empty name: of all others."""
+
+    image: str = ""
+    claims: Mapping[str, str] = {}
+    """Persistent volume claims with the models."""
+    gpus: Mapping[str, int] = {}
+    redis: str = ""
+    """URL of the Redis of the cluster, instead of the one in the file."""
+    scaled_by: str = "keda"
+    """Who follows [pool.scaling]: keda, or the router."""
+
+
+def chart_values(settings: ClusterSettings, raw: Mapping[str, Any], policy: str, options: PodOptions) -> dict[str, Any]:
+    """Return the values. ``raw`` is the file as TOML, ``policy`` the text of its policy file.
+
+    Raises ``InvalidArgument`` for what has no meaning in a cluster, with the remedy.
+    """
+    file = settings.path
+    known = {pool.name for pool in settings.pools if pool.source.models}
+    for name in {*options.claims, *options.gpus} - known - {""}:
+        raise InvalidArgument(
+            f"{file}: there is no pool '{name}' with models, but {', '.join(sorted(known)) or 'none'}"
+        )
+    pools, others = [], []
+    for pool, table in zip(settings.pools, raw["pool"], strict=True):
+        if pool.source.models:
+            pools.append(_pool(pool, table, file, options))
+        else:
+            others.append(_other_pool(pool, table, file))
+    if not pools:
+        raise InvalidArgument(f"{file}: no pool has models, so the chart would have nothing to serve: write models = …")
+    router = raw.get("router", {})
+    for key in _DATABASES:
+        if key in router and "://" not in router[key]:
+            raise InvalidArgument(
+                f"{file}: router.{key} is a file, and routers share no file system: write a URL, as in postgresql://…"
+            )
+    if options.redis:
+        router = {**router, "redis": options.redis}
+    elif settings.router.redis and settings_of_address(settings.router.redis).host in _LOCAL:
+        raise InvalidArgument(
+            f"{file}: router.redis is on this machine: name the Redis of the cluster, as in --redis redis://redis:6379"
+        )
+    values: dict[str, Any] = {"image": {"imageName": options.image}} if options.image else {}
+    values["router"] = {
+        "enabled": True,
+        "exitSeconds": max(1, round(settings.router.exit_timeout)),
+        "toml": toml_of({key: value for key, value in router.items() if key not in _OF_CHART}),
+    }
+    if policy:
+        values["router"]["policy"] = policy
+    if others:
+        values["router"]["otherPools"] = "\n".join(f"[[pool]]\n{toml_of(table)}" for table in others)
+    if any("autoscaling" in pool for pool in pools):
+        values["router"]["replicaCount"] = 1  # it decides by all requests, and sees only its own
+    values["pools"] = pools
+    return values
+
+
+def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodOptions) -> dict[str, Any]:
+    name = pool.name
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{file}: pool '{name}' has a name that Kubernetes does not allow: 1 to 22 lower-case letters, digits and -"
+        )
+    values: dict[str, Any] = {"name": name, "replicaCount": pool.source.replicas}
+    claim = options.claims.get(name, options.claims.get("", ""))
+    if "://" in table["models"]:
+        values["repository"] = table["models"]
+    elif claim:
+        values |= {"repository": "/models", "modelVolume": {"persistentVolumeClaim": {"claimName": claim}}}
+    else:
+        raise InvalidArgument(
+            f"{file}: pool '{name}' has its models in '{table['models']}' on this machine: copy them into "
+            f'a volume and name its claim, as in --claim {name}=CLAIM, or write a URL, as in models = "s3://…"'
+        )
+    if pool.source.flags:
+        values["serverArgs"] = list(pool.source.flags)
+    if gpus := options.gpus.get(name, options.gpus.get("", 0)):
+        values["numGpus"] = gpus
+    kept = {key: value for key, value in table.items() if key not in _OF_POOL}
+    if pool.scaling is not None:
+        values["autoscaling"] = {
+            "enabled": True,
+            "by": options.scaled_by,
+            "minReplicas": pool.scaling.least,
+            "maxReplicas": pool.scaling.most,
+        }
+        kept["scaling"] = {key: value for key, value in table["scaling"].items() if key != "warm"}
+        if options.scaled_by == "router":
+            kept["scaling"]["actuator"] = "kubernetes"
+    values["toml"] = toml_of(kept)
+    return values
+
+
+def _other_pool(pool: PoolSettings, table: Mapping[str, Any], file: str) -> Mapping[str, Any]:
+    if pool.source.file:
+        raise InvalidArgument(
+            f"{file}: pool '{pool.name}' has a members file, which pods do not have: write members, dns or kubernetes"
+        )
+    return table
+
+
+def toml_of(table: Mapping[str, Any]) -> str:
+    """Return a table as TOML, a key a line; tables in it stand in braces."""
+    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items())
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else json.dumps(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value) if isinstance(value, str | bool) else str(value)
+
+
+def yaml_of(value: object, indent: str = "") -> str:
+    """Return values as YAML: texts of several lines as blocks, everything else as JSON has it."""
+    return "".join(f"{line}\n" for line in _yaml(value, indent))
+
+
+def _yaml(value: object, indent: str) -> Iterator[str]:
+    pairs: Iterator[tuple[str, object]]
+    if isinstance(value, dict):
+        pairs = ((f"{key}:", each) for key, each in value.items())
+    elif isinstance(value, list):
+        pairs = (("-", each) for each in value)
+    else:
+        yield f"{indent}{json.dumps(value)}"
+        return
+    for begin, each in pairs:
+        if isinstance(each, str) and _BLOCK.fullmatch(each):
+            yield f"{indent}{begin} |"
+            yield from (f"{indent}  {line}" if line else "" for line in each.splitlines())
+        elif isinstance(each, dict | list) and each and begin != "-":
+            yield f"{indent}{begin}"
+            yield from _yaml(each, f"{indent}  ")
+        elif isinstance(each, dict) and each:
+            first, *rest = _yaml(each, f"{indent}  ")
+            yield f"{indent}- {first[len(indent) + 2 :]}"
+            yield from rest
+        else:
+            yield f"{indent}{begin} {json.dumps(each)}"

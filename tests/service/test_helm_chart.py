@@ -1,0 +1,298 @@
+"""The Helm chart: what it renders fits the schemas of Kubernetes, is restricted, and says what the values say."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kubernetes_tools import CHART, ROOT, mistakes, rendered, run
+from nerite.cluster.cluster_file import parse_cluster
+from nerite.cluster.kubernetes_names import ServiceReference
+
+GATEWAY: dict[str, Any] = {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["models.example.org"]}
+EVERYTHING: dict[str, Any] = {
+    "router": {
+        "enabled": True,
+        "replicaCount": 1,
+        "toml": 'timeout = "30s"',
+        "policy": '[tenants.acme]\nkeys = ["k"]\n',
+        "otherPools": '[[pool]]\nname = "elsewhere"\ndns = "vllm.example.org:8000"\nkind = "vllm"',
+    },
+    "picker": {"enabled": True},
+    "gateway": GATEWAY,
+    "monitoring": {"serviceMonitor": True, "rules": True, "dashboards": True},
+    "networkPolicy": {"enabled": True},
+    "pools": [
+        {
+            "name": "interactive",
+            "replicaCount": 3,
+            "numGpus": 2,
+            "autoscaling": {"enabled": True, "by": "keda", "maxReplicas": 8},
+            "toml": "borrows = true\n\n[pool.ejection]\nconsecutive-failures = 3\n",
+        },
+        {
+            "name": "batch",
+            "repository": "s3://bucket/models",
+            "toml": 'classes = ["batch"]',
+            "autoscaling": {"enabled": True},
+        },
+        {"name": "state", "workload": "StatefulSet", "modelVolume": {"persistentVolumeClaim": {"claimName": "models"}}},
+        {"name": "large", "workload": "LeaderWorkerSet", "leaderWorkerSet": {"size": 4, "workerCommand": ["ray"]}},
+    ],
+}
+TRITON: dict[str, Any] = {
+    # The values of Triton's chart for clusters of one's own, with the name of the image changed.
+    "tags": {"autoscaling": True, "loadBalancing": True, "openshift": True},
+    "image": {
+        "imageName": "registry.example.org/nerite:1",
+        "pullPolicy": "IfNotPresent",
+        "modelRepositoryServer": "10.0.0.9",
+        "modelRepositoryPath": "/srv/models",
+        "numGpus": 1,
+    },
+    "replicaCount": 2,
+    "service": {"type": "NodePort"},
+    "serverArgs": ["--model-repository=/models", "--model-control-mode=poll"],
+    "autoscaling": {
+        "minReplicas": 2,
+        "maxReplicas": 4,
+        "metrics": [
+            {
+                "type": "Pods",
+                "pods": {
+                    "metric": {"name": "avg_time_queue_us"},
+                    "target": {"type": "AverageValue", "averageValue": 50},
+                },
+            }
+        ],
+    },
+}
+VALUES = {
+    "default": {},
+    "everything": EVERYTHING,
+    "triton": TRITON,
+    "picker": {"picker": {"enabled": True}, "gateway": GATEWAY},
+}
+OWN = ("v1", "apps/v1", "autoscaling/v2", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1")
+"""APIs of Kubernetes itself; other kinds are of extensions."""
+
+
+def named(manifests: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+    found = [each for each in manifests if each["kind"] == kind and name in ("", each["metadata"]["name"])]
+    assert len(found) == 1, [(each["kind"], each["metadata"]["name"]) for each in manifests]
+    return found[0]
+
+
+def pods(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the templates of all pods."""
+    found = []
+    for each in manifests:
+        spec = each.get("spec", {})
+        if each["kind"] == "LeaderWorkerSet":
+            found += [spec["leaderWorkerTemplate"][key] for key in ("leaderTemplate", "workerTemplate")]
+        elif "template" in spec:
+            found.append(spec["template"])
+    return found
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_what_is_rendered_fits_kubernetes(values: dict[str, Any], version: str, tmp_path: Path) -> None:
+    manifests = rendered("--kube-version", version, values=values, folder=tmp_path)
+    own = [each for each in manifests if each["apiVersion"] in OWN]
+    assert len(own) >= 2
+    assert [told for each in own for told in mistakes(each, version)] == []
+
+
+def test_the_schemas_refuse_what_is_wrong(tmp_path: Path) -> None:
+    deployment = named(rendered(folder=tmp_path), "Deployment")
+    deployment["spec"]["replicaz"] = 3
+    assert any("replicaz" in told for told in mistakes(deployment, "1.37"))
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_nothing_runs_with_privileges_or_without_limits(values: dict[str, Any], tmp_path: Path) -> None:
+    found = pods(rendered(values=values, folder=tmp_path))
+    assert found
+    for template in found:
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert ("runAsUser" in spec["securityContext"]) == (values is not TRITON)
+        (container,) = spec["containers"]
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"]["memory"]
+        assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+        assert all("sizeLimit" in each["emptyDir"] for each in spec["volumes"] if "emptyDir" in each)
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_pods_have_time_for_requests_in_progress(values: dict[str, Any], tmp_path: Path) -> None:
+    for template in pods(rendered(values=values, folder=tmp_path)):
+        (container,) = template["spec"]["containers"]
+        if container["name"] != "worker":
+            wait = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+            assert template["spec"]["terminationGracePeriodSeconds"] >= wait + 60 + 5
+            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(container)
+
+
+def test_clusters_without_the_action_sleep_wait_by_a_program(tmp_path: Path) -> None:
+    (template,) = pods(rendered("--kube-version", "1.29", folder=tmp_path))
+    assert template["spec"]["containers"][0]["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "5"]}}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_services_and_budgets_choose_the_pods_of_a_workload(values: dict[str, Any], tmp_path: Path) -> None:
+    manifests = rendered(values=values, folder=tmp_path)
+    labels = [template["metadata"]["labels"] for template in pods(manifests)]
+    for each in manifests:
+        if each["kind"] in ("Service", "PodDisruptionBudget"):
+            spec = each["spec"]
+            selector = spec["selector"].get("matchLabels") or spec["selector"]
+            assert sum(selector.items() <= found.items() for found in labels) == 1, each["metadata"]["name"]
+
+
+def test_the_cluster_file_of_router_and_picker(tmp_path: Path) -> None:
+    manifests = rendered(values=EVERYTHING, folder=tmp_path)
+    data = named(manifests, "ConfigMap", "r-nerite-router")["data"]
+    cluster = parse_cluster(data["cluster.toml"])
+    assert [pool.name for pool in cluster.pools] == ["interactive", "batch", "state", "large", "elsewhere"]
+    assert cluster.pools[0].source.kubernetes == ServiceReference("models", "r-nerite-interactive", "http")
+    assert (cluster.pools[0].borrows, cluster.pools[1].classes) == (True, ("batch",))
+    assert (cluster.router.timeout, cluster.router.exit_timeout, cluster.router.address) == (30.0, 60.0, "0.0.0.0")
+    assert Path(cluster.router.policy_file).name in data
+    assert tomllib.loads(data["policy.toml"])["tenants"]["acme"]["keys"] == ["k"]
+    services = {each["metadata"]["name"] for each in manifests if each["kind"] == "Service"}
+    assert {pool.source.kubernetes.service for pool in cluster.pools if pool.source.kubernetes} <= services
+
+
+def test_a_changed_cluster_file_starts_routers_anew(tmp_path: Path) -> None:
+    def checksum(**router: Any) -> str:
+        values = {"router": {"enabled": True, **router}}
+        template = named(rendered(values=values, folder=tmp_path), "Deployment", "r-nerite-router")["spec"]["template"]
+        return str(template["metadata"]["annotations"]["checksum/cluster-file"])
+
+    assert len({checksum(), checksum(toml="attempts = 2"), checksum(policy="# another")}) == 3
+
+
+def test_rights_are_those_that_are_needed(tmp_path: Path) -> None:
+    watching = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+    assert named(rendered(values=EVERYTHING, folder=tmp_path), "Role")["rules"] == [watching]
+    toml = '[pool.scaling]\nmax = 3\nactuator = "kubernetes"\ntarget = "deployment/r-nerite-a"\n'
+    values = {"router": {"enabled": True}, "pools": [{"name": "a", "toml": toml}, {"name": "b"}]}
+    assert named(rendered(values=values, folder=tmp_path), "Role")["rules"] == [
+        watching,
+        {
+            "apiGroups": ["apps"],
+            "resources": ["deployments/scale"],
+            "resourceNames": ["r-nerite-a"],
+            "verbs": ["get", "patch"],
+        },
+    ]
+    assert all(each["kind"] not in ("Role", "ServiceAccount") for each in rendered(folder=tmp_path))
+
+
+def test_the_values_of_triton_s_chart(tmp_path: Path) -> None:
+    manifests = rendered(values=TRITON, folder=tmp_path)
+    deployment = named(manifests, "Deployment", "r-nerite")
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["image"] == "registry.example.org/nerite:1"
+    assert container["command"][:3] == ["tritonserver", "--model-repository=/models", "--model-control-mode=poll"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert {"name": "models", "nfs": {"server": "10.0.0.9", "path": "/srv/models", "readOnly": True}} in spec["volumes"]
+    assert "replicas" not in deployment["spec"]
+    scaler = named(manifests, "HorizontalPodAutoscaler")["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 4)
+    assert scaler["metrics"] == TRITON["autoscaling"]["metrics"]
+    assert named(manifests, "Service", "r-nerite")["spec"]["type"] == "NodePort"
+    assert named(manifests, "Deployment", "r-nerite-router")
+
+
+@pytest.mark.parametrize(
+    ("values", "command"),
+    [
+        ({"image": {"modelRepositoryPath": "s3://b/m"}}, ["nerite", "serve", "s3://b/m"]),
+        ({"serverArgs": ["--log-verbose=1"]}, ["nerite", "serve", "/models"]),
+        ({"serverArgs": ["tritonserver", "--model-store=/m"]}, ["tritonserver", "--model-store=/m"]),
+    ],
+)
+def test_the_command_of_a_server(values: dict[str, Any], command: list[str], tmp_path: Path) -> None:
+    found = pods(rendered(values=values, folder=tmp_path))[0]["spec"]["containers"][0]["command"]
+    assert found[: len(command)] == command
+    flags = [flag for flag in values.get("serverArgs", []) if flag.startswith("--")]
+    assert {*flags, "--address=0.0.0.0", "--exit-timeout-secs=60"} <= set(found)
+
+
+def test_who_scales_a_pool(tmp_path: Path) -> None:
+    manifests = rendered(values=EVERYTHING, folder=tmp_path)
+    scaled = named(manifests, "ScaledObject")["spec"]
+    assert scaled["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "r-nerite-interactive"}
+    assert scaled["triggers"] == [
+        {
+            "type": "external-push",
+            "metadata": {"scalerAddress": "r-nerite-router.models:8001", "pool": "interactive"},
+        }
+    ]
+    assert named(manifests, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == "r-nerite-batch"
+    rules = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    used = named(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    assert used in {rule["name"]["as"] for rule in rules}
+
+
+def test_routes_lead_to_the_router_or_to_the_picker(tmp_path: Path) -> None:
+    manifests = rendered(values=EVERYTHING, folder=tmp_path)
+    route = named(manifests, "HTTPRoute")
+    assert route["spec"]["rules"][0]["backendRefs"] == [{"name": "r-nerite-router", "port": 8000}]
+    (method,) = named(manifests, "GRPCRoute")["spec"]["rules"][0]["matches"]
+    assert method == {"method": {"service": "inference.GRPCInferenceService"}}
+    picked = rendered(values=VALUES["picker"], folder=tmp_path)
+    assert named(picked, "HTTPRoute")["spec"]["rules"][0]["backendRefs"] == [
+        {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "r-nerite"}
+    ]
+    pool = named(picked, "InferencePool")["spec"]
+    assert pool["endpointPickerRef"] == {
+        "kind": "Service", "name": "r-nerite-picker", "port": {"number": 9002}, "failureMode": "FailClose",
+    }  # fmt: skip
+    assert pool["targetPorts"] == [{"number": 8000}]
+    labels = pods([named(picked, "Deployment", "r-nerite")])[0]["metadata"]["labels"]
+    assert pool["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_rules_and_dashboards_are_those_of_the_project(tmp_path: Path) -> None:
+    manifests = rendered(values=EVERYTHING, folder=tmp_path)
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    assert named(manifests, "PrometheusRule")["spec"] == rules
+    dashboards = named(manifests, "ConfigMap", "r-nerite-dashboards")["data"]
+    names = {f"nerite-{path.name}" for path in (ROOT / "deploy" / "grafana").glob("*.json")}
+    assert set(dashboards) == names and all(json.loads(text) for text in dashboards.values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("router.enable=true", "additional properties 'enable' not allowed"),
+        ("replicas=3", "additional properties 'replicas' not allowed"),
+        ("pools[0].name=Big_One", "does not match pattern"),
+        ("workload=DaemonSet", "must be one of"),
+        ("gateway.enabled=true", "set router.enabled or picker.enabled"),
+        ("autoscaling.enabled=true,autoscaling.by=keda", "set router.enabled, or"),
+        ("autoscaling.enabled=true,autoscaling.by=router,router.enabled=true", "set router.replicaCount=1"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(setting: str, told: str, tmp_path: Path) -> None:
+    assert told in run("helm", "template", "r", str(CHART), "--set", setting, fails=True, home=tmp_path)
+
+
+def test_helm_has_nothing_to_complain_of(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps(EVERYTHING))
+    assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART), "-f", str(file), home=tmp_path)
