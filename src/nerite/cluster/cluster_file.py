@@ -5,115 +5,53 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from nerite.autoscaling.policy import MOST_MEMBERS, ScalingPolicy
 from nerite.balancing.member import Member, ServerKind
-from nerite.balancing.model_placement import PlacementPolicy
-from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
+from nerite.cluster import pool_tables
 from nerite.cluster.addresses import MAX_MEMBERS, member_of, split_address
-from nerite.cluster.kubernetes_names import ScaleTarget, scale_target_of, service_of
-from nerite.cluster.settings import (
-    ClusterSettings,
-    MemberSource,
-    MemberTls,
-    PlacedModel,
-    PlacementSettings,
-    PoolSettings,
-    PortTls,
-    RouterSettings,
+from nerite.cluster.kubernetes_names import service_of
+from nerite.cluster.settings import ClusterSettings, MemberSource, PoolSettings, RouterSettings
+from nerite.cluster.table_reader import (
+    HEADER,
+    KeyPath,
+    TableKey,
+    TableReader,
+    read_count,
+    read_flag,
+    read_interval,
+    read_names,
+    read_number,
+    read_one_of,
+    read_port,
+    read_text,
 )
-from nerite.config.mistake import nearest
 from nerite.config.watched_file import read_content
 from nerite.core.durations import duration_of
 from nerite.core.errors import InvalidArgument
-from nerite.core.sizes import size_of
 
-KeyPath: TypeAlias = tuple[str | int, ...]
-"""Keys and, of arrays of tables, indices."""
 _MAX_FILE: Final = 4 << 20
 _MAX_POOLS: Final = 256
-_WITH_REPOSITORY: Final = (ServerKind.NERITE, ServerKind.TRITON)
-"""Kinds of servers that load and unload models on request."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]{0,15}://[A-Za-z0-9._:\[\]-]{1,253}|null")
 
 
-def _port(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 65536:
-        raise ValueError("must be a port from 0 to 65535; 0 picks a free one")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value or "\0" in value or len(value) > 4096:
-        raise ValueError("must be a non-empty string")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-def _count(least: int, most: int) -> Callable[[object], int]:
-    def read(value: object) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ValueError(f"must be an integer from {least} to {most}")
-        return value
-
-    return read
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError("must be a number")
-    return float(value)
-
-
 def _slots(value: object) -> float:
-    number = _number(value)
+    number = read_number(value)
     if not 0 <= number <= 1e6:
         raise ValueError("must be a number from 0 to 1000000: requests for each unit of a member's capacity")
     return number
 
 
-def _interval(value: object) -> float:
-    seconds = duration_of(value)
-    if seconds < 0.05:
-        raise ValueError("must be at least 50ms")
-    return seconds
-
-
 def _address(value: object) -> str:
-    text = _text(value)
+    text = read_text(value)
     split_address(text)
     return text
 
 
-def _one_of(values: Sequence[str]) -> Callable[[object], str]:
-    def read(value: object) -> str:
-        if value not in values:
-            meant = nearest(value, values) if isinstance(value, str) else ""
-            hint = f". Did you mean '{meant}'?" if meant else ""
-            raise ValueError(f"must be one of {', '.join(values)}{hint}")
-        return str(value)
-
-    return read
-
-
-def _names(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
-        raise ValueError('must be a list of names, as in ["batch"]')
-    return tuple(value)
-
-
 def _origins(value: object) -> tuple[str, ...]:
-    origins = _names(value)
+    origins = read_names(value)
     if wrong := [each for each in origins if each != "*" and not _ORIGIN.fullmatch(each)]:
         raise ValueError(f'must be origins, as in ["https://app.example.com"], or ["*"], not \'{wrong[0][:80]}\'')
     return origins
@@ -126,152 +64,64 @@ def _flags(value: object) -> tuple[str, ...]:
 
 
 def _header(value: object) -> str:
-    if not isinstance(value, str) or not _HEADER.fullmatch(value):
+    if not isinstance(value, str) or not HEADER.fullmatch(value):
         raise ValueError("must be the name of a header, as in x-session-id")
     return value.lower()
 
 
-def _restricted_key(value: object) -> str:
-    name, equals, key = value.partition("=") if isinstance(value, str) else ("", "", "")
-    if not equals or not _HEADER.fullmatch(name) or not key.removeprefix("@") or not key.isprintable():
-        raise ValueError('must be HEADER=VALUE or HEADER=@FILE, as in key = "X-Admin-Key=@/run/secrets/key"')
-    return str(value)
-
-
-class _Key(NamedTuple):
-    """A key of a table: the name of its setting, and how its value is read."""
-
-    field: str
-    read: Callable[[object], Any]
-
-
-_ROUTER: Final[Mapping[str, _Key]] = {
-    "address": _Key("address", _text),
-    "allowed-hosts": _Key("allowed_hosts", _names),
-    "http-port": _Key("http_port", _port),
-    "grpc-port": _Key("grpc_port", _port),
-    "metrics-port": _Key("metrics_port", _port),
-    "policy-file": _Key("policy_file", _text),
-    "redis": _Key("redis", _text),
-    "ledger": _Key("ledger", _text),
-    "member-key-file": _Key("member_key_file", _text),
-    "batches": _Key("batches", _text),
-    "batch-files": _Key("batch_files", _text),
-    "batch-concurrency": _Key("batch_concurrency", _count(1, 65536)),
-    "batch-storage-bytes": _Key("batch_storage_bytes", _count(0, 1 << 62)),
-    "batch-lease": _Key("batch_lease", _interval),
-    "max-body": _Key("max_body", _count(1024, 1 << 40)),
-    "timeout": _Key("timeout", duration_of),
-    "connect-timeout": _Key("connect_timeout", _interval),
-    "attempts": _Key("attempts", _count(1, 16)),
-    "max-connections": _Key("max_connections", _count(0, 1 << 24)),
-    "max-bytes-in-flight": _Key("max_bytes_in_flight", _count(0, 1 << 62)),
-    "cors-origins": _Key("cors_origins", _origins),
-    "exit-timeout": _Key("exit_timeout", duration_of),
-    "access-log": _Key("access_log", _flag),
+_ROUTER: Final[Mapping[str, TableKey]] = {
+    "address": TableKey("address", read_text),
+    "allowed-hosts": TableKey("allowed_hosts", read_names),
+    "http-port": TableKey("http_port", read_port),
+    "grpc-port": TableKey("grpc_port", read_port),
+    "metrics-port": TableKey("metrics_port", read_port),
+    "policy-file": TableKey("policy_file", read_text),
+    "redis": TableKey("redis", read_text),
+    "ledger": TableKey("ledger", read_text),
+    "member-key-file": TableKey("member_key_file", read_text),
+    "batches": TableKey("batches", read_text),
+    "batch-files": TableKey("batch_files", read_text),
+    "batch-concurrency": TableKey("batch_concurrency", read_count(1, 65536)),
+    "batch-storage-bytes": TableKey("batch_storage_bytes", read_count(0, 1 << 62)),
+    "batch-lease": TableKey("batch_lease", read_interval),
+    "max-body": TableKey("max_body", read_count(1024, 1 << 40)),
+    "timeout": TableKey("timeout", duration_of),
+    "connect-timeout": TableKey("connect_timeout", read_interval),
+    "attempts": TableKey("attempts", read_count(1, 16)),
+    "max-connections": TableKey("max_connections", read_count(0, 1 << 24)),
+    "max-bytes-in-flight": TableKey("max_bytes_in_flight", read_count(0, 1 << 62)),
+    "cors-origins": TableKey("cors_origins", _origins),
+    "exit-timeout": TableKey("exit_timeout", duration_of),
+    "access-log": TableKey("access_log", read_flag),
 }
 _FILES: Final = ("policy_file", "ledger", "member_key_file", "batches", "batch_files")
 """Settings of the router that are paths, or addresses of databases."""
-_POOL: Final[Mapping[str, _Key]] = {
-    "kind": _Key("kind", _one_of([str(kind) for kind in ServerKind])),
-    "grpc-port": _Key("grpc_port", _port),
-    "health-interval": _Key("health_interval", _interval),
-    "classes": _Key("classes", _names),
-    "serves": _Key("serves", _names),
-    "borrows": _Key("borrows", _flag),
-    "lends": _Key("lends", _slots),
-    "reserve": _Key("reserve", _count(0, MAX_MEMBERS)),
-    "preempts": _Key("preempts", _flag),
-    "session-header": _Key("session_header", _header),
-    "metrics-port": _Key("metrics_port", _port),
-    "hold-requests": _Key("hold_requests", _count(0, 1 << 20)),
-    "hold-timeout": _Key("hold_timeout", _interval),
+_POOL: Final[Mapping[str, TableKey]] = {
+    "kind": TableKey("kind", read_one_of([str(kind) for kind in ServerKind])),
+    "grpc-port": TableKey("grpc_port", read_port),
+    "health-interval": TableKey("health_interval", read_interval),
+    "classes": TableKey("classes", read_names),
+    "serves": TableKey("serves", read_names),
+    "borrows": TableKey("borrows", read_flag),
+    "lends": TableKey("lends", _slots),
+    "reserve": TableKey("reserve", read_count(0, MAX_MEMBERS)),
+    "preempts": TableKey("preempts", read_flag),
+    "session-header": TableKey("session_header", _header),
+    "metrics-port": TableKey("metrics_port", read_port),
+    "hold-requests": TableKey("hold_requests", read_count(0, 1 << 20)),
+    "hold-timeout": TableKey("hold_timeout", read_interval),
 }
-_SOURCES: Final[Mapping[str, _Key]] = {
-    "members-file": _Key("file", _text),
-    "dns": _Key("dns", _address),
-    "kubernetes": _Key("kubernetes", service_of),
-    "models": _Key("models", _text),
+_SOURCES: Final[Mapping[str, TableKey]] = {
+    "members-file": TableKey("file", read_text),
+    "dns": TableKey("dns", _address),
+    "kubernetes": TableKey("kubernetes", service_of),
+    "models": TableKey("models", read_text),
 }
-_OF_MODELS: Final[Mapping[str, _Key]] = {
-    "replicas": _Key("replicas", _count(1, 1024)),
-    "flags": _Key("flags", _flags),
+_OF_MODELS: Final[Mapping[str, TableKey]] = {
+    "replicas": TableKey("replicas", read_count(1, 1024)),
+    "flags": TableKey("flags", _flags),
 }
-_BALANCING: Final[Mapping[str, _Key]] = {
-    "policy": _Key("choice", _one_of([str(policy) for policy in ChoicePolicy])),
-    "prefix": _Key("prefix", _flag),
-    "load-factor": _Key("load_factor", _number),
-    "index-bytes": _Key("index_bytes", _count(0, 1 << 62)),
-    "prefill-weight": _Key("prefill_weight", _number),
-    "adapter-tokens": _Key("adapter_tokens", _number),
-    "max-requests": _Key("max_requests", _number),
-    "max-sequences": _Key("max_sequences", _count(0, 1 << 62)),
-    "sequence-idle": _Key("sequence_idle", duration_of),
-    "retry-share": _Key("retry_share", _number),
-    "retry-floor": _Key("retry_floor", _number),
-    "hedge-quantile": _Key("hedge_quantile", _number),
-}
-_EJECTION: Final[Mapping[str, _Key]] = {
-    "consecutive-failures": _Key("consecutive_failures", _count(0, 1 << 62)),
-    "failure-ratio": _Key("failure_ratio", _number),
-    "request-volume": _Key("request_volume", _count(0, 1 << 62)),
-    "interval": _Key("interval", duration_of),
-    "base-ejection": _Key("base_ejection", duration_of),
-    "max-ejection": _Key("max_ejection", duration_of),
-    "max-ejected": _Key("max_ejected", _number),
-}
-_PLACEMENT: Final[Mapping[str, _Key]] = {
-    "memory": _Key("memory", size_of),
-    "least": _Key("least", _count(0, MAX_MEMBERS)),
-    "most": _Key("most", _count(0, MAX_MEMBERS)),
-    "key": _Key("key", _restricted_key),
-}
-_PLACEMENT_POLICY: Final[Mapping[str, _Key]] = {
-    "target": _Key("target", _number),
-    "rise": _Key("rise", duration_of),
-    "fall": _Key("fall", duration_of),
-    "hold": _Key("hold", duration_of),
-    "retry": _Key("retry", duration_of),
-    "load-timeout": _Key("patience", duration_of),
-    "model-memory": _Key("unknown_bytes", size_of),
-}
-_PLACED_MODEL: Final[Mapping[str, _Key]] = {
-    "memory": _Key("memory", size_of),
-    "least": _Key("least", _count(0, MAX_MEMBERS)),
-    "most": _Key("most", _count(0, MAX_MEMBERS)),
-}
-_SCALING: Final[Mapping[str, _Key]] = {
-    "min": _Key("least", _count(0, MOST_MEMBERS)),
-    "max": _Key("most", _count(1, MOST_MEMBERS)),
-    "warm": _Key("warm", _count(0, MOST_MEMBERS)),
-    "headroom": _Key("headroom", _number),
-    "idle": _Key("idle", duration_of),
-    "stabilization": _Key("stabilization", duration_of),
-    "step": _Key("step", _number),
-    "ttft": _Key("ttft", duration_of),
-    "itl": _Key("itl", duration_of),
-    "latency": _Key("latency", duration_of),
-    "share": _Key("share", _number),
-    "rate": _Key("rate", _number),
-    "concurrency": _Key("concurrency", _number),
-    "actuator": _Key("actuator", _one_of(["kubernetes"])),
-    "target": _Key("target", scale_target_of),
-}
-_PORT_TLS: Final[Mapping[str, _Key]] = {
-    "certificate": _Key("certificate", _text),
-    "key": _Key("key", _text),
-    "client-ca": _Key("client_ca", _text),
-}
-_MEMBER_TLS: Final[Mapping[str, _Key]] = {
-    "ca": _Key("ca", _text),
-    "certificate": _Key("certificate", _text),
-    "key": _Key("key", _text),
-    "server-name": _Key("server_name", _text),
-}
-_TLS_FILES: Final = ("ca", "certificate", "key", "client_ca")
-"""Settings of TLS that are paths."""
-_TABLES_OF_POOL: Final = ("ejection", "placement", "scaling", "tls")
-_POOL_KEYS: Final = ("name", *_POOL, *_BALANCING, *_TABLES_OF_POOL, "members", *_SOURCES, *_OF_MODELS)
+_POOL_KEYS: Final = ("name", *_POOL, *pool_tables.BALANCING, *pool_tables.TABLES, "members", *_SOURCES, *_OF_MODELS)
 
 
 def read_cluster(path: str) -> ClusterSettings:
@@ -292,39 +142,32 @@ def parse_cluster(text: str, file: str = "cluster.toml") -> ClusterSettings:
         whole = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # invalid TOML, overlong integers, deep nesting
         raise InvalidArgument(f"{file}: {error}") from None
-    reader = _Reader(text, file)
+    reader = _ClusterReader(text, file)
     settings = reader.cluster(whole)
     if reader.mistakes:
         raise InvalidArgument("\n".join(mistake for _, mistake in sorted(reader.mistakes, key=lambda each: each[0])))
     return settings
 
 
-class _Reader:
-    """Reads the tables and collects mistakes; invalid values are replaced by their defaults."""
-
-    def __init__(self, text: str, file: str) -> None:
-        self._lines = _lines_of_keys(text)
-        self._file = file
-        self._folder = Path(file).parent
-        self.mistakes: list[tuple[int, str]] = []
-        """With the line of each; 0 if that is not known."""
+class _ClusterReader(TableReader):
+    """Reads a whole cluster file."""
 
     def cluster(self, whole: Mapping[str, Any]) -> ClusterSettings:
-        self._refuse_unknown((), whole, ("router", "pool"))
+        self.refuse_unknown((), whole, ("router", "pool"))
         router = self._router(whole.get("router", {}))
         ports = {"http-port": router.http_port, "grpc-port": router.grpc_port, "metrics-port": router.metrics_port}
         for place, (key, number) in enumerate(ports.items()):
             if number and number in list(ports.values())[:place]:
-                self._wrong(("router", key), f"is {number} like that of another port: choose another")
+                self.wrong(("router", key), f"is {number} like that of another port: choose another")
         router = dataclasses.replace(router, **self._paths_of(router))
         tables = whole.get("pool", [])
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
-            self._wrong(("pool",), "must be tables: write [[pool]] and its keys below")
+            self.wrong(("pool",), "must be tables: write [[pool]] and its keys below")
             tables = []
         elif not tables:
-            self._wrong(("pool",), "there is none: write [[pool]] and below it a name and members")
+            self.wrong(("pool",), "there is none: write [[pool]] and below it a name and members")
         elif len(tables) > _MAX_POOLS:
-            self._wrong(("pool",), f"there are {len(tables)}, more than {_MAX_POOLS}")
+            self.wrong(("pool",), f"there are {len(tables)}, more than {_MAX_POOLS}")
             tables = []
         pools = tuple(self._pool(place, table) for place, table in enumerate(tables))
         self._check_names(pools)
@@ -335,153 +178,45 @@ class _Reader:
         remote = "://" in router.batches and not router.batches.startswith("sqlite:")
         if remote and not router.batch_files:
             what = "is a database on another machine: write batch-files, a directory that all routers share, too"
-            self._wrong(("router", "batches"), what)
+            self.wrong(("router", "batches"), what)
         elif router.batch_files and not router.batches:
-            self._wrong(("router", "batch-files"), "has an effect with batches only: add that, or remove it")
+            self.wrong(("router", "batch-files"), "has an effect with batches only: add that, or remove it")
         if router.member_key_file and not router.policy_file:
             what = "tells members who sends a request, which policy-file says: add that, or remove it"
-            self._wrong(("router", "member-key-file"), what)
+            self.wrong(("router", "member-key-file"), what)
         paths = {name: getattr(router, name) for name in _FILES}
-        return {name: self._beside(path) for name, path in paths.items() if path and "://" not in path}
+        return {name: self.beside(path) for name, path in paths.items() if path and "://" not in path}
 
     def _router(self, table: object) -> RouterSettings:
         path = ("router",)
         tls = table.get("tls") if isinstance(table, dict) else None
         if isinstance(table, dict):
             table = {key: value for key, value in table.items() if key != "tls"}
-        values = self._read(path, table, _ROUTER)
+        values = self.read(path, table, _ROUTER)
         if tls is not None:
-            found = self._tls((*path, "tls"), tls, _PORT_TLS)
-            if "certificate" in found:
-                values["tls"] = PortTls(**found)
-            elif isinstance(tls, dict) and "certificate" not in tls:
-                self._wrong((*path, "tls"), 'has no certificate: write a PEM file, as in certificate = "server.pem"')
+            values["tls"] = pool_tables.port_tls(self, (*path, "tls"), tls)
         return RouterSettings(**values)
-
-    def _tls(self, path: KeyPath, table: object, keys: Mapping[str, _Key]) -> dict[str, Any]:
-        """Return the settings of TLS in a table. A key needs its certificate."""
-        values = self._read(path, table, keys)
-        for field in _TLS_FILES:
-            if field in values:
-                values[field] = self._beside(values[field])
-        if "key" in values and "certificate" not in values:
-            self._wrong((*path, "key"), "has an effect with certificate only, whose private key it is: add that")
-        return values
-
-    def _member_tls(self, path: KeyPath, given: object) -> MemberTls | None:
-        if isinstance(given, bool):
-            return MemberTls() if given else None
-        if isinstance(given, dict):
-            return MemberTls(**self._tls(path, given, _MEMBER_TLS))
-        self._wrong(path, 'must be true, or a table, as in tls = { ca = "ca.pem" }')
-        return None
 
     def _pool(self, place: int, table: Mapping[str, Any]) -> PoolSettings:
         path = ("pool", place)
-        self._refuse_unknown(path, table, _POOL_KEYS)
+        self.refuse_unknown(path, table, _POOL_KEYS)
         name = table.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            self._wrong((*path, "name"), 'must be 1 to 64 letters, digits or ._-, as in name = "interactive"')
+            self.wrong((*path, "name"), 'must be 1 to 64 letters, digits or ._-, as in name = "interactive"')
             name = str(place)
-        values = self._read(path, {key: table[key] for key in _POOL if key in table}, _POOL)
+        values = self.read(path, {key: table[key] for key in _POOL if key in table}, _POOL)
         kind = values["kind"] = ServerKind(values.get("kind", ServerKind.NERITE))
         source = self._source(path, table, kind, values.get("grpc_port", 0), values.get("metrics_port", 0))
-        values["tls"] = self._member_tls((*path, "tls"), table.get("tls", False))
+        values["tls"] = pool_tables.member_tls(self, (*path, "tls"), table.get("tls", False))
         if source.models and values["tls"] is not None:
-            self._wrong((*path, "tls"), "nerite up starts servers without TLS: remove it, or write members")
+            self.wrong((*path, "tls"), "nerite up starts servers without TLS: remove it, or write members")
         if "placement" in table:
-            values["placement"] = self._placement((*path, "placement"), table["placement"], values, source)
-        balancing = self._balancing(path, table)
-        scaling, target = self._scaling(path, table, source)
+            values["placement"] = pool_tables.placement_of(
+                self, (*path, "placement"), table["placement"], values, source
+            )
+        balancing = pool_tables.balancing_of(self, path, table)
+        scaling, target = pool_tables.scaling_of(self, path, table, source)
         return PoolSettings(name, source, balancing=balancing, scaling=scaling, scale_target=target, **values)
-
-    def _scaling(
-        self, path: KeyPath, table: Mapping[str, Any], source: MemberSource
-    ) -> tuple[ScalingPolicy | None, ScaleTarget | None]:
-        if "scaling" not in table:
-            return None, None
-        inner = (*path, "scaling")
-        given = table["scaling"]
-        values = self._read(inner, given, _SCALING)
-        if not isinstance(given, dict):
-            return None, None
-        target = self._scale_target(inner, values.pop("actuator", ""), values.pop("target", None), source)
-        if "max" not in given:
-            self._wrong(inner, "has no max, the largest number of members: add it, as in max = 4")
-            return None, None
-        if "models" in table and "replicas" in table:
-            self._wrong((*path, "replicas"), "has no effect, since scaling has min and max: remove it")
-        if "models" not in table and "warm" in values:
-            self._wrong((*inner, "warm"), "has an effect with models only, whose servers nerite up starts: remove it")
-        try:
-            return ScalingPolicy(**values), target
-        except InvalidArgument as error:
-            self._wrong(inner, error.message)
-            return None, None
-
-    def _scale_target(
-        self, path: KeyPath, actuator: str, target: ScaleTarget | None, source: MemberSource
-    ) -> ScaleTarget | None:
-        if not actuator:
-            if target is not None:
-                self._wrong((*path, "target"), 'has an effect with actuator = "kubernetes" only: add it')
-            return None
-        if source.models:
-            self._wrong((*path, "actuator"), "has no effect with models, whose servers nerite up starts: remove it")
-        elif target is None and source.kubernetes is None:
-            self._wrong(path, 'has no target: name the workload, as in target = "deployment/nerite"')
-        elif target is None and source.kubernetes is not None:
-            return ScaleTarget(source.kubernetes.namespace, "deployment", source.kubernetes.service)
-        return target
-
-    def _placement(
-        self, path: KeyPath, table: Mapping[str, Any], pool: Mapping[str, Any], source: MemberSource
-    ) -> PlacementSettings:
-        """Return the settings of a pool whose models the router places on its members."""
-        if not isinstance(table, dict):
-            self._read(path, table, {})
-            return PlacementSettings()
-        self._refuse_unknown(path, table, (*_PLACEMENT, *_PLACEMENT_POLICY, "models"))
-        values = self._read(path, {key: table[key] for key in _PLACEMENT if key in table}, _PLACEMENT)
-        policy = self._read(path, {key: table[key] for key in _PLACEMENT_POLICY if key in table}, _PLACEMENT_POLICY)
-        try:
-            values["policy"] = PlacementPolicy(**policy)
-        except InvalidArgument as error:
-            self._wrong(path, error.message)
-        models = table.get("models", {})
-        if not isinstance(models, dict):
-            self._wrong((*path, "models"), 'must have a table for each model, as in resnet = { memory = "2GiB" }')
-            models = {}
-        values["models"] = {
-            name: PlacedModel(**self._read((*path, "models", name), each, _PLACED_MODEL))
-            for name, each in models.items()
-        }
-        if pool["kind"] not in _WITH_REPOSITORY:
-            kinds = ", ".join(_WITH_REPOSITORY)
-            self._wrong(path, f"servers of kind {pool['kind']} do not load models on request: it needs one of {kinds}")
-        untold = any(not (each.memory or each.metrics) for each in source.members) or bool(
-            source.dns or source.kubernetes
-        )
-        if untold and not (values.get("memory") or pool.get("metrics_port")):
-            self._wrong(path, 'it is not known how much memory members have: add memory = "16GiB", or metrics-port')
-        if values.get("key", "").partition("=")[2].startswith("@"):
-            header, _, file = values["key"].partition("=")
-            values["key"] = f"{header}=@{self._beside(file[1:])}"
-        return PlacementSettings(**values)
-
-    def _balancing(self, path: KeyPath, table: Mapping[str, Any]) -> PoolPolicy:
-        values = self._read(path, {key: table[key] for key in _BALANCING if key in table}, _BALANCING)
-        if "choice" in values:
-            values["choice"] = ChoicePolicy(values["choice"])
-        try:
-            if "ejection" in table:
-                path = (*path, "ejection")
-                values["ejection"] = EjectionPolicy(**self._read(path, table["ejection"], _EJECTION))
-                path = path[:-1]
-            return PoolPolicy(**values)
-        except InvalidArgument as error:
-            self._wrong(path, error.message)
-            return PoolPolicy()
 
     def _source(
         self, path: KeyPath, table: Mapping[str, Any], kind: ServerKind, grpc_port: int, metrics_port: int
@@ -489,19 +224,19 @@ class _Reader:
         given = [key for key in ("members", *_SOURCES) if key in table]
         if len(given) != 1:
             what = f"has {' and '.join(given)}: keep one of them" if given else "has no members"
-            self._wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, kubernetes, or models')
+            self.wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, kubernetes, or models')
             return MemberSource()
         for key in _OF_MODELS:
             if key in table and given != ["models"]:
-                self._wrong((*path, key), f"has an effect with models only, and the pool has {given[0]}: remove it")
+                self.wrong((*path, key), f"has an effect with models only, and the pool has {given[0]}: remove it")
         if given == ["members"]:
             return MemberSource(members=self._members(path, table["members"], kind, grpc_port, metrics_port))
-        values = self._read(path, {given[0]: table[given[0]]}, _SOURCES)
+        values = self.read(path, {given[0]: table[given[0]]}, _SOURCES)
         for field in ("file", "models"):
             if field in values:
-                values[field] = values[field] if "://" in values[field] else self._beside(values[field])
+                values[field] = values[field] if "://" in values[field] else self.beside(values[field])
         if given == ["models"]:
-            values |= self._read(path, {key: table[key] for key in _OF_MODELS if key in table}, _OF_MODELS)
+            values |= self.read(path, {key: table[key] for key in _OF_MODELS if key in table}, _OF_MODELS)
         return MemberSource(**values)
 
     def _members(
@@ -509,14 +244,14 @@ class _Reader:
     ) -> tuple[Member, ...]:
         path = (*path, "members")
         if not isinstance(given, list) or not 0 < len(given) <= MAX_MEMBERS:
-            self._wrong(path, f'must be a list of 1 to {MAX_MEMBERS} members, as in members = ["10.0.0.1:8000"]')
+            self.wrong(path, f'must be a list of 1 to {MAX_MEMBERS} members, as in members = ["10.0.0.1:8000"]')
             return ()
         found = []
         for place, each in enumerate(given, 1):
             try:
                 found.append(member_of(each, kind, grpc_port, metrics_port))
             except ValueError as error:
-                self._wrong(path, f"entry {place} {error}")
+                self.wrong(path, f"entry {place} {error}")
         return tuple(found)
 
     def _check_names(self, pools: Sequence[PoolSettings]) -> None:
@@ -524,72 +259,11 @@ class _Reader:
         members: dict[str, str] = {}
         for place, pool in enumerate(pools):
             if pool.name in names:
-                self._wrong(("pool", place, "name"), f"'{pool.name}' is the name of another pool: choose another")
+                self.wrong(("pool", place, "name"), f"'{pool.name}' is the name of another pool: choose another")
             names.add(pool.name)
             for member in pool.source.members:
                 other = members.setdefault(member.name, pool.name)
                 if other != pool.name or pool.source.members.count(member) > 1:
                     text = f"'{member.name}' is already a member of pool '{other}': give it another name, or remove it"
-                    self._wrong(("pool", place, "members"), text)
+                    self.wrong(("pool", place, "members"), text)
                     break
-
-    def _read(self, path: KeyPath, table: object, keys: Mapping[str, _Key]) -> dict[str, Any]:
-        """Return the valid values of a table by the names of their settings."""
-        if not isinstance(table, dict):
-            self._wrong(path, f"must be a table: write [{_dotted(path)}] and its keys below")
-            return {}
-        self._refuse_unknown(path, table, tuple(keys))
-        values = {}
-        for key, value in table.items():
-            if key in keys:
-                try:
-                    values[keys[key].field] = keys[key].read(value)
-                except ValueError as error:
-                    self._wrong((*path, key), str(error))
-        return values
-
-    def _refuse_unknown(self, path: KeyPath, table: Mapping[str, Any], known: Sequence[str]) -> None:
-        for key in table:
-            if key not in known:
-                meant = nearest(key, known)
-                hint = f"Did you mean {meant}?" if meant else f"There are: {', '.join(known)}."
-                self._wrong((*path, key), f"is not known. {hint}")
-
-    def _beside(self, path: str) -> str:
-        """Return a path of the file relative to the directory of the file."""
-        return str(self._folder / path)
-
-    def _wrong(self, path: KeyPath, what: str) -> None:
-        line = next(
-            (self._lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in self._lines), 0
-        )
-        place = f"{self._file}:{line}" if line else self._file
-        self.mistakes.append((line, f"{place}: {_dotted(path)}: {what}"))
-
-
-def _dotted(path: KeyPath) -> str:
-    return ".".join(part if isinstance(part, str) else str(part + 1) for part in path)
-
-
-_TABLE: Final = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?")
-_ENTRY: Final = re.compile(r"\s*([^=#\[\]{}\"']+?|\"[^\"]*\"|'[^']*')\s*=")
-
-
-def _lines_of_keys(text: str) -> dict[KeyPath, int]:
-    """Return the lines of tables and keys, as far as they are written one on a line."""
-    found: dict[KeyPath, int] = {}
-    counts: dict[str, int] = {}
-    table: KeyPath = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := _TABLE.match(line):
-            table = tuple(part.strip().strip("\"'") for part in match[2].split("."))
-            if match[1] == "[[":
-                counts[match[2]] = counts.get(match[2], -1) + 1
-                table = (*table, counts[match[2]])
-            elif len(table) > 1 and table[0] in counts:
-                table = (table[0], counts[str(table[0])], *table[1:])
-            found.setdefault(table[:1], number)
-            found.setdefault(table, number)
-        elif match := _ENTRY.match(line):
-            found.setdefault((*table, match[1].strip().strip("\"'")), number)
-    return found
