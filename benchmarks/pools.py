@@ -313,7 +313,7 @@ def measured(
         load = Load(port, model, given.seconds)
         uvloop.run(load.run(given.rate, streams))
         firsts, wholes = statistics.quantiles(load.firsts, n=100), statistics.quantiles(load.wholes, n=100)
-        preempted = metric(metrics, "nerite_route_preempted_total")
+        preempted = metric(metrics, "nerite_router_preempted_total")
         tokens = load.batch_tokens / given.seconds
         return Figures(
             firsts[49], firsts[98], wholes[49], wholes[98], load.failed, tokens, load.batch_failed, preempted

@@ -142,29 +142,29 @@ def of_tenants(metric: str, by: str, only: str = "") -> str:
 
 
 _PLATFORM: Final = (
-    Panel("Requests by member", "reqps", [(routed("nerite_route_requests", "pool, member"), "{{pool}} {{member}}")]),
+    Panel("Requests by member", "reqps", [(routed("nerite_router_requests", "pool, member"), "{{pool}} {{member}}")]),
     Panel("Requests by how they ended", "reqps",
-          [(routed("nerite_route_requests", "pool, code"), "{{pool}} {{code}}")],
+          [(routed("nerite_router_requests", "pool, code"), "{{pool}} {{code}}")],
           "lost, cancelled: without an answer."),
     Panel("Latency", "s",
-          [(f"histogram_quantile({share}, {routed('nerite_route_seconds_bucket', 'le, pool')})",
+          [(f"histogram_quantile({share}, {routed('nerite_router_seconds_bucket', 'le, pool')})",
             f"{{{{pool}}}} p{share * 100:g}") for share in (0.5, 0.95, 0.99)],
           "From the arrival of a request to the end of its answer."),
     Panel("Members", "short",
-          [(at_router("nerite_route_members"), "{{pool}} there"),
-           (at_router("nerite_route_members_ready"), "{{pool}} ready"),
-           (at_router("nerite_route_members_draining"), "{{pool}} draining"),
-           (at_router("nerite_route_members_ejected"), "{{pool}} ejected")]),
+          [(at_router("nerite_router_members"), "{{pool}} there"),
+           (at_router("nerite_router_members_ready"), "{{pool}} ready"),
+           (at_router("nerite_router_members_draining"), "{{pool}} draining"),
+           (at_router("nerite_router_members_ejected"), "{{pool}} ejected")]),
     Panel("Requests at members", "short",
-          [(at_router("nerite_route_member_requests", "pool, member"), "{{pool}} {{member}}")]),
+          [(at_router("nerite_router_member_requests", "pool, member"), "{{pool}} {{member}}")]),
     Panel("Work at members", "short",
-          [(at_router("nerite_route_member_work", "pool, member"), "{{pool}} {{member}}")],
+          [(at_router("nerite_router_member_work", "pool, member"), "{{pool}} {{member}}")],
           "Tokens that are still to be computed."),
     Panel("Without an answer, by member", "reqps",
-          [(routed("nerite_route_requests", "pool, member, code", 'code=~"lost|cancelled"'),
+          [(routed("nerite_router_requests", "pool, member, code", 'code=~"lost|cancelled"'),
             "{{pool}} {{member}} {{code}}")]),
-    Panel("Sent again", "reqps", [(routed("nerite_route_retries_total", "pool, reason"), "{{pool}} {{reason}}")]),
-    Panel("Refused by the router", "reqps", [(of_tenants("nerite_route_refused_total", "code"), "{{code}}")]),
+    Panel("Sent again", "reqps", [(routed("nerite_router_retries_total", "pool, reason"), "{{pool}} {{reason}}")]),
+    Panel("Refused by the router", "reqps", [(of_tenants("nerite_router_refused_total", "code"), "{{code}}")]),
     Panel("Requests of tenants", "reqps", [(of_tenants("nerite_admission_offered", "tenant"), "{{tenant}}")]),
     Panel("Refused to tenants", "reqps",
           [(of_tenants("nerite_admission_refused", "tenant, reason"), "{{tenant}} {{reason}}")]),
@@ -178,7 +178,7 @@ _PLATFORM: Final = (
           "Of one processor."),
     Panel("Time of decisions", "s",
           [('histogram_quantile(0.99, sum by (le, instance) '
-            '(rate(nerite_route_decision_seconds_bucket{instance=~"$instance"}[$__rate_interval])))',
+            '(rate(nerite_router_decision_seconds_bucket{instance=~"$instance"}[$__rate_interval])))',
             "{{instance}} p99")]),
 )  # fmt: skip
 
@@ -287,7 +287,7 @@ def dashboard(name: str) -> dict[str, Any]:
         ("model", 'nv_inference_request_success{instance=~"$instance"}'),
     )
     if name == "router":
-        chosen = ("instance", "nerite_route_members"), ("pool", 'nerite_route_members{instance=~"$instance"}')
+        chosen = ("instance", "nerite_router_members"), ("pool", 'nerite_router_members{instance=~"$instance"}')
     return {
         "uid": f"nerite-{name}",
         "title": title,

@@ -59,9 +59,9 @@ class Client(threading.Thread):
 
 def is_at_rest(router: Serving) -> bool:
     found = router.metrics()
-    open_ones = [value for name, value in found.items() if name.startswith("nerite_route_member_requests")]
-    work = [value for name, value in found.items() if name.startswith("nerite_route_member_work")]
-    return not any(open_ones) and not any(work) and found['nerite_route_under_way{pool="main"}'] == 0
+    open_ones = [value for name, value in found.items() if name.startswith("nerite_router_member_requests")]
+    work = [value for name, value in found.items() if name.startswith("nerite_router_member_work")]
+    return not any(open_ones) and not any(work) and found['nerite_router_under_way{pool="main"}'] == 0
 
 
 def test_members_that_come_and_go(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_members_that_come_and_go(tmp_path: Path) -> None:
 
 
 def ready(router: Serving) -> float:
-    return samples(router, "nerite_route_members_ready")['nerite_route_members_ready{pool="main"}']
+    return samples(router, "nerite_router_members_ready")['nerite_router_members_ready{pool="main"}']
 
 
 WHOLE = (

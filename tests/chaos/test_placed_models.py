@@ -100,7 +100,7 @@ def clients(router: Serving, count: int) -> Iterator[list[Client]]:
 
 
 def members_ready(router: Serving) -> float:
-    return samples(router, "nerite_route_members_ready")['nerite_route_members_ready{pool="main"}']
+    return samples(router, "nerite_router_members_ready")['nerite_router_members_ready{pool="main"}']
 
 
 def test_killed_servers_fail_no_request(tmp_path: Path) -> None:
@@ -126,4 +126,4 @@ def test_killed_servers_fail_no_request(tmp_path: Path) -> None:
                 place.start()
                 eventually(lambda: members_ready(router) == 3)
         assert [set(each.found) for each in askers] == [{"right"}] * 4
-        assert samples(router, "nerite_route_held")['nerite_route_held{pool="main"}'] == 0
+        assert samples(router, "nerite_router_held")['nerite_router_held{pool="main"}'] == 0

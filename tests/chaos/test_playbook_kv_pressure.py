@@ -40,7 +40,7 @@ def test_kv_pressure(tmp_path: Path) -> None:
         assert "acme" in stage.enter(quota)
 
         stage.enter(add)
-        eventually(lambda: stage.of_router("nerite_route_member_requests", member=servers[2].http) > 0)
+        eventually(lambda: stage.of_router("nerite_router_member_requests", member=servers[2].http) > 0)
         stage.enter(fewer)
         eventually(lambda: stage.of_router("nerite_admission_running", model="chat") <= 2)
         stage.is_over(playbook)

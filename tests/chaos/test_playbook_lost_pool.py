@@ -31,14 +31,14 @@ def test_a_lost_pool_gets_another_member(tmp_path: Path) -> None:
 
         (look,) = playbook.commands("Look")
         said = stage.enter(look)
-        assert 'nerite_route_members_ready{pool="main"} 0' in said
-        assert said.count("nerite_route_member_ready{") == 2
+        assert 'nerite_router_members_ready{pool="main"} 0' in said
+        assert said.count("nerite_router_member_ready{") == 2
 
         (add,) = playbook.commands("Type")
         stage.enter(add)
-        eventually(lambda: stage.of_router("nerite_route_members_ready") == 1)
+        eventually(lambda: stage.of_router("nerite_router_members_ready") == 1)
         answered = traffic.count(200)
         eventually(lambda: traffic.count(200) > answered + 20)
         stage.is_over(playbook)
-        assert stage.of_router("nerite_route_members") == 3, "the lost ones are still looked for"
+        assert stage.of_router("nerite_router_members") == 3, "the lost ones are still looked for"
     assert traffic.found.keys() <= {200, 502, 503}

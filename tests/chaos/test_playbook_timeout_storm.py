@@ -58,8 +58,8 @@ def test_a_member_that_stands_still_is_drained(tmp_path: Path) -> None:
             assert lines and all(f'member="{servers[1].http}"' in line for line in lines), "it is one member"
 
             stage.enter(drain)
-            eventually(lambda: stage.of_router("nerite_route_members_draining") == 1)
-            eventually(lambda: stage.of_router("nerite_route_member_requests", member=servers[1].http) == 0)
+            eventually(lambda: stage.of_router("nerite_router_members_draining") == 1)
+            eventually(lambda: stage.of_router("nerite_router_member_requests", member=servers[1].http) == 0)
             answered = traffic.count(200)
             eventually(lambda: traffic.count(200) > answered + 20)
             given_up = traffic.count(0)
@@ -69,9 +69,9 @@ def test_a_member_that_stands_still_is_drained(tmp_path: Path) -> None:
 
             files[1].unlink()
             stage.enter(restore)
-            before = stage.of_router("nerite_route_requests", member=servers[1].http, code="200")
+            before = stage.of_router("nerite_router_requests", member=servers[1].http, code="200")
             eventually(
-                lambda: stage.of_router("nerite_route_requests", member=servers[1].http, code="200") > before + 20
+                lambda: stage.of_router("nerite_router_requests", member=servers[1].http, code="200") > before + 20
             )
         assert traffic.found.keys() == {0, 200}
 

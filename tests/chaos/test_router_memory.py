@@ -95,7 +95,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
             lines = [each.address for each in lasting] + [f"{passing.address} name=passing-{number}"]
             members_file.with_suffix(".new").write_text("\n".join(lines) + "\n")
             members_file.with_suffix(".new").replace(members_file)
-            return f'nerite_route_member_ready{{member="passing-{number}",pool="main"}}'
+            return f'nerite_router_member_ready{{member="passing-{number}",pool="main"}}'
 
         come_and_go(0)
         settings = {"index_bytes": INDEX, "max_sequences": SEQUENCES, "sequence_idle": "10m"}

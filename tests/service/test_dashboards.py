@@ -20,7 +20,10 @@ from serving import IDENTITY, Serving, eventually, pbtxt, python_model, serving
 from tools import require
 
 DEPLOY = ROOT / "deploy"
-ELSEWHERE = ("vllm:", "nerite_llm_", "nerite_admission_", "nerite_rollout_", "nerite_route_", "nv_gpu_", "nv_energy_")
+ELSEWHERE = (
+    "vllm:", "nerite_llm_", "nerite_admission_", "nerite_rollout_", "nerite_router_", "nerite_route_cpu_", "nv_gpu_",
+    "nv_energy_",
+)  # fmt: skip
 """What only a router has, or a server with a language model, a policy, a rollout or a GPU."""
 UNITS = {"short", "ops", "reqps", "s", "bytes", "percentunit", "watt"}
 """Of those that Grafana has, by their ids."""

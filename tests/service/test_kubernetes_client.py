@@ -50,7 +50,7 @@ def slice_of(member: StandInMember, **more: Any) -> dict[str, Any]:
 
 
 def members_of(router: Serving) -> int:
-    return int(router.metrics().get('nerite_route_members_ready{pool="main"}', 0))
+    return int(router.metrics().get('nerite_router_members_ready{pool="main"}', 0))
 
 
 def kube_pool(**more: Any) -> str:

@@ -95,7 +95,7 @@ def test_envoy_sends_requests_where_the_picker_says(tmp_path: Path) -> None:
 
 
 def under_way(picker: Serving) -> list[float]:
-    return [value for key, value in picker.metrics().items() if key.startswith("nerite_route_under_way")]
+    return [value for key, value in picker.metrics().items() if key.startswith("nerite_router_under_way")]
 
 
 def test_large_bodies_and_streams_through_envoy(tmp_path: Path) -> None:

@@ -54,13 +54,13 @@ def identities(folder: Path, count: int) -> Path:
 
 def copies(router: Serving) -> dict[str, int]:
     """Return the copies of models that have any."""
-    found = samples(router, "nerite_route_model_copies")
+    found = samples(router, "nerite_router_model_copies")
     return {key.partition('model="')[2].partition('"')[0]: int(value) for key, value in found.items() if value}
 
 
 def orders(router: Serving, step: str, outcome: str = "done") -> float:
-    found = samples(router, "nerite_route_orders_total")
-    return found.get(f'nerite_route_orders_total{{outcome="{outcome}",pool="main",step="{step}"}}', 0.0)
+    found = samples(router, "nerite_router_orders_total")
+    return found.get(f'nerite_router_orders_total{{outcome="{outcome}",pool="main",step="{step}"}}', 0.0)
 
 
 def ready_models(server: Serving) -> set[str]:
@@ -197,7 +197,7 @@ def test_a_pool_without_members(tmp_path: Path, waits: bool) -> None:
         asker = threading.Thread(target=lambda: answers.append(router.ask("POST", "/v2/models/m0/infer", body)[0]))
         asker.start()
         if waits:
-            eventually(lambda: samples(router, "nerite_route_held")['nerite_route_held{pool="main"}'] == 1)
+            eventually(lambda: samples(router, "nerite_router_held")['nerite_router_held{pool="main"}'] == 1)
             with serving(models, tmp_path / "member.log") as server:
                 router.follow(file, f"{server.http}\n")
                 asker.join(PATIENCE)

@@ -109,7 +109,7 @@ def test_a_server_that_loads_a_model_serves_the_others(tmp_path: Path) -> None:
         seen = member.checks
         eventually(lambda: member.checks > seen + 2)
         assert ask(router, "a") == OK
-        assert samples(router, "nerite_route_members_ready")['nerite_route_members_ready{pool="main"}'] == 1
+        assert samples(router, "nerite_router_members_ready")['nerite_router_members_ready{pool="main"}'] == 1
         assert answers == []
         member.let_go.set()
         asker.join(PATIENCE)

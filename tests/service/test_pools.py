@@ -55,11 +55,11 @@ def two_pools(folder: Path, own: StandInMember, batch: StandInMember, own_keys: 
 
 
 def lent(router: Serving, name: str) -> float:
-    return samples(router, "nerite_route_lent")[f'nerite_route_lent{{pool="{name}"}}']
+    return samples(router, "nerite_router_lent")[f'nerite_router_lent{{pool="{name}"}}']
 
 
 def preempted(router: Serving, name: str) -> float:
-    return samples(router, "nerite_route_preempted_total")[f'nerite_route_preempted_total{{pool="{name}"}}']
+    return samples(router, "nerite_router_preempted_total")[f'nerite_router_preempted_total{{pool="{name}"}}']
 
 
 def test_batch_work_leaves_for_an_interactive_request_and_ends_all_the_same(tmp_path: Path) -> None:

@@ -128,9 +128,9 @@ def test_a_refusal_or_a_loss_goes_to_another_member(tmp_path: Path) -> None:
             assert router.ask("POST", INFER, b"{}")[0] == 200
         assert len(bad.requests) + len(worse.requests) > 0
         assert len(good.requests) == 9
-        retries = samples(router, "nerite_route_retries_total")
-        assert retries['nerite_route_retries_total{pool="main",reason="refused"}'] == len(bad.requests)
-        assert retries['nerite_route_retries_total{pool="main",reason="lost"}'] > 0
+        retries = samples(router, "nerite_router_retries_total")
+        assert retries['nerite_router_retries_total{pool="main",reason="refused"}'] == len(bad.requests)
+        assert retries['nerite_router_retries_total{pool="main",reason="lost"}'] > 0
         good.answer = overloaded
         status, _, body = router.ask("POST", INFER, b"{}")
         assert (status, body) in [(503, b'{"error":"full"}'), (502, body)]
@@ -260,8 +260,8 @@ def test_a_client_that_goes_cancels_at_the_member(tmp_path: Path) -> None:
         connection.sock.close()
         connection.close()
         assert member.closed.acquire(timeout=PATIENCE)
-        eventually(lambda: samples(router, "nerite_route_under_way")['nerite_route_under_way{pool="main"}'] == 0)
-        assert any('code="cancelled"' in key for key in samples(router, "nerite_route_requests"))
+        eventually(lambda: samples(router, "nerite_router_under_way")['nerite_router_under_way{pool="main"}'] == 0)
+        assert any('code="cancelled"' in key for key in samples(router, "nerite_router_requests"))
 
 
 def test_deadlines_hold(tmp_path: Path) -> None:
@@ -403,9 +403,9 @@ def test_a_late_tensor_request_is_sent_to_a_second_member(tmp_path: Path) -> Non
             assert router.ask("POST", INFER, b"{}")[0] == 200
         assert len(second.requests) >= before + 10
         assert first.closed.acquire(timeout=PATIENCE)
-        found = samples(router, "nerite_route_retries_total")
-        assert found['nerite_route_retries_total{pool="main",reason="hedged"}'] > 0
-        eventually(lambda: samples(router, "nerite_route_under_way")['nerite_route_under_way{pool="main"}'] == 0)
+        found = samples(router, "nerite_router_retries_total")
+        assert found['nerite_router_retries_total{pool="main",reason="hedged"}'] > 0
+        eventually(lambda: samples(router, "nerite_router_under_way")['nerite_router_under_way{pool="main"}'] == 0)
 
 
 def test_metrics_count_what_was_sent(tmp_path: Path) -> None:
@@ -414,9 +414,9 @@ def test_metrics_count_what_was_sent(tmp_path: Path) -> None:
             router.ask("POST", INFER, b"{}")
         router.ask("POST", "/v2/models/other/infer", b"{}")
         found = router.metrics()
-        assert found[f'nerite_route_requests{{code="200",member="{member.address}",pool="main"}}'] == 3
-        assert found['nerite_route_refused_total{code="404"}'] == 1
-        assert found['nerite_route_seconds_count{pool="main"}'] == 3
-        assert found["nerite_route_decision_seconds_count"] == 4
-        assert found['nerite_route_members_ready{pool="main"}'] == 1
+        assert found[f'nerite_router_requests{{code="200",member="{member.address}",pool="main"}}'] == 3
+        assert found['nerite_router_refused_total{code="404"}'] == 1
+        assert found['nerite_router_seconds_count{pool="main"}'] == 3
+        assert found["nerite_router_decision_seconds_count"] == 4
+        assert found['nerite_router_members_ready{pool="main"}'] == 1
         assert found["nerite_route_cpu_seconds_total"] > 0

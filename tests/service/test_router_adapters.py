@@ -37,8 +37,8 @@ def test_an_adapter_stays_where_it_was_loaded(tmp_path: Path) -> None:
         found = homes(*members)
         assert found.keys() == set(names)
         assert all(len(places) == 1 for places in found.values()), found
-        picks = samples(router, "nerite_route_picks_total")
-        assert picks['nerite_route_picks_total{pool="main",reason="lora"}'] == 4 * len(names)
+        picks = samples(router, "nerite_router_picks_total")
+        assert picks['nerite_router_picks_total{pool="main",reason="lora"}'] == 4 * len(names)
         assert Counter(number for places in found.values() for number in places).keys() == {0, 1}
 
 

@@ -165,7 +165,7 @@ def test_a_deadline_holds_at_the_router(cluster: Cluster, client: grpcclient.Inf
     assert late.value.status() == "StatusCode.DEADLINE_EXCEEDED"
     for place in range(2):
         let_go(cluster.folder / f"models{place}" / "held")
-    eventually(lambda: sum(samples(cluster.router, "nerite_route_under_way").values()) == 0)
+    eventually(lambda: sum(samples(cluster.router, "nerite_router_under_way").values()) == 0)
 
 
 def test_what_the_router_answers(cluster: Cluster, client: grpcclient.InferenceServerClient) -> None:
@@ -235,7 +235,7 @@ def test_a_killed_member_costs_no_call(tmp_path: Path) -> None:
             thread.join(PATIENCE)
         assert failures == []
         assert set(answers[-100:]) == {0.0}
-        retried = samples(cluster.router, "nerite_route_retries_total")
+        retried = samples(cluster.router, "nerite_router_retries_total")
         assert sum(retried.values()) >= 1, retried
 
 

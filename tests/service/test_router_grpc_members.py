@@ -77,7 +77,7 @@ def test_a_refused_call_goes_to_another_member(tmp_path: Path) -> None:
         raw = RawGrpc(router)
         assert [raw.ask(REQUEST)[0] for _ in range(4)] == [0] * 4
         assert len(members[0].calls) >= 1
-        assert sum(samples(router, "nerite_route_retries_total").values()) >= 1
+        assert sum(samples(router, "nerite_router_retries_total").values()) >= 1
         raw.close()
 
 
@@ -324,10 +324,10 @@ def test_a_late_call_is_sent_to_a_second_member(tmp_path: Path) -> None:
         before = len(second.calls)
         assert [raw.ask(REQUEST)[0] for _ in range(10)] == [0] * 10
         assert len(second.calls) >= before + 10
-        hedged = 'nerite_route_retries_total{pool="main",reason="hedged"}'
-        assert samples(router, "nerite_route_retries_total")[hedged] > 0
+        hedged = 'nerite_router_retries_total{pool="main",reason="hedged"}'
+        assert samples(router, "nerite_router_retries_total")[hedged] > 0
         eventually(lambda: all(call.reset for call in first.calls[-1:]))
-        eventually(lambda: samples(router, "nerite_route_under_way")['nerite_route_under_way{pool="main"}'] == 0)
+        eventually(lambda: samples(router, "nerite_router_under_way")['nerite_router_under_way{pool="main"}'] == 0)
         raw.close()
 
 

@@ -83,7 +83,7 @@ def test_every_request_has_a_row(tmp_path: Path) -> None:
         client.request("POST", CHAT, json.dumps({**ASKED, "user": "wait"}), {"x-tenant": "acme"})
         eventually(lambda: b"wait" in member.requests[-1].body)
         client.close()
-        eventually(lambda: router.metrics()['nerite_route_under_way{pool="main"}'] == 0)
+        eventually(lambda: router.metrics()['nerite_router_under_way{pool="main"}'] == 0)
         assert router.ask("GET", "/v2/models/m")[0] == 200, "what concerns no execution has no row"
         found = rows(router, tmp_path)
     assert [(row["tenant"], row["class"], row["ending"]) for row in found] == [

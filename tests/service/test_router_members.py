@@ -95,7 +95,7 @@ def test_a_killed_server_fails_no_request(tmp_path: Path) -> None:
         for each in askers:
             each.start()
         try:
-            eventually(lambda: len(samples(router, "nerite_route_requests")) == 2 and statuses[200] > 100)
+            eventually(lambda: len(samples(router, "nerite_router_requests")) == 2 and statuses[200] > 100)
             members[0].process.kill()
             members[0].process.wait()
             enough = statuses[200] + 200
@@ -106,7 +106,7 @@ def test_a_killed_server_fails_no_request(tmp_path: Path) -> None:
                 each.join()
         assert set(statuses) == {200}
         eventually(
-            lambda: samples(router, "nerite_route_members_ready")['nerite_route_members_ready{pool="main"}'] == 1
+            lambda: samples(router, "nerite_router_members_ready")['nerite_router_members_ready{pool="main"}'] == 1
         )
 
 
@@ -115,7 +115,7 @@ def test_a_server_that_is_killed_in_a_stream(tmp_path: Path) -> None:
         client = openai.OpenAI(base_url=f"http://{router.http}/v1", api_key="none", max_retries=0)
         stream = iter(client.completions.create(model="words", prompt="one wait", stream=True))
         assert next(stream).choices[0].text == "one "
-        requests = samples(router, "nerite_route_member_requests")
+        requests = samples(router, "nerite_router_member_requests")
         (busy,) = [key for key, count in requests.items() if count]
         (member,) = [each for each in members if each.http in busy]
         member.process.kill()

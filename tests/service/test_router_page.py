@@ -43,11 +43,11 @@ def test_the_metrics(tmp_path: Path) -> None:
         served = {re.sub(r"_(bucket|sum|count)$", "", line.partition("{")[0].split()[0]) for line in said.splitlines()}
         listed = rows("docs/router.md", "metric")
         assert {*listed} - served == {
-            "nerite_route_retries_total",
-            "nerite_route_held_total",
-            "nerite_route_model_copies",
-            "nerite_route_model_copies_wanted",
-            "nerite_route_orders_total",
+            "nerite_router_retries_total",
+            "nerite_router_held_total",
+            "nerite_router_model_copies",
+            "nerite_router_model_copies_wanted",
+            "nerite_router_orders_total",
         }
         assert served <= {*listed}
     tables = [metrics.ROUTER, metrics.POOLS, metrics.SCALED, metrics.MEMBERS, metrics.COPIES, metrics.ORDERS]

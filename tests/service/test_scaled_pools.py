@@ -96,7 +96,7 @@ def test_from_nothing_and_back(tmp_path: Path) -> None:
         assert router.pool["wanted"] == 0
         eventually(lambda: router.answered("slow"))
         assert "starting main/1" in running.text
-        assert 'nerite_route_members_wanted{pool="main"} 1' in router.get("/metrics")
+        assert 'nerite_router_members_wanted{pool="main"} 1' in router.get("/metrics")
         eventually(lambda: servers(running) == 0, what="the idle server is still there")
         assert "main/1 leaves the pool: no request for 2 s" in running.text
         eventually(lambda: router.answered("slow"))

@@ -106,5 +106,5 @@ def test_the_page(tmp_path: Path) -> None:
         ]
     assert answers[0] == ""
     assert [each.count('"text":') for each in answers[1:3]] == [20, 20]
-    counted = set(re.findall(r'nerite_route_requests{code="200",member="([^/"]+)/', answers[3]))
+    counted = set(re.findall(r'nerite_router_requests{code="200",member="([^/"]+)/', answers[3]))
     assert counted == {"interactive", "batch"}
