@@ -96,6 +96,21 @@ MODELS = '[[pool]]\nname = "a"\nmodels = "models"\n'
         (MODELS + '[[pool]]\nname = "b"\nmembers-file = "f"\n', PodOptions(claims={"": "c"}), "has a members file"),
         ('[router]\nledger = "a.db"\n' + MODELS, PodOptions(claims={"": "c"}), "router.ledger is a file"),
         ('[router]\nredis = "redis://localhost"\n' + MODELS, PodOptions(claims={"": "c"}), "name the Redis of the"),
+        (
+            '[router]\nbatches = "postgresql://h/d"\nbatch-files = "/b"\n' + MODELS,
+            PodOptions(claims={"": "c"}),
+            "router.batch-files names files, which pods of routers do not have: remove batches and batch-files",
+        ),
+        (
+            MODELS + '[[pool]]\nname = "b"\nmembers = ["h:1"]\ntls = { ca = "ca.pem" }\n',
+            PodOptions(claims={"": "c"}),
+            "tls of pool 'b' names files",
+        ),
+        (
+            MODELS + '[pool.placement]\nmemory = "1GiB"\nkey = "k=@file"\n',
+            PodOptions(claims={"": "c"}),
+            "key in placement of pool 'a' names a file",
+        ),
     ],
 )
 def test_what_has_no_meaning_in_a_cluster(text: str, options: PodOptions, told: str) -> None:

@@ -18,6 +18,8 @@ _OF_POOL: Final = ("name", "models", "replicas", "flags")
 """Keys of [[pool]] that become other values."""
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 _DATABASES: Final = ("ledger", "batches")
+_FILES: Final = ("tls", "member-key-file", "batch-files")
+"""Keys of [router] that name files and folders."""
 _BLOCK: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?\n(?:(?:[ -~]*[!-~])?\n)*(?:[ -~]*[!-~])\n")
 """Text that stands in YAML as it is: several lines without blanks at their ends."""
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -49,6 +51,7 @@ def chart_values(settings: ClusterSettings, raw: Mapping[str, Any], policy: str,
         )
     pools, others = [], []
     for pool, table in zip(settings.pools, raw["pool"], strict=True):
+        _check_files(pool, file)
         if pool.source.models:
             pools.append(_pool(pool, table, file, options))
         else:
@@ -61,6 +64,10 @@ def chart_values(settings: ClusterSettings, raw: Mapping[str, Any], policy: str,
             raise InvalidArgument(
                 f"{file}: router.{key} is a file, and routers share no file system: write a URL, as in postgresql://…"
             )
+    for key in _FILES:
+        if key in router:
+            what = "batches and batch-files" if key == "batch-files" else "it"
+            raise InvalidArgument(f"{file}: router.{key} names files, which pods of routers do not have: remove {what}")
     if options.redis:
         router = {**router, "redis": options.redis}
     elif settings.router.redis and settings_of_address(settings.router.redis).host in _LOCAL:
@@ -117,6 +124,17 @@ def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodO
             kept["scaling"]["actuator"] = "kubernetes"
     values["toml"] = toml_of(kept)
     return values
+
+
+def _check_files(pool: PoolSettings, file: str) -> None:
+    """Refuse files besides those of models. Raises ``InvalidArgument``."""
+    tls, placement = pool.tls, pool.placement
+    if tls is not None and (tls.ca or tls.certificate):
+        raise InvalidArgument(f"{file}: tls of pool '{pool.name}' names files, which pods of routers do not have")
+    if placement is not None and "=@" in placement.key:
+        raise InvalidArgument(
+            f"{file}: key in placement of pool '{pool.name}' names a file, which pods of routers do not have"
+        )
 
 
 def _other_pool(pool: PoolSettings, table: Mapping[str, Any], file: str) -> Mapping[str, Any]:
