@@ -86,7 +86,7 @@ def _installer() -> Sequence[str]:
 
 def _packages(packages: Sequence[str]) -> Iterator[str]:
     yield from ("", "FROM ${IMAGE} AS packages", "USER 0")
-    yield "# Another package index, such as https://download.pytorch.org/whl/cpu for torch without the libraries for GPUs."
+    yield "# Another package index, such as https://download.pytorch.org/whl/cpu for torch without libraries for GPUs."
     yield 'ARG PIP_EXTRA_INDEX_URL=""'
     yield _PIP + shlex.join(packages)
 

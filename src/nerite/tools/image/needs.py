@@ -162,8 +162,8 @@ def _unusable(directory: Path, repository: Path) -> Iterator[str]:
             if path.is_symlink():
                 if os.path.isabs(os.readlink(path)) or not path.resolve().is_relative_to(root):
                     yield (
-                        f"{path}: a symbolic link to '{os.readlink(path)}', which the image does not have. Put the file "
-                        "itself there, or link to a file in the repository by a relative path."
+                        f"{path}: a symbolic link to '{os.readlink(path)}', which the image does not have. Put the "
+                        "file itself there, or link to a file in the repository by a relative path."
                     )
                 continue
             mode = path.stat().st_mode
