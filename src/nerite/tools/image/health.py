@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 
 from nerite.cli.command import UsageError
 from nerite.cli.command_line import NERITE, TRITON, HelpRequested, parse_command_line
-from nerite.cluster.cluster_file import read_cluster
 from nerite.config.options import ServerOptions
 from nerite.core.errors import NeriteError
 from nerite.tools.image.entry import SAGEMAKER_MODEL, start_command
@@ -83,6 +82,8 @@ def _of_server(options: ServerOptions) -> HealthProbe:
 
 
 def _of_router(arguments: Sequence[str]) -> HealthProbe:
+    from nerite.cluster.cluster_file import read_cluster  # takes as long as all other imports
+
     file = next((each for each in arguments if not each.startswith("-")), "")
     router = read_cluster(file).router
     return HealthProbe(_host(router.address), router.http_port, _READY)

@@ -72,9 +72,9 @@ def python_components(installed: Iterable[Distribution]) -> list[dict[str, Any]]
 def _licenses(installed: Distribution) -> list[dict[str, Any]]:
     """Return what a package says of its license: an SPDX expression, or a short name."""
     metadata = installed.metadata
-    if expression := metadata.get("License-Expression"):
-        return [{"expression": expression}]
-    stated = str(metadata.get("License") or "").strip()
+    if "License-Expression" in metadata:
+        return [{"expression": metadata["License-Expression"]}]
+    stated = metadata["License"].strip() if "License" in metadata else ""
     if not stated or len(stated.splitlines()) > 1:  # some have the text of the license there
         classifiers = metadata.get_all("Classifier") or ()
         stated = next((each.rpartition(" :: ")[2] for each in classifiers if each.startswith("License ::")), "")
