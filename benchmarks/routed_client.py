@@ -73,9 +73,10 @@ class AnswerReader:
             length = _LENGTH.search(head)
             self._left = int(length[1]) if length else -1
         answer = self.answer
-        if not answer.first and data and (self._left >= 0 or b"data: {" in data):
+        self._tail += data
+        if not answer.first and data and (self._left >= 0 or b"data: {" in self._tail):
             answer.first = now
-        self._tail = (self._tail + data)[-_TAIL:] if len(data) < _TAIL else data[-_TAIL:]
+        self._tail = self._tail[-_TAIL:]
         if self._left >= 0:
             self._left -= len(data)
             complete = self._left <= 0
