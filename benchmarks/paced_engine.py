@@ -161,7 +161,7 @@ class EngineConnection(asyncio.Protocol):
             self._answer(head, body)
 
     def _answer(self, head: bytes, body: bytes) -> None:
-        if head.startswith(b"post /v1/"):
+        if head.startswith((b"post /v1/chat/completions ", b"post /v1/completions ")):
             self._chat = head.startswith(b"post /v1/chat/")
             if self._fixed is None:
                 fields = json.loads(body)
