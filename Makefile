@@ -54,6 +54,7 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/ledger_cost.py
 	$(BIN)/python benchmarks/rollout_judge.py
 	$(BIN)/python benchmarks/balancing.py
+	$(BIN)/python benchmarks/routers.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/overload.py
 	$(BIN)/python benchmarks/counting.py

@@ -21,6 +21,7 @@ import argparse
 import os
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -170,9 +171,6 @@ def case_table(case: Case, found: dict[str, list[Result]]) -> str:
         processor = statistics.median(each.processor for each in results) * 1e3
         times = " | ".join(f"{each:,.0f}" for each in first)
         lines.append(f"| {name} | {cached:.1%} | {times} | {refused} of {asked} | {cut} | {processor:.2f} |")
-    problems = sorted({f"{name}: {why}" for name, each in found.items() for one in each for why in one.problems})
-    for problem in problems:
-        print(problem[:200])
     return "\n".join(lines) + "\n"
 
 
@@ -183,6 +181,7 @@ def by_turns(case: Case, names: Sequence[str], rounds: int, seconds: float) -> d
         for name in names:
             if turn == 0 or name != RAY:
                 found[name].append(case_run(name, case, turn, seconds))
+                print(f"{case.name}, {name}, round {turn + 1}: {found[name][-1]}"[:300], file=sys.stderr, flush=True)
     return found
 
 
