@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from balancing import conversations, distinct, documents, hot_documents, words
+import balancing
+from balancing import conversations, distinct, documents, words
 from paced_engine import MODEL
 from routed_client import RoutedAnswer, chat_message
 from routed_members import FirstMember
@@ -16,8 +17,22 @@ from routed_members import FirstMember
 MEMBERS: Final = 4
 SPEED: Final = 5.0
 """Of the engines, in relation to those of ``balancing_members.py``: so a run needs less time."""
-KILLED, STALE = "killed", "stale"
-STALE_SECONDS: Final = 4.0
+KILLED, STOPPED = "killed", "stopped"
+STALE: Final = 4.0
+"""Seconds for which a member stands still."""
+
+
+def shared_prefixes(chance: random.Random, hot: float = 0.0) -> Iterator[tuple[bytes, int]]:
+    """Questions on documents: each is asked for once at the beginning, and then some more often than others."""
+    for which in chance.sample(range(60), 60):
+        prompt = words("system", 0, 500) + words("document", which, 6000) + words("first question", which, 100)
+        yield prompt, balancing.answer(chance)
+    yield from documents(chance, hot)
+
+
+def hot_key(chance: random.Random) -> Iterator[tuple[bytes, int]]:
+    """Yield questions of which half are on one document."""
+    return shared_prefixes(chance, 0.5)
 
 
 class Case(NamedTuple):
@@ -51,9 +66,10 @@ class Case(NamedTuple):
         """Have it happen, in a run whose figures count from ``begins`` and for so many seconds."""
         events: list[tuple[float, Callable[[], None]]] = []
         if self.event == KILLED:
-            events = [(seconds / 4, member.kill), (seconds / 2, member.start_again)]
-        elif self.event == STALE:
-            events = [(seconds / 4, member.stop), (seconds / 4 + STALE_SECONDS, member.go_on)]
+            turns = (member.kill, member.start_again, member.kill, member.start_again)
+            events = [(seconds * turn / 6, what) for turn, what in enumerate(turns, 1)]
+        elif self.event == STOPPED:
+            events = [(seconds / 4, member.stop), (seconds / 4 + STALE, member.go_on)]
         timers = [threading.Timer(begins + when, what) for when, what in events]
         for timer in timers:
             timer.start()
@@ -64,14 +80,17 @@ class Case(NamedTuple):
                 timer.join()
 
 
+_DOCUMENTS: Final = "questions on 60 documents of 6,000 tokens, of which a member caches 16"
 CASES: Final = (
     Case("distinct prompts", "nothing is shared; 1,000 tokens in the median", distinct, 60),
-    Case("shared prefixes", "questions on 60 documents of 6,000 tokens, of which a member caches 16", documents, 40),
+    Case("shared prefixes", _DOCUMENTS, shared_prefixes, 40),
     Case("sessions", "120 conversations at a time, up to 6,000 tokens", conversations, 45),
-    Case("hot key", "half of all requests ask for one document", hot_documents, 40),
-    Case("slow member", "shared prefixes; one of four members has a third of the speed", documents, 25, slowness=3),
-    Case("killed member", "shared prefixes; one is killed and started again", documents, 25, event=KILLED),
-    Case("stale member", f"shared prefixes; one stands still for {STALE_SECONDS:g} s", documents, 25, event=STALE),
+    Case("hot key", "half of all requests ask for one document", hot_key, 40),
+    Case(
+        "slow member", "shared prefixes; one of four members has a third of the speed", shared_prefixes, 25, slowness=3
+    ),
+    Case("killed member", "shared prefixes; one is killed and started again, twice", shared_prefixes, 25, event=KILLED),
+    Case("stale member", f"shared prefixes; one stands still for {STALE:g} s", shared_prefixes, 25, event=STOPPED),
 )
 
 
