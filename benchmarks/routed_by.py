@@ -129,9 +129,7 @@ def _smg(programs: Path, port: int, members: Sequence[int], folder: Path) -> lis
 def _vllm_router(programs: Path, port: int, members: Sequence[int], folder: Path) -> list[str]:
     metrics = free_ports()[0]
     flags = [f"--port={port}", "--host=127.0.0.1", f"--prometheus-port={metrics}", "--log-level=warning"]
-    # By default it leaves a member with a prompt's beginning only when that has 64 requests more than another.
-    flags += ["--policy=cache_aware", "--balance-abs-threshold=8"]
-    return [str(programs / "vllm-router"), *flags, *_HEALTH, *_urls(members)]
+    return [str(programs / "vllm-router"), *flags, "--policy=cache_aware", *_HEALTH, *_urls(members)]
 
 
 def envoy_configuration(port: int, members: Sequence[int], policy: str) -> dict[str, Any]:
