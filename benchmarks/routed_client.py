@@ -27,6 +27,7 @@ _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _LENGTH: Final = re.compile(rb"(?i)content-length: *(\d+)")
 _CACHED: Final = re.compile(rb'"cached_tokens": ?(\d+)')
 _PROMPT: Final = re.compile(rb'"prompt_tokens": ?(\d+)')
+_FINISHED: Final = re.compile(rb'"finish_reason": ?"')
 _SERVED: Final = re.compile(rb'"served_us": ?(\d+)')
 _TAIL: Final = 700
 """Bytes at the end of an answer in which its usage is."""
@@ -92,7 +93,8 @@ class AnswerReader:
             answer.first = 0.0
             answer.problem = f"status {self._status.decode()}: {tail[:200].decode(errors='replace')}"
             return
-        if self._left < 0 and b"data: [DONE]" not in tail:
+        # Some routers end a stream that was cut as if it were complete.
+        if self._left < 0 and not (b"data: [DONE]" in tail and _FINISHED.search(tail)):
             answer.problem = "its stream was cut"
             return
         answer.ended = now

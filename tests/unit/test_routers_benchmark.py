@@ -53,9 +53,14 @@ def test_a_comment_is_no_first_token() -> None:
     assert answer.first == 3.0
 
 
-def test_a_stream_without_its_end_was_cut() -> None:
+@pytest.mark.parametrize(
+    "data",
+    [stream(done=False), HEAD + chunk(event(True, " a")) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"],
+    ids=["without its end", "ended by a router"],
+)
+def test_a_stream_that_is_not_complete_was_cut(data: bytes) -> None:
     answer = RoutedAnswer(1.0)
-    assert AnswerReader(answer).feed(stream(done=False), 2.0)
+    assert AnswerReader(answer).feed(data, 2.0)
     assert answer.problem == "its stream was cut"
     assert answer.first and not answer.ended
 

@@ -144,6 +144,8 @@ POOLS: Final = MetricTable[RouterPool]((
            lambda pool: sum(1 for _ in pool.ready_members)),
     Metric("nerite_route_members_ejected", "gauge", "Members of the pool that were ejected because they failed",
            lambda pool: sum(load.ejected for load in pool.balancer.members)),
+    Metric("nerite_route_members_stalled", "gauge", "Members of the pool that have requests and send nothing",
+           lambda pool: sum(load.stalled for load in pool.balancer.members)),
 ), labels=("pool",))  # fmt: skip
 MEMBERS: Final = MetricTable[_MemberFigures]((
     Metric("nerite_route_member_ready", "gauge", "Whether a member is ready", lambda each: int(each.ready)),
