@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from contestants import free_ports, stopped, wait_ready
 from footprint import descendants, own
@@ -62,19 +62,32 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+class Members(NamedTuple):
+    """What a router is told of its members."""
+
+    ports: Sequence[int]
+    health: str = "/health"
+    """Path of health checks."""
+    kind: str = "vllm"
+    """What they are, in Nerite's words."""
+
+
+Command: TypeAlias = Callable[[Path, int, Members, Path], list[str]]
+
+
 class Router(NamedTuple):
     """A router, and how it is started."""
 
     name: str
     package: str
     """As pip takes it; empty: it is Nerite's."""
-    command: Callable[[Path, int, Sequence[int], Path], list[str]]
-    """From the folder of its programs, its port, the ports of members, and a folder for files."""
+    command: Command
+    """From the folder of its programs, its port, the members, and a folder for files."""
     ready: str
     """Path that answers when members are known."""
 
     @contextmanager
-    def running(self, members: Sequence[int], folder: Path, under: Sequence[str] = ()) -> Iterator[RunningRouter]:
+    def running(self, members: Members, folder: Path, under: Sequence[str] = ()) -> Iterator[RunningRouter]:
         """Run it before members, ``under`` another program."""
         port = free_ports()[0]
         folder.mkdir(exist_ok=True)
@@ -100,18 +113,19 @@ def installed(package: str) -> Path:
     return home / "bin"
 
 
-def _nerite(programs: Path, port: int, members: Sequence[int], folder: Path) -> list[str]:
+def _nerite(programs: Path, port: int, members: Members, folder: Path) -> list[str]:
     file = folder / "cluster.toml"
-    addresses = json.dumps([f"127.0.0.1:{member}" for member in members])
+    addresses = json.dumps([f"127.0.0.1:{member}" for member in members.ports])
     file.write_text(
         f"[router]\nhttp-port = {port}\ngrpc-port = 0\nmetrics-port = 0\n"
-        f'[[pool]]\nname = "main"\nkind = "vllm"\nmembers = {addresses}\n'
+        f'[[pool]]\nname = "main"\nkind = "{members.kind}"\nmembers = {addresses}\n'
     )
     return [str(programs / "python"), str(programs / "nerite"), "route", str(file)]
 
 
-def _urls(members: Sequence[int]) -> list[str]:
-    return ["--worker-urls", *(f"http://127.0.0.1:{member}" for member in members)]
+def _workers(members: Members) -> list[str]:
+    urls = [f"http://127.0.0.1:{member}" for member in members.ports]
+    return [f"--health-check-endpoint={members.health}", *_HEALTH, "--worker-urls", *urls]
 
 
 _HEALTH: Final = [
@@ -120,19 +134,19 @@ _HEALTH: Final = [
 ]  # fmt: skip
 
 
-def _smg(programs: Path, port: int, members: Sequence[int], folder: Path) -> list[str]:
+def _smg(programs: Path, port: int, members: Members, folder: Path) -> list[str]:
     metrics = free_ports()[0]
     flags = [f"--port={port}", "--host=127.0.0.1", f"--prometheus-port={metrics}", "--log-level=warn"]
-    return [str(programs / "smg"), "launch", *flags, "--policy=cache_aware", *_HEALTH, *_urls(members)]
+    return [str(programs / "smg"), "launch", *flags, "--policy=cache_aware", *_workers(members)]
 
 
-def _vllm_router(programs: Path, port: int, members: Sequence[int], folder: Path) -> list[str]:
+def _vllm_router(programs: Path, port: int, members: Members, folder: Path) -> list[str]:
     metrics = free_ports()[0]
     flags = [f"--port={port}", "--host=127.0.0.1", f"--prometheus-port={metrics}", "--log-level=warning"]
-    return [str(programs / "vllm-router"), *flags, "--policy=cache_aware", *_HEALTH, *_urls(members)]
+    return [str(programs / "vllm-router"), *flags, "--policy=cache_aware", *_workers(members)]
 
 
-def envoy_configuration(port: int, members: Sequence[int], policy: str) -> dict[str, Any]:
+def envoy_configuration(port: int, members: Members, policy: str) -> dict[str, Any]:
     """Return the configuration of an Envoy with health checks and retries."""
     address = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
     # What a client may have sent twice without harm is sent again before the answer begins.
@@ -154,7 +168,7 @@ def envoy_configuration(port: int, members: Sequence[int], policy: str) -> dict[
         }],
     }  # fmt: skip
     filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
-    places = [{"socket_address": {"address": "127.0.0.1", "port_value": member}} for member in members]
+    places = [{"socket_address": {"address": "127.0.0.1", "port_value": member}} for member in members.ports]
     cluster = {
         "name": "members",
         "type": "STATIC",
@@ -162,7 +176,7 @@ def envoy_configuration(port: int, members: Sequence[int], policy: str) -> dict[
         "lb_policy": policy,
         "health_checks": [{
             "timeout": "2s", "interval": "2s", "unhealthy_threshold": 1, "healthy_threshold": 1,
-            "http_health_check": {"path": "/health"},
+            "http_health_check": {"path": members.health},
         }],
         "circuit_breakers": {"thresholds": [{
             "max_connections": 10000, "max_pending_requests": 10000, "max_requests": 10000, "max_retries": 1000,
@@ -176,8 +190,8 @@ def envoy_configuration(port: int, members: Sequence[int], policy: str) -> dict[
     return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
 
 
-def _envoy(policy: str) -> Callable[[Path, int, Sequence[int], Path], list[str]]:
-    def command(programs: Path, port: int, members: Sequence[int], folder: Path) -> list[str]:
+def _envoy(policy: str) -> Command:
+    def command(programs: Path, port: int, members: Members, folder: Path) -> list[str]:
         file = folder / "envoy.json"
         file.write_text(json.dumps(envoy_configuration(port, members, policy)))
         program = next(programs.parent.glob("lib/python*/site-packages/**/_bin/envoy"))

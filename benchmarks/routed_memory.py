@@ -12,7 +12,7 @@ from typing import Final
 import uvloop
 from footprint import own
 from paced_engine import MODEL
-from routed_by import Router, RunningRouter
+from routed_by import Members, Router, RunningRouter
 from routed_client import AnswerReader, RoutedAnswer, chat_message
 from routed_members import engines
 
@@ -90,7 +90,7 @@ def memory_table(router: Router, count: int) -> str:
         folder = Path(directory)
         with ExitStack() as stack:
             members = stack.enter_context(engines([["--fixed=0"]] * 2, folder))
-            running = stack.enter_context(router.running([each.port for each in members], folder / "router"))
+            running = stack.enter_context(router.running(Members([each.port for each in members]), folder / "router"))
             before = own(running.pid)
             rows = uvloop.run(body(running))
     lines = [

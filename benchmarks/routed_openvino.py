@@ -15,7 +15,7 @@ from typing import Final
 import llm_checkpoint
 from contestants import Contestant, nerite
 from llm_checkpoint import Prompts
-from routed_by import Router
+from routed_by import Members, Router
 from routed_cases import Result, result
 from routed_client import chat_message, run
 
@@ -67,7 +67,9 @@ def _run(router: Router, servers: Sequence[Contestant], prompts: Prompts, seed: 
     messages = _messages(prompts, chance)
     with (
         tempfile.TemporaryDirectory() as directory,
-        router.running([each.http for each in servers], Path(directory) / "router") as running,
+        router.running(
+            Members([each.http for each in servers], "/v2/health/ready", "nerite"), Path(directory) / "router"
+        ) as running,
     ):
         run([running.port], messages, _RATE, _WARM, chance)
         before, (queries, hits) = running.processor_seconds(), _counts(servers)

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 import routed_openvino
 from page import command_line, machine, publish
-from routed_by import RAY, ROUTERS, Router, RunningRouter, ray_serve
+from routed_by import RAY, ROUTERS, Members, Router, RunningRouter, ray_serve
 from routed_cases import CASES, MEMBERS, Case, Result, plain_messages, quantiles, result
 from routed_client import RoutedAnswer, run
 from routed_members import FirstMember, engines
@@ -74,7 +74,7 @@ def routed(
         if name == DIRECT:
             yield ports, None, members[0]
             return
-        router = stack.enter_context(_router(name).running(ports, folder, router_under))
+        router = stack.enter_context(_router(name).running(Members(ports), folder, router_under))
         yield [router.port], router, members[0]
 
 
