@@ -178,6 +178,8 @@ POOLS: Final = MetricTable[RouterPool]((
            lambda pool: sum(1 for _ in pool.ready_members)),
     Metric("nerite_route_members_ejected", "gauge", "Members of the pool that were ejected because they failed",
            lambda pool: sum(load.ejected for load in pool.balancer.members)),
+    Metric("nerite_route_members_stalled", "gauge", "Members of the pool that have requests and send nothing",
+           lambda pool: sum(load.stalled for load in pool.balancer.members)),
 ), labels=("pool",))  # fmt: skip
 SCALED: Final = MetricTable[ScaledPool]((
     Metric("nerite_route_members_wanted", "gauge", "Members that autoscaling wants the pool to have",
