@@ -87,7 +87,7 @@ def test_a_scaled_pool_begins_with_its_least_members_and_the_warm_ones() -> None
     )
     assert router.ready_path == "/v2/health/ready"
     lines = member_lines(parse_cluster(text), [first, second, third, router])
-    assert lines == {"scaled": ["127.0.0.1:9000 grpc=127.0.0.1:9001 name=scaled/1"]}
+    assert lines == {"scaled": ["127.0.0.1:9000 grpc=127.0.0.1:9001 metrics=127.0.0.1:9002 name=scaled/1"]}
 
 
 def test_a_router_whose_pools_may_be_empty_is_ready_without_members() -> None:
