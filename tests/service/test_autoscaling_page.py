@@ -88,5 +88,5 @@ def test_the_example_for_keda_is_answered_by_a_router(tmp_path: Path) -> None:
             return wire.IsActiveResponse.FromString(ask(asked.SerializeToString(), timeout=10)).result
 
         assert not active()
-        assert router.ask("POST", "/v2/models/m/infer", b"{}")[0] == 503
+        assert router.ask("POST", "/v2/models/m/infer", b"{}", x_nerite_timeout_ms="200")[0] == 504
         eventually(active)

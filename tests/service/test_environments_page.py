@@ -46,6 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         model = python_model(folder / "models", name, TITLES, config)
         (model / "requirements.txt").write_text(PAGE.block("models/titles/requirements.txt"))
     (folder / "models" / "wrong" / "requirements.txt").write_text("nobody-has-this==1\n")
+    (folder / "few").mkdir()
     environment = {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(folder / "wheels")}
     flags = [f"--environment-directory={folder / 'kept'}", "--exit-on-error=false"]
     with serving(folder / "models", folder / "log", *flags, environment=environment) as server:
@@ -81,7 +82,11 @@ def test_a_package_that_cannot_be_had(place: Place) -> None:
 
 def test_the_commands(place: Place) -> None:
     """The last test of this server: it is stopped."""
-    look, remove = PAGE.block("--unused-for").strip().splitlines()
+    create, look, remove = PAGE.block("--unused-for").strip().splitlines()
+    models = place.environments.with_name("models")
+    (models / "titles").rename(place.environments.with_name("few") / "titles")
+    created = place.command(create.replace("models", str(place.environments.with_name("few"))))
+    assert created.startswith(f"titles: {place.environments}/")
     listed = place.command(look)
     assert listed.count("requirements.txt") == 1
     assert place.command(remove) == ""

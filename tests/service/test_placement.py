@@ -22,6 +22,23 @@ from serving import HELD, IDENTITY, IN_PROCESS, PATIENCE, Serving, eventually, l
 KEY = "model-repository:X-Admin-Key=open-sesame"
 BROKEN = "def initialize(self, args):\n    raise pb_utils.TritonModelException('no weights')\n"
 
+ECHO = """
+def execute(self, requests):
+    for request in requests:
+        prompt = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0]
+        sender = request.get_response_sender()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([prompt], object))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+TEXT = """
+backend: "python"
+max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input [{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }]
+output [{ name: "text_output" data_type: TYPE_STRING dims: [ -1 ] }]
+instance_group [{ kind: KIND_CPU }]
+"""
+
 
 @contextmanager
 def members(models: Path, logs: Path, count: int, *flags: str) -> Iterator[list[Serving]]:
@@ -104,7 +121,8 @@ def test_copies_follow_demand(tmp_path: Path) -> None:
 
 
 def test_requests_wait_over_all_protocols(tmp_path: Path) -> None:
-    models = identities(tmp_path, 2)
+    models = identities(tmp_path, 1)
+    python_model(models, "echo", ECHO, TEXT)
     with members(models, tmp_path, 1) as servers, routing(tmp_path, placed(servers, grpc=True)) as router:
         client = grpcclient.InferenceServerClient(router.grpc)
         tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32")
@@ -112,8 +130,13 @@ def test_requests_wait_over_all_protocols(tmp_path: Path) -> None:
         assert not client.is_model_ready("m0")
         answer = client.infer("m0", [tensor])
         assert answer.as_numpy("OUTPUT0").tolist() == [[3.0]]
-        assert router.infer("m1", [1.0]) == [1.0]
         client.close()
+        status, _, told = router.ask("POST", "/v1/completions", {"model": "echo", "prompt": "hello"})
+        assert status == 200, told
+        assert json.loads(told)["choices"][0]["text"] == "hello"
+        assert samples(router, "nerite_router_held_total") == {
+            'nerite_router_held_total{outcome="served",pool="main"}': 2
+        }
 
 
 def test_a_killed_server_is_replaced_and_a_restarted_one_gets_its_models_again(tmp_path: Path) -> None:

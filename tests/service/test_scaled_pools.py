@@ -94,7 +94,7 @@ def test_from_nothing_and_back(tmp_path: Path) -> None:
     with up(file, tmp_path) as running:
         assert servers(running) == 0
         assert router.pool["wanted"] == 0
-        eventually(lambda: router.answered("slow"))
+        assert router.infer("slow")[0] == 200, "it waits for a server"
         assert "starting main/1" in running.text
         assert 'nerite_router_members_wanted{pool="main"} 1' in router.get("/metrics")
         eventually(lambda: servers(running) == 0, what="the idle server is still there")

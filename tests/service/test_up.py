@@ -108,3 +108,17 @@ def test_the_page(tmp_path: Path) -> None:
     assert [each.count('"text":') for each in answers[1:3]] == [20, 20]
     counted = set(re.findall(r'nerite_router_requests{code="200",member="([^/"]+)/', answers[3]))
     assert counted == {"interactive", "batch"}
+
+
+def test_models_that_are_placed(tmp_path: Path) -> None:
+    http, grpc, metrics = free_ports(3)
+    text = (ROOT / "examples" / "placement" / "cluster.toml").read_text()
+    for port, other in ((8000, http), (8001, grpc), (8002, metrics)):
+        text = text.replace(str(port), str(other))
+    file = tmp_path / "cluster.toml"
+    file.write_text(text.replace('"../sources"', f'"{ROOT / "examples" / "sources"}"'))
+    with up(file, tmp_path) as running:
+        eventually(lambda: "has loaded model 'scaler'" in running.text)
+        ask = ["curl", "-sS", f"http://127.0.0.1:{http}/v2/models/babble/generate_stream"]
+        assert run([*ask, "-d", '{"prompt": "The sea", "length": 3}']).count('"text":') == 3
+        eventually(lambda: "has loaded model 'babble'" in running.text)

@@ -78,6 +78,11 @@ def package_names() -> list[str]:
     return [point.name for point in _points()]
 
 
+def package_of(name: str) -> str:
+    """Return the package that offers the backend ``name``, as pip takes it with its version; "" if there is none."""
+    return next((f"{each.dist.name}=={each.dist.version}" for each in _points(name) if each.dist is not None), "")
+
+
 def package_backend(name: str) -> Backend | None:
     """Create the backend ``name``; return None if no package offers it. Imports the package's module.
 

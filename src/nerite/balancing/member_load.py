@@ -49,6 +49,7 @@ class MemberLoad:
         "drained",
         "ejected",
         "factor",
+        "heard_ns",
         "member",
         "models",
         "others",
@@ -58,6 +59,7 @@ class MemberLoad:
         "requests",
         "score",
         "speed",
+        "stalled",
         "ticket",
         "timings",
         "work",
@@ -72,6 +74,10 @@ class MemberLoad:
         """``PoolBalancer.drain`` was called; what its description says comes on top of that."""
         self.ejected = False
         """Gets no requests for a while, because it failed more than others."""
+        self.stalled = False
+        """Gets no requests for a while, because it has some and sends nothing."""
+        self.heard_ns = 0
+        """When it last sent a part of an answer, or had no requests."""
         self.models: Collection[str] | None = None
         """What it serves; None: not known, so anything."""
         self.work = 0.0
@@ -104,7 +110,7 @@ class MemberLoad:
     @property
     def available(self) -> bool:
         """Whether it may get requests that are not bound to it."""
-        return self.ready and not self.draining and not self.ejected
+        return self.ready and not self.draining and not self.ejected and not self.stalled
 
     def set_member(self, member: Member) -> None:
         """Take a changed description."""
@@ -121,6 +127,8 @@ class MemberLoad:
     def begin(self, work: float, now_ns: int) -> None:
         """Add a request."""
         self._pass_time(now_ns)
+        if not self.requests:
+            self.heard_ns = now_ns
         self.requests += 1
         self.work += work
         self._rate_work()

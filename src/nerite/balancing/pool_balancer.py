@@ -18,6 +18,7 @@ from nerite.balancing.outliers import OutlierDetector
 from nerite.balancing.policy import ChoicePolicy, PoolPolicy
 from nerite.balancing.retries import PoolRetryBudget
 from nerite.balancing.sequence_table import SequenceTable
+from nerite.balancing.stalls import MemberStallDetector
 
 _TICK_NS: Final = 250_000_000
 _WINDOW_NS: Final = 2_000_000_000
@@ -83,6 +84,7 @@ class PoolBalancer:
         self.policy = policy or PoolPolicy()
         self.budget = PoolRetryBudget(self.policy.retry_share, self.policy.retry_floor)
         self.outliers = OutlierDetector(self.policy.ejection)
+        self._stalls = MemberStallDetector()
         self._members: dict[str, MemberLoad] = {}
         self._tickets = count(1)
         self._random = Random(seed)
@@ -229,17 +231,21 @@ class PoolBalancer:
         return [load for load in serving if not load.draining] or serving
 
     def _fit(self, model: str) -> Candidates:
-        """Return the members that can take requests to a model: ejected ones only if there are no others."""
+        """Return the members that can take requests to a model: ejected and stalled ones only if there are no others.
+
+        A stalled one comes before an ejected one.
+        """
         serving = self._serving(model)
         if len(self._fits) >= _MOST_MODELS:
             self._fits.clear()
-        fit = self._fits[model] = _candidates([load for load in serving if not load.ejected] or serving)
+        sound = [load for load in serving if not load.ejected] or serving
+        fit = self._fits[model] = _candidates([load for load in sound if not load.stalled] or sound)
         return fit
 
     def _narrowed(
         self, model: str, fit: Candidates, tried: Collection[str], subset: Collection[str] | None
     ) -> Candidates:
-        """Return those that have not failed this request, are among the named ones and not full; else ejected ones."""
+        """Return those that have not failed this request, are among the named ones and not full; else any."""
         most = self.policy.max_requests
 
         def is_left(load: MemberLoad) -> bool:
@@ -283,6 +289,8 @@ class PoolBalancer:
         """Note that a part of the answer has come, of about so many tokens."""
         if attempt.ended:
             return
+        if self._stalls.heard(attempt.load, now_ns):
+            self._fits.clear()
         done = tokens + attempt.prefill
         attempt.prefill = 0.0
         if attempt.tokens:
@@ -301,6 +309,8 @@ class PoolBalancer:
         load, request = attempt.load, attempt.request
         if report is not None:
             load.take_report(report, self._typical / 2, now_ns)
+        if how not in (AttemptEnd.LOST, AttemptEnd.CANCELLED) and self._stalls.heard(load, now_ns):
+            self._fits.clear()
         if how is AttemptEnd.ANSWERED:
             spent_ns = now_ns - attempt.began_ns
             load.advance(max(attempt.prefill, 0.0 if attempt.tokens else LEAST_WORK), 0.0)
@@ -342,6 +352,8 @@ class PoolBalancer:
         if self.outliers.advance(now_ns):
             self._eject()
         loads = self._members.values()
+        if self._stalls.advance(loads, now_ns):
+            self._fits.clear()
         for load in loads:
             load.refresh(now_ns)
         self._known = all(load.is_known(now_ns) for load in loads)

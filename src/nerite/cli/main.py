@@ -20,6 +20,7 @@ COMMANDS = {
     "show": ("tools.models:run_show", "show a model: inputs, outputs, files, and example requests"),
     "check": ("tools.check:run", "validate model repositories without serving them"),
     "doctor": ("tools.doctor:run", "diagnose this machine: limits, ports, installed packages, GPUs"),
+    "dockerfile": ("tools.image.command:run", "write a Dockerfile for an image with models and what they need"),
     "route": ("tools.route:run", "route requests to pools of servers, from a cluster file"),
     "up": ("tools.up.command:run", "run a whole cluster file on this machine: servers and router"),
     "kubernetes": ("tools.kubernetes.command:run", "turn a cluster file into values of the Helm chart"),

@@ -189,6 +189,8 @@ POOLS: Final = MetricTable[RouterPool]((
     Metric("nerite_router_members_draining", "gauge",
            "Members of the pool that get new requests only while there is no other",
            lambda pool: sum(load.draining for load in pool.balancer.members)),
+    Metric("nerite_router_members_stalled", "gauge", "Members of the pool that have requests and send nothing",
+           lambda pool: sum(load.stalled for load in pool.balancer.members)),
 ), labels=("pool",))  # fmt: skip
 SCALED: Final = MetricTable[ScaledPool]((
     Metric("nerite_router_members_wanted", "gauge", "Members that autoscaling wants the pool to have",

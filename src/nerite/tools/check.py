@@ -38,10 +38,11 @@ from nerite.transports.http import infer_request
 class ModelHere:
     """A model in a directory, completed and opened by the backends of this machine as a server would do it."""
 
-    def __init__(self, directory: Path, backends: str) -> None:
-        """``backends`` is the backend directory."""
+    def __init__(self, directory: Path, backends: str, environments: str = "") -> None:
+        """``backends`` is the backend directory, ``environments`` that of environments; empty: the usual one."""
         self._directory = directory
         self._backends = backends
+        self._environments = environments
         self._memos: dict[int, dict[Any, Any]] = {}
         """Results that ``complete`` keeps for ``open``, by version."""
 
@@ -79,9 +80,22 @@ class ModelHere:
             elif completed and not context.environment:
                 found.open(context).close()
 
+    def prepare(self, config: ModelConfig, version: int) -> Path | None:
+        """Make what a load keeps in the directory of environments; return the Python that a worker would run.
+
+        None is this Python. May take minutes. Raises ``NeriteError`` as a load does.
+        """
+        from nerite.backends.python.environments import find_interpreter
+
+        context = self._context(config, version)
+        if context.environment:
+            return find_interpreter(context)
+        return registry.prepared(context) if config.backend in registry.GENERATING else None
+
     def _context(self, config: ModelConfig, version: int) -> ModelContext:
         config = registry.filled_in(config, self._backends)
-        settings = ServerOptions(backend_directory=self._backends).settings_of(config.backend)
+        options = ServerOptions(backend_directory=self._backends, environment_directory=self._environments)
+        settings = options.settings_of(config.backend)
         memo = self._memos.setdefault(version, {})
         return ModelContext(config.name, version, self._directory, to_json(config), settings, memo)
 
@@ -154,9 +168,9 @@ def run(arguments: Sequence[str]) -> int:
     return status_of("nerite check", lambda: _check(_parser().parse_args(arguments)))
 
 
-def examine(repositories: Sequence[str]) -> list[CheckFinding]:
-    """Return the findings about the models in repositories, checked with default flags."""
-    return _examined(_parser().parse_args(["--", *repositories]))
+def examine(repositories: Sequence[str], backends: str = ServerOptions().backend_directory) -> list[CheckFinding]:
+    """Return the findings about the models in repositories; ``backends`` is the backend directory."""
+    return _examined(_parser().parse_args([f"--backend-directory={backends}", "--", *repositories]))
 
 
 def _examined(options: argparse.Namespace) -> list[CheckFinding]:

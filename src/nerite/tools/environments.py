@@ -18,16 +18,23 @@ from nerite.backends.python.environments import (
     remove_environments,
 )
 from nerite.cli.command import new_parser, show, show_table, status_of
+from nerite.config.loading import poll_model_directory
+from nerite.config.mistake import mistake_text
+from nerite.config.options import ServerOptions
+from nerite.core.errors import InvalidArgument
 from nerite.llm import installation
 from nerite.llm.selection import EXTRA, here
+from nerite.repository.repositories import LocalRepository
 
 _EPILOG = """\
 Loading a model whose EXECUTION_ENV_PATH is an archive or a list of packages creates an environment. It is reused for
 models with the same content and is removed only by this command, which never removes one that a running server uses.
-Converted checkpoints of language models are listed and removed in the same way.
+Converted checkpoints of language models are listed and removed in the same way. With --create, the environments and
+conversions of the models in a repository are made without serving them, as when an image is built.
 
 Examples:
   nerite environments
+  nerite environments --create ./models
   nerite environments --remove --unused-for 30
 """
 _HEADINGS = ("Environment", "MB", "Unused for", "Created from")
@@ -40,7 +47,10 @@ def run_environments(arguments: Sequence[str]) -> int:
 
 
 def _list_or_remove(options: argparse.Namespace) -> int:
-    place = environments_folder(options.environment_directory or os.environ.get("NERITE_ENVIRONMENT_DIRECTORY", ""))
+    setting = options.environment_directory or os.environ.get("NERITE_ENVIRONMENT_DIRECTORY", "")
+    if options.create:
+        return _create([Path(each) for each in options.create], setting, options.backend_directory)
+    place = environments_folder(setting)
     now = time.time()
     found = [kept for kept in list_environments(place) if now - kept.used >= options.unused_for * _DAY]
     if options.remove:
@@ -53,9 +63,35 @@ def _list_or_remove(options: argparse.Namespace) -> int:
     return 0
 
 
+def _create(repositories: Sequence[Path], setting: str, backends: str) -> int:
+    """Make the environments of the models in repositories. Raises ``NeriteError`` for the first that cannot be made."""
+    from nerite.tools.check import ModelHere  # imports everything that a server has
+
+    for repository in repositories:
+        for name in LocalRepository(str(repository)).models():
+            polled = poll_model_directory(repository / name)
+            if polled.mistakes:
+                raise InvalidArgument("\n".join(mistake_text(polled.mistakes)))
+            model = ModelHere(repository / name, backends, setting)
+            with _log_to_stderr():
+                made = {model.prepare(polled.config, version) for version in polled.versions}
+            for interpreter in sorted(filter(None, made)):
+                show(f"{name}: {interpreter.parents[1]}")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser(
         "nerite environments", "List the Python environments created for models, and remove old ones.", _EPILOG
+    )
+    parser.add_argument(
+        "--create", metavar="REPOSITORY", nargs="+", help="make those of the models in repositories, and print them"
+    )
+    parser.add_argument(
+        "--backend-directory",
+        metavar="PATH",
+        default=ServerOptions().backend_directory,
+        help="with --create: directory of backends written in Python (default: %(default)s)",
     )
     parser.add_argument("--remove", action="store_true", help="remove the environments, except those in use")
     parser.add_argument(

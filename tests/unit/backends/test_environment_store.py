@@ -60,6 +60,16 @@ def test_made_once(tmp_path: Path) -> None:
     assert store.kept_environments(tmp_path / "new" / "place", "key", ORIGIN, never) == directory
 
 
+def test_a_store_that_cannot_be_written_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container image, where root made it: no lock is taken, and no time of use is noted."""
+    directory = store.kept_environments(tmp_path, "key", ORIGIN, make)
+    forget(monkeypatch)
+    (tmp_path / "key.lock").unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: not (path == tmp_path and mode == os.W_OK))
+    assert store.kept_environments(tmp_path, "key", ORIGIN, never) == directory
+    assert not (tmp_path / "key.lock").exists()
+
+
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     def fail(directory: Path, lock: int) -> None:
         make(directory, lock)

@@ -90,6 +90,8 @@ def kept_environments(place: Path, key: str, origin: Path, make: Make, what: str
     raises, and ``InvalidArgument`` for errors of the disk.
     """
     directory = place / key
+    if _origin(directory) and not os.access(place, os.W_OK):
+        return directory  # in a container image, for example: nobody can remove it
     logged = False
     try:
         place.mkdir(parents=True, exist_ok=True)

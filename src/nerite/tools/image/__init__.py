@@ -1,0 +1,1 @@
+"""Container images: the Dockerfile for models, and what runs in a container beside the server."""
