@@ -23,6 +23,7 @@ HTTP: Final = {
     "POST /v2/repository[/{repository}]/index": "repository_explicit: at the start",
     "POST /v2/repository[/{repository}]/models/{model}/load": "repository_explicit: load",
     "POST /v2/repository[/{repository}]/models/{model}/unload": "repository_explicit: unload",
+    "POST /v2/repository/wake": "service/test_standby.py::test_the_models_are_loaded_when_it_is_woken",
     "GET /v2/logging": "logging_settings: as it is",
     "POST /v2/logging": "logging_settings: a level off",
     "GET /v2[/models/{model}]/trace/setting": "trace_settings: as it is for a model",

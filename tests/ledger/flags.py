@@ -109,6 +109,7 @@ FLAGS: Final = {
     "ledger": "service/test_ledger_server.py::test_each_request_has_a_row",
     "router-key-file": "service/test_router_ledger.py::test_a_server_believes_routers_with_a_key_alone",
     "rollout-state": "service/test_rollouts.py::test_a_rollout_goes_on_after_a_restart",
+    "standby": "service/test_standby.py::test_the_models_are_loaded_when_it_is_woken",
     "quota-redis": "service/test_shared_quotas.py::test_three_servers_share_a_quota",
     "policy-file": "service/test_cache.py::test_tenants_have_answers_of_their_own",
     "allow-console": "service/test_console.py::test_the_console_can_be_left_out",
