@@ -23,8 +23,8 @@ from nerite.router.admission import Admission, AdmissionRequest, RouterAdmission
 from nerite.router.held_requests import HeldRequest
 from nerite.router.pools import PoolChoice, PoolTable, RouterPool
 
-_BEHIND: Final = ("batch", "idle")
-"""Classes that come behind all others where no policy says what the order is."""
+_BEHIND: Final = "batch"
+"""Class that comes behind all others that wait, where no policy says what the order is."""
 MOST_PREEMPTIONS: Final = 3
 """How often a request leaves a member for others. After that it is sent to members of its own pools only, and stays."""
 _FIRST_WAIT: Final = 0.02
@@ -118,7 +118,7 @@ class RoutedExchange:
         self._client = client
         self.request = request
         self._level = level
-        self._order = int(level in _BEHIND)
+        self._order = int(level == _BEHIND)
         """Of its class: the lowest goes first when requests wait."""
         self.attempts = attempts
         """Attempts that are left."""

@@ -93,6 +93,7 @@ class PoolProcess(ABC):
         for discovery in self._discoveries:
             await discovery.start()
         await self.health.check_all()
+        self.members.suspects.clear()  # the new ones among them were checked now
 
     def _take_members(self, pool: RouterPool, members: Sequence[Member]) -> None:
         """Take what discovery has found; new members are checked at once, so that they get requests soon."""

@@ -143,6 +143,10 @@ POOL = '[[pool]]\nname = "a"\nmembers = ["h:1"]\n'
         (POOL.replace('"h:1"', '{ http = "h:1", capacity = 0 }'), "entry 1 capacity must be a number greater than 0"),
         (POOL.replace('"a"', '""'), "pool.1.name: must be 1 to 64 letters"),
         (POOL + "[pool.placement]", "cluster.toml:4: pool.1.placement: it is not known how much memory members have"),
+        (
+            POOL.replace('members = ["h:1"]', 'kubernetes = "s:http"') + "[pool.placement]",
+            "how much memory members have",
+        ),
         (POOL + "placement = 1", "pool.1.placement: must be a table"),
         (POOL + '[pool.placement]\nmemory = "2 cows"', "placement.memory: must be a size of memory, as in 512MiB"),
         (POOL + "[pool.placement]\ntarget = 0", "pool.1.placement: target is 0: it must be from 0.01"),

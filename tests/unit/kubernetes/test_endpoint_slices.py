@@ -14,8 +14,8 @@ from nerite.kubernetes.endpoint_slices import FoundMembers, members_of_slices
 SERVICE = ServiceReference("default", "models", "http")
 
 
-def found(*slices: dict[str, Any], port: str = "http", grpc_port: int = 0) -> FoundMembers:
-    return members_of_slices(slices, SERVICE._replace(port=port), ServerKind.NERITE, grpc_port)
+def found(*slices: dict[str, Any], port: str = "http", grpc_port: int = 0, metrics_port: int = 0) -> FoundMembers:
+    return members_of_slices(slices, SERVICE._replace(port=port), ServerKind.NERITE, grpc_port, metrics_port)
 
 
 def test_pods_that_serve_are_members_and_those_that_terminate_drain() -> None:
@@ -48,6 +48,11 @@ def test_pods_that_serve_are_members_and_those_that_terminate_drain() -> None:
 def test_ports_by_name_and_by_number(port: str, grpc_port: int, http: str, grpc: str) -> None:
     (member,) = found(endpoint_slice(endpoint("10.0.0.1", "a")), port=port, grpc_port=grpc_port).members
     assert (member.http, member.grpc) == (http, grpc)
+
+
+def test_metrics_are_at_the_port_of_the_pool() -> None:
+    (member,) = found(endpoint_slice(endpoint("10.0.0.1", "a")), metrics_port=8002).members
+    assert member.metrics == "10.0.0.1:8002"
 
 
 def test_a_service_without_a_port_for_grpc_has_members_without_one() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerite.autoscaling.policy import ScalingPolicy
 from nerite.balancing.member import AttemptEnd, Member, RoutedRequest
 from nerite.balancing.policy import PoolPolicy
 from nerite.cluster.settings import MemberSource, PoolSettings
@@ -365,3 +366,39 @@ def test_whatever_happens_every_request_ends_once(actions: list[tuple[str, int]]
         assert all(each.exchange.over and len(each.told) <= 1 for each in clients)
 
     asyncio.run(work())
+
+
+def test_the_demand_of_a_pool_is_that_of_its_own_requests() -> None:
+    lender = made_pool("own", "a", lends=2, scaling=ScalingPolicy(least=1, latency=60.0))
+    router = Router(lender, made_pool("batch", "b", most=1, borrows=True))
+    demand = lender.demand
+    assert demand is not None
+    router.send("batch")
+    lent = router.send("batch")
+    assert (lent.places, demand.arrived) == ([("own", "a")], 0)
+    lent.exchange.done(AttemptEnd.ANSWERED, "200")
+    assert demand.done > 0, "its members have done the work"
+    assert demand.promises.answers == 0, "nobody has promised it"
+    router.send("own").exchange.done(AttemptEnd.ANSWERED, "200")
+    assert demand.arrived > 0
+    assert demand.promises.answers == 1
+
+
+def test_a_request_that_waits_goes_on_when_another_pool_has_room_to_lend() -> None:
+    async def play() -> None:
+        lender = made_pool("own", "a", lends=1)
+        borrower = made_pool("batch", borrows=True, hold_requests=1, serves=("m",))
+        router = Router(lender, borrower)
+        first = router.send("own")
+        held = Client()
+        held.exchange = RoutedExchange(router.table, held, RoutedRequest("m"), level="batch", attempts=3, waits=True)
+        held.exchange.begin()
+        assert held.exchange.waiting
+        first.exchange.done(AttemptEnd.ANSWERED, "200")
+        await sent(held, 1)
+        assert held.places == [("own", "a")]
+        held.exchange.done(AttemptEnd.ANSWERED, "200")
+        assert router.at_rest
+        assert borrower.held == 0
+
+    asyncio.run(play())
