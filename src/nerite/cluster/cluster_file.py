@@ -189,12 +189,12 @@ _EJECTION: Final[Mapping[str, _Key]] = {
     "max-ejection": _Key("max_ejection", duration_of),
     "max-ejected": _Key("max_ejected", _number),
 }
-_PLACEMENT: Final[Mapping[str, _Key]] = {
+_PLACED_MODEL: Final[Mapping[str, _Key]] = {
     "memory": _Key("memory", size_of),
     "least": _Key("least", _count(0, MAX_MEMBERS)),
     "most": _Key("most", _count(0, MAX_MEMBERS)),
-    "key": _Key("key", _restricted_key),
 }
+_PLACEMENT: Final[Mapping[str, _Key]] = {**_PLACED_MODEL, "key": _Key("key", _restricted_key)}
 _PLACEMENT_POLICY: Final[Mapping[str, _Key]] = {
     "target": _Key("target", _number),
     "rise": _Key("rise", duration_of),
@@ -203,11 +203,6 @@ _PLACEMENT_POLICY: Final[Mapping[str, _Key]] = {
     "retry": _Key("retry", duration_of),
     "load-timeout": _Key("patience", duration_of),
     "model-memory": _Key("unknown_bytes", size_of),
-}
-_PLACED_MODEL: Final[Mapping[str, _Key]] = {
-    "memory": _Key("memory", size_of),
-    "least": _Key("least", _count(0, MAX_MEMBERS)),
-    "most": _Key("most", _count(0, MAX_MEMBERS)),
 }
 _SCALING: Final[Mapping[str, _Key]] = {
     "min": _Key("least", _count(0, MOST_MEMBERS)),
