@@ -117,12 +117,14 @@ def test_killed_servers_fail_no_request(tmp_path: Path) -> None:
             def answers() -> int:
                 return sum(each.found.total() for each in askers)
 
+            def go_on(enough: int) -> None:
+                eventually(lambda: answers() > enough)
+
             eventually(lambda: answers() > 200)
             for number in range(ROUNDS):
                 place = places[number % 3]
                 place.kill()
-                enough = answers() + 200
-                eventually(lambda enough=enough: answers() > enough)  # type: ignore[misc]
+                go_on(answers() + 200)
                 place.start()
                 eventually(lambda: members_ready(router) == 3)
         assert [set(each.found) for each in askers] == [{"right"}] * 4

@@ -57,8 +57,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def client(server: Serving) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as made:
+    with connected(server) as made:
         yield made
+
+
+def connected(server: Serving, key: str = "none") -> openai.OpenAI:
+    """Return a client, which is to be closed."""
+    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key=key, max_retries=0)
 
 
 def chat(number: int, model: str = "words", text: str = "one two") -> dict[str, Any]:
@@ -245,8 +250,7 @@ def test_no_answer_is_lost_or_doubled_when_the_server_is_killed(tmp_path: Path) 
         {"custom_id": f"item-{n}", "url": "/v1/completions", "body": {"model": "slow", "prompt": f"text {n}"}}
         for n in range(120)
     ]
-    with serving(tmp_path / "models", tmp_path / "log", *flags, clean=False) as server:
-        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none")
+    with serving(tmp_path / "models", tmp_path / "log", *flags, clean=False) as server, connected(server) as client:
         file = upload(client, *items)
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         wait(client, batch, lambda now: now.request_counts.completed >= 40)
@@ -257,8 +261,7 @@ def test_no_answer_is_lost_or_doubled_when_the_server_is_killed(tmp_path: Path) 
     committed = {custom_id.replace("item-", "text ") for (custom_id,) in rows}
     assert 40 <= len(committed) < 120
     before = (tmp_path / "runs").read_text().splitlines()
-    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
-        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none")
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server, connected(server) as client:
         batch = wait(client, batch)
         assert (batch.status, batch.request_counts.completed) == ("completed", 120)
         rows = output(client, batch.output_file_id)
@@ -277,8 +280,7 @@ def test_the_limits_of_flags(tmp_path: Path) -> None:
         "--batch-concurrency=3",
         "--batch-storage-bytes=2000",
     )
-    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
-        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server, connected(server) as client:
         with pytest.raises(openai.APIStatusError, match="batch-storage-bytes") as found:
             upload(client, *map(chat, range(100)))
         assert found.value.status_code == 413
@@ -295,13 +297,11 @@ def test_a_polite_stop_keeps_the_batch(tmp_path: Path) -> None:
     python_model(tmp_path / "models", "slow", SLOW.replace("LOG", repr(str(tmp_path / "runs"))), SIMPLE)
     item = {"url": "/v1/completions", "body": {"model": "slow", "prompt": "text"}}
     flags = [f"--batches={tmp_path / 'batches.db'}"]
-    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
-        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none")
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server, connected(server) as client:
         file = upload(client, *({**item, "custom_id": str(n)} for n in range(100)))
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         wait(client, batch, lambda now: now.request_counts.completed >= 10)
-    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
-        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none")
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server, connected(server) as client:
         assert wait(client, batch).request_counts.completed == 100
 
 
@@ -315,10 +315,11 @@ def test_tenants_and_front_processes(tmp_path: Path) -> None:
         f"--policy-file={tmp_path / 'policy.toml'}",
         "--front-processes=2",
     )
-    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
-        acme, umbrella = (
-            openai.OpenAI(base_url=f"http://{server.http}/v1", api_key=key, max_retries=0) for key in ("a-key", "b-key")
-        )
+    with (
+        serving(tmp_path / "models", tmp_path / "log", *flags) as server,
+        connected(server, "a-key") as acme,
+        connected(server, "b-key") as umbrella,
+    ):
         item = {"url": "/v1/completions", "body": {"model": "shout", "prompt": "text"}}
         file = upload(acme, *({**item, "custom_id": str(n)} for n in range(20)))
         with pytest.raises(openai.NotFoundError):

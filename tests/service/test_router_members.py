@@ -69,11 +69,10 @@ def test_tensors_and_texts(tmp_path: Path) -> None:
         assert router.ask("POST", "/v2/models/none/infer", b"{}")[0] == 404
         wrong = "POST", "/v2/models/identity/infer", b"{}"
         assert router.ask(*wrong)[::2] == members[0].ask(*wrong)[::2]
-        client = openai.OpenAI(base_url=f"http://{router.http}/v1", api_key="none", max_retries=0)
-        assert [model.id for model in client.models.list()] == ["words"]
-        stream = client.completions.create(model="words", prompt="one two three", stream=True)
-        assert "".join(part.choices[0].text for part in stream) == "one two three "
-        client.close()
+        with openai.OpenAI(base_url=f"http://{router.http}/v1", api_key="none", max_retries=0) as client:
+            assert [model.id for model in client.models.list()] == ["words"]
+            stream = client.completions.create(model="words", prompt="one two three", stream=True)
+            assert "".join(part.choices[0].text for part in stream) == "one two three "
 
 
 def test_a_killed_server_fails_no_request(tmp_path: Path) -> None:
@@ -111,8 +110,11 @@ def test_a_killed_server_fails_no_request(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_killed_in_a_stream(tmp_path: Path) -> None:
-    with servers(tmp_path, 2) as members, routing(tmp_path, pool(*(each.http for each in members))) as router:
-        client = openai.OpenAI(base_url=f"http://{router.http}/v1", api_key="none", max_retries=0)
+    with (
+        servers(tmp_path, 2) as members,
+        routing(tmp_path, pool(*(each.http for each in members))) as router,
+        openai.OpenAI(base_url=f"http://{router.http}/v1", api_key="none", max_retries=0) as client,
+    ):
         stream = iter(client.completions.create(model="words", prompt="one wait", stream=True))
         assert next(stream).choices[0].text == "one "
         requests = samples(router, "nerite_router_member_requests")

@@ -1,4 +1,4 @@
-"""What the autoscaler is told of a pool, and how it counts which answers keep the promises."""
+"""Inputs of the autoscaler for a pool, and counts of the answers that kept its promises on latency."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PoolFigures(NamedTuple):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody wanted anything of the pool."""
+        """Whether no request arrived, ran or waited in the interval, and none was refused."""
         return not (self.arrived or self.under_way or self.held or self.turned_away)
 
 

@@ -69,7 +69,7 @@ class PoolScaler:
     def observe(self, figures: PoolFigures, now: float) -> ScalingDecision:
         """Take the figures of an interval; return what is wanted now."""
         if self._began == math.inf:
-            # A router that was started anew keeps what is there.
+            # After a restart of the router, keep the current number of members.
             self._began = self._busy = self._lessened = now
             self.decision = ScalingDecision(self.policy.bounded(figures.ready), "as many as there were at the start")
         if not figures.idle:

@@ -62,12 +62,12 @@ _EJECTION: Final[Mapping[str, TableKey]] = {
     "max-ejection": TableKey("max_ejection", duration_of),
     "max-ejected": TableKey("max_ejected", read_number),
 }
-_PLACEMENT: Final[Mapping[str, TableKey]] = {
+_PLACED_MODEL: Final[Mapping[str, TableKey]] = {
     "memory": TableKey("memory", size_of),
     "least": TableKey("least", read_count(0, MAX_MEMBERS)),
     "most": TableKey("most", read_count(0, MAX_MEMBERS)),
-    "key": TableKey("key", _restricted_key),
 }
+_PLACEMENT: Final[Mapping[str, TableKey]] = {**_PLACED_MODEL, "key": TableKey("key", _restricted_key)}
 _PLACEMENT_POLICY: Final[Mapping[str, TableKey]] = {
     "target": TableKey("target", read_number),
     "rise": TableKey("rise", duration_of),
@@ -76,11 +76,6 @@ _PLACEMENT_POLICY: Final[Mapping[str, TableKey]] = {
     "retry": TableKey("retry", duration_of),
     "load-timeout": TableKey("patience", duration_of),
     "model-memory": TableKey("unknown_bytes", size_of),
-}
-_PLACED_MODEL: Final[Mapping[str, TableKey]] = {
-    "memory": TableKey("memory", size_of),
-    "least": TableKey("least", read_count(0, MAX_MEMBERS)),
-    "most": TableKey("most", read_count(0, MAX_MEMBERS)),
 }
 _SCALING: Final[Mapping[str, TableKey]] = {
     "min": TableKey("least", read_count(0, MOST_MEMBERS)),

@@ -36,7 +36,7 @@ class Standby:
         await self._ended.wait()
 
     async def until_asked(self) -> None:
-        """Return when somebody has called ``wake``."""
+        """Wait until ``wake`` is called."""
         await self._asked.wait()
 
     def ended(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ class Client:
         self.ended.set()
 
 
-def made_pool(name: str, *members: str, models: tuple[str, ...] = ("m",), **keys: object) -> RouterPool:
+def made_pool(name: str, *members: str, models: tuple[str, ...] = ("m",), **keys: Any) -> RouterPool:
     policy = PoolPolicy(retry_share=1.0, retry_floor=100.0)
     pool = RouterPool(PoolSettings(name, MemberSource(), balancing=policy, **keys))  # type: ignore[arg-type]
     pool.set_members([Member(each, f"{each}:80") for each in members])
@@ -58,7 +59,7 @@ def made_pool(name: str, *members: str, models: tuple[str, ...] = ("m",), **keys
     return pool
 
 
-def exchange(client: Client, *pools: RouterPool, attempts: int = 3, **request: object) -> RoutedExchange:
+def exchange(client: Client, *pools: RouterPool, attempts: int = 3, **request: Any) -> RoutedExchange:
     routed = RoutedRequest("m")._replace(**request)  # type: ignore[arg-type]
     return RoutedExchange(PoolTable(pools), client, routed, attempts=attempts)
 
@@ -166,7 +167,7 @@ def test_a_deadline_ends_a_request(begun: bool) -> None:
     asyncio.run(run())
 
 
-def refusal(client: Client, *pools: RouterPool, level: str = "", **request: object) -> NeriteError:
+def refusal(client: Client, *pools: RouterPool, level: str = "", **request: Any) -> NeriteError:
     made = RoutedExchange(PoolTable(pools), client, RoutedRequest("m")._replace(**request), level=level)  # type: ignore[arg-type]
     made.begin()
     assert made.over
@@ -237,7 +238,7 @@ def test_an_answer_that_has_begun_is_not_hedged() -> None:
     assert made.again(client) is None
 
 
-def held_pool(name: str = "p", *members: str, models: tuple[str, ...] = ("m",), **keys: object) -> RouterPool:
+def held_pool(name: str = "p", *members: str, models: tuple[str, ...] = ("m",), **keys: Any) -> RouterPool:
     """Return a pool whose members, which are not ready yet, know some models."""
     pool = made_pool(name, *members, models=models, hold_requests=10, **keys)
     for each in members:
@@ -245,7 +246,7 @@ def held_pool(name: str = "p", *members: str, models: tuple[str, ...] = ("m",), 
     return pool
 
 
-def waiting(client: Client, table: PoolTable, *, level: str = "", **request: object) -> RoutedExchange:
+def waiting(client: Client, table: PoolTable, *, level: str = "", **request: Any) -> RoutedExchange:
     routed = RoutedRequest("m")._replace(**request)  # type: ignore[arg-type]
     made = RoutedExchange(table, client, routed, level=level, attempts=3, waits=True)
     made.begin()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nerite.balancing.member import Member, RoutedRequest
@@ -10,8 +12,8 @@ from nerite.core.errors import NeriteError
 from nerite.router.pools import MemberIndex, PoolTable, RouterPool
 
 
-def made(*members: str, **keys: object) -> RouterPool:
-    pool = RouterPool(PoolSettings("p", MemberSource(), **keys))  # type: ignore[arg-type]
+def made(*members: str, **keys: Any) -> RouterPool:
+    pool = RouterPool(PoolSettings("p", MemberSource(), **keys))
     find(pool, *members)
     return pool
 

@@ -91,7 +91,7 @@ def kept_environments(place: Path, key: str, origin: Path, make: Make, what: str
     """
     directory = place / key
     if _origin(directory) and not os.access(place, os.W_OK):
-        return directory  # in a container image, for example: nobody can remove it
+        return directory  # read-only, as in a container image: it cannot be removed meanwhile
     logged = False
     try:
         place.mkdir(parents=True, exist_ok=True)
