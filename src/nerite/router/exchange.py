@@ -81,7 +81,7 @@ class RoutedExchange:
     """A request, and its attempts at members one after the other."""
 
     __slots__ = (
-        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_delay",
+        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_counted", "_delay",
         "_first_ns", "_gate", "_held", "_left_ns", "_level", "_order", "_over", "_place", "_pool", "_preemptions",
         "_retry_timer", "_table", "_timeout", "_timer", "_tried", "_waits", "account", "attempts", "request",
     )  # fmt: skip
@@ -125,6 +125,8 @@ class RoutedExchange:
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
         self._tried: tuple[str, ...] = ()
+        self._counted = False
+        """Autoscaling has been told that it arrived."""
         self._pool: RouterPool | None = None
         self._attempt: MemberAttempt | None = None
         self._call: MemberCall | None = None
@@ -247,7 +249,8 @@ class RoutedExchange:
         yields = self._table.preempts and self._can_leave and not (borrower or pool).settings.preempts
         leaves = yields and pool.settings.preempts and not self.request.streams
         self._attempt = pool.balancer.begin(self.request, member, now_ns, yields=leaves)
-        if pool.demand is not None and borrower is None and not (self._tried or self._left_ns):
+        if pool.demand is not None and borrower is None and not self._counted:
+            self._counted = True
             pool.demand.arrived += self._attempt.work
         pool.under_way += 1
         if pool.model_demand is not None:

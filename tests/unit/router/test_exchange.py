@@ -423,6 +423,26 @@ def test_autoscaling_is_told_of_a_request_once_whatever_member_answers() -> None
     assert (demand.promises.answers, demand.promises.late, demand.turned_away) == (1, 0, 0)
 
 
+def test_autoscaling_is_told_once_of_a_request_that_loses_its_member_and_waits() -> None:
+    async def play() -> None:
+        client, pool = Client(), held_pool("p", "a", scaling=ScalingPolicy(least=0, latency=60.0))
+        assert pool.demand is not None
+        pool.set_ready("a", True, ("m",))
+        made = waiting(client, PoolTable([pool]))
+        arrived = pool.demand.arrived
+        assert arrived > 0
+        pool.set_ready("a", False)
+        made.failed(AttemptEnd.LOST, "is gone")
+        assert made.waiting
+        pool.set_ready("a", True, ("m",))
+        await turn()
+        assert len(client.calls) == 2
+        assert pool.demand.arrived == arrived
+        made.done(AttemptEnd.ANSWERED, "200")
+
+    asyncio.run(play())
+
+
 def test_autoscaling_is_told_of_tensors_and_of_refusals() -> None:
     client, (pool, demand) = Client(), scaled_pool("a")
     made = exchange(client, pool, answer_tokens=1.0)
