@@ -273,7 +273,7 @@ class CallRelay:
             self._end_hedge()
         else:
             self._hedge_timer.cancel()
-            call.exchange.take_account(self.exchange)
+            call.exchange.take_over(self.exchange)
             self.exchange.cancel()
 
     def send_head(self, call: CallAttempt, head: ReplyHeaders) -> None:

@@ -163,7 +163,7 @@ class HttpRelay:
             self._end_hedge()
         else:
             self._hedge_timer.cancel()
-            call.exchange.take_account(self.exchange)
+            call.exchange.take_over(self.exchange)
             self.exchange.cancel()
 
     def break_off(self, error: NeriteError) -> None:

@@ -212,19 +212,37 @@ def test_a_pool_borrows_idle_members() -> None:
 
 
 def test_a_late_request_has_a_second_exchange_at_another_member() -> None:
-    client, pool = Client(), made_pool("p", "a", "b")
+    client, (pool, demand) = Client(), scaled_pool("a", "b")
     first = exchange(client, pool)
     assert first.again(client) is None
     first.begin()
+    arrived = demand.arrived
     second = first.again(client)
     assert second is not None
     second.begin()
+    assert demand.arrived == arrived
     assert {call.member.name for call in client.calls} == {"a", "b"}
     second.answer_begins()
     first.cancel()
     second.done(AttemptEnd.ANSWERED, "200")
     assert client.calls[0].cancelled
     assert pool.retries == {"hedged": 1}
+    assert is_at_rest(pool)
+
+
+def test_a_hedged_request_is_refused_once_when_both_of_its_exchanges_are() -> None:
+    (client, other), pool = (Client(), Client()), made_pool("p", "a", "b")
+    table = PoolTable([pool])
+    first = RoutedExchange(table, client, RoutedRequest("m"))
+    first.begin()
+    second = first.again(other)
+    assert second is not None
+    second.begin()
+    second.failed(AttemptEnd.LOST, "is gone")
+    assert (first.over, second.over, table.refused.total()) == (False, True, 0)
+    first.failed(AttemptEnd.LOST, "is gone, too")
+    assert table.refused == {"502": 1}
+    assert (len(client.told), len(other.told)) == (1, 1)
     assert is_at_rest(pool)
 
 
