@@ -1,17 +1,15 @@
-"""The gRPC port: opens it, maintains its connections, writes their access log, and shuts down gracefully."""
+"""The gRPC port: maintains its connections, and writes their access log."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from nerite.config.options import KeepaliveOptions
 from nerite.core.errors import NeriteError
 from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.tensor import Buffer
 from nerite.http2 import Limits, RequestHeaders, refusal_preface
-from nerite.transports import tcp
 from nerite.transports.access_log import AccessRecord, peer_of
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.call import ConnectionCall
@@ -19,6 +17,7 @@ from nerite.transports.grpc.connection import CallService, CallTarget, GrpcCall,
 from nerite.transports.grpc.keepalive import KeepaliveRules
 from nerite.transports.grpc.stream import StreamCall, StreamTarget
 from nerite.transports.limits import CHECKS, TransportLimits
+from nerite.transports.tcp_listener import TcpListener
 
 # Variants of connection and calls that write the access log.
 
@@ -124,8 +123,8 @@ class LoggedGrpcConnection(GrpcConnection):
         return call
 
 
-class GrpcListener:
-    """Accepts connections, and keeps track of open ones."""
+class GrpcListener(TcpListener[GrpcShared]):
+    """Accepts gRPC connections on a port."""
 
     def __init__(
         self,
@@ -141,93 +140,30 @@ class GrpcListener:
 
         ``connection`` is another class of connections, which write no access log.
         """
-        self._connection = connection or (LoggedGrpcConnection if access_log else GrpcConnection)
         limits = Limits(
             min_recv_ping_interval_without_data_ms=keepalive.min_recv_ping_interval_without_data_ms,
             max_ping_strikes=keepalive.max_ping_strikes,
             permit_pings_without_calls=keepalive.permit_without_calls,
         )
-        self._shared = GrpcShared(service, limits, KeepaliveRules(keepalive), bounds)
+        shared = GrpcShared(service, limits, KeepaliveRules(keepalive), bounds)
+        every = shared.rules.check_interval
+        refusal = refusal_preface(limits, f"the limit of open connections ({bounds.connections_setting}) is reached")
+        super().__init__("GRPC", shared, refusal, min(every, upload_seconds / CHECKS) if upload_seconds else every)
+        self._connection = connection or (LoggedGrpcConnection if access_log else GrpcConnection)
         self._upload_seconds = upload_seconds
-        every = self._shared.rules.check_interval
-        self._check_interval = min(every, upload_seconds / CHECKS) if upload_seconds else every
-        self._port: tcp.TcpPort | None = None
-        self._check_timer: asyncio.TimerHandle | None = None
-        self._refusal = refusal_preface(
-            limits, f"the limit of open connections ({bounds.connections_setting}) is reached"
-        )
 
-    async def open(
-        self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
-    ) -> int:
-        """Listen, and return the port number, which matters if 0 was requested. Raises ``Unavailable`` on failure."""
-        loop = asyncio.get_running_loop()
-        self._port, number = await tcp.listen(
-            "GRPC",
-            lambda: self._connection(self._shared, loop),
-            address,
-            port,
-            bounds=self._shared.bounds,
-            refusal=self._refusal,
-            reuse_port=reuse_port,
-            tls=tls,
-        )
-        self._check()
-        return number
+    def _connect(self) -> GrpcConnection:
+        return self._connection(self._shared, asyncio.get_running_loop())
 
-    def adopt(self, tls: ssl.SSLContext | None, closed: Callable[[], None]) -> tcp.AdoptedPort:
-        """Serve connections that another process accepts; return the port that takes them.
-
-        ``closed`` is called when one of them has ended.
-        """
-        self._shared.closed = closed
-        loop = asyncio.get_running_loop()
-        self._port = port = tcp.AdoptedPort(
-            lambda: self._connection(self._shared, loop), self._shared.bounds, self._refusal, tls, closed
-        )
-        self._check()
-        return port
-
-    def _check(self) -> None:
-        """Periodically check all connections for keepalive, age, and messages that arrive too slowly."""
-        loop = asyncio.get_running_loop()
+    def _check(self, now: float) -> None:
+        """Check keepalive and age, and messages that arrive too slowly."""
         seconds = self._shared.bounds.patience(self._upload_seconds)
         for connection in tuple(self._shared.connections):
-            connection.check(loop.time())
+            connection.check(now)
             if seconds:
-                connection.check_uploads(loop.time(), seconds)
-        self._check_timer = loop.call_later(self._check_interval, self._check)
+                connection.check_uploads(now, seconds)
 
     def forget(self) -> None:
         """Re-evaluate all headers, also on open connections, because access rules have changed."""
         for connection in self._shared.connections:
             connection.http2.forget_headers()
-
-    def drain(self) -> None:
-        """Notify all clients that their connection will end soon, so that they send further calls elsewhere."""
-        for connection in tuple(self._shared.connections):
-            connection.drain()
-
-    def admit_no_more(self) -> None:
-        """Let no more connections begin; those already begun are still accepted."""
-        if self._port is not None:
-            tcp.admit_no_more(self._port.sockets)
-
-    def stop_accepting(self) -> None:
-        """Close the port, and each connection as soon as it is idle."""
-        if self._port is not None:
-            self._port.close()
-        for connection in tuple(self._shared.connections):
-            connection.shut_down()
-
-    def abort(self) -> None:
-        """Close all remaining connections immediately."""
-        if self._check_timer is not None:
-            self._check_timer.cancel()
-        for connection in tuple(self._shared.connections):
-            connection.abort()
-
-    @property
-    def open_connections(self) -> int:
-        """Number of open connections."""
-        return len(self._shared.connections)

@@ -1,20 +1,18 @@
-"""HTTP ports: listening, graceful shutdown, and connections that write the access log."""
+"""HTTP ports, and connections that write the access log."""
 
 from __future__ import annotations
 
-import asyncio
-import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from nerite.core.byte_budget import ACCESS_LOG, Memo
 from nerite.core.tensor import Buffer
-from nerite.transports import tcp
 from nerite.transports.access_log import AccessRecord, peer_of
 from nerite.transports.http import reply, routes
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import HttpHandler, HttpShared
 from nerite.transports.limits import CHECKS, TransportLimits
+from nerite.transports.tcp_listener import TcpListener
 
 _CONSOLE = "/ui"
 """Prefix of the console's paths. It polls every two seconds, so only its errors are logged, lest it flood the log."""
@@ -126,8 +124,8 @@ def _model_in_path(path: str) -> tuple[str, str]:
 _TOO_MANY_CONNECTIONS = "Service Unavailable: the limit of open connections ({}) is reached. Try again in 1 s"
 
 
-class HttpListener:
-    """Accepts connections on a port, keeps track of those that are open, and closes them gracefully."""
+class HttpListener(TcpListener[HttpShared]):
+    """Accepts HTTP connections on a port."""
 
     def __init__(
         self,
@@ -146,56 +144,20 @@ class HttpListener:
         ``size_setting`` is what sets ``max_body``, for error texts. ``whole_heads``: trace context lines stay in the
         head, because headers are forwarded to models.
         """
-        self._name = name
+        shared = HttpShared(handler, max_body, bounds, whole_heads=whole_heads)
+        shared.size_setting = size_setting
+        refusal = reply.farewell(503, _TOO_MANY_CONNECTIONS.format(bounds.connections_setting), retry_after=1)
+        super().__init__(name, shared, refusal.encode(), upload_seconds / CHECKS)
         self._connection = LoggedHttpConnection if access_log else HttpConnection
-        self._shared = HttpShared(handler, max_body, bounds, whole_heads=whole_heads)
-        self._shared.size_setting = size_setting
         self._upload_seconds = upload_seconds
-        self._port: tcp.TcpPort | None = None
-        self._progress_timer: asyncio.TimerHandle | None = None
-        refusal = _TOO_MANY_CONNECTIONS.format(bounds.connections_setting)
-        self._refusal = reply.farewell(503, refusal, retry_after=1).encode()
 
-    async def open(
-        self, address: str, port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
-    ) -> int:
-        """Listen and return the port, which matters if ``port`` is 0. Raises ``Unavailable`` if it cannot be opened."""
-        self._port, number = await tcp.listen(
-            self._name,
-            lambda: self._connection(self._shared),
-            address,
-            port,
-            bounds=self._shared.bounds,
-            refusal=self._refusal,
-            reuse_port=reuse_port,
-            tls=tls,
-        )
-        self._start_checks()
-        return number
+    def _connect(self) -> HttpConnection:
+        return self._connection(self._shared)
 
-    def adopt(self, tls: ssl.SSLContext | None, closed: Callable[[], None]) -> tcp.AdoptedPort:
-        """Serve connections that another process accepts; return the port that takes them.
-
-        ``closed`` is called when one of them has ended.
-        """
-        self._shared.closed = closed
-        self._port = port = tcp.AdoptedPort(
-            lambda: self._connection(self._shared), self._shared.bounds, self._refusal, tls, closed
-        )
-        self._start_checks()
-        return port
-
-    def _start_checks(self) -> None:
-        if self._upload_seconds:
-            self._check_progress()
-
-    def _check_progress(self) -> None:
-        """Periodically close connections whose request makes no progress."""
-        loop = asyncio.get_running_loop()
+    def _check(self, now: float) -> None:
         seconds = self._shared.bounds.patience(self._upload_seconds)
         for connection in tuple(self._shared.connections):
-            connection.check(loop.time(), seconds)
-        self._progress_timer = loop.call_later(self._upload_seconds / CHECKS, self._check_progress)
+            connection.check(now, seconds)
 
     def forget(self) -> None:
         """Discard cached heads and remembered requests, also on open connections: access rules have changed."""
@@ -206,29 +168,4 @@ class HttpListener:
     def drain(self) -> None:
         """Make every connection, including new ones, close after its next reply, which announces that to the client."""
         self._shared.draining = True
-        for connection in self._shared.connections:
-            connection.drain()
-
-    def admit_no_more(self) -> None:
-        """Stop new connections from being established; those already established are still accepted."""
-        if self._port is not None:
-            tcp.admit_no_more(self._port.sockets)
-
-    def stop_accepting(self) -> None:
-        """Close the port, and each connection once its current exchange is finished."""
-        if self._port is not None:
-            self._port.close()
-        for connection in tuple(self._shared.connections):
-            connection.shut_down()
-
-    def abort(self) -> None:
-        """Close all remaining connections at once."""
-        if self._progress_timer is not None:
-            self._progress_timer.cancel()
-        for connection in tuple(self._shared.connections):
-            connection.abort()
-
-    @property
-    def open_connections(self) -> int:
-        """Number of open connections."""
-        return len(self._shared.connections)
+        super().drain()
