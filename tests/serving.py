@@ -220,6 +220,21 @@ def eventually(holds: Callable[[], bool], seconds: float = 45.0, what: str = "")
         time.sleep(0.01)
 
 
+@contextmanager
+def served(command: list[str], log: Path, started: str = Serving.started) -> Iterator[Serving]:
+    """Run a program that serves, in the directory of its log; ``started``: what it says when its ports are open."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=log.parent)
+    running = Serving(process, log)
+    running.started = started
+    try:
+        running.wait()
+        yield running
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
 def python_model(repository: Path, name: str, source: str, config: str = "", version: int = 1) -> Path:
     """Write a Python model; return its directory. ``source`` is the body of the class, ``config`` the whole file."""
     directory = repository / name

@@ -153,11 +153,20 @@ def _raise_open_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+StartedServer = Callable[[InferenceServer, Mapping[str, int]], None]
+"""Called on the loop when the models are loaded and the ports are open, with the numbers of the ports."""
+
+
 class ServerProcess:
     """Creates, connects and closes the components of a server."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, started: StartedServer | None = None) -> None:
+        """With ``started``, the server is embedded in a program.
+
+        It leaves signals and the collector alone, never ends the process, and ``serve`` raises why it cannot start.
+        """
         self._options = options
+        self._started = started
         self._loader = ThreadPoolExecutor(max(options.repository.load_threads, 1) * 2, "load")
         self._repositories: list[Repository] = []
         self._key_files: dict[str, KeyFile] = {}
@@ -188,11 +197,13 @@ class ServerProcess:
             self._key_files = access.open_files(restricted)
             self._ledger = Ledger(self._options.ledger, self._level_of) if self._options.ledger else None
         except NeriteError as error:
+            if self._started is not None:
+                raise
             log.error(error.message)
             return 1
         loop.set_exception_handler(_report_unhandled)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._request_stop)
+        for number in (signal.SIGINT, signal.SIGTERM) if self._started is None else ():
+            loop.add_signal_handler(number, self._signalled)
         fork_server = ForkServer(loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
         foreign_segments = ForeignSegments()
         helpers = HelperPool(fork_server, loop, foreign_segments)
@@ -329,10 +340,14 @@ class ServerProcess:
             count, self._options, server, fork_server, foreign_segments, self._loader, self._key_files, policy
         )
 
-    def _request_stop(self) -> None:
+    def _signalled(self) -> None:
         """Begin a graceful shutdown; on the second signal, exit immediately."""
         if self._stop_requested.is_set():
             os._exit(1)
+        self.request_stop()
+
+    def request_stop(self) -> None:
+        """Begin a graceful shutdown."""
         self._stop_requested.set()
 
     async def _start(self, server: InferenceServer) -> bool:
@@ -353,6 +368,8 @@ class ServerProcess:
                 await self._open_batches()
                 await self._open_ports()
         except NeriteError as error:
+            if self._started is not None:
+                raise
             log.error(error.message)
             return False
         exposed = exposure.open_ports(self._options)
@@ -368,6 +385,9 @@ class ServerProcess:
             else:
                 reason = "no trace file is set. Use --trace-config=triton,file=<path>"
             log.warning(f"nothing is traced: {reason}")
+        if self._started is not None:
+            self._started(server, self._ports.opened)
+            return True
         self._print_welcome(server)
         # Objects created so far live long, so the collector need not scan them again. Requests create no cycles.
         gc.collect()
@@ -421,6 +441,8 @@ class ServerProcess:
         except NeriteError as error:  # a repository cannot be read
             log.error(error.message)
             return not exits
+        if failures and exits and self._started is not None:
+            raise failures[0][1]
         if failures and exits:
             log.error("error: creating server: Internal - failed to load all models")
         return not (failures and exits)
@@ -470,7 +492,7 @@ class ServerProcess:
     async def _stop(self, server: InferenceServer) -> None:
         """Shut down gracefully: stop accepting connections, wait for requests in flight, and log them each second.
 
-        Exits the process if the exit timeout expires.
+        Exits the process if the exit timeout expires, or fails what is in flight if it is embedded.
         """
         timeout = self._options.exit_timeout_secs
         deadline = time.monotonic() + timeout
@@ -488,6 +510,8 @@ class ServerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 log.error("Exit timeout expired. Exiting immediately.")
+                if self._started is not None:
+                    break
                 server.tracing.close()
                 logging.shutdown()
                 os._exit(1)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nerite.client import Client
 from pages import ROOT, Page, run
-from serving import PATIENCE, Serving, serving
+from serving import PATIENCE, Serving, served, serving
 
 README = Page("README.md")
 
@@ -28,6 +29,7 @@ def test_every_block_is_tested_here() -> None:
         "make serve",
         "curl localhost",
         "import tritonclient.http",
+        "nerite.serve(double)",
         "class TritonPythonModel",
         "nerite check models",
     )
@@ -49,6 +51,14 @@ def test_curl(examples: Serving) -> None:
 def test_client(examples: Serving) -> None:
     answer = run([sys.executable, "-c", README.block("import tritonclient.http")], examples)
     assert answer.startswith("[0.  ")
+
+
+def test_a_function(tmp_path: Path) -> None:
+    ports = "http_port=0, grpc_port=0, metrics_port=0"
+    program = README.block("nerite.serve(double)").replace("serve(double)", f"serve(double, {ports})")
+    (tmp_path / "double.py").write_text(program)
+    with served([sys.executable, "double.py"], tmp_path / "log") as running, Client(running.http) as client:
+        assert client.infer("double", {"x": [[1.0]]})["output"].tolist() == [[2.0]]
 
 
 def test_own_model(tmp_path: Path) -> None:

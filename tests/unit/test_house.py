@@ -17,6 +17,9 @@ TESTS: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("nerite", "triton_python_backend_utils", "c_python_backend_utils")
 ROOMS: Final = (
     "tools",
+    "pytriton",
+    "tritonserver",
+    "functions",
     "cli",
     "server_process",
     "picker",
@@ -63,6 +66,7 @@ GROUPS: Final = {
     "tools": ("tools", "artifacts", "client", "testing"),
     "language models": ("llm", "llm.openai"),
     "frameworks": ("frameworks",),
+    "functions": ("functions", "pytriton", "tritonserver"),
 }
 """What is not the server. The server imports none of it, but for what ``SEAMS`` lists."""
 SEAMS: Final = {
@@ -77,6 +81,7 @@ SHORTEST: Final = 40
 SHORT: Final = {
     "nerite/artifacts/programs/classify_text.py": "copied into repositories as it is",
     "nerite/artifacts/programs/embed_text.py": "copied into repositories as it is",
+    "nerite/pytriton/client/auth.py": "a module that PyTriton has",
     "nerite/wire/ext_proc.py": "the messages have their names from the schema",
     "nerite/wire/external_scaler.py": "the messages have their names from the schema",
     "nerite/wire/fields.py": "imported by workers, which have no protobuf package",
@@ -183,10 +188,13 @@ def test_no_imports_go_round() -> None:
 
 
 def test_no_public_class_has_the_name_of_another() -> None:
-    """Classes of ``pb_utils`` have the names that Triton gives them, and models in ``programs`` that of their base."""
+    """Classes of ``pb_utils`` have the names that Triton gives them, and models in ``programs`` that of their base.
+
+    So have those that answer as PyTriton and as Triton's in-process package.
+    """
     places = defaultdict(list)
     for module, tree in TREES.items():
-        if room_of(module) == "" or ".programs." in module:
+        if room_of(module) in ("", "pytriton", "tritonserver") or ".programs." in module:
             continue
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -32,6 +32,8 @@ BY_THE_PROGRAM: Final = {
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
     "router/placement.py:steps", "router/pools.py:holds", "router/pools.py:picks",
     "router/pools.py:refused", "router/pools.py:retries", "router/grpc_service.py:_blocks",
+    "functions/embedded.py:ports", "functions/model_function.py:_config", "functions/server.py:_functions",
+    "functions/server.py:_keys", "pytriton/triton.py:_keys", "tritonserver/server.py:_models",
     "triton_python_backend_utils/tensor.py:_BY_NUMBER", "wire/schema.py:member", "wire/schema.py:methods",
     "wire/schema.py:pool", "config/schema.py:schema_of", "config/schema.py:_declarations",
 }  # fmt: skip
@@ -129,6 +131,7 @@ WITH_REQUESTS: Final = {
     "scheduling/stall_detectors.py:_quiet_until": "instances",
     "admission/ticket.py:charged": "of one request",
     "routes/table.py:under_way": "requests that have not ended",
+    "tritonserver/requests.py:parameters": "of one response",
     "transports/grpc/connection.py:_arrival_timeouts": "open streams, whose number HTTP/2 limits",
     "transports/http/handler.py:connections": "open connections",
     "llm/openai/exchange.py:_places": "of one request",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import nerite
 
 COMMANDS = {
-    "serve": ("cli.command_line:run", "serve model repositories over HTTP and gRPC"),
+    "serve": ("functions.serving:run", "serve model repositories over HTTP and gRPC"),
     "add": ("tools.add.command:run", "add a trained model to a repository: recognise, try, tune and install it"),
     "rm": ("tools.models:run_rm", "remove a model, or a version of it, from a repository"),
     "ls": ("tools.models:run_ls", "list the models in a repository"),

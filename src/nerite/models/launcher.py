@@ -338,6 +338,7 @@ class Launcher:
             arena,
             self._server_context,
             sharing_models(context),
+            threaded=_mode(context) == "thread",
         )
 
 
@@ -363,16 +364,21 @@ def is_isolated(context: ModelContext) -> bool:
     that exclude each other.
     """
     mode, worker = _mode(context), sharing_models(context)
-    if mode == "in_process":
+    if mode in ("in_process", "thread"):
         if worker:
-            raise _conflict(context.name, f"in the worker '{worker}' (WORKER)")
+            raise _conflict(context.name, mode, f"in the worker '{worker}' (WORKER)")
         if context.environment:
-            raise _conflict(context.name, "in an environment of its own (EXECUTION_ENV_PATH)")
+            raise _conflict(context.name, mode, "in an environment of its own (EXECUTION_ENV_PATH)")
+        if mode == "thread" and context.config.get("backend") != "python":
+            raise InvalidArgument(
+                f"parameter 'EXECUTION_MODE' of model '{context.name}' is 'thread', which only models of the backend "
+                "'python' can have: remove it"
+            )
     if context.environment:
         # The framework may be installed in that environment only, so the backend is not imported here.
         return True
     found = registry.backend_of(context)
-    return bool(worker) or mode == "worker" or (not mode and registry.is_isolated(found, context))
+    return bool(worker) or mode in ("worker", "thread") or (not mode and registry.is_isolated(found, context))
 
 
 def _interpreter(context: ModelContext) -> Path | None:
@@ -383,17 +389,18 @@ def _interpreter(context: ModelContext) -> Path | None:
     return find_interpreter(context) if context.environment else registry.prepared(context)
 
 
-def _conflict(model: str, elsewhere: str) -> InvalidArgument:
+def _conflict(model: str, mode: str, elsewhere: str) -> InvalidArgument:
     return InvalidArgument(
-        f"model '{model}' cannot run both in the server process (EXECUTION_MODE in_process) and {elsewhere}: remove "
+        f"model '{model}' cannot run both in the server process (EXECUTION_MODE {mode}) and {elsewhere}: remove "
         "one of the two parameters"
     )
 
 
 def _mode(context: ModelContext) -> str:
     mode = context.parameter("EXECUTION_MODE")
-    if mode not in ("", "worker", "in_process"):
+    if mode not in ("", "worker", "in_process", "thread"):
         raise InvalidArgument(
-            f"parameter 'EXECUTION_MODE' of model '{context.name}' is '{mode}'; it must be 'worker' or 'in_process'"
+            f"parameter 'EXECUTION_MODE' of model '{context.name}' is '{mode}'; it must be 'worker', 'in_process' or "
+            "'thread'"
         )
     return mode

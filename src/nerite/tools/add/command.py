@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import signal
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +30,8 @@ from nerite.config.loading import CONFIG_FILE
 from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
 from nerite.core.text import render_table, terminal_width
+from nerite.functions.folder import write_in_process_of_its_own
+from nerite.functions.source import FunctionSource
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import add_repository, repository_of
 from nerite.tools.add.order import AddOrder, AddOutcome, Watcher
@@ -145,7 +149,7 @@ _PROGRAM = "nerite add"
 _EPILOG = """\
 The kind of model is recognised by its content: ONNX, TorchScript, torch.export and AOTInductor, safetensors (with
 --class), OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, treelite, scikit-learn (with --trust), Hugging
-Face, TensorRT, MLflow, a model.py, or a model directory from another repository.
+Face, TensorRT, MLflow, a model.py, a function (FILE.py:NAME), or a model directory from another repository.
 
 The model is loaded in a trial server, measured there with random data, and then moved into the repository atomically:
 a server that reads the repository never sees an incomplete model. If anything fails, nothing is changed.
@@ -159,13 +163,19 @@ Examples:
   nerite add script.pt --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
   nerite add weights.safetensors --class net.py:Net --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
   nerite add forest.pkl --trust
+  nerite add app.py:double                                a function that @nerite.model decorates
   nerite add bert.onnx --shape input_ids=128 --shape attention_mask=128 --yes
 """
 
 
 def run(arguments: Sequence[str]) -> int:
     """Add a model; return the exit status."""
-    return status_of(_PROGRAM, lambda: _add(command_parser().parse_args(arguments)))
+    return status_of(_PROGRAM, lambda: _add_artifact(command_parser().parse_args(arguments)))
+
+
+def _add_artifact(options: argparse.Namespace) -> int:
+    with _artifact(options):
+        return _add(options)
 
 
 def _add(options: argparse.Namespace) -> int:
@@ -189,6 +199,19 @@ def _add(options: argparse.Namespace) -> int:
     else:
         show(as_text(outcome, placed=not options.dry_run))
     return 0
+
+
+@contextmanager
+def _artifact(options: argparse.Namespace) -> Iterator[None]:
+    """Write the model directory of a function, FILE.py:NAME or MODULE:NAME, to be added. Raises ``NeriteError``."""
+    source = None if options.artifact.exists() else FunctionSource.parse(str(options.artifact))
+    if source is None or not source.name:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="nerite-add-") as folder:
+        (name,) = write_in_process_of_its_own(source, Path(folder), copy=True)
+        options.artifact = Path(folder, name)
+        yield
 
 
 def command_parser() -> argparse.ArgumentParser:

@@ -249,6 +249,11 @@ class Outbox:
         self._sending = threading.RLock()
         self._buffering.clear()
 
+    def close(self) -> None:
+        """Release the memory of this process for tensors. What the server has mapped stays."""
+        with self._sending:
+            self._arena.close()
+
     def send(self, message: bytes) -> None:
         """Send a complete message."""
         with self._sending:

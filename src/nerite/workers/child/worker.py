@@ -18,11 +18,12 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 from nerite.backends import registry
 from nerite.backends.interface import InstanceContext, ModelContext
@@ -91,6 +92,9 @@ class MetricsReporter:
     A response may leave before that; then the outbox announces that a report follows.
     """
 
+    _watched: ClassVar[bool] = False
+    """A worker of this process reports its metrics. Workers in threads share them, and one reports for all."""
+
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._changed = threading.Event()
@@ -98,11 +102,18 @@ class MetricsReporter:
 
     def watch(self) -> None:
         """Report the metrics of models, if any model can count some. Called after each load; idempotent."""
-        if self._store is None and (store := custom_metrics.store()) is not None:
+        if self._store is None and not MetricsReporter._watched and (store := custom_metrics.store()) is not None:
+            MetricsReporter._watched = True
             self._store = store
             self._store.on_change = self._begin
             if self._store.collect():
                 self._begin()
+
+    def release(self) -> None:
+        """Let another worker of this process report."""
+        if self._store is not None:
+            self._store.on_change = lambda: None
+            self._store, MetricsReporter._watched = None, False
 
     def _begin(self) -> None:
         """Start the reporting thread. Called by the thread that counts first."""
@@ -117,7 +128,7 @@ class MetricsReporter:
     def _report(self) -> None:
         # The server may be gone already; then the reports have no receiver.
         with contextlib.suppress(OSError):
-            while self._changed.wait():
+            while self._changed.wait() and self._store is not None:
                 self._changed.clear()
                 began = time.monotonic()
                 changes = self._outbox.changes  # before collecting: the report may have more
@@ -145,7 +156,19 @@ _CONTROL = frozenset(
 class Worker:
     """The instances of a process, and the channel to the server."""
 
-    def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
+    def __init__(
+        self,
+        channel: socket.socket,
+        descriptors: socket.socket,
+        *,
+        end: Callable[[int], NoReturn] = os._exit,
+        enter: Callable[[BlsClient], None] = lambda _calls: None,
+    ) -> None:
+        """``end`` ends the worker with an exit status; by default, its process.
+
+        Each further thread that runs jobs calls ``enter`` first.
+        """
+        self._end = end
         self._descriptors = descriptors
         self._inbox = Inbox(channel, self._control, self._fail)
         outbox = self.outbox = Outbox(channel, descriptors)
@@ -160,17 +183,23 @@ class Worker:
         self._contexts = WorkerContexts(partial(self.calls.ask, "contexts"))
         self._metrics = MetricsReporter(outbox)
         self._running = True
-        stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in")
+        stand_ins = self._stand_ins = ThreadPoolExecutor(messages.SEATS, "stand-in", enter, (self.calls,))
         self._inbox.on_job = lambda: stand_ins.submit(self._run_queued)
 
     def _fail(self, error: BaseException) -> NoReturn:
-        """End the process after an exception that is not a model's: the server fails its requests and restarts it.
+        """End the worker after an exception that is not a model's: the server fails its requests and restarts it.
 
         On any thread: going on without a message, or with an instance that never becomes free, would be worse.
         """
         with contextlib.suppress(Exception):
             self.outbox.log("ERROR", f"the worker cannot go on: {traceback_of(error)}", "worker.py", 0)
-        os._exit(_FAILED)
+        self._end(_FAILED)
+
+    def close(self) -> None:
+        """Release what a worker in a thread leaves behind, after ``run``."""
+        self._metrics.release()
+        self.outbox.close()
+        self._stand_ins.shutdown(wait=False, cancel_futures=True)
 
     def forked(self) -> None:
         """Leave the channel to the parent, in a process that a model has forked: two cannot share one channel."""

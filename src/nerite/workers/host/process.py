@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.errors import Internal, NeriteError, Unavailable
 from nerite.core.execution_observer import ExecutionTimes
-from nerite.core.failures import report
+from nerite.core.failures import report, system_error
 from nerite.core.response import InferenceResponse
 from nerite.dispatch.interface import VersionHandle
 from nerite.instances.instance import Batch, ModelInstance
@@ -32,6 +32,7 @@ from nerite.workers.host.channel import Ask, WorkerChannel
 from nerite.workers.host.fork_server import ForkedProcess
 from nerite.workers.host.fused import FusedPaths
 from nerite.workers.host.server_context import ServerContext
+from nerite.workers.host.worker_thread import WorkerThread
 from nerite.workers.ipc import messages
 from nerite.workers.ipc.shared_memory import Arena
 
@@ -49,6 +50,8 @@ class WorkerPlan:
     server_context: ServerContext
     shared: str = ""
     """Name of the worker that several models share; empty for a worker of the instance's own."""
+    threaded: bool = False
+    """The worker is a thread of this process."""
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -58,8 +61,15 @@ class WorkerPlan:
 
     def start(self, name: str, arena: Arena, ask: Ask) -> tuple[ForkedProcess, WorkerChannel]:
         """Start a worker without a model. Blocks; not for the loop's thread. Raises ``NeriteError``."""
-        instance = replace(self.instance, name=name)
-        process = self.server_context.fork_server.spawn(instance, self.interpreter, self.environment)
+        process: ForkedProcess
+        if self.threaded:
+            try:
+                process = WorkerThread(name, self.server_context.loop)
+            except OSError as error:
+                raise Internal(f"could not start a worker thread for '{name}': {system_error(error)}") from error
+        else:
+            instance = replace(self.instance, name=name)
+            process = self.server_context.fork_server.spawn(instance, self.interpreter, self.environment)
         return process, WorkerChannel(
             process, arena, self.server_context.foreign_segments, self.server_context.log, ask
         )
@@ -68,7 +78,7 @@ class WorkerPlan:
         """Return the LOAD message's JSON, with which a worker opens the model and makes the instance at ``seat``."""
         # the worker has a reporter of its own
         instance = {name: value for name, value in asdict(self.instance).items() if name != "reporter"}
-        stay_awake = self.server_context.stay_awake
+        stay_awake = 0.0 if self.threaded else self.server_context.stay_awake
         return write_context(self.backend, self.context, instance=instance, stay_awake=stay_awake, seat=seat)
 
     def control_caller(self, *, loading: bool) -> ControlCaller:

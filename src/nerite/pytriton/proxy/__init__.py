@@ -1,0 +1,1 @@
+"""Requests and responses, in the module that PyTriton has them in."""
