@@ -163,7 +163,7 @@ class ServerPorts:
 
     def item_executor(self) -> ItemSubmission:
         """Return what executes items of batches: in this process, and without the keys that clients need."""
-        routing = {**self._factory.routing(), "locks": {}}
+        routing = {**self._factory.routing(), "locks": {}, "openai": self._options.openai}
         router = Router(self._server, **routing)
         size = self._options.http.max_input_size
         service = HttpService(self._server, router.target, self._bounds, max_input_size=size)
@@ -285,7 +285,8 @@ class ServerPorts:
 
     def _router(self, forward_pattern: re.Pattern[str] | None = None) -> Router:
         routing = self._factory.routing(forward_pattern)
-        return Router(self._server, rollouts=self._rollouts, batches=self.batches, **routing)
+        openai = self._options.openai
+        return Router(self._server, rollouts=self._rollouts, batches=self.batches, openai=openai, **routing)
 
     def _listener(self, name: str, handler: HttpHandler, max_body: int) -> HttpListener:
         listener = self._listeners[name.lower().replace(" ", "_")] = self._factory.http(name, handler, max_body)

@@ -21,8 +21,8 @@ from nerite.core.tensor import Buffer, TensorSpec, join_bytes, to_array
 from nerite.llm.embedding import MAX_DOCUMENTS
 from nerite.llm.openai import text_model
 from nerite.llm.openai.exchange import JointWork
-from nerite.llm.openai.fields import ApiError, Fields, check_count, missing, wrong_type, wrong_value
-from nerite.llm.openai.sampling import not_offered
+from nerite.llm.openai.fields import ApiError, Fields, UnknownField, missing, wrong_type, wrong_value
+from nerite.llm.openai.requests import read_texts
 from nerite.llm.openai.text_model import ModelAddress, ModelRequest
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http.reply import Reply
@@ -42,33 +42,29 @@ class EmbeddingRequest(NamedTuple):
 
     model: str
     texts: Sequence[bytes | memoryview]
-    """In UTF-8."""
+    """In UTF-8; token ids in JSON if ``tokens``."""
     base64: bool
     dimensions: int
     """0 means all dimensions."""
     user: str = ""
+    tokens: bool = False
+    """Whether the texts are token ids."""
+    unknown: Sequence[UnknownField] = ()
+    """Fields of the body that were passed over."""
 
 
 def read_embedding(body: Buffer) -> EmbeddingRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
-    fields.refuse_unknown(_KNOWN)
+    fields.pass_over_unknown(_KNOWN)
     model = fields.name("model")
     user = fields.name("user", "")
-    if "input" not in fields:
-        raise missing("input")
-    given: Any = fields["input"]
-    texts = given if isinstance(given, list) else [given]
-    check_count("input", texts, _MAX_COUNT)
-    if any(isinstance(text, (int, list)) for text in texts):
-        raise not_offered("input", "the input is a string or an array of strings; tokens are not supported.")
-    if not all(isinstance(text, str) for text in texts):
-        raise wrong_type("input", "a string or an array of strings", given)
+    texts, tokens = read_texts(fields, "input", _MAX_COUNT)
     if not texts:
         raise wrong_value("input", "at least one text", texts)
     encoded = fields.choice("encoding_format", "float", ("float", "base64")) == "base64"
     dimensions = fields.integer("dimensions", 1, 1, 2**31) if "dimensions" in fields else 0
-    return EmbeddingRequest(model, [text.encode() for text in texts], encoded, dimensions, user)
+    return EmbeddingRequest(model, texts, encoded, dimensions, user, tokens, fields.unknown)
 
 
 def cut_vectors(vector: Vector, dimensions: int) -> Vector:
@@ -121,9 +117,9 @@ class Embedding(JointWork):
 
     def _encoded_reply(self) -> bytes:
         head: dict[str, Any] = {"object": "list", "model": self._asked.model}
-        if len(self._tokens) == len(self._entries):
-            tokens = sum(self._tokens)
-            head["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
+        # Clients expect the counts: they are 0 if the model does not report them.
+        tokens = sum(self._tokens) if len(self._tokens) == len(self._entries) else 0
+        head["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
         return b'%b,"data":[%b]}' % (orjson.dumps(head)[:-1], b",".join(self._entries))
 
 
@@ -157,12 +153,14 @@ class RerankRequest(NamedTuple):
     top_n: int
     return_documents: bool
     user: str = ""
+    unknown: Sequence[UnknownField] = ()
+    """Fields of the body that were passed over."""
 
 
 def read_reranking(body: Buffer) -> RerankRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
-    fields.refuse_unknown(_RERANK_KNOWN)
+    fields.pass_over_unknown(_RERANK_KNOWN)
     model, query = fields.name("model"), fields.text("query").encode()
     user = fields.name("user", "")
     if "documents" not in fields:
@@ -170,20 +168,21 @@ def read_reranking(body: Buffer) -> RerankRequest:
     given = fields.array("documents", MAX_DOCUMENTS)
     if not given:
         raise wrong_value("documents", "at least one text", given)
-    documents = [_document(place, each).encode() for place, each in enumerate(given)]
+    documents = [_document(fields, place, each).encode() for place, each in enumerate(given)]
     top_n = fields.integer("top_n", len(documents), 1, 2**31)
-    return RerankRequest(model, query, documents, top_n, fields.flag("return_documents", default=True), user)
+    returned = fields.flag("return_documents", default=True)
+    return RerankRequest(model, query, documents, top_n, returned, user, fields.unknown)
 
 
-def _document(place: int, given: Any) -> str:
+def _document(body: Fields, place: int, given: Any) -> str:
     """Return the text of a document, which is a string or an object with 'text'."""
     where = f"documents[{place}]"
     if isinstance(given, str):
         return given
     if not isinstance(given, dict):
         raise wrong_type(where, "a string or an object with 'text'", given)
-    fields = Fields(given, where)
-    fields.refuse_unknown(("text",))
+    fields = body.within(given, where)
+    fields.pass_over_unknown(("text",))
     return fields.text("text")
 
 

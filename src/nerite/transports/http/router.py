@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nerite.config.options import OpenAiOptions
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
-from nerite.llm.openai.api import PREFIX, ModelControl, OpenAi
+from nerite.llm.openai.api import OpenAi, is_served
 from nerite.llm.openai.batch_api import BatchApi
+from nerite.llm.openai.served_models import ModelControl
 from nerite.transports import engine_load
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import reply, routes
@@ -43,6 +45,7 @@ class Router(InferenceRouter):
         callers: Callers | None = None,
         rollouts: RolloutController | None = None,
         batches: Batches | None = None,
+        openai: OpenAiOptions | None = None,
     ) -> None:
         """``locks`` has the key check of each restricted category of endpoints.
 
@@ -67,11 +70,12 @@ class Router(InferenceRouter):
             sender_of=self.sender_of,
             batches=BatchApi(batches),
             usage_of=self._usage,
+            options=openai,
         )
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head on the HTTP port."""
-        if head.path.startswith(PREFIX):
+        if is_served(head.path):
             self._add_load_report(head, "")
             return self._openai.target(head)
         return self.at(head.path, head)

@@ -97,6 +97,10 @@ ENDPOINTS: Final = (
     _endpoint("own_usage", "GET", "inference", "/v1/usage"),
     _endpoint("completions", "POST", "inference", "/v1/completions"),
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
+    _endpoint("messages", "POST", "inference", "/v1/messages"),
+    _endpoint("count_tokens", "POST", "inference", "/v1/messages/count_tokens"),
+    _endpoint("tokenize", "POST", "inference", "/tokenize"),
+    _endpoint("detokenize", "POST", "inference", "/detokenize"),
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
     _endpoint("files", "GET POST", "inference", "/v1/files"),
@@ -106,6 +110,10 @@ ENDPOINTS: Final = (
     _endpoint("batch", "GET", "inference", "/v1/batches/{batch}"),
     _endpoint("cancel_batch", "POST", "inference", "/v1/batches/{batch}/cancel"),
 )
+OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize"))
+"""Paths beside those under ``/v1`` that are answered there."""
+ANTHROPIC: Final = frozenset(("messages", "count_tokens"))
+"""Names of the endpoints of Anthropic's API."""
 BATCH_ENDPOINTS: Final = frozenset(("files", "file", "file_content", "batches", "batch", "cancel_batch"))
 """Names of the endpoints of files and batches."""
 QUERIED: Final = frozenset(("usage", "own_usage"))
@@ -242,6 +250,14 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "chat_completions": EndpointDescription(
         "Continue a conversation (OpenAI API)", "ChatRequest", "Completion", (_JSON, _EVENTS)
     ),
+    "messages": EndpointDescription(
+        "Continue a conversation (Anthropic API)", "MessagesRequest", "Message", (_JSON, _EVENTS)
+    ),
+    "count_tokens": EndpointDescription(
+        "Count the tokens of a conversation (Anthropic API)", "MessagesRequest", "TokenCount"
+    ),
+    "tokenize": EndpointDescription("Return the tokens of a prompt or of a chat", "TokenizeRequest", "Tokens"),
+    "detokenize": EndpointDescription("Return the text of tokens", "Tokens", "Detokenized"),
     "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
     "rerank": EndpointDescription("Rank documents by their relevance to a query", "RerankRequest", "Ranking"),
     "files": EndpointDescription("List the files of batches, or upload one as a form (OpenAI API)", "", "File"),
