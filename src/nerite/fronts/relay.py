@@ -88,7 +88,7 @@ class FrontRouting:
         inference = (
             route is not None
             and route.endpoint.category == "inference"
-            and route.endpoint.name not in routes.BATCH_ENDPOINTS  # the core has the database
+            and route.endpoint.name not in routes.OF_DATABASES  # the core has the databases
         )
         if inference and head.method == "POST" and engine_load.FORMAT not in head.headers:
             return self._inferences(head)

@@ -33,6 +33,10 @@ from nerite.llm.openai.requests import (
     chat_opening,
     not_taken,
 )
+from nerite.llm.openai.response_api import ResponseApi
+from nerite.llm.openai.response_shape import ResponseShape
+from nerite.llm.openai.response_store import ResponseStore
+from nerite.llm.openai.responses import ResponseCall
 from nerite.llm.openai.served_models import EMBEDDING, RERANKING, CallOrigin, ModelControl, TextModels
 from nerite.llm.openai.shapes import ChatShape, ChunkShape, CompletionShape, Shape
 from nerite.llm.openai.text_model import SPECIAL, ModelRequest, Strings, TextModel, TokenIds
@@ -107,11 +111,12 @@ class OpenAi:
         batches: BatchApi | None = None,
         usage_of: UsageOf | None = None,
         options: OpenAiOptions | None = None,
+        responses: ResponseStore | None = None,
     ) -> None:
         """``sender_of`` reads the headers about the sender from a head.
 
         A front has no ``control`` and ``usage_of``. ``batches`` answers the endpoints of files and batches, which a
-        front relays.
+        front relays. ``responses`` keeps responses; a front relays requests for them.
         """
         self._server = server
         self._locks = locks
@@ -128,6 +133,7 @@ class OpenAi:
         self._usage_of = usage_of
         self._background_calls = BackgroundCalls(reply_of)
         self._chats = ChatModels(server)
+        self._responses = ResponseApi(responses)
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a request under ``/v1``."""
@@ -230,6 +236,45 @@ class OpenAi:
     def detokenize(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Return the text of tokens."""
         self._read(connection, body, large_bodies.DETOKENIZE, partial(self._complete, connection, sender, TextShape))
+
+    def responses(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Continue a conversation with the Responses API, whose beginning may be kept here."""
+        kept = self._responses
+
+        def then(asked: ResponseCall | str) -> None:
+            if isinstance(asked, str):
+                kept.find(connection, sender, asked, partial(self._continue, connection, sender, whole))
+            else:
+                self._respond(connection, sender, asked)
+
+        # The body is read again behind the look into the database, when the buffer of the connection is another's.
+        whole = bytes(body) if kept.keeps else b""
+        self._read(connection, body, large_bodies.RESPONSE, then)
+
+    def _continue(self, connection: HttpExchange, sender: SenderHeaders, body: bytes, earlier: bytes) -> None:
+        """Respond in a conversation that was kept."""
+        then = partial(self._respond, connection, sender)
+        self._read(connection, memoryview(body), large_bodies.RESPONSE, then, more=[earlier])
+
+    def _respond(self, connection: HttpExchange, sender: SenderHeaders, asked: ResponseCall) -> None:
+        store = asked.store and self._responses.keeps
+
+        def keep(response: Mapping[str, Any]) -> None:
+            if store:
+                self._responses.save(sender, asked.items, response)
+
+        def shape_of(chat: ChatRequest) -> Shape:
+            return ResponseShape(int(time.time()), chat.wanted.model, asked.echo, store=store, keep=keep)
+
+        self._chat(connection, sender, shape_of, asked.chat)
+
+    def response(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, response: str) -> None:
+        """Return or delete a response that is kept."""
+        self._responses.answer(connection, sender, response, items=False)
+
+    def response_items(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, response: str) -> None:
+        """Return the conversation before a response that is kept."""
+        self._responses.answer(connection, sender, response, items=True)
 
     def messages(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Continue a conversation in Anthropic's format."""
@@ -420,14 +465,16 @@ class OpenAi:
         reader: BodyReader,
         then: Callable[[Any], None],
         refusal: Callable[[NeriteError], Reply] = reply_of,
+        more: Sequence[bytes] = (),
     ) -> None:
-        """Parse a body, in a helper process if it is large, and call ``then`` with the result."""
-        if len(body) < large_bodies.LARGE:
-            then(reader.here(body))
+        """Parse a body and what belongs to it, in a helper process if they are large; call ``then`` with the result."""
+        parts = [body, *more]
+        if sum(map(len, parts)) < large_bodies.LARGE:
+            then(reader.here(*parts))
             return
         read = partial(reader.resume, then)
         large_bodies.PromptHelper(
-            *(self._server.helpers, connection, reader.there, [body], read, "reading the body"), refusal=refusal
+            *(self._server.helpers, connection, reader.there, parts, read, "reading the body"), refusal=refusal
         )
 
     def _asked(

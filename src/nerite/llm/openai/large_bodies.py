@@ -16,12 +16,13 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
-from nerite.llm.openai import anthropic, embeddings, requests, tokens
+from nerite.llm.openai import anthropic, embeddings, requests, responses, tokens
 from nerite.llm.openai import embeddings as reranking
 from nerite.llm.openai.chat_templates import ChatTemplate
 from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest
 from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
 from nerite.llm.openai.requests import ChatRequest, CompletionFields, CompletionRequest
+from nerite.llm.openai.responses import ResponseCall
 from nerite.llm.openai.sampling import SamplingSetting, written
 from nerite.workers.helper_pool import HelperTimeout
 
@@ -89,8 +90,8 @@ class PromptHelper:
 class BodyReader(NamedTuple):
     """Parser of one kind of body, on the event loop or in the helper process."""
 
-    here: Callable[[Buffer], Any]
-    there: Callable[[memoryview], tuple[Any, ...]]
+    here: Callable[..., Any]
+    there: Callable[..., tuple[Any, ...]]
     """Parses in the helper process."""
     of: Callable[..., Any]
     """Converts the result of ``there`` to that of ``here``."""
@@ -232,6 +233,25 @@ def read_count(body: memoryview) -> tuple[Any, ...]:
     return _parts_of(anthropic.read_count(_text(body)))
 
 
+@_refusing
+def read_response(body: memoryview, earlier: memoryview | None = None) -> tuple[Any, ...]:
+    """Read the body of a request for a response, which continues the conversation ``earlier``."""
+    asked = responses.read_response(_text(body), b"" if earlier is None else bytes(earlier))
+    if isinstance(asked, str):
+        return ({"previous": asked},)
+    parsed, *rest = _parts_of(asked.chat, echo=asked.echo, store=asked.store)
+    return parsed, asked.items, *rest
+
+
+def response_of(parsed: dict[str, Any], *rest: memoryview) -> ResponseCall | str:
+    """Rebuild the call that ``read_response`` parsed."""
+    if "previous" in parsed:
+        return str(parsed["previous"])
+    items, *chat = rest
+    return ResponseCall(chat_of(parsed, *chat), parsed["echo"], bytes(items), parsed["store"])
+
+
+RESPONSE: Final = BodyReader(responses.read_response, read_response, response_of)
 TOKENIZE: Final = BodyReader(tokens.read_tokenize, read_tokenize, tokenize_of)
 DETOKENIZE: Final = BodyReader(tokens.read_detokenize, read_detokenize, completion_of)
 MESSAGES: Final = BodyReader(anthropic.read_messages, read_messages, chat_of)

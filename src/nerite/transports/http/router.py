@@ -27,6 +27,7 @@ from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
     from nerite.batches.service import Batches
+    from nerite.llm.openai.response_store import ResponseStore
     from nerite.rollouts.controller import RolloutController
     from nerite.server import InferenceServer
 
@@ -46,6 +47,7 @@ class Router(InferenceRouter):
         rollouts: RolloutController | None = None,
         batches: Batches | None = None,
         openai: OpenAiOptions | None = None,
+        responses: ResponseStore | None = None,
     ) -> None:
         """``locks`` has the key check of each restricted category of endpoints.
 
@@ -71,6 +73,7 @@ class Router(InferenceRouter):
             batches=BatchApi(batches),
             usage_of=self._usage,
             options=openai,
+            responses=responses,
         )
 
     def target(self, head: RequestHead) -> HttpTarget:

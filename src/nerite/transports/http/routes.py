@@ -99,6 +99,9 @@ ENDPOINTS: Final = (
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
     _endpoint("messages", "POST", "inference", "/v1/messages"),
     _endpoint("count_tokens", "POST", "inference", "/v1/messages/count_tokens"),
+    _endpoint("responses", "POST", "inference", "/v1/responses"),
+    _endpoint("response", "GET DELETE", "inference", "/v1/responses/{response}"),
+    _endpoint("response_items", "GET", "inference", "/v1/responses/{response}/input_items"),
     _endpoint("tokenize", "POST", "inference", "/tokenize"),
     _endpoint("detokenize", "POST", "inference", "/detokenize"),
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
@@ -116,6 +119,8 @@ ANTHROPIC: Final = frozenset(("messages", "count_tokens"))
 """Names of the endpoints of Anthropic's API."""
 BATCH_ENDPOINTS: Final = frozenset(("files", "file", "file_content", "batches", "batch", "cancel_batch"))
 """Names of the endpoints of files and batches."""
+OF_DATABASES: Final = BATCH_ENDPOINTS | {"responses", "response", "response_items"}
+"""Names of the endpoints that need what the server keeps in a database."""
 QUERIED: Final = frozenset(("usage", "own_usage"))
 """Names of endpoints that take the query of the URL."""
 _REMEDIES: Final = {
@@ -256,6 +261,13 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "count_tokens": EndpointDescription(
         "Count the tokens of a conversation (Anthropic API)", "MessagesRequest", "TokenCount"
     ),
+    "responses": EndpointDescription(
+        "Continue a conversation (OpenAI's Responses API)", "ResponseRequest", "Response", (_JSON, _EVENTS)
+    ),
+    "response": EndpointDescription("Return or delete a stored response (OpenAI API)", gives="Response"),
+    "response_items": EndpointDescription(
+        "Return the conversation before a stored response (OpenAI API)", gives="ResponseItems"
+    ),
     "tokenize": EndpointDescription("Return the tokens of a prompt or of a chat", "TokenizeRequest", "Tokens"),
     "detokenize": EndpointDescription("Return the text of tokens", "Tokens", "Detokenized"),
     "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
@@ -277,5 +289,6 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "region": "Name of the region",
     "file": "Id of the file",
     "batch": "Id of the batch",
+    "response": "Id of the response",
 }
 """Descriptions of the path arguments."""
