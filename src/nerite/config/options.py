@@ -406,7 +406,8 @@ class OpenAiOptions:
         flag.choice("generation-config", ("auto", "vllm")))] = "auto"
     aliases: Annotated[Mapping[str, str], nerite_flag(
         "model-alias", "Another name of a model or route under /v1, as in claude-*=chat: '*' stands for any text. "
-        "A name that a model has is no alias. May be repeated.", flag.model_alias, last_wins)] = field(default_factory=dict)
+        "A name that a model has is no alias. May be repeated.",
+        flag.model_alias, last_wins)] = field(default_factory=dict)
     """Patterns of names, and the models that answer for them, in order."""
     responses: Annotated[str, nerite_flag(
         "responses", "Database that keeps responses of /v1/responses, unless a request says store: false: a path, or "

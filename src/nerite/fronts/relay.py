@@ -12,7 +12,7 @@ from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import RelayedPiece
-from nerite.llm.openai.api import OpenAi, is_served
+from nerite.llm.openai.api import OpenAi
 from nerite.transports import engine_load
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http import routes
@@ -103,7 +103,7 @@ class FrontRouting:
 
     def _refusal(self, head: RequestHead) -> Reply | None:
         """Return the error reply to a request of another kind that is rejected before its body is received."""
-        if is_served(head.path):
+        if routes.is_openai(head.path):
             return self._openai.target(head).refusal
         route = routes.find_route(head.path)
         return None if route is None else self._router.locked(route.endpoint.category, head)

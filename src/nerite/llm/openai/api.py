@@ -21,7 +21,15 @@ from nerite.llm.openai import anthropic, large_bodies, sampling
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.chat_templates import ChatModel, ChatModels
 from nerite.llm.openai.checkpoint_settings import CheckpointSettingsCache
-from nerite.llm.openai.embeddings import Embedding, EmbeddingRequest, Reranking, RerankRequest, rerank_requests
+from nerite.llm.openai.embeddings import (
+    Embedding,
+    EmbeddingRequest,
+    Reranking,
+    RerankRequest,
+    ScoreRequest,
+    Scoring,
+    rerank_requests,
+)
 from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
 from nerite.llm.openai.fields import ApiError, UnknownField, reply_of
 from nerite.llm.openai.large_bodies import BodyReader
@@ -79,11 +87,6 @@ _MESSAGES: Final = "/v1/messages"
 def refusal_for(path: str) -> Callable[[NeriteError], Reply]:
     """Return what makes the replies for errors of a path: in Anthropic's format for its API, otherwise in OpenAI's."""
     return anthropic.refusal_of if path.startswith(_MESSAGES) else reply_of
-
-
-def is_served(path: str) -> bool:
-    """Return whether a path belongs to the APIs here."""
-    return path.startswith(PREFIX) or path.partition("?")[0] in routes.OPENAI_PATHS
 
 
 def _shape(kind: type[ChunkShape], prefix: str, asked: ChatRequest | CompletionRequest) -> ChunkShape:
@@ -457,6 +460,19 @@ class OpenAi:
         made = f"rerank-{secrets.token_hex(16)}"
         work = Reranking(connection, made, asked)
         self._begin(work, made, [rerank_requests(asked, running.signature, sender, address)], sender)
+
+    def score(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Score pairs of texts."""
+        self._read(connection, body, large_bodies.SCORING, partial(self._score, connection, sender))
+
+    def _score(self, connection: HttpExchange, sender: SenderHeaders, asked: ScoreRequest) -> None:
+        self._pass_over(asked.unknown)
+        rankings = asked.rankings()
+        call = CallOrigin(sender, asked.user, lambda _: bytes(rankings[0].query), len(rankings))
+        running, address = self._models.find(asked.model, call, RERANKING)
+        made = f"score-{secrets.token_hex(16)}"
+        requests = [rerank_requests(each, running.signature, sender, address) for each in rankings]
+        self._begin(Scoring(connection, made, asked.model, rankings), made, requests, sender)
 
     def _read(
         self,

@@ -19,7 +19,7 @@ from nerite.core.tensor import Buffer
 from nerite.llm.openai import anthropic, embeddings, requests, responses, tokens
 from nerite.llm.openai import embeddings as reranking
 from nerite.llm.openai.chat_templates import ChatTemplate
-from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest
+from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
 from nerite.llm.openai.requests import ChatRequest, CompletionFields, CompletionRequest
 from nerite.llm.openai.responses import ResponseCall
@@ -256,6 +256,23 @@ TOKENIZE: Final = BodyReader(tokens.read_tokenize, read_tokenize, tokenize_of)
 DETOKENIZE: Final = BodyReader(tokens.read_detokenize, read_detokenize, completion_of)
 MESSAGES: Final = BodyReader(anthropic.read_messages, read_messages, chat_of)
 COUNT: Final = BodyReader(anthropic.read_count, read_count, chat_of)
+
+
+@_refusing
+def read_scoring(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request to score."""
+    parsed = embeddings.read_scoring(_text(body))._asdict()
+    firsts, seconds = parsed.pop("firsts"), parsed.pop("seconds")
+    return {**parsed, "count": len(firsts)}, *firsts, *seconds
+
+
+def scoring_of(parsed: dict[str, Any], *texts: memoryview) -> ScoreRequest:
+    """Rebuild the request that ``read_scoring`` parsed."""
+    count, unknown = parsed.pop("count"), _unknown(parsed.pop("unknown"))
+    return ScoreRequest(firsts=texts[:count], seconds=texts[count:], unknown=unknown, **parsed)
+
+
+SCORING: Final = BodyReader(embeddings.read_scoring, read_scoring, scoring_of)
 COMPLETION: Final = BodyReader(requests.read_completion, read_completion, completion_of)
 CHAT: Final = BodyReader(requests.read_chat, read_chat, chat_of)
 EMBEDDING: Final = BodyReader(embeddings.read_embedding, read_embedding, embedding_of)

@@ -219,6 +219,34 @@ COMMON: Final[dict[str, Schema]] = {
         usage={"type": "object"},
     )
     | {"description": "With `stream`: events of the same form, then `[DONE]`."},
+    "MessagesRequest": _object(
+        model=_TEXT,
+        messages=_list(_object(role=_TEXT, content={}) | {"required": ["role", "content"]}),
+        max_tokens=_NUMBER,
+        system={},
+        tools=_list({"type": "object"}),
+        stream=_FLAG,
+    )
+    | {"required": ["model", "messages"]},
+    "Message": _object(
+        id=_TEXT, type=_TEXT, role=_TEXT, model=_TEXT, content=_list({"type": "object"}), usage={"type": "object"}
+    )
+    | {"description": "With `stream`: Anthropic's events."},
+    "TokenCount": _object(input_tokens=_NUMBER),
+    "ResponseRequest": _object(
+        model=_TEXT, input={}, instructions=_TEXT, previous_response_id=_TEXT, store=_FLAG, stream=_FLAG
+    )
+    | {"required": ["model", "input"]},
+    "Response": _object(
+        id=_TEXT, object=_TEXT, created_at=_NUMBER, status=_TEXT, model=_TEXT, output=_list({"type": "object"})
+    )
+    | {"description": "With `stream`: OpenAI's events."},
+    "ResponseItems": _object(object=_TEXT, data=_list({"type": "object"})),
+    "TokenizeRequest": _object(model=_TEXT, prompt=_TEXT, messages=_list({"type": "object"})) | {"required": ["model"]},
+    "Tokens": _object(model=_TEXT, count=_NUMBER, tokens=_list(_NUMBER)),
+    "Detokenized": _object(prompt=_TEXT),
+    "ScoreRequest": _object(model=_TEXT, text_1={}, text_2={}) | {"required": ["model"]},
+    "Scores": _object(id=_TEXT, object=_TEXT, model=_TEXT, data=_list({"type": "object"})),
     "InferRequest": _object(id=_TEXT, inputs=_list(_ANY_TENSOR), outputs=_list(_wanted([])), parameters=_PARAMETERS)
     | {"required": ["inputs"]},
     "InferResponse": _object(

@@ -11,7 +11,7 @@ from nerite.config.options import OpenAiOptions
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
-from nerite.llm.openai.api import OpenAi, is_served
+from nerite.llm.openai.api import OpenAi
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.served_models import ModelControl
 from nerite.transports import engine_load
@@ -78,7 +78,7 @@ class Router(InferenceRouter):
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head on the HTTP port."""
-        if is_served(head.path):
+        if routes.is_openai(head.path):
             self._add_load_report(head, "")
             return self._openai.target(head)
         return self.at(head.path, head)

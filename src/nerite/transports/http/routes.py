@@ -106,6 +106,7 @@ ENDPOINTS: Final = (
     _endpoint("detokenize", "POST", "inference", "/detokenize"),
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
+    _endpoint("score", "POST", "inference", "/v1/score"),
     _endpoint("files", "GET POST", "inference", "/v1/files"),
     _endpoint("file", "GET DELETE", "inference", "/v1/files/{file}"),
     _endpoint("file_content", "GET", "inference", "/v1/files/{file}/content"),
@@ -113,8 +114,9 @@ ENDPOINTS: Final = (
     _endpoint("batch", "GET", "inference", "/v1/batches/{batch}"),
     _endpoint("cancel_batch", "POST", "inference", "/v1/batches/{batch}/cancel"),
 )
-OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize"))
-"""Paths beside those under ``/v1`` that are answered there."""
+_OPENAI: Final = "/v1/"
+_OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize"))
+"""Paths beside those under ``/v1`` that belong to the same API."""
 ANTHROPIC: Final = frozenset(("messages", "count_tokens"))
 """Names of the endpoints of Anthropic's API."""
 BATCH_ENDPOINTS: Final = frozenset(("files", "file", "file_content", "batches", "batch", "cancel_batch"))
@@ -133,6 +135,11 @@ _REMEDIES: Final = {
 }
 """Hints for paths that are common on other servers, by path."""
 _LITERAL_PATHS: Final = {"/v2/models/stats": "all_statistics"}
+
+
+def is_openai(path: str) -> bool:
+    """Return whether a path belongs to the APIs of OpenAI and Anthropic."""
+    return path.startswith(_OPENAI) or path.partition("?")[0] in _OPENAI_PATHS
 
 
 def find_route(path: str) -> Route | None:
@@ -272,6 +279,7 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "detokenize": EndpointDescription("Return the text of tokens", "Tokens", "Detokenized"),
     "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
     "rerank": EndpointDescription("Rank documents by their relevance to a query", "RerankRequest", "Ranking"),
+    "score": EndpointDescription("Score pairs of texts by their relevance", "ScoreRequest", "Scores"),
     "files": EndpointDescription("List the files of batches, or upload one as a form (OpenAI API)", "", "File"),
     "file": EndpointDescription("Describe or delete a file (OpenAI API)", gives="File"),
     "file_content": EndpointDescription("Return the content of a file (OpenAI API)", kinds=(_BINARY,)),
