@@ -84,9 +84,9 @@ class ResponseShape(Shape):
     def _delta(self, name: str, delta: str, **more: Any) -> bytes:
         return self._item_event(name, **more, delta=delta)
 
-    def _item_event(self, name: str, **more: Any) -> bytes:
+    def _item_event(self, kind: str, /, **more: Any) -> bytes:
         assert self._open is not None
-        return self._event(name, item_id=self._open["id"], output_index=len(self._items), **more)
+        return self._event(kind, item_id=self._open["id"], output_index=len(self._items), **more)
 
     def _closed(self, status: str) -> bytes:
         """Return the events that end the open item."""
@@ -103,7 +103,7 @@ class ResponseShape(Shape):
             kind = _TEXT if item["type"] == "message" else _THOUGHT
             part = _part(kind, text)
             item |= {"content": [part]} | ({"status": status} if kind == _TEXT else {})
-            more = {"logprobs": []} if kind == _TEXT else {}
+            more: dict[str, Any] = {"logprobs": []} if kind == _TEXT else {}
             events = self._item_event(f"response.{kind}.done", content_index=0, text=text, **more)
             events += self._item_event("response.content_part.done", content_index=0, part=part)
         events += self._event("response.output_item.done", output_index=len(self._items), item=item)
@@ -126,10 +126,10 @@ class ResponseShape(Shape):
         response = self._response("failed", self._items) | {"error": {"code": code, "message": error.message}}
         return self._event("response.failed", response=response)
 
-    def _event(self, name: str, **members: Any) -> bytes:
+    def _event(self, kind: str, /, **members: Any) -> bytes:
         self._sequence += 1
-        data = orjson.dumps({"type": name, "sequence_number": self._sequence, **members})
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+        data = orjson.dumps({"type": kind, "sequence_number": self._sequence, **members})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     # The response
 
@@ -181,7 +181,7 @@ class ResponseShape(Shape):
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
-    more = {"annotations": [], "logprobs": []} if kind == _TEXT else {}
+    more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == _TEXT else {}
     return {"type": kind, "text": text, **more}
 
 

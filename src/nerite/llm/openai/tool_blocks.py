@@ -116,7 +116,7 @@ _DEEPSEEK_NAME: Final = "<\uff5ctool▁sep\uff5c>"
 DEEPSEEK: Final = ("<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>")
 
 
-def read_deepseek(block: str, _: Schemas) -> Block:
+def read_deepseek(block: str, schemas: Schemas) -> Block:
     """Read calls of DeepSeek V3 and R1 (``function``, name and a fence of JSON), and of V3.1 (name and JSON)."""
     calls = []
     for part in block.split(_DEEPSEEK_CALL)[1:]:

@@ -341,7 +341,7 @@ class ListParser:
         return [text] if text else []
 
 
-class CommandParser:
+class CommandRParser:
     """Parser for Command R: a list of calls between action markers, and text between response markers."""
 
     def __init__(self) -> None:
@@ -389,7 +389,7 @@ class KeptEvents:
         return self._kept(self._parser.finish())
 
     def _kept(self, events: list[Event]) -> list[Event]:
-        kept = []
+        kept: list[Event] = []
         for event in events:
             if isinstance(event, Thought):
                 if self._thoughts:
@@ -421,7 +421,7 @@ _HERMES: Final = ToolCallFamily(_plain(HermesParser))
 _LLAMA: Final = ToolCallFamily(_plain(Llama3Parser), special=True)
 _DEEPSEEK: Final = ToolCallFamily(partial(BlockParser, *tool_blocks.DEEPSEEK, tool_blocks.read_deepseek), special=True)
 _LIST: Final = ToolCallFamily(_plain(partial(ListParser, "<|tool_call|>", "<|/tool_call|>")), special=True)
-_COMMAND: Final = ToolCallFamily(_plain(CommandParser), special=True)
+_COMMAND: Final = ToolCallFamily(_plain(CommandRParser), special=True)
 _HARMONY: Final = ToolCallFamily(_plain(HarmonyParser), special=True, thinks=True)
 _GLM: Final = ToolCallFamily(partial(BlockParser, *tool_blocks.XML, tool_blocks.read_glm))
 _CODER: Final = ToolCallFamily(partial(BlockParser, *tool_blocks.XML, tool_blocks.read_qwen_coder))
