@@ -164,3 +164,31 @@ def test_models_are_listed_and_asked_for_what_they_do(client: openai.OpenAI) -> 
         client.completions.create(model="vectors", prompt="a")
     with pytest.raises(openai.BadRequestError, match="Model 'writes' is not an embedding model"):
         client.embeddings.create(model="writes", input="a")
+
+
+def test_scores(server: Serving) -> None:
+    ranked = {
+        each["index"]: each["relevance_score"] for each in rerank(server, query=TEXTS[0], documents=TEXTS)[1]["results"]
+    }
+    status, _, body = server.ask("POST", "/v1/score", {"model": "rates", "text_1": TEXTS[0], "text_2": TEXTS})
+    told = json.loads(body)
+    assert (status, told["object"], told["usage"]["prompt_tokens"] > 0) == (200, "list", True)
+    assert [each["score"] for each in told["data"]] == pytest.approx([ranked[index] for index in range(3)], abs=1e-5)
+    pairs = {"model": "rates", "queries": TEXTS, "documents": TEXTS}
+    status, _, body = server.ask("POST", "/v1/score", pairs)
+    assert (status, len(json.loads(body)["data"])) == (200, 3)
+    assert json.loads(body)["data"][0]["score"] == pytest.approx(ranked[0], abs=1e-5)
+    status, _, body = server.ask("POST", "/v1/score", {**pairs, "queries": TEXTS[:2]})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "queries")
+
+
+def test_embeddings_of_token_ids(server: Serving, client: openai.OpenAI) -> None:
+    status, _, body = server.ask("POST", "/tokenize", {"model": "writes", "prompt": "one"})
+    assert status == 200
+    ids = json.loads(body)["tokens"]
+    made = client.embeddings.create(model="vectors", input=[ids])
+    (plain,) = client.embeddings.create(model="vectors", input="one").data
+    assert made.data[0].embedding == pytest.approx(plain.embedding, abs=1e-5)
+    assert made.usage.prompt_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="100000, but the vocabulary has"):
+        client.embeddings.create(model="vectors", input=[[100_000]])
