@@ -17,8 +17,18 @@ TEXT = "The quick brown fox, café."
 GAP = {"added_tokens_decoder": {str(n): {"content": f"<|fim_{name}|>"} for n, name in enumerate(("prefix", "suffix"))}}
 
 
+EXACT = """
+backend: "llm"
+parameters [
+  { key: "KV_CACHE_PRECISION" value { string_value: "f32" } },
+  { key: "INFERENCE_PRECISION_HINT" value { string_value: "f32" } }
+]
+"""
+
+
 def write_model(models: Path, name: str) -> Path:
     (models / name).mkdir(parents=True)
+    (models / name / "config.pbtxt").write_text(EXACT)
     version = language_model(models / name / "1")
     (version / "chat_template.jinja").write_text(TEMPLATE)
     return version
@@ -87,7 +97,7 @@ def test_ids_of_what_is_generated(server: Serving) -> None:
     asked = {"prompt": TEXT, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     (choice,) = ask(server, "/v1/completions", **asked)["choices"]
     assert choice["prompt_token_ids"] == tokens_of(server) and len(choice["token_ids"]) == 4
-    status, _, text = server.ask("POST", "/v1/completions", {"model": "chat", "stream": True, **asked})
+    _, _, text = server.ask("POST", "/v1/completions", {"model": "chat", "stream": True, **asked})
     lines = [line.removeprefix("data: ") for line in text.decode().split("\n\n") if line]
     events = [json.loads(line)["choices"][0] for line in lines[:-1]]
     assert [token for event in events for token in event.get("token_ids", ())] == choice["token_ids"]
@@ -105,10 +115,9 @@ def test_log_probabilities_of_a_prompt(server: Serving, client: openai.OpenAI) -
     assert likely.token_logprobs[0] is None and likely.top_logprobs[0] is None
     assert len(likely.tokens or ()) == len(ids) + 200 and (likely.text_offset or [])[:3] == [0, 1, 2]
     # What the pipeline computed token by token, the scorer computes at once.
-    assert likely.token_logprobs[len(ids) :] == pytest.approx(said["logprobs"]["token_logprobs"], abs=1e-2)
-    greedy = [
-        max(top.values()) == each for top, each in zip(likely.top_logprobs[1:], likely.token_logprobs[1:], strict=True)
-    ]
+    assert likely.token_logprobs[len(ids) :] == pytest.approx(said["logprobs"]["token_logprobs"], abs=1e-3)
+    pairs = zip(likely.top_logprobs[1:], likely.token_logprobs[1:], strict=True)
+    greedy = [max(top.values()) == each for top, each in pairs]
     assert sum(greedy[len(ids) - 1 :]) > 190, "greedy decoding chooses the likeliest"
     assert not all(greedy[: len(ids) - 1]), "a text is not what the model would say"
     (choice,) = client.completions.create(prompt=TEXT, max_tokens=1, echo=True, **settings).choices
@@ -148,7 +157,7 @@ def test_running_counts(server: Serving) -> None:
     lines = [line.removeprefix("data: ") for line in text.decode().split("\n\n") if line]
     events = [json.loads(line) for line in lines[:-1]]
     counts = [event["usage"]["completion_tokens"] for event in events]
-    assert counts == sorted(counts) and (counts[0], counts[-1]) == (1, 4)
+    assert counts == sorted(counts) and counts[0] < counts[-1] == 4
 
 
 def test_a_continued_message(server: Serving) -> None:

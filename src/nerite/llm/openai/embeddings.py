@@ -85,7 +85,7 @@ def encode_vectors(vector: Vector) -> str:
 class Embedding(JointWork):
     """An exchange for embeddings, with one model request per text."""
 
-    fields = MappingProxyType({"text_input": "input", "dimensions": "dimensions"})
+    fields = MappingProxyType({"text_input": "input", "prompt_token_ids": "input", "dimensions": "dimensions"})
 
     def __init__(self, connection: HttpExchange, asked: EmbeddingRequest) -> None:
         super().__init__(connection)

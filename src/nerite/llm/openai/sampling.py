@@ -222,7 +222,9 @@ def not_offered(param: str, why: str) -> ApiError:
 
 def fields_of(sampling: Sampling, prompt: str) -> dict[str, str]:
     """Return the request fields by the engine's names for them. ``prompt`` is the field with the text."""
-    return {name: setting.param for name, setting in sampling.items()} | {"text_input": prompt, "image": prompt}
+    return {name: setting.param for name, setting in sampling.items()} | dict.fromkeys(
+        ("text_input", "prompt_token_ids", "image"), prompt
+    )
 
 
 def in_words_of_client(error: NeriteError, fields: Mapping[str, str]) -> NeriteError:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nerite.core.errors import InvalidArgument, NotInstalled
+from nerite.core.errors import InvalidArgument, NotInstalled, Unsupported
 from nerite.core.tensor import Array
 from nerite.frameworks.openvino.graph import openvino, translated
 from nerite.llm.engine import LONGEST_TOKEN
@@ -218,7 +218,10 @@ class OpenVinoEmbedder(_Encoder):
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Raises ``NeriteError`` for unknown ones, and if the model has no detokenizer."""
         if not self._known:
-            self._known = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+            try:
+                self._known = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+            except RuntimeError:
+                raise Unsupported("'prompt_token_ids': the model has no detokenizer, so it takes text only") from None
         if wrong := [token for token in tokens if token >= self._known]:
             raise InvalidArgument(
                 f"'prompt_token_ids' has {wrong[0]}, but the vocabulary has {self._known} tokens, from 0"
