@@ -15,6 +15,7 @@ from nerite.core.errors import InvalidArgument, NotInstalled, Unsupported
 from nerite.core.tensor import Array
 from nerite.frameworks.openvino.graph import openvino, translated
 from nerite.llm.engine import LONGEST_TOKEN
+from nerite.llm.json_grammar import bounded_grammar
 from nerite.llm.openvino_genai import schema_rewrites
 from nerite.llm.openvino_genai.options import EncoderOptions, PipelineOptions
 from nerite.llm.request import SamplingParameters
@@ -145,6 +146,9 @@ def generation(
 def structured(grammar: Grammar) -> Any:
     """Convert a grammar to the framework's format, which does not validate it yet. Raises ``Unsupported``."""
     if grammar.kind == JSON_SCHEMA:
+        bounded = bounded_grammar(grammar.source)
+        if bounded is not None:
+            return genai().StructuredOutputConfig(grammar=bounded)
         return genai().StructuredOutputConfig(json_schema=schema_rewrites.plain_json_strings(grammar.source))
     schema_rewrites.check_classes(grammar.kind, grammar.tokens())
     return genai().StructuredOutputConfig(**{{REGEX: "regex", EBNF: "grammar"}[grammar.kind]: grammar.source})
