@@ -577,6 +577,13 @@ def _stream(index: int, prompt: int, wanted: CompletionFields, parser: ToolParse
 
 def _check(model: TextModel, wanted: CompletionFields) -> None:
     """Reject fields that the model has no input or output for."""
+    limit = wanted.sampling.get("max_tokens")
+    if limit is not None and limit.value == 0 and not model.takes_tokens:
+        raise ApiError(
+            f"Model '{model.name}' runs on no engine of this server, which could read a prompt without answering it.",
+            "model",
+            "model_not_supported",
+        )
     if wanted.logprobs >= 0 and not model.gives_logprobs:
         raise sampling.not_offered("logprobs", f"model '{model.name}' does not report log probabilities.")
     if wanted.token_ids and not model.takes_tokens:
