@@ -40,6 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     version = write_model(folder / "models", "chat")
     (version / "generation_config.json").write_text('{"temperature": 0.0, "top_k": 5, "min_p": 7}')
     (version / "tokenizer_config.json").write_text(json.dumps(GAP))
+    thinker = write_model(folder / "models", "thinker")
+    (thinker / "chat_template.jinja").write_text(TEMPLATE + "<think>")
     with serving(folder / "models", folder / "log") as running:
         yield running
 
@@ -169,3 +171,14 @@ def test_a_continued_message(server: Serving) -> None:
 def test_choices(client: openai.OpenAI) -> None:
     done = client.completions.create(model="chat", prompt=TEXT, extra_body={"guided_choice": ["yes", "no"]})
     assert done.choices[0].text in ("yes", "no")
+
+
+def test_a_thought_that_is_too_long(server: Serving) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "thinking_token_budget": 8}
+    answer = ask(server, "/v1/chat/completions", **body, model="thinker")
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"] and message["content"], "the model never ends a thought by itself"
+    assert answer["usage"]["completion_tokens"] == 40
+    without = ask(server, "/v1/chat/completions", **{**body, "thinking_token_budget": None}, model="thinker")
+    assert not without["choices"][0]["message"]["content"]

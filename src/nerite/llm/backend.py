@@ -16,10 +16,11 @@ from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.llm import checkpoint, selection
 from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
-from nerite.llm.engine import GenerationRequest, LlmEngine
+from nerite.llm.engine import GenerationRequest, LlmEngine, RequestListener
 from nerite.llm.request import LlmCall, read_call
 from nerite.llm.selection import VLLM, EngineModule, ReaderModule
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
+from nerite.llm.thinking import BudgetedListener
 
 # Tensors of language models (those of Triton's vLLM backend and more) and the configuration derived from them.
 
@@ -296,7 +297,12 @@ class LlmInstance:
                 sampling, max_tokens=max(sampling.max_tokens, 1) if sampling.max_tokens is not None else None
             )
             wanted = replace(wanted, prompt=tokens, sampling=least)
-        self._engine.add(wanted, RequestFollower(request, answer, sampling.n, self._step))
+        listener: RequestListener = RequestFollower(request, answer, sampling.n, self._step)
+        if sampling.thinking_budget is not None:
+            wanted = replace(wanted, sampling=replace(wanted.sampling, thinking_budget=None))
+            listener = budgeted = BudgetedListener(self._engine, wanted, listener, sampling.thinking_budget)
+            request.on_cancel = lambda _request: budgeted.abort()
+        self._engine.add(wanted, listener)
         if request.is_cancelled():  # it was cancelled before the engine knew it
             self._engine.abort(number)
 

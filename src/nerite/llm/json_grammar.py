@@ -1,8 +1,8 @@
 """Grammars for the JSON of a schema, in which white space and numbers are bounded. Pure.
 
-The compilers of engines allow any white space between the parts of JSON and any number of digits, and weak models go on
-with either until their limit. A grammar made here allows a space, or a line break with an indentation, and as many digits
-as a 64-bit number has. Schemas with keywords that are not known here are left to the compilers.
+The compilers of engines allow any white space between the parts of JSON and any number of digits, and weak models go
+on with either until their limit. A grammar made here allows a space, or a line break with an indentation, and as many
+digits as a 64-bit number has. Schemas with keywords that are not known here are left to the compilers.
 """
 
 from __future__ import annotations

@@ -54,6 +54,18 @@ _MAX_BIAS: Final = 100
 """A bias of 100 makes a token certain; much larger values overflow in engines."""
 
 
+class ThinkingBudget(NamedTuple):
+    """Bounds what a model thinks before it answers."""
+
+    tokens: int
+    begin: str
+    """Marker before the thought."""
+    end: str
+    """Marker after it."""
+    begun: bool = False
+    """Whether the prompt ends with the first marker."""
+
+
 @dataclass(frozen=True)
 class SamplingParameters:
     """Sampling parameters of a request. The defaults are those of vLLM."""
@@ -98,6 +110,7 @@ class SamplingParameters:
     """Grammar that the text must match."""
     priority: int = 0
     """Lower values run first. Clients can only lower the urgency of a request."""
+    thinking_budget: ThinkingBudget | None = None
 
 
 _UNSUPPORTED: Final[Mapping[str, Any]] = {
@@ -180,6 +193,7 @@ def _check(made: SamplingParameters) -> None:
         ("repetition_penalty", made.repetition_penalty > 0, "above 0"),
         ("logprobs", made.logprobs is None or made.logprobs >= 0, "0 or more"),
         ("prompt_logprobs", scored is None or 0 <= scored <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+        ("thinking_budget", made.thinking_budget is None or made.n == 1, "for one sequence: 'n' must be 1"),
         ("priority", made.priority >= 0, "0 or more: a request can only be placed behind others"),
         ("seed", made.seed is None or 0 <= made.seed < 2**63, "0 to 2**63 - 1"),
         ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for as many as fit"),
@@ -289,6 +303,20 @@ def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     return tuple((_integer(name, token), _float(name, bias)) for token, bias in value.items())
 
 
+def _budget(name: str, value: Any) -> ThinkingBudget:
+    form = 'an object such as {"tokens": 100, "begin": "<think>", "end": "</think>"}'
+    try:
+        budget = ThinkingBudget(**value)
+    except TypeError:
+        raise _wrong(name, value, form) from None
+    markers = (budget.begin, budget.end)
+    if not all(isinstance(each, str) and 0 < len(each) <= MAX_NAME for each in markers):
+        raise _wrong(name, value, form)
+    if type(budget.tokens) is not int or budget.tokens < 1 or not isinstance(budget.begun, bool):
+        raise _wrong(name, value, form)
+    return budget
+
+
 _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
     Mapping[str, Callable[[str, Any], Any]],
     {
@@ -317,6 +345,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
         "truncate_prompt_tokens": _optional,
         "lora_name": _text,
         "priority": _integer,
+        "thinking_budget": _budget,
     },
 )
 """Reader of each field of ``SamplingParameters``."""

@@ -38,7 +38,12 @@ _BILLING: Final = "x-anthropic-billing-header:"
 _NO_ROLE: Final = "'user' or 'assistant'"
 _TO_OPENAI: Final = {"auto": "auto", "any": "required", "none": "none"}
 _BEYOND_MODELS: Final = ("mcp_servers", "container")
-_PARAMS: Final = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_tokens": "max_tokens"}
+_PARAMS: Final = {
+    "thinking_token_budget": "thinking.budget_tokens",
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "max_tokens": "max_tokens",
+}
 
 _Message = dict[str, Any]
 
@@ -234,7 +239,10 @@ def _thinking(fields: Fields) -> dict[str, Any]:
     """Return whether the model thinks, and whether its thoughts are returned: both only if the client says so."""
     thinking = fields.object("thinking")
     wanted = bool(thinking.values) and thinking.choice("type", "", ("enabled", "disabled", "adaptive")) != "disabled"
-    return {"enable_thinking": wanted, "include_reasoning": wanted}
+    found: dict[str, Any] = {"enable_thinking": wanted, "include_reasoning": wanted}
+    if wanted and "budget_tokens" in thinking:
+        found["thinking_token_budget"] = thinking.integer("budget_tokens", 0, 1, _LARGEST_LIMIT)
+    return found
 
 
 def _form(fields: Fields) -> dict[str, Any]:

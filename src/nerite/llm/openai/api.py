@@ -408,7 +408,11 @@ class OpenAi:
         wanted = asked.wanted
         prompt = asked.open_ended(prompt)
         if model.takes_sampling:
-            chat.prepare(asked, wanted.sampling)
+            chat.prepare(asked, wanted.sampling, prompt)
+        if "thinking_budget" in wanted.sampling and not model.takes_tokens:
+            raise sampling.not_offered(
+                "thinking_token_budget", f"model '{model.name}' runs on no engine of this server."
+            )
         streams = [_stream(number, 0, wanted, chat.parser(asked, prompt)) for number in range(wanted.n)]
         exchange = CompletionExchange(connection, shape, streams, events=wanted.stream)
         exchange.fields = sampling.fields_of(wanted.sampling, "messages")

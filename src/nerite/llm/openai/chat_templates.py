@@ -25,7 +25,7 @@ from nerite.llm.openai import thoughts, tool_families
 from nerite.llm.openai.fields import ApiError
 from nerite.llm.openai.requests import ChatRequest, first_image, not_taken
 from nerite.llm.openai.sampling import Sampling, SamplingSetting, is_guided
-from nerite.llm.openai.thoughts import HarmonyParser, ThoughtParser
+from nerite.llm.openai.thoughts import HarmonyParser, ThoughtMarkers, ThoughtParser
 from nerite.llm.openai.tool_calls import ToolParser
 from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls, KeptEvents, ToolCallFamily
 
@@ -317,6 +317,7 @@ def _no_template(what: str) -> ApiError:
 _log = logging.getLogger("nerite.http")
 PARSER: Final = "TOOL_CALL_PARSER"
 THOUGHTS: Final = "REASONING_PARSER"
+_FORCED: Final = ("named", "required")
 _TAIL: Final = 64
 """Bytes at the end of a prompt that are searched for the beginning of a thought."""
 
@@ -381,7 +382,7 @@ class ChatModel:
             )
         return self._template if asked.choice == "none" else self._with_tools
 
-    def prepare(self, asked: ChatRequest, sampling: Sampling) -> None:
+    def prepare(self, asked: ChatRequest, sampling: Sampling, prompt: bytes | memoryview) -> None:
         """Set the sampling defaults of chats.
 
         A chat without a limit is limited only by the context, while engines have a default limit. If a parser looks
@@ -393,6 +394,16 @@ class ChatModel:
         thinks = self._thinks == thoughts.HARMONY or (markers is not None and markers.special)
         if calls or thinks:
             sampling.setdefault("skip_special_tokens", SamplingSetting(False, "tools" if calls else "messages"))
+
+        if asked.budget and markers is not None and not is_guided(sampling) and asked.choice not in _FORCED:
+            begun = self._is_begun(markers, prompt)
+            budget = {"tokens": asked.budget, "begin": markers.begin, "end": markers.end, "begun": begun}
+            sampling["thinking_budget"] = SamplingSetting(budget, "thinking_token_budget")
+
+    @staticmethod
+    def _is_begun(markers: ThoughtMarkers, prompt: bytes | memoryview) -> bool:
+        """Return whether a prompt ends with the beginning of a thought."""
+        return bytes(prompt[-_TAIL:]).rstrip().endswith(markers.begin.encode())
 
     def parser(self, asked: ChatRequest, prompt: bytes | memoryview) -> ToolParser | None:
         """Return the parser for one choice, which continues ``prompt``; None if its text is all there is."""
@@ -415,8 +426,7 @@ class ChatModel:
         markers = thoughts.ALL.get(self._thinks)
         if markers is None:
             return answer
-        begun = bytes(prompt[-_TAIL:]).rstrip().endswith(markers.begin.encode())
-        return ThoughtParser(markers.begin, markers.end, answer, begun=begun)
+        return ThoughtParser(markers.begin, markers.end, answer, begun=self._is_begun(markers, prompt))
 
     def _new_id(self) -> str:
         return (self._family or tool_families.DEFAULT).new_id()

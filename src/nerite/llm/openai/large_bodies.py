@@ -125,7 +125,7 @@ def reranking_of(parsed: dict[str, Any], query: memoryview, *documents: memoryvi
 
 
 _OF_COMPLETIONS: Final = ("echo", "kept", "tokens")
-_OF_CHATS: Final = ("choice", "tool", "first_image", "schemas", "single", "thoughts", "continued")
+_OF_CHATS: Final = ("choice", "tool", "first_image", "schemas", "single", "thoughts", "budget", "continued")
 """Fields of requests that are passed on unchanged."""
 
 

@@ -354,6 +354,7 @@ _CHAT_KNOWN: Final = frozenset(
     (
         *("model", "messages", "n", "logprobs", "top_logprobs", "stream", "stream_options", "modalities"),
         *("priority", "return_token_ids", "add_generation_prompt", "continue_final_message", "include_reasoning"),
+        "thinking_token_budget",
         *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "enable_thinking"),
         *_LIMITS,
         *_FOR_TEMPLATES,
@@ -397,6 +398,8 @@ class ChatRequest(NamedTuple):
     """Whether the model may call one tool at a time only."""
     thoughts: bool = True
     """Whether what the model thinks is returned."""
+    budget: int = 0
+    """Tokens that the model may think; 0: as many as it wants."""
     continued: str | None = None
     """The end of the last message, if the model is to continue it."""
 
@@ -455,9 +458,10 @@ def chat_request(fields: Fields) -> ChatRequest:
     schemas = {tool.name: tool.parameters for tool in tools}
     single = bool(tools) and not fields.flag("parallel_tool_calls", True)
     thoughts = fields.flag("include_reasoning", True)
+    budget = fields.integer("thinking_token_budget", 0, 1, _MAX_TOKEN_ID) if "thinking_token_budget" in fields else 0
     return ChatRequest(
         *(common, choice, name, given, conversation.images, conversation.first_image),
-        *(schemas, single, thoughts, continued),
+        *(schemas, single, thoughts, budget, continued),
     )
 
 
