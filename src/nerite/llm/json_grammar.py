@@ -124,7 +124,9 @@ class _Rules:
         if kind == "array":
             return self._array(given) if given else "array"
         if kind == "string" and given:
-            return self._rule(f'"\\"" character{_repeated(given, "minLength", "maxLength")} "\\""')
+            least, most = _bounds(given, "minLength", "maxLength")
+            characters = f"character{_times(least, most)}" if most != 0 else ""
+            return self._rule(f'"\\"" {characters} "\\""')
         return str(kind)
 
     def _array(self, given: Mapping[str, Any]) -> str:
@@ -132,7 +134,8 @@ class _Rules:
         least, most = _bounds(given, "minItems", "maxItems")
         if most == 0:
             return self._rule('"[" ws "]"')
-        further = f'(ws "," ws {item})' + _times(max(least - 1, 0), None if most is None else most - 1)
+        times = _times(max(least - 1, 0), None if most is None else most - 1)
+        further = f'(ws "," ws {item}){times}' if most != 1 else ""
         elements = f"{item} {further} ws"
         return self._rule(f'"[" ws {elements if least else f"({elements})?"} "]"')
 
@@ -172,10 +175,6 @@ def _bounds(given: Mapping[str, Any], least: str, most: str) -> tuple[int, int |
     if high is not None and not low <= high <= _MOST:
         raise _NotKnown
     return low, high
-
-
-def _repeated(given: Mapping[str, Any], least: str, most: str) -> str:
-    return _times(*_bounds(given, least, most))
 
 
 def _times(low: int, high: int | None) -> str:

@@ -29,7 +29,8 @@ BUDGET = ThinkingBudget(4, "<think>", "</think>")
 )
 def test_thoughts_are_counted(begun: bool, pieces: list[str], exceeded: bool) -> None:
     counter = ThoughtCounter(BUDGET._replace(begun=begun))
-    assert any([counter.exceeds(piece, 1) for piece in pieces]) is exceeded
+    found = [counter.exceeds(piece, 1) for piece in pieces]
+    assert (True in found) is exceeded
 
 
 class Engine:
