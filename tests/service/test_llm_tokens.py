@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from llm_models import TEMPLATE, language_model
+from lora_adapters import adapter
 from serving import Serving, serving
 
 TEXT = "The quick brown fox, café."
@@ -42,6 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     (version / "tokenizer_config.json").write_text(json.dumps(GAP))
     thinker = write_model(folder / "models", "thinker")
     (thinker / "chat_template.jinja").write_text(TEMPLATE + "<think>")
+    adapter(thinker)
     with serving(folder / "models", folder / "log") as running:
         yield running
 
@@ -182,3 +184,15 @@ def test_a_thought_that_is_too_long(server: Serving) -> None:
     assert answer["usage"]["completion_tokens"] == 40
     without = ask(server, "/v1/chat/completions", **{**body, "thinking_token_budget": None}, model="thinker")
     assert not without["choices"][0]["message"]["content"]
+
+
+def test_adapters_are_models(client: openai.OpenAI) -> None:
+    entries = {model.id: model.model_dump() for model in client.models.list()}
+    assert entries["poet"]["parent"] == "thinker" and "parent" not in entries["thinker"]
+    settings: Any = {"prompt": TEXT, "max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    said = client.completions.create(model="poet", **settings)
+    same = client.completions.create(model="thinker", **settings)
+    assert (said.model, said.choices[0].text) == ("poet", same.choices[0].text)
+        "poet",
+        client.completions.create(model="thinker", **settings).choices[0].text,
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from nerite.config.mistake import nearest
 from nerite.core import tensor as dtypes
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
 
 _OWNER: Final = "nerite"
+ADAPTERS: Final = "multi_lora.json"
+"""File with the names and directories of LoRA adapters."""
 _PATTERN: Final = frozenset("*?[")
 """Characters of aliases that stand for others."""
 
@@ -81,22 +86,27 @@ class TextModels:
         """``aliases`` are further names, as patterns, and the models that answer for them."""
         self._server = server
         self._aliases = aliases
+        self._adapters: WeakKeyDictionary[ServableVersion, tuple[str, ...]] = WeakKeyDictionary()
+        """Names of the LoRA adapters of models that run on an engine."""
         self.began = int(time.time())
         """Creation time reported for all models. The real one is unknown, but clients expect a time."""
 
     def find(self, name: str, call: CallOrigin, purpose: str = TEXT) -> tuple[ServableVersion, ModelAddress]:
         """Return the version that answers a call, and what its requests have to name.
 
-        A name that no model has may be an alias. Raises ``ApiError`` if it is unknown or has another purpose, and the
-        server's error for a model that is not ready.
+        A name that no model has may be that of a LoRA adapter, or an alias. Raises ``ApiError`` if it is unknown or has
+        another purpose, and the server's error for a model that is not ready.
         """
         try:
             running, address = self._found(name, call)
         except NotFound:
-            meant = self._meant(name)
+            base = self._bases().get(name, "")
+            meant = base or self._meant(name)
             if not meant:
                 raise self._unknown(name) from None
             running, address = self._found(meant, call)
+            if base:
+                address = address._replace(lora=name)
         signature = running.signature
         serves, lack = _PURPOSES[purpose]
         if not serves(signature):
@@ -116,6 +126,19 @@ class TextModels:
         """Return the model that answers for a name; empty if the name is no alias."""
         return next((model for pattern, model in self._aliases.items() if fnmatchcase(name, pattern)), "")
 
+    def _bases(self) -> dict[str, str]:
+        """Return the model that each LoRA adapter belongs to."""
+        bases: dict[str, str] = {}
+        for running in self._server.running_versions():
+            if not running.generates:
+                continue
+            names = self._adapters.get(running)
+            if names is None:
+                names = self._adapters[running] = _adapters_in(self._server.version_directory(running))
+            for name in names:
+                bases.setdefault(name, running.name)
+        return bases
+
     def listed(self) -> list[dict[str, Any]]:
         """Return the descriptions of all models that this API serves."""
         found = []
@@ -127,6 +150,8 @@ class TextModels:
                 found.append(self.describe(name))
             except NeriteError:  # another kind of model, or an ambiguous name
                 continue
+        own = {each["id"] for each in found}
+        found += [self.describe(name) for name in sorted(self._bases()) if name not in own]
         return found
 
     def describe(self, name: str) -> dict[str, Any]:
@@ -134,6 +159,9 @@ class TextModels:
         try:
             signature = self._server.signature(name, "")
         except NotFound:
+            base = self._bases().get(name)
+            if base is not None:
+                return {**describe_model(name, self.began), "root": name, "parent": base}
             meant = self._meant(name)
             if not meant:
                 raise self._unknown(name) from None
@@ -145,6 +173,22 @@ class TextModels:
     def _unknown(self, name: str) -> ApiError:
         names = {running.name for running in self._server.running_versions() if _answers(running.signature)}
         return unknown_model(name, sorted(names))
+
+
+_LARGEST: Final = 1 << 20
+"""Maximum size of a file with the names of adapters in bytes."""
+
+
+def _adapters_in(version: Path | None) -> tuple[str, ...]:
+    """Return the names of the adapters of a model. The engine has validated their file."""
+    if version is None:
+        return ()
+    try:
+        file = version / ADAPTERS
+        found = json.loads(file.read_bytes()) if file.is_file() and file.stat().st_size <= _LARGEST else {}
+    except (OSError, ValueError, RecursionError):
+        return ()
+    return tuple(found) if isinstance(found, dict) else ()
 
 
 def unknown_model(name: str, names: Collection[str], status: int = 404) -> ApiError:

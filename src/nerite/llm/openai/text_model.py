@@ -15,7 +15,7 @@ from nerite.core.request import Assignment, RequestHeader
 from nerite.core.response import InferenceResponse, Parameter
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
-from nerite.llm.openai.sampling import Sampling, not_offered, written
+from nerite.llm.openai.sampling import Sampling, SamplingSetting, not_offered, written
 from nerite.transports.access import SenderHeaders
 
 PROMPT: Final = "text_input"
@@ -108,6 +108,8 @@ class ModelAddress(NamedTuple):
     model: str
     version: str = ""
     assignment: Assignment | None = None
+    lora: str = ""
+    """The LoRA adapter that was asked for by its name."""
 
     def header(
         self,
@@ -207,6 +209,8 @@ class TextModel:
             add(TOKENS, prompt)
         else:
             add(PROMPT, prompt)
+        if self._address.lora:
+            sampling = {"lora_name": SamplingSetting(self._address.lora, "model"), **sampling}
         if self.takes_sampling:
             add(SAMPLING, [written(sampling)])
         else:
