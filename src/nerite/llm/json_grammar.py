@@ -148,8 +148,8 @@ class _Rules:
             raise _NotKnown
         others = "" if more is False else f'string ws ":" ws {self._of(more)}'
         # From the last property to the first: what may follow if another member precedes, and if none does.
-        after = self._rule(f'(ws "," ws {others})*' if others else '""')
-        first = self._rule(f'({others} (ws "," ws {others})*)?' if others else '""')
+        after = self._rule(f'(ws "," ws {others})* ws' if others else "ws")
+        first = self._rule(f'({others} (ws "," ws {others})* ws)?' if others else '""')
         for name, schema in reversed(properties.items()):
             member = f'{_literal(json.dumps(name, ensure_ascii=False))} ws ":" ws {self._of(schema)}'
             skipped = ("", "") if name in required else (f" | {after}", f" | {first}")
@@ -157,7 +157,7 @@ class _Rules:
                 self._rule(f'ws "," ws {member} {after}{skipped[0]}'),
                 self._rule(f"{member} {after}{skipped[1]}"),
             )
-        return self._rule(f'"{{" ws {first} ws "}}"')
+        return self._rule(f'"{{" ws {first} "}}"')
 
 
 def _restricted(given: Mapping[str, Any], kind: Any, kinds: list[Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_blanks_and_digits_are_bounded(engine: OpenVinoGenAiEngine, said: Any) -
     heard = [asked(engine, replace(FREE, seed=seed), id=f"b{seed}", grammar=form(**said)) for seed in range(16)]
     for text in [each.over().text() for each in heard]:
         outside = re.sub(r'"(?:[^"\\]|\\.)*"?', '""', text)
-        assert re.search(r"[ \n\t]{34}|[ \n]{2}|[0-9]{20}", outside) is None, text
+        assert re.search(r"[ \n\t]{34}| \n|\n[ \t]*\n|[0-9]{20}", outside) is None, text
 
 
 def test_members_that_may_be_missing(engine: OpenVinoGenAiEngine) -> None:
@@ -82,7 +82,6 @@ def test_members_that_may_be_missing(engine: OpenVinoGenAiEngine) -> None:
         "type": "object",
         "properties": {"a": one_letter, "b": one_letter, "c": one_letter},
         "required": ["b"],
-        "additionalProperties": {"type": "null"},
     }
     for text in texts(engine, schema):
         jsonschema.validate(json.loads(text), schema)
