@@ -68,7 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     add_header(python_model(models, "shout", SHOUT, SIMPLE), "\nimport json\n")
     python_model(models, "vectors", EMBED, VECTORS)
     python_model(models, "numbers", "def execute(self, requests): pass", pbtxt())
-    flags = ["--http-restricted-api=statistics:authorization=Bearer k", "--openai-strict"]
+    flags = ["--http-restricted-api=statistics:authorization=Bearer k", "--openai-strict=true"]
     with serving(models, folder / "log", *flags) as running:
         yield running
 

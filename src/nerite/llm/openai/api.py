@@ -435,7 +435,7 @@ class OpenAi:
             meant = f" (did the client mean '{field.meant}'?)" if field.meant else ""
             _log.warning(
                 "requests under /v1 have the field '%s', which is unknown here and passed over%s; "
-                "--openai-strict refuses such requests",
+                "--openai-strict=true refuses such requests",
                 field.path,
                 meant,
             )
