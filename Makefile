@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-image kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -92,6 +92,14 @@ soak-platform: $(VENV)/dev  ## an hour of mixed load through a router: does the 
 	NERITE_TEST_ROUTER_REQUESTS=1000000 $(BIN)/pytest -s tests/chaos/test_router_memory.py
 
 # INPUTS=, MINUTES=, SURFACES=json,grpc, SEED=, PROFILE=all, TLS=1
+# Their dependencies contradict each other less than they would those of development, whose packages they share.
+exam-clients: $(VENV)/dev  ## real client libraries and lm-evaluation-harness against a server, in an environment of their own
+	$(BIN)/python -m venv $(VENV)-clients
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(VENV)-clients/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/dev.pth"
+	$(VENV)-clients/bin/python -m pip install --quiet --requirement requirements/clients.txt
+	ln -sf $(abspath $(BIN))/nerite $(VENV)-clients/bin/nerite
+	EXAM_CLIENTS=1 $(VENV)-clients/bin/python -m pytest tests/clients tests/service/test_agent_apis.py
+
 fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINUTES=, INPUTS=); findings are in fuzz-findings/
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(INPUTS),--inputs=$(INPUTS)) $(if $(MINUTES),--minutes=$(MINUTES)) \
 		$(if $(SURFACES),--surfaces=$(SURFACES)) $(if $(SEED),--seed=$(SEED)) $(if $(PROFILE),--profile=$(PROFILE)) \

@@ -38,6 +38,7 @@ from nerite.dispatch.interface import ServerEntry
 from nerite.instances.instance import ModelInstance
 from nerite.instances.placement import HostPolicies
 from nerite.ledger.ledger import Ledger
+from nerite.llm.openai.response_store import ResponseStore
 from nerite.models.launcher import Launcher
 from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.models.running_version import Auditor, RunningVersion
@@ -178,6 +179,7 @@ class ServerProcess:
         self._fronts: FrontPool | None = None
         self._rollouts: RolloutController
         self._batches: Batches | None = None
+        self._responses: ResponseStore | None = None
         self._stop_requested = asyncio.Event()
 
     async def serve(self) -> int:
@@ -281,6 +283,8 @@ class ServerProcess:
             await _cancel_other_tasks()
             if self._batches is not None:
                 await self._batches.close()
+            if self._responses is not None:
+                await self._responses.close()
             self._rollouts.close()
             await server.manager.close()
             if self._ledger is not None:
@@ -358,14 +362,14 @@ class ServerProcess:
                 await self._tenant_admission.shared.start()
             self._rollouts.restore(declared_in(self._options.repository.paths))
             if self._options.repository.standby:
-                await self._open_batches()
+                await self._open_databases()
                 await self._open_ports()
                 await self._stand_by(server)
             if not await self._load_initial_models(server):
                 return False
             await self._rollouts.start()
             if not self._options.repository.standby:
-                await self._open_batches()
+                await self._open_databases()
                 await self._open_ports()
         except NeriteError as error:
             if self._started is not None:
@@ -416,9 +420,11 @@ class ServerProcess:
             log.info(f"Stands by to load {_count(len(names), 'model')}: POST /v2/repository/wake loads them")
         await asked
 
-    async def _open_batches(self) -> None:
-        """Open the files and batches that the options configure. Raises ``NeriteError``."""
+    async def _open_databases(self) -> None:
+        """Open the files, batches and responses that the options configure. Raises ``NeriteError``."""
         options = self._options.batches
+        if location := self._options.openai.responses or self._options.ledger:
+            self._responses = self._ports.responses = await asyncio.to_thread(ResponseStore, location)
         if not options.database:
             return
         limits = BatchLimits(options.concurrency, options.storage_bytes)

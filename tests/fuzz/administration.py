@@ -186,7 +186,7 @@ _SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "s", "schema": 
 
 def openai(rng: random.Random) -> Request:
     """Return a request of OpenAI's kinds."""
-    kind = rng.randrange(10)
+    kind = rng.randrange(13)
     model = rng.choice(("words", "engine")) if rng.random() < 0.9 else rng.choice(("vectors", "nowhere", "worker"))
     if kind == 0:
         return Request("GET", rng.choice(("/v1/models", "/v1/models/words", "/v1/models/worker")))
@@ -197,6 +197,8 @@ def openai(rng: random.Random) -> Request:
     if kind == 2:
         documents = rng.choice((["a", "bb"], [{"text": "a"}, "b"]))
         return Request("POST", "/v1/rerank", {"model": "ratings", "query": "q", "documents": documents, "top_n": 1})
+    if kind >= 10:
+        return _of_agents(rng, model)
     made = {"model": model, "max_tokens": rng.choice((1, 3, 8)), "stream": rng.random() < 0.4}
     for name, value in rng.sample(_SAMPLING, rng.randint(0, 4)):
         made[name] = value
@@ -217,6 +219,43 @@ def openai(rng: random.Random) -> Request:
         {"response_format": _SCHEMA}, {"response_format": {"type": "json_object"}}, {"chat_template_kwargs": {"a": 1}},
     )  # fmt: skip
     return Request("POST", "/v1/chat/completions", made | rng.choice(chats))
+
+
+_SCHEMA_OF_TOOL: Final = {"type": "object", "properties": {"at": {"type": "string"}}}
+_BLOCKS: Final[list[dict[str, Any]]] = [
+    {"type": "text", "text": "a"}, {"type": "tool_result", "tool_use_id": "t", "content": "blue"},
+    {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "b"}]},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}},
+]  # fmt: skip
+_ITEMS: Final[list[dict[str, Any]]] = [
+    {"role": "user", "content": "a"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "c"}]},
+    {"type": "function_call", "call_id": "t", "name": "look", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "t", "output": "blue"},
+]  # fmt: skip
+
+
+def _of_agents(rng: random.Random, model: str) -> Request:
+    """Return a request to an API that agents speak."""
+    stream = rng.random() < 0.4
+    path = rng.choice(("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/tokenize", "/detokenize"))
+    if path == "/tokenize":
+        return Request("POST", path, {"model": model, "prompt": rng.choice(PROMPTS)})
+    if path == "/detokenize":
+        return Request("POST", path, {"model": model, "tokens": [5, 6, 7]})
+    if path == "/v1/responses":
+        made = {"model": model, "input": rng.sample(_ITEMS, 3), "stream": stream, "max_output_tokens": 3}
+        tool = {"type": "function", "name": "look", "parameters": _SCHEMA_OF_TOOL}
+        return Request("POST", path, made | rng.choice(({}, {"tools": [tool]}, {"instructions": "be brief"})))
+    calls = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    messages = [{"role": "user", "content": rng.sample(_BLOCKS, 2)}, {"role": "assistant", "content": [calls]}]
+    made = {"model": model, "messages": messages, "max_tokens": 3, "stream": stream}
+    tool = {"name": "look", "input_schema": _SCHEMA_OF_TOOL}
+    more = rng.choice(
+        ({}, {"tools": [tool]}, {"system": [{"type": "text", "text": "be brief"}]}, {"stop_sequences": ["a"]})
+    )
+    return Request("POST", path, made | more)
 
 
 _SAMPLING: Final[list[tuple[str, Any]]] = [

@@ -6,6 +6,8 @@ from typing import Final
 
 _ROLLOUTS: Final = "service/test_rollouts.py"
 _FLEET: Final = "service/test_rollout_fleet_page.py"
+_AGENTS: Final = "service/test_agent_apis.py"
+_TOKENS: Final = "service/test_llm_tokens.py"
 _OPENAI: Final = "service/test_openai_api.py"
 
 HTTP: Final = {
@@ -66,6 +68,15 @@ HTTP: Final = {
     "POST /v1/batches": "service/test_batches.py::test_a_batch_of_chats",
     "GET /v1/batches/{batch}": "service/test_batches.py::test_a_batch_of_chats",
     "POST /v1/batches/{batch}/cancel": "service/test_batches.py::test_cancelling_keeps_what_is_done",
+    "POST /v1/responses": f"{_AGENTS}::test_responses",
+    "GET /v1/responses/{response}": f"{_AGENTS}::test_responses_that_are_kept",
+    "DELETE /v1/responses/{response}": f"{_AGENTS}::test_responses_that_are_kept",
+    "GET /v1/responses/{response}/input_items": f"{_AGENTS}::test_responses_that_are_kept",
+    "POST /v1/messages": f"{_AGENTS}::test_messages",
+    "POST /v1/messages/count_tokens": f"{_TOKENS}::test_counting",
+    "POST /tokenize": f"{_TOKENS}::test_tokens_and_back",
+    "POST /detokenize": f"{_TOKENS}::test_tokens_and_back",
+    "POST /v1/score": "service/test_llm_readers.py::test_scores",
     "POST /v1/rerank": "service/test_llm_readers.py::test_reranking",
     "GET /metrics": "counting: metrics",
     "GET /ping": "sagemaker: ping",

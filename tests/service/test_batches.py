@@ -14,9 +14,10 @@ from typing import Any
 
 import openai
 import pytest
-from test_openai_api import EMBED, SIMPLE, VECTORS, engine
+from test_openai_api import EMBED, SIMPLE, VECTORS
 
 from serving import IDENTITY, Serving, eventually, python_model, serving
+from text_models import engine
 
 CHAT = "/v1/chat/completions"
 UPPER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -36,6 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     pooling.mkdir()
     (pooling / "config.json").write_text('{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}')
     reranking_model(models / "rates" / "1")
+    written = language_model(folder / "written")
+    for file in written.glob("openvino_detokenizer.*"):
+        shutil.copy(file, models / "vectors" / "1")
     language_model(models / "writes" / "1")
     with serving(models, folder / "log") as running:
         yield running
@@ -143,7 +147,6 @@ def test_reranking(server: Serving) -> None:
         ({"query": "a"}, "documents"),
         ({"query": "a", "documents": []}, "documents"),
         ({"query": "a", "documents": [1]}, "documents[0]"),
-        ({"query": "a", "documents": ["b"], "topn": 1}, "topn"),
         ({"query": "a", "documents": ["b"], "model": "vectors"}, "model"),
         ({"query": "a", "documents": ["b"], "model": "nothing"}, "model"),
     ],
@@ -164,3 +167,33 @@ def test_models_are_listed_and_asked_for_what_they_do(client: openai.OpenAI) -> 
         client.completions.create(model="vectors", prompt="a")
     with pytest.raises(openai.BadRequestError, match="Model 'writes' is not an embedding model"):
         client.embeddings.create(model="writes", input="a")
+
+
+def test_scores(server: Serving) -> None:
+    results = rerank(server, query=TEXTS[0], documents=TEXTS)[1]["results"]
+    ranked = {each["index"]: each["relevance_score"] for each in results}
+    status, _, body = server.ask("POST", "/v1/score", {"model": "rates", "text_1": TEXTS[0], "text_2": TEXTS})
+    told = json.loads(body)
+    assert (status, told["object"], told["usage"]["prompt_tokens"] > 0) == (200, "list", True)
+    assert [each["score"] for each in told["data"]] == pytest.approx([ranked[index] for index in range(3)], abs=1e-5)
+    pairs = {"model": "rates", "queries": TEXTS, "documents": TEXTS}
+    status, _, body = server.ask("POST", "/v1/score", pairs)
+    assert (status, len(json.loads(body)["data"])) == (200, 3)
+    assert json.loads(body)["data"][0]["score"] == pytest.approx(ranked[0], abs=1e-5)
+    status, _, body = server.ask("POST", "/v1/score", {**pairs, "queries": TEXTS[:2]})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "queries")
+
+
+def test_embeddings_of_token_ids(server: Serving, client: openai.OpenAI) -> None:
+    status, _, body = server.ask("POST", "/tokenize", {"model": "writes", "prompt": "one"})
+    assert status == 200
+    ids = json.loads(body)["tokens"]
+    made = client.embeddings.create(model="vectors", input=[ids])
+    (plain,) = client.embeddings.create(model="vectors", input="one").data
+    assert made.data[0].embedding == pytest.approx(plain.embedding, abs=1e-5)
+    assert made.usage.prompt_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="100000, but the vocabulary has") as refused:
+        client.embeddings.create(model="vectors", input=[[100_000]])
+    assert refused.value.param == "input"
+    with pytest.raises(openai.BadRequestError, match="the model has no detokenizer"):
+        client.embeddings.create(model="named", input=[ids])

@@ -85,9 +85,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     (models / "slow" / "1" / "chat_template.jinja").write_text(THRICE)
     python_model(models, "calls", WRITES_CALLS, ECHO + parameter("TOOL_CALL_PARSER", "hermes"))
     python_model(models, "vectors", EMBEDS, VECTORS)
-    language_model(models / "chat" / "1")
+    (language_model(models / "chat" / "1") / "generation_config.json").write_text('{"temperature": 0.0}')
     seeing_model(models / "seer" / "1")
-    with serving(models, folder / "log") as running:
+    with serving(models, folder / "log", "--generation-config=vllm") as running:
         yield running
 
 
@@ -327,3 +327,11 @@ def test_what_it_takes_for_a_prompt_is_known_before_it_is_tokenized(server: Serv
         status, answer = ask(server, "/v2/models/chat/generate", text_input="x" * 26_000_000)
     assert status == 400
     assert "the prompt has 26000000 characters, which do not fit into a context of 100000 tokens" in answer["error"]
+
+
+def test_defaults_of_a_checkpoint_are_left_out(server: Serving) -> None:
+    texts = set()
+    for _ in range(3):
+        body = {"model": "chat", "prompt": "a", "max_tokens": 16, "ignore_eos": True}
+        texts.add(json.loads(server.ask("POST", "/v1/completions", body)[2])["choices"][0]["text"])
+    assert len(texts) > 1

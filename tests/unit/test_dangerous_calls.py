@@ -33,6 +33,8 @@ KNOWN = {
     "nerite/backends/python/backend.py": ["compile"],
     # A module of the model, which is a program in any case.
     "nerite/backends/python/module.py": ["__import__"],
+    # Literals in the calls that a model writes: no names, no operators; what is nested too deeply is text.
+    "nerite/llm/openai/tool_blocks.py": ["ast.literal_eval"],
     # nerite add --trust, in a process of its own.
     "nerite/artifacts/convert_scikit_learn.py": ["pickle.loads", "joblib.load"],
 }

@@ -72,6 +72,7 @@ GROUPS: Final = {
 SEAMS: Final = {
     ("fronts", "llm.openai"): "a front answers /v1 itself",
     ("transports", "llm.openai"): "the router of the HTTP port leads /v1 there",
+    ("server_process", "llm.openai"): "the composition root opens the responses that are kept",
     ("router", "llm.openai"): "errors under /v1 have OpenAI's format",
     ("admission", "llm"): "what a request asks of an engine is estimated before it is queued",
     ("repository", "artifacts"): "a load that fails is told what is plainly wrong with the files",

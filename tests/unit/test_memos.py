@@ -79,6 +79,8 @@ BY_THE_OPERATOR: Final = {
 """What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
 of the policy."""
 SMALL: Final = {
+    "llm/json_grammar.py:_references": "references of one schema, at most 4,096",
+    "llm/openai/api.py:_told": "names of at most 256 fields, each of bounded length",
     "llm/openvino_genai/grammars.py:_good": "hashes, at most 4,096",
     "llm/openvino_genai/running.py:_known": "pairs of numbers, at most 4,096; tokens, of which a model has so many",
     "frameworks/pytorch/exported.py:_seen": "shapes of a model's inputs, at most 256 of their sets",

@@ -34,6 +34,7 @@ COMMANDS = {
     "quota": ("tools.quota:run", "show the usage and remaining quota of each tenant by model"),
     "bill": ("tools.bill:run", "show what tenants used in a month, and what it costs"),
     "engines": ("tools.environments:run_engines", "list and install engines for language models"),
+    "connect": ("tools.connect:run", "print what an agent such as Claude Code or Codex needs to use a model"),
     "chat": ("tools.chat:run", "chat with a text model on a running server"),
     "environments": (
         "tools.environments:run_environments",

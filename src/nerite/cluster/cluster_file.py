@@ -57,6 +57,13 @@ def _origins(value: object) -> tuple[str, ...]:
     return origins
 
 
+def _aliases(value: object) -> tuple[tuple[str, str], ...]:
+    pairs = [each.partition("=") for each in read_names(value)]
+    if not all(pattern and model for pattern, _, model in pairs):
+        raise ValueError('must be names and the models that answer for them, as in ["claude-*=chat"]')
+    return tuple((pattern, model) for pattern, _, model in pairs)
+
+
 def _flags(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) and each.startswith("--") for each in value):
         raise ValueError('must be a list of flags of nerite serve, as in ["--log-verbose=1"]')
@@ -91,6 +98,7 @@ _ROUTER: Final[Mapping[str, TableKey]] = {
     "max-connections": TableKey("max_connections", read_count(0, 1 << 24)),
     "max-bytes-in-flight": TableKey("max_bytes_in_flight", read_count(0, 1 << 62)),
     "cors-origins": TableKey("cors_origins", _origins),
+    "model-aliases": TableKey("model_aliases", _aliases),
     "exit-timeout": TableKey("exit_timeout", duration_of),
     "access-log": TableKey("access_log", read_flag),
 }

@@ -82,6 +82,8 @@ class RouterSettings:
     """None: the ports are plain."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the HTTP port; ``*``: any."""
+    model_aliases: tuple[tuple[str, str], ...] = ()
+    """Patterns of names under ``/v1``, and the models by which members are chosen for them."""
     exit_timeout: float = 30.0
     """Time for requests in progress to end after SIGTERM."""
     access_log: bool = False

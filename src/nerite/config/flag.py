@@ -451,6 +451,15 @@ def host_name(text: str) -> tuple[str, ...]:
     return (text.lower().removesuffix("."),)
 
 
+@value_kind("pattern=model")
+def model_alias(text: str) -> dict[str, str]:
+    """Read another name of a model."""
+    pattern, found, model = text.partition("=")
+    if not found or not pattern or not model:
+        raise BadValue(f"--model-alias option format is '<pattern>=<model>', such as claude-*=chat. Got {text}")
+    return {pattern: model}
+
+
 @value_kind("policy,setting=value")
 def host_policy(text: str) -> tuple[HostPolicy, ...]:
     """Read a setting of a host policy."""

@@ -394,6 +394,27 @@ class CacheOptions:
 
 
 @dataclass(frozen=True)
+class OpenAiOptions:
+    """The APIs of OpenAI and Anthropic under ``/v1``."""
+
+    strict: Annotated[bool, nerite_flag(
+        "openai-strict", "Refuse requests under /v1 with fields that are not known here. By default such fields are "
+        "passed over, and each is logged once.")] = False
+    generation_config: Annotated[str, nerite_flag(
+        "generation-config", "Sampling defaults of requests under /v1: 'auto' takes temperature, top_p, top_k, min_p "
+        "and repetition_penalty from generation_config.json of the checkpoint, 'vllm' takes none.",
+        flag.choice("generation-config", ("auto", "vllm")))] = "auto"
+    aliases: Annotated[Mapping[str, str], nerite_flag(
+        "model-alias", "Another name of a model or route under /v1, as in claude-*=chat: '*' stands for any text. "
+        "A name that a model has is no alias. May be repeated.",
+        flag.model_alias, last_wins)] = field(default_factory=dict)
+    """Patterns of names, and the models that answer for them, in order."""
+    responses: Annotated[str, nerite_flag(
+        "responses", "Database that keeps responses of /v1/responses, unless a request says store: false: a path, or "
+        "postgresql://USER@HOST/NAME (docs/agents.md).", default="the database of --ledger")] = ""
+
+
+@dataclass(frozen=True)
 class BatchOptions:
     """Files and batches of the OpenAI API. An empty ``database`` means none."""
 
@@ -496,6 +517,7 @@ class ServerOptions:
         "rollout-state", "Directory in which the state of rollouts outlives the server (docs/rollouts.md).",
         default="nerite/rollouts in the user's state directory")] = ""
     batches: BatchOptions = BatchOptions()
+    openai: OpenAiOptions = field(default_factory=OpenAiOptions)
     http: Annotated[HttpOptions, "HTTP"] = field(default_factory=HttpOptions)
     grpc: Annotated[GrpcOptions, "GRPC"] = field(default_factory=GrpcOptions)
     sagemaker: Annotated[SagemakerOptions, "Sagemaker"] = SagemakerOptions()

@@ -132,6 +132,7 @@ class FrontProcess:
                 locks=factory.locks,
                 max_input_size=options.http.max_input_size,
                 sender_of=router.sender_of,
+                options=options.openai,
             )
             routing = FrontRouting(router, openai, self._core, factory.cross_origin)
             target_of = factory.guarded(routing.target, options.http.address)

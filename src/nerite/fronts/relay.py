@@ -12,7 +12,7 @@ from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import RelayedPiece
-from nerite.llm.openai.api import PREFIX, OpenAi
+from nerite.llm.openai.api import OpenAi
 from nerite.transports import engine_load
 from nerite.transports.grpc.methods import Answer, Handler
 from nerite.transports.http import routes
@@ -88,7 +88,7 @@ class FrontRouting:
         inference = (
             route is not None
             and route.endpoint.category == "inference"
-            and route.endpoint.name not in routes.BATCH_ENDPOINTS  # the core has the database
+            and route.endpoint.name not in routes.OF_DATABASES  # the core has the databases
         )
         if inference and head.method == "POST" and engine_load.FORMAT not in head.headers:
             return self._inferences(head)
@@ -103,7 +103,7 @@ class FrontRouting:
 
     def _refusal(self, head: RequestHead) -> Reply | None:
         """Return the error reply to a request of another kind that is rejected before its body is received."""
-        if head.path.startswith(PREFIX):
+        if routes.is_openai(head.path):
             return self._openai.target(head).refusal
         route = routes.find_route(head.path)
         return None if route is None else self._router.locked(route.endpoint.category, head)

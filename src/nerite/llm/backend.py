@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -15,10 +16,11 @@ from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.llm import checkpoint, selection
 from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
-from nerite.llm.engine import GenerationRequest, LlmEngine
-from nerite.llm.request import read_call
+from nerite.llm.engine import GenerationRequest, LlmEngine, RequestListener
+from nerite.llm.request import LlmCall, read_call
 from nerite.llm.selection import VLLM, EngineModule, ReaderModule
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
+from nerite.llm.thinking import BudgetedListener
 
 # Tensors of language models (those of Triton's vLLM backend and more) and the configuration derived from them.
 
@@ -39,11 +41,16 @@ INPUTS: Final = (
     LlmPort("sampling_parameters", "TYPE_STRING"),
     LlmPort("exclude_input_in_output", "TYPE_BOOL"),
     LlmPort("add_special_tokens", "TYPE_BOOL"),
+    LlmPort("prompt_token_ids", "TYPE_STRING"),
     LlmPort("return_finish_reason", "TYPE_BOOL"),
     LlmPort("return_cumulative_logprob", "TYPE_BOOL"),
     LlmPort("return_logprobs", "TYPE_BOOL"),
     LlmPort("return_num_input_tokens", "TYPE_BOOL"),
     LlmPort("return_num_output_tokens", "TYPE_BOOL"),
+    LlmPort("return_num_cached_tokens", "TYPE_BOOL"),
+    LlmPort("return_token_ids", "TYPE_BOOL"),
+    LlmPort("return_prompt_token_ids", "TYPE_BOOL"),
+    LlmPort("return_prompt_logprobs", "TYPE_BOOL"),
     LlmPort("embedding_request", "TYPE_STRING"),
 )
 OUTPUTS: Final = (
@@ -53,11 +60,16 @@ OUTPUTS: Final = (
     LlmPort("logprobs", "TYPE_STRING", (-1,)),
     LlmPort("num_input_tokens", "TYPE_UINT32"),
     LlmPort("num_output_tokens", "TYPE_UINT32", (-1,)),
+    LlmPort("num_cached_tokens", "TYPE_INT32"),
+    LlmPort("token_ids", "TYPE_STRING", (-1,)),
+    LlmPort("prompt_token_ids", "TYPE_STRING"),
+    LlmPort("prompt_logprobs", "TYPE_STRING"),
 )
 
 
 EMBED_INPUTS: Final = (
     LlmPort("text_input", "TYPE_STRING"),
+    LlmPort("prompt_token_ids", "TYPE_STRING"),
     LlmPort("embedding_request", "TYPE_STRING"),
     LlmPort("return_num_input_tokens", "TYPE_BOOL"),
     LlmPort("return_num_output_tokens", "TYPE_BOOL"),
@@ -257,6 +269,7 @@ class LlmInstance:
             )
         # Not the request's id: callers may use one id for several requests.
         number = str(next(self._numbers))
+        call = self._echoed(call)
         answer = StreamedAnswer(request, call, self._headers)
         request.on_pause = answer.paused
         request.on_cancel = lambda _request: self._engine.abort(number)
@@ -274,9 +287,30 @@ class LlmInstance:
             # Without a tenant, a zero byte and the request's number: no tenant and no other request has this salt.
             cache_salt="" if caller is None or self._shared else caller.tenant or f"\0{number}",
         )
-        self._engine.add(wanted, RequestFollower(request, answer, sampling.n, self._step))
+        if "prompt_token_ids" in call.extras or sampling.max_tokens == 0:
+            tokens = self._engine.tokenize(wanted)
+            answer.tokenized(tokens)
+            if sampling.max_tokens == 0 and sampling.prompt_logprobs is None:
+                answer.end()
+                return
+            least = replace(
+                sampling, max_tokens=max(sampling.max_tokens, 1) if sampling.max_tokens is not None else None
+            )
+            wanted = replace(wanted, prompt=tokens, sampling=least)
+        listener: RequestListener = RequestFollower(request, answer, sampling.n, self._step)
+        if sampling.thinking_budget is not None:
+            wanted = replace(wanted, sampling=replace(wanted.sampling, thinking_budget=None))
+            listener = budgeted = BudgetedListener(self._engine, wanted, listener, sampling.thinking_budget)
+            request.on_cancel = lambda _request: budgeted.abort()
+        self._engine.add(wanted, listener)
         if request.is_cancelled():  # it was cancelled before the engine knew it
             self._engine.abort(number)
+
+    def _echoed(self, call: LlmCall) -> LlmCall:
+        """Return a call whose prompt has its text, if that is wanted and the prompt is tokens."""
+        if not call.echo or isinstance(call.prompt, str):
+            return call
+        return replace(call, prepend=self._engine.detokenize(call.prompt))
 
 
 def _step_timeout(model: ModelContext) -> int:

@@ -6,7 +6,7 @@ A batch of embedding requests is one run of the network. A reranking request hol
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Array, to_array
+from nerite.llm.request import TOKENS, read_tokens
 from nerite.llm.streaming import ResponseHeaders
 
 _KNOWN: Final = ("input", "pooling_params")
@@ -28,6 +29,9 @@ class Embedder(Protocol):
     def tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text. Raises ``InvalidArgument`` if a text is too long for the model."""
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Raises ``NeriteError`` if the model has no way back from tokens."""
+
     def vectors(self, texts: Sequence[str]) -> Array:
         """Return one row per text."""
 
@@ -38,8 +42,8 @@ class Embedder(Protocol):
 class _EmbeddingCall:
     """A parsed embedding request."""
 
-    def __init__(self, request: InferenceRequest) -> None:
-        """Raises ``NeriteError``."""
+    def __init__(self, request: InferenceRequest, text_of: Callable[[Sequence[int]], str]) -> None:
+        """``text_of`` returns the text of tokens. Raises ``NeriteError``."""
         header = request.header
         given = {
             spec.name: to_array(spec, data).reshape(-1) for spec, data in zip(header.inputs, request.data, strict=True)
@@ -54,6 +58,8 @@ class _EmbeddingCall:
         """0 means all dimensions."""
         if self.described:
             self.texts = [self._described(each) for each in given["embedding_request"]]
+        elif TOKENS in given:
+            self.texts = [text_of(read_tokens(decoded(TOKENS, each))) for each in given[TOKENS]]
         else:
             self.texts = [decoded("text_input", each) for each in given["text_input"]]
 
@@ -112,7 +118,7 @@ class EmbeddingInstance:
         for place, request in enumerate(requests):
             responses.append(None)
             try:
-                call = _EmbeddingCall(request)
+                call = _EmbeddingCall(request, self._embedder.text)
                 calls.append((place, call, self._embedder.tokens(call.texts)))
             except NeriteError as error:
                 responses[place] = InferenceResponse.failed(error)

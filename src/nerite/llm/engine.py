@@ -84,6 +84,10 @@ class TokenDelta:
     """One for each token, if they were requested."""
     finish_reason: FinishReason | None = None
     """None while the sequence is not finished."""
+    prompt_logprobs: Sequence[TokenLogprob] = ()
+    """Those of the tokens of the prompt, once, if they were requested. The first follows none and has no number."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were in the prefix cache; None if the engine does not say, or did before."""
 
 
 class RequestListener(Protocol):
@@ -177,6 +181,12 @@ class LlmEngine(Protocol):
         Raises ``NeriteError`` if the request is rejected; the listener is not called then.
         """
 
+    def tokenize(self, request: GenerationRequest) -> Sequence[int]:
+        """Return the tokens of a prompt that is text or tokens. Raises ``NeriteError``, also if there are too many."""
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included. Raises ``NeriteError``."""
+
     def abort(self, id: str) -> None:
         """End a request if it runs: its sequences finish with ``ABORT`` and release their memory."""
 
@@ -232,7 +242,8 @@ def refuse_what_is_unknown(sampling: SamplingParameters, known: Container[str], 
 def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> None:
     """Raise ``NeriteError`` for the first feature of ``request`` that the engine lacks."""
     sampling = request.sampling
-    if sampling.logprobs is not None and sampling.logprobs > able.top_logprobs:
+    # The token that greedy decoding chooses is the likeliest.
+    if sampling.logprobs is not None and sampling.logprobs > max(able.top_logprobs, sampling.temperature == 0):
         raise Unsupported(
             f"'logprobs' is {sampling.logprobs}, but the engine {able.engine} reports the probability of "
             f"{f'at most {able.top_logprobs} tokens' if able.top_logprobs else 'the chosen token only'}: set it to "
@@ -299,7 +310,14 @@ class LoopEngine(ABC):
             raise Unavailable("the engine is not running")
         refuse_what_is_lacking(request, self._able)
         refuse_what_is_unknown(request.sampling, self.sampling, self.name)
-        self._take(request, self._tokenize(request), listener)
+        self._take(request, self.tokenize(request), listener)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included. Raises ``InvalidArgument`` for tokens that do not exist."""
+        try:
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+        except Exception as error:  # tokenizers raise anything
+            raise InvalidArgument(f"the tokens have no text: {error}") from None
 
     def stats(self) -> EngineStats:
         """Return the current state."""
@@ -341,7 +359,7 @@ class LoopEngine(ABC):
     def _nudge(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)
 
-    def _tokenize(self, request: GenerationRequest) -> list[int]:
+    def tokenize(self, request: GenerationRequest) -> list[int]:
         """Return the tokens of a prompt. Raises ``InvalidArgument`` if it has none or too many."""
         prompt = request.prompt
         most = self._able.context_length

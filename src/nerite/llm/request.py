@@ -39,6 +39,8 @@ MAX_TOKENS: Final = 1024
 MAX_ALLOWED: Final = 65_536
 """Maximum length of ``allowed_token_ids``."""
 MAX_BAD_WORDS: Final = 256
+MAX_LOGPROBS: Final = 20
+"""Maximum number of alternatives to each token of a prompt."""
 LONGEST: Final = MAX_VALUE
 """Maximum size of ``sampling_parameters`` in bytes. The server's event loop parses them, too."""
 MAX_PARAMETERS: Final = 256
@@ -50,6 +52,18 @@ _CLOSE: Final = 0.8
 """Similarity from which on an unknown request parameter counts as a misspelled sampling parameter."""
 _MAX_BIAS: Final = 100
 """A bias of 100 makes a token certain; much larger values overflow in engines."""
+
+
+class ThinkingBudget(NamedTuple):
+    """Bounds what a model thinks before it answers."""
+
+    tokens: int
+    begin: str
+    """Marker before the thought."""
+    end: str
+    """Marker after it."""
+    begun: bool = False
+    """Whether the prompt ends with the first marker."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,8 @@ class SamplingParameters:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of alternatives to report beside the chosen token; None: no log probabilities at all."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -94,6 +110,7 @@ class SamplingParameters:
     """Grammar that the text must match."""
     priority: int = 0
     """Lower values run first. Clients can only lower the urgency of a request."""
+    thinking_budget: ThinkingBudget | None = None
 
 
 _UNSUPPORTED: Final[Mapping[str, Any]] = {
@@ -102,12 +119,15 @@ _UNSUPPORTED: Final[Mapping[str, Any]] = {
     "extra_args": None,
     "logits_processors": None,
     "output_kind": None,
-    "prompt_logprobs": None,
 }
 """vLLM's parameters that are not supported here, with the value that has no effect and is accepted."""
 
 _STRUCTURED: Final = ("guided_decoding", "structured_outputs")
 """vLLM's earlier and current name for ``grammar``."""
+
+
+_OPTIONAL: Final = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+"""Parameters for which null has a meaning."""
 
 
 def from_json(text: str | bytes) -> SamplingParameters:
@@ -141,7 +161,7 @@ def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
     read: dict[str, Any] = {}
     for name, value in given.items():
         if name in _READERS:
-            if value is not None or name in ("max_tokens", "seed", "logprobs"):
+            if value is not None or name in _OPTIONAL:
                 read[name] = _READERS[name](name, value)
         elif name in _STRUCTURED:
             if value is not None:
@@ -159,10 +179,12 @@ def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
 
 def _check(made: SamplingParameters) -> None:
     cut = made.truncate_prompt_tokens
+    most = math.inf if made.max_tokens is None else made.max_tokens
+    scored = made.prompt_logprobs
     for name, holds, wanted in (
         ("n", 1 <= made.n <= MAX_SEQUENCES, f"1 to {MAX_SEQUENCES}"),
-        ("max_tokens", made.max_tokens is None or made.max_tokens >= 1, "at least 1"),
-        ("min_tokens", 0 <= made.min_tokens <= (made.max_tokens or math.inf), "0 to max_tokens"),
+        ("max_tokens", made.max_tokens is None or made.max_tokens >= 0, "0 or more"),
+        ("min_tokens", 0 <= made.min_tokens <= most, "0 to max_tokens"),
         ("temperature", made.temperature >= 0, "0 or more"),
         ("top_p", 0 < made.top_p <= 1, "above 0 and at most 1"),
         ("min_p", 0 <= made.min_p < 1, "0 or more and below 1"),
@@ -170,6 +192,8 @@ def _check(made: SamplingParameters) -> None:
         ("frequency_penalty", abs(made.frequency_penalty) <= 2, "-2 to 2"),
         ("repetition_penalty", made.repetition_penalty > 0, "above 0"),
         ("logprobs", made.logprobs is None or made.logprobs >= 0, "0 or more"),
+        ("prompt_logprobs", scored is None or 0 <= scored <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+        ("thinking_budget", made.thinking_budget is None or made.n == 1, "for one sequence: 'n' must be 1"),
         ("priority", made.priority >= 0, "0 or more: a request can only be placed behind others"),
         ("seed", made.seed is None or 0 <= made.seed < 2**63, "0 to 2**63 - 1"),
         ("truncate_prompt_tokens", cut is None or cut == -1 or cut > 0, "above 0, or -1 for as many as fit"),
@@ -279,6 +303,20 @@ def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     return tuple((_integer(name, token), _float(name, bias)) for token, bias in value.items())
 
 
+def _budget(name: str, value: Any) -> ThinkingBudget:
+    form = 'an object such as {"tokens": 100, "begin": "<think>", "end": "</think>"}'
+    try:
+        budget = ThinkingBudget(**value)
+    except TypeError:
+        raise _wrong(name, value, form) from None
+    markers = (budget.begin, budget.end)
+    if not all(isinstance(each, str) and 0 < len(each) <= MAX_NAME for each in markers):
+        raise _wrong(name, value, form)
+    if type(budget.tokens) is not int or budget.tokens < 1 or not isinstance(budget.begun, bool):
+        raise _wrong(name, value, form)
+    return budget
+
+
 _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
     Mapping[str, Callable[[str, Any], Any]],
     {
@@ -298,6 +336,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
         "include_stop_str_in_output": _boolean,
         "ignore_eos": _boolean,
         "logprobs": _optional,
+        "prompt_logprobs": _optional,
         "skip_special_tokens": _boolean,
         "spaces_between_special_tokens": _boolean,
         "logit_bias": _biases,
@@ -306,9 +345,13 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
         "truncate_prompt_tokens": _optional,
         "lora_name": _text,
         "priority": _integer,
+        "thinking_budget": _budget,
     },
 )
 """Reader of each field of ``SamplingParameters``."""
+
+TOKENS: Final = "prompt_token_ids"
+"""Input with a prompt that is token ids."""
 
 # Images. Pillow is imported only when a request has some.
 
@@ -368,7 +411,8 @@ def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
 class LlmCall:
     """A parsed request for text."""
 
-    prompt: str
+    prompt: str | Sequence[int]
+    """Text or token ids."""
     sampling: SamplingParameters
     stream: bool
     """Whether to respond after each step instead of once at the end."""
@@ -380,6 +424,8 @@ class LlmCall:
     """Whether the tokenizer adds special tokens to the prompt."""
     images: tuple[bytes, ...] = ()
     """Image files, in the order in which the prompt refers to them."""
+    echo: bool = False
+    """Whether the text begins with the prompt, also if that is token ids."""
 
 
 def read_call(request: InferenceRequest) -> LlmCall:
@@ -387,7 +433,11 @@ def read_call(request: InferenceRequest) -> LlmCall:
     given = dict(zip((spec.name for spec in request.header.inputs), request.data, strict=True))
     if "embedding_request" in given:
         raise Unsupported("the model computes no embeddings: omit the input 'embedding_request'")
-    prompt = _call_text(given, "text_input")
+    prompt: str | Sequence[int] = _call_text(given, "text_input")
+    if TOKENS in given:
+        if prompt:
+            raise InvalidArgument(f"a prompt is text or token ids: leave 'text_input' or '{TOKENS}' empty")
+        prompt = read_tokens(_call_text(given, TOKENS))
     stream = _flag(given, "stream")
     excluded = _flag(given, "exclude_input_in_output", default=stream)
     if stream and not excluded:
@@ -400,7 +450,22 @@ def read_call(request: InferenceRequest) -> LlmCall:
         name.removeprefix("return_") for name in given if name.startswith("return_") and _flag(given, name)
     )
     special = _flag(given, "add_special_tokens", default=True)
-    return LlmCall(prompt, wanted, stream, "" if excluded else prompt, extras, special, tuple(_images(request)))
+    images = tuple(_images(request))
+    if images and not isinstance(prompt, str):
+        raise InvalidArgument(f"images need their prompt as text: omit '{TOKENS}'")
+    prepend = prompt if isinstance(prompt, str) and not excluded else ""
+    return LlmCall(prompt, wanted, stream, prepend, extras, special, images, not excluded)
+
+
+def read_tokens(text: str) -> Sequence[int]:
+    """Read token ids, which are JSON in a string. Raises ``InvalidArgument``."""
+    try:
+        tokens = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"'{TOKENS}' is not valid JSON: {error}") from None
+    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 2**31 for token in tokens):
+        raise _wrong(TOKENS, tokens, "a list of token ids, such as [1, 5, 7]")
+    return tokens
 
 
 def _images(request: InferenceRequest) -> Iterator[bytes]:
@@ -464,12 +529,13 @@ def demand(request: InferenceRequest, allowed: int = 0, max_sequences: int = MAX
     not wait for room.
     """
     places = _places(request)
-    prompt = len(request.data[places[_PROMPT]]) - _LENGTH if _PROMPT in places else 0
+    prompt = sum(len(request.data[places[name]]) - _LENGTH for name in (_PROMPT, TOKENS) if name in places)
     values = _sampling_values(request, places)
     sequences = _count(values.get("n"), _STANDARD.n)
     if sequences > max_sequences:
         sequences = _STANDARD.n
-    most = sequences * _count(values.get("max_tokens", _STANDARD.max_tokens), 0)
+    limit = values.get("max_tokens", _STANDARD.max_tokens)
+    most = sequences * (1 if limit == 0 else _count(limit, 0))
     if "max_tokens" not in values and 0 < allowed < most:
         most = 0
     priority = _count(values.get("priority"), 0) or request.header.priority

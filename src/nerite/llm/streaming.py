@@ -62,11 +62,12 @@ WRONG: Final = "Error generating stream: "
 class _Pending:
     """Output of a sequence that was not sent yet."""
 
-    __slots__ = ("finish_reason", "logprobs", "text", "tokens")
+    __slots__ = ("finish_reason", "ids", "logprobs", "text", "tokens")
 
     def __init__(self) -> None:
         self.text: list[str] = []
         self.tokens = 0
+        self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
 
@@ -78,6 +79,7 @@ class StreamedAnswer:
         self._request = request
         self._call = call
         self._header = headers.of(request, _outputs(call))
+        self._keeps_ids = "token_ids" in call.extras
         self._lock = threading.RLock()
         self._paused = False
         self._over = False
@@ -86,6 +88,18 @@ class StreamedAnswer:
         self._cumulative = [0.0] * call.sampling.n
         self._unfinished = call.sampling.n
         self._prompt_tokens = 0
+        self._cached_tokens: int | None = None
+        self._prompt_ids: Sequence[int] | None = None
+        """The tokens of the prompt, until they were sent."""
+        self._prompt_logprobs: Sequence[TokenLogprob] | None = None
+
+    def tokenized(self, tokens: Sequence[int]) -> None:
+        """Record the tokens of the prompt."""
+        self._prompt_ids, self._prompt_tokens = tokens, len(tokens)
+
+    def end(self) -> None:
+        """Respond without having generated anything, because no token is wanted."""
+        self.advanced([TokenDelta(index, (), "", (), FinishReason.LENGTH) for index in range(len(self._sequences))])
 
     def admitted(self, prompt_tokens: int) -> None:
         """Record the length of the prompt."""
@@ -112,8 +126,19 @@ class StreamedAnswer:
 
     def _accumulate(self, delta: TokenDelta) -> None:
         sequence = self._sequences[delta.index]
+        if delta.cached_tokens is not None:
+            self._cached_tokens = delta.cached_tokens
+        if delta.prompt_logprobs:
+            self._prompt_logprobs = delta.prompt_logprobs
+        if self._call.sampling.max_tokens == 0:  # the engine generates a token nevertheless
+            if delta.finish_reason is not None:
+                sequence.finish_reason = FinishReason.LENGTH
+                self._unfinished -= 1
+            return
         sequence.text.append(delta.text)
         sequence.tokens += len(delta.tokens)
+        if self._keeps_ids:
+            sequence.ids.extend(delta.tokens)
         sequence.logprobs.extend(delta.logprobs)
         self._cumulative[delta.index] += sum(each.logprob for each in delta.logprobs)
         if delta.finish_reason is not None:
@@ -133,7 +158,8 @@ class StreamedAnswer:
             response = self._response()
             # Reset before sending, because sending may pause or cancel the request.
             for sequence in sequences:
-                sequence.text, sequence.tokens, sequence.logprobs = [], 0, []
+                sequence.text, sequence.tokens, sequence.ids, sequence.logprobs = [], 0, [], []
+            self._prompt_ids = self._prompt_logprobs = None
             self._request.respond(response, final)
 
     def _response(self) -> InferenceResponse:
@@ -153,18 +179,37 @@ class StreamedAnswer:
             return struct.pack(f"<{len(sequences)}f", *values)
         if output == "logprobs":
             return join_bytes(self._logprobs(sequence.logprobs) for sequence in sequences)
+        if output == "token_ids":
+            return join_bytes(json.dumps(sequence.ids) for sequence in sequences)
+        if output == "prompt_token_ids":
+            return join_bytes([json.dumps(self._prompt_ids)])
+        if output == "prompt_logprobs":
+            return join_bytes([self._scores()])
+        if output == "num_cached_tokens":
+            return struct.pack("<i", -1 if self._cached_tokens is None else self._cached_tokens)
         if output == "num_input_tokens":
             return struct.pack("<I", self._prompt_tokens)
         return struct.pack(f"<{len(sequences)}I", *(sequence.tokens for sequence in sequences))
 
+    def _scores(self) -> str:
+        """Return the log probabilities of the prompt, whose first token has null."""
+        known = self._prompt_logprobs
+        return "null" if known is None else json.dumps([_position(each) for each in known])
+
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> str:
         if self._call.sampling.logprobs is None:
             return "null"
-        return json.dumps([{str(one.token): _logprob_json(one) for one in (each, *each.others)} for each in logprobs])
+        return json.dumps([_position(each) for each in logprobs])
+
+
+def _position(chosen: TokenLogprob) -> dict[str, object]:
+    """Return the chosen token of a position and the alternatives to it, by their ids."""
+    return {str(one.token): _logprob_json(one) for one in (chosen, *chosen.others)}
 
 
 def _logprob_json(one: TokenLogprob) -> dict[str, object]:
-    return {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
+    logprob = None if math.isnan(one.logprob) else one.logprob
+    return {"logprob": logprob, "rank": one.rank, "decoded_token": one.text}
 
 
 def _outputs(call: LlmCall) -> list[TensorSpec]:
@@ -176,6 +221,10 @@ def _outputs(call: LlmCall) -> list[TensorSpec]:
         TensorSpec("logprobs", tensor.BYTES, sequences),
         TensorSpec("num_input_tokens", tensor.UINT32, (1,)),
         TensorSpec("num_output_tokens", tensor.UINT32, sequences),
+        TensorSpec("num_cached_tokens", tensor.INT32, (1,)),
+        TensorSpec("token_ids", tensor.BYTES, sequences),
+        TensorSpec("prompt_token_ids", tensor.BYTES, (1,)),
+        TensorSpec("prompt_logprobs", tensor.BYTES, (1,)),
     ]
     return [TensorSpec("text_output", tensor.BYTES, sequences), *(each for each in extras if each.name in call.extras)]
 

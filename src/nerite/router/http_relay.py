@@ -10,7 +10,6 @@ from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
-from nerite.llm.openai.fields import body_of
 from nerite.router.exchange import MemberCall, RoutedExchange
 from nerite.router.hedging import HedgedRelay
 from nerite.router.http_members import HttpMembers
@@ -130,8 +129,7 @@ class HttpRelay(HedgedRelay):
         if not (self._stream and whole) or self._plain:
             self._client.abort()
             return
-        text = body_of(error) if self.target.openai else reply.error_reply(error).body
-        self._client.send_chunk(b"data: %b\n\n" % text)
+        self._client.send_chunk(self.target.last_event(error))
         self._client.close_reply()
 
     # What the call passes on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from fnmatch import fnmatchcase
 from time import monotonic_ns
 from typing import Any, Final, cast
 
@@ -132,7 +133,7 @@ class RouterService:
         sequence = SequenceFacts()
         if target.kind is BodyKind.OPENAI:
             facts = openai_facts(body)
-            model, prompt, limit, streams = facts.model, facts.prompt, facts.answer_limit, facts.streams
+            model, prompt, limit, streams = self._meant(facts.model), facts.prompt, facts.answer_limit, facts.streams
             session = session or facts.user
         else:
             sequence = sequence_of(body if target.json_size < 0 else body[: target.json_size])
@@ -157,6 +158,11 @@ class RouterService:
             repeatable=target.repeatable and not sequence.id,
             streams=streams,
         )
+
+    def _meant(self, name: str) -> str:
+        """Return the model by which a member is chosen for a name, which may be an alias."""
+        aliases = self._settings.model_aliases
+        return next((model for pattern, model in aliases if fnmatchcase(name, pattern)), name)
 
     def _adapter_of(self, model: str, body: memoryview) -> str:
         """Return the LoRA adapter that a request uses; empty if that is not known."""

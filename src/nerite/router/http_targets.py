@@ -11,7 +11,8 @@ from nerite.admission.policy import IDLE
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
 from nerite.core.request import Caller
-from nerite.llm.openai.fields import reply_of
+from nerite.llm.openai import anthropic
+from nerite.llm.openai.fields import body_of, reply_of
 from nerite.router.admission import ANYBODY
 from nerite.router.load_reports import FORMAT
 from nerite.router.response_head import HOP_BY_HOP
@@ -23,7 +24,6 @@ from nerite.transports.http.head import RequestHead, header_bytes_of
 from nerite.transports.http.origins import BrowserGuard, Cors
 from nerite.transports.http.reply import Reply
 
-_OPENAI: Final = "/v1/"
 _POSTED: Final = ("POST",)
 """Methods of paths under ``/v1`` that the router does not know."""
 _LOAD_FORMAT: Final = FORMAT.decode()
@@ -37,12 +37,15 @@ _BROWSER: Final = b"sec-fetch-"
 _TENSORS: Final = "infer"
 _GENERATED: Final = ("generate", "generate_stream")
 _STREAM: Final = "/generate_stream"
-_CONTENTS: Final = ("completions", "chat_completions", "embeddings", "rerank")
+_CONTENTS: Final = frozenset((
+    *("completions", "chat_completions", "responses", "messages", "count_tokens", "tokenize", "detokenize"),
+    *("embeddings", "rerank", "score"),
+))  # fmt: skip
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
 _OF_ROUTERS: Final = frozenset((
     "live", "ready", "index", "openai_models", "quota", *routes.QUERIED, *routes.BATCH_ENDPOINTS,
 ))  # fmt: skip
-_ELSEWHERE: Final = ("server_metadata",)
+_ELSEWHERE: Final = ("server_metadata", "response", "response_items")
 
 
 class BodyKind(Enum):
@@ -77,6 +80,8 @@ class RouteTarget(NamedTuple):
     session: str = ""
     openai: bool = False
     """Errors have OpenAI's format."""
+    anthropic: bool = False
+    """Errors have Anthropic's format instead."""
     json_size: int = -1
     """Size of the JSON part of a body; -1: the whole."""
     coding: str = ""
@@ -104,7 +109,15 @@ class RouteTarget(NamedTuple):
 
     def reply(self, error: NeriteError) -> Reply:
         """Return the reply for an error."""
+        if self.anthropic:
+            return anthropic.refusal_of(error)
         return reply_of(error) if self.openai else reply.error_reply(error)
+
+    def last_event(self, error: NeriteError) -> bytes:
+        """Return the event that breaks off a stream of events."""
+        if self.anthropic:
+            return b"event: error\ndata: %b\n\n" % anthropic.error_body(error)
+        return b"data: %b\n\n" % (body_of(error) if self.openai else reply.error_reply(error).body)
 
 
 class HttpTargets:
@@ -132,7 +145,7 @@ class HttpTargets:
 
     def of(self, head: RequestHead) -> RouteTarget:
         """Return the target of a head."""
-        openai = head.path.startswith(_OPENAI)
+        openai = routes.is_openai(head.path)
         try:
             self._guard.check(head)
             if self._cors is not None and (preflight := self._cross_origin(self._cors, head)) is not None:
@@ -144,7 +157,7 @@ class HttpTargets:
                 )
             return self._found(head, openai)
         except NeriteError as error:
-            plain = RouteTarget(openai=openai)
+            plain = RouteTarget(openai=openai, anthropic=_is_anthropic(head.path))
             return plain._replace(refusal=plain.reply(error))
 
     def _cross_origin(self, cors: Cors, head: RequestHead) -> Reply | None:
@@ -153,7 +166,7 @@ class HttpTargets:
         head.special = head.special or bool(head.reply_lines)
         route = routes.find_route(head.path)
         if route is None:
-            return cors.preflight(head, _POSTED) if head.path.startswith(_OPENAI) else None
+            return cors.preflight(head, _POSTED) if routes.is_openai(head.path) else None
         return cors.preflight(head, route[0].methods)
 
     def _found(self, head: RequestHead, openai: bool) -> RouteTarget:
@@ -218,7 +231,8 @@ class HttpTargets:
             caller=caller,
             timeout=access.timeout_of(get),
             session=checked(session, "the session in a header"),
-            openai=head.path.startswith(_OPENAI),
+            openai=routes.is_openai(head.path),
+            anthropic=_is_anthropic(head.path),
             json_size=HTTP.json_size(head) if kind is BodyKind.TENSORS else -1,
             coding=head.headers.get("content-encoding", "").lower(),
             repeatable=repeatable,
@@ -229,6 +243,11 @@ class HttpTargets:
             start=b"%b %b HTTP/1.1\r\n" % (head.method.encode("latin-1"), header_bytes_of(head.target)),
             lines=b"".join(line + b"\r\n" for line in lines),
         )
+
+
+def _is_anthropic(path: str) -> bool:
+    route = routes.find_route(path)
+    return route is not None and route.endpoint.name in routes.ANTHROPIC
 
 
 def _class_line(head: RequestHead) -> bytes:

@@ -32,6 +32,7 @@ from nerite.transports.tcp import tls_context
 
 if TYPE_CHECKING:
     from nerite.batches.service import Batches
+    from nerite.llm.openai.response_store import ResponseStore
     from nerite.rollouts.controller import RolloutController
     from nerite.transports.grpc.methods import Handler
 
@@ -123,6 +124,8 @@ class ServerPorts:
             fronts.share(self._bounds)
         self.batches: Batches | None = None
         """Files and batches; to be set before ``open``."""
+        self.responses: ResponseStore | None = None
+        """Responses that are kept; to be set before ``open``."""
         self._factory = ListenerFactory(options, self._bounds, key_files, callers)
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
@@ -163,7 +166,7 @@ class ServerPorts:
 
     def item_executor(self) -> ItemSubmission:
         """Return what executes items of batches: in this process, and without the keys that clients need."""
-        routing = {**self._factory.routing(), "locks": {}}
+        routing = {**self._factory.routing(), "locks": {}, "openai": self._options.openai}
         router = Router(self._server, **routing)
         size = self._options.http.max_input_size
         service = HttpService(self._server, router.target, self._bounds, max_input_size=size)
@@ -285,6 +288,7 @@ class ServerPorts:
 
     def _router(self, forward_pattern: re.Pattern[str] | None = None) -> Router:
         routing = self._factory.routing(forward_pattern)
+        routing |= {"openai": self._options.openai, "responses": self.responses}
         return Router(self._server, rollouts=self._rollouts, batches=self.batches, **routing)
 
     def _listener(self, name: str, handler: HttpHandler, max_body: int) -> HttpListener:

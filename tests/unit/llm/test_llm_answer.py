@@ -69,6 +69,10 @@ def test_a_stream() -> None:
         "logprobs": [b"null"],
         "num_input_tokens": [4],
         "num_output_tokens": [2],
+        "num_cached_tokens": [-1],
+        "token_ids": [b"[7, 7]"],
+        "prompt_token_ids": [b"null"],
+        "prompt_logprobs": [b"null"],
     }
     assert (outputs(last[1])["finish_reason"], outputs(last[1])["num_output_tokens"]) == ([b"stop"], [1])
     # Equal ones are encoded once.

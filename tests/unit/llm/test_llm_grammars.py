@@ -68,6 +68,36 @@ def test_json_that_fits_its_schema(engine: OpenVinoGenAiEngine) -> None:
         jsonschema.validate(json.loads(text), SCHEMA)
 
 
+@pytest.mark.parametrize("said", [{"json_object": True}, {"json": {"type": "array", "items": {"type": "number"}}}])
+def test_blanks_and_digits_are_bounded(engine: OpenVinoGenAiEngine, said: Any) -> None:
+    heard = [asked(engine, replace(FREE, seed=seed), id=f"b{seed}", grammar=form(**said)) for seed in range(16)]
+    for text in [each.over().text() for each in heard]:
+        outside = re.sub(r'"(?:[^"\\]|\\.)*"?', '""', text)
+        assert re.search(r"[ \n\t]{34}| \n|\n[ \t]*\n|[0-9]{20}", outside) is None, text
+
+
+def test_members_that_may_be_missing(engine: OpenVinoGenAiEngine) -> None:
+    one_letter = {"enum": ["x"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": one_letter, "b": one_letter, "c": one_letter},
+        "required": ["b"],
+    }
+    for text in texts(engine, schema):
+        jsonschema.validate(json.loads(text), schema)
+    nothing = {"type": "object", "properties": {"a": one_letter}}
+    assert {len(json.loads(text)) for text in texts(engine, nothing)} <= {0, 1}
+
+
+def test_schemas_that_refer_to_themselves(engine: OpenVinoGenAiEngine) -> None:
+    node = {
+        "anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": 1, "maxItems": 2}]
+    }
+    schema = {"$ref": "#/$defs/node", "$defs": {"node": node}}
+    for text in texts(engine, schema):
+        jsonschema.validate(json.loads(text), schema)
+
+
 def test_strings_that_are_json_whatever_their_pattern_says(engine: OpenVinoGenAiEngine) -> None:
     strings = [{"minLength": 2, "maxLength": 30}, {"pattern": "^.{2,9}[^a]{2,9}$"}, {"pattern": r"\S{1,9}\D\d\s\w"}]
     for string in strings:

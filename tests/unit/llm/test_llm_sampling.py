@@ -50,7 +50,8 @@ def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
         ({"n": True}, "'n' must be an integer, got True"),
         ({"n": 1.5}, "'n' must be an integer, got 1.5"),
         ({"n": 2**64}, "'n' must be a 64-bit integer"),
-        ({"max_tokens": 0}, "'max_tokens' must be at least 1"),
+        ({"max_tokens": -1}, "'max_tokens' must be 0 or more"),
+        ({"prompt_logprobs": 21}, "'prompt_logprobs' must be 0 to 20"),
         ({"max_tokens": 4, "min_tokens": 5}, "'min_tokens' must be 0 to max_tokens, got 5"),
         ({"temperature": -1}, "'temperature' must be 0 or more"),
         ({"temperature": float("nan")}, "'temperature' must be a number, got nan"),
@@ -97,7 +98,7 @@ def test_what_is_wrong(said: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"prompt_logprobs": 1}, "the sampling parameter 'prompt_logprobs' is not supported"),
+        ({"logits_processors": ["x"]}, "the sampling parameter 'logits_processors' is not supported"),
         ({"best_of": 2}, "the sampling parameter 'best_of' is not supported"),
     ],
 )

@@ -38,7 +38,7 @@ class Handler:
     def handle(self, connection: Any, head: RequestHead, body: memoryview) -> HttpQuestion | None:
         shape = (ChatShape if "chat" in head.path else CompletionShape)("id", 1, "m", usage=True)
         streams = [CompletionStream(index, 0, None) for index in range(2)]
-        exchange = CompletionExchange(connection, shape, streams, events="stream" in head.path, usage=True)
+        exchange = CompletionExchange(connection, shape, streams, events="stream" in head.path)
         header = RequestHeader("m", "", [])
         self.asked = [InferenceRequest(header, [], exchange, 0, f"id-{number}") for number in range(2)]
         for number, each in enumerate(self.asked):

@@ -25,7 +25,7 @@ from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import TensorSpec, decode_bytes, from_array
 from nerite.llm.openai import embeddings, requests, sampling, shapes, text_model
-from nerite.llm.openai.fields import ApiError, Fields, body_of, reply_of
+from nerite.llm.openai.fields import ApiError, Fields, UnknownField, body_of, reply_of
 from nerite.llm.openai.requests import ChatMessages
 from nerite.llm.openai.text_model import Strings, TextDelta, TextModel
 from nerite.transports.access import SenderHeaders
@@ -82,15 +82,24 @@ def test_a_completion() -> None:
     [
         ({"prompt": ""}, "prompt", "prompt must be non-empty"),
         ({"prompt": []}, "prompt", "prompt must be non-empty"),
-        ({"prompt": [1, 2]}, "prompt", "tokens are not supported"),
-        ({"prompt": {"a": 1}}, "prompt", "expected a string or an array of strings, but got an object"),
+        ({"prompt": [1, "2"]}, "prompt", "expected a string, an array of strings, an array of token ids"),
+        ({"prompt": [[1], [-2]]}, "prompt[1]", "token ids, which are integers from 0"),
+        ({"prompt": [[1], []]}, "prompt", "prompt must be non-empty"),
+        ({"prompt": {"a": 1}}, "prompt", "or an array of such arrays, but got an object"),
         ({"prompt": None}, "prompt", "Missing required parameter: 'prompt'"),
         ({"model": 3}, "model", "expected a string, but got an integer"),
         ({"n": 0}, "n", "an integer from 1 to 128"),
         ({"n": True}, "n", "expected an integer, but got a boolean"),
-        ({"best_of": 2}, "best_of", "every choice is returned"),
-        ({"suffix": "x"}, "suffix", "suffix is not currently supported"),
-        ({"echo": True, "logprobs": 1}, "echo", "remove one of the two"),
+        ({"n": 3, "best_of": 2}, "best_of", "at least the 3 choices of 'n'"),
+        ({"best_of": 2, "stream": True}, "best_of", "cannot be combined with 'stream'"),
+        ({"prompt": ["a"] * 10, "best_of": 13}, "best_of", "no more than 128 choices for all 10 prompts together"),
+        ({"suffix": "x", "echo": True}, "suffix", "cannot be combined with 'suffix'"),
+        ({"suffix": "x", "prompt": [1]}, "suffix", "needs a prompt that is text"),
+        (
+            {"guided_json": {}, "guided_regex": "a"},
+            "guided_regex",
+            "'guided_json' and 'guided_regex' cannot be combined",
+        ),
         ({"stop": 3}, "stop", "a string or an array of strings"),
         ({"stop": [""]}, "stop", "no empty string"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
@@ -98,9 +107,6 @@ def test_a_completion() -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type", "one of 'text'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "Missing"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "can only be used when `stream` is True"),
-        ({"stream": True, "stream_options": {"includ_usage": 1}}, "stream_options.includ_usage", "'include_usage'"),
-        ({"max_token": 3}, "max_token", r"Unknown parameter: 'max_token'\. Did you mean 'max_tokens'"),
-        ({"zzzz": 3}, "zzzz", r"Unknown parameter: 'zzzz'\.$"),
         ({"model": LONG}, "model", TOO_LONG),
         ({"user": LONG}, "user", TOO_LONG),
         ({"user": 3}, "user", "expected a string, but got an integer"),
@@ -179,7 +185,9 @@ def test_tools() -> None:
         ({"tools": [TOOL], "tool_choice": "maybe"}, "Invalid value for 'tool_choice'"),
         ({"tools": [TOOL, TOOL]}, "Two tools have the name 'look'"),
         ({"tools": [{"type": "function", "function": {}}]}, r"Missing required parameter: 'tools\[0\].function.name'"),
-        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"enable_thinking": "no"}, "enable_thinking"),
         (
             {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
             "'response_format' cannot be combined with a tool",
@@ -383,9 +391,68 @@ def test_when_to_come_again(error: Any, headers: bytes) -> None:
 
 
 def test_a_parameter_is_named_at_a_bounded_length() -> None:
-    with pytest.raises(ApiError) as refused:
-        completion(**{"z" * 3_000_000: 1})
-    assert len(reply_of(refused.value).body) < 1_000
+    (unknown,) = completion(**{"z" * 3_000_000: 1}).wanted.unknown
+    assert len(reply_of(unknown.error()).body) < 1_000
+
+
+def test_fields_that_are_passed_over() -> None:
+    assert completion(max_token=3).wanted.unknown == [UnknownField("max_token", "max_tokens")]
+    refused = completion(max_token=3, zzzz=1).wanted.unknown[0].error()
+    assert (refused.message, refused.param) == (
+        "Unknown parameter: 'max_token'. Did you mean 'max_tokens'?",
+        "max_token",
+    )
+    answered = {"role": "assistant", "content": "a", "annotations": [], "audio": None, "refusal": None}
+    messages = [answered, answered, {"role": "user", "content": "b", "extra": 1}]
+    asked = chat(messages=messages, stream=True, stream_options={"more": 1})
+    assert {each.path for each in asked.wanted.unknown} == {
+        "messages[].annotations",
+        "messages[].extra",
+        "stream_options.more",
+    }
+    assert given(asked)["messages"][0] == {"role": "assistant", "content": "a"}
+    assert len(completion(**{f"unknown{number}": 1 for number in range(100)}).wanted.unknown) == 16
+
+
+def test_what_a_model_thought_goes_back_to_its_template() -> None:
+    messages = [
+        {"role": "assistant", "reasoning_content": "hm"},
+        {"role": "assistant", "reasoning": "so", "content": "a"},
+    ]
+    assert [each["reasoning_content"] for each in given(chat(messages=messages))["messages"]] == ["hm", "so"]
+
+
+def test_what_vllm_has_beyond_openai() -> None:
+    asked = completion(guided_choice=["a", "b"], stream=True, return_token_ids=True)
+    assert json.loads(told(asked.wanted.sampling)["guided_decoding"]) == {"choice": ["a", "b"]}
+    assert asked.wanted.token_ids and not asked.wanted.running_usage
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert completion(stream=True, stream_options=options).wanted.running_usage
+    assert told(completion(max_tokens=0).wanted.sampling) == {"max_tokens": 0}
+    assert given(chat(enable_thinking=False))["enable_thinking"] is False
+
+
+def test_prompts_that_are_token_ids() -> None:
+    asked = completion(prompt=[1, 2])
+    assert (asked.prompts, asked.tokens) == ([b"[1,2]"], True)
+    assert completion(prompt=[[1], [2, 3]], best_of=2).kept == 1
+    vectors = embeddings.read_embedding(body(model="m", input=[[1, 2], [3]]))
+    assert (vectors.texts, vectors.tokens) == ([b"[1,2]", b"[3]"], True)
+
+
+def test_a_message_that_is_continued() -> None:
+    messages = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": " I am "}]
+    asked = chat(messages=messages, continue_final_message=True)
+    assert given(asked)["add_generation_prompt"] is False
+    assert asked.open_ended(b"<user>Say<assistant> I am </s>") == b"<user>Say<assistant> I am"
+    with pytest.raises(ApiError, match="cannot be continued"):
+        asked.open_ended(b"other")
+
+
+def test_one_call_at_a_time() -> None:
+    assert chat(tools=[TOOL], parallel_tool_calls=False).single
+    forced = chat(tools=[TOOL], parallel_tool_calls=False, tool_choice="required")
+    assert json.loads(told(forced.wanted.sampling)["guided_decoding"])["json"]["maxItems"] == 1
 
 
 def test_a_spec_of_text() -> None:

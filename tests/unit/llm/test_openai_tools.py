@@ -14,13 +14,14 @@ from nerite.llm.openai import tool_families
 from nerite.llm.openai.tool_calls import (
     BrokenCall,
     JsonReader,
+    Thought,
     ToolArguments,
     ToolCall,
     ToolParser,
     joined_calls,
     new_id,
 )
-from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls
+from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls, KeptEvents
 
 ARGUMENTS = '{"where": "Rome, \\"Italy\\" {[", "days": [1, -2.5e3, true, null, {}], "deep": {"a": {"b": []}}}'
 SIMPLE = '{"a": 1}'
@@ -37,7 +38,7 @@ def read(parser: ToolParser, *pieces: str) -> tuple[str, list[tuple[str, str]]]:
         elif isinstance(event, ToolArguments):
             calls[-1] = calls[-1][0], calls[-1][1] + event.text
         else:
-            text += event
+            text += event.text if isinstance(event, Thought) else event
     return text, calls
 
 
@@ -45,6 +46,10 @@ def call(name: str = "look", arguments: str = ARGUMENTS, key: str = "arguments")
     return f'{{"name": "{name}", "{key}": {arguments}}}'
 
 
+_BAR = "\uff5c"
+DEEPSEEK = "<|tool▁calls▁begin|><|tool▁call▁begin|>%s<|tool▁call▁end|><|tool▁calls▁end|>".replace("|", _BAR)
+COMPACT = '{"a":1}'
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", "Just text.", "Just text.", []),
     ("hermes", " spaces stay \n", " spaces stay \n", []),
@@ -87,13 +92,67 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         [("look", ARGUMENTS), ("b", SIMPLE)],
     ),
     ("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", []),
+    (
+        "deepseek",
+        "Hm. " + DEEPSEEK % f"function<{_BAR}tool▁sep{_BAR}>look\n```json\n{SIMPLE}\n```",
+        "Hm.",
+        [("look", COMPACT)],
+    ),
+    ("deepseek", DEEPSEEK % f"look<{_BAR}tool▁sep{_BAR}>{SIMPLE}", "", [("look", COMPACT)]),
+    ("deepseek", DEEPSEEK % "nothing", DEEPSEEK % "nothing", []),
+    ("granite", f"<|tool_call|>[{call()}]", "", [("look", ARGUMENTS)]),
+    ("granite", "<|tool_call|> and text", "<|tool_call|> and text", []),
+    (
+        "phi4",
+        f"Hm. <|tool_call|>[{call()}, {call('b', SIMPLE)}]<|/tool_call|>",
+        "Hm.",
+        [("look", ARGUMENTS), ("b", SIMPLE)],
+    ),
+    ("functools", f"functools[{call()}]", "", [("look", ARGUMENTS)]),
+    (
+        "command",
+        '<|START_RESPONSE|>Hm.<|END_RESPONSE|><|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", '
+        f'"parameters": {ARGUMENTS}}}]<|END_ACTION|>',
+        "Hm.",
+        [("look", ARGUMENTS)],
+    ),
+    (
+        "glm45",
+        "Hm.\n<tool_call>look\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "Hm.",
+        [("look", COMPACT)],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=look>\n<parameter=a>\nsome\ntext\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("look", '{"a":"some\\ntext"}')],
+    ),
+    ("qwen3_coder", "<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
+    (
+        "functiongemma",
+        "<start_function_call>call:look{where:<escape>Rome, {x}<escape>,days:3}<end_function_call>",
+        "",
+        [("look", '{"where":"Rome, {x}","days":3}')],
+    ),
+    ("pythonic", "[look(a=1), b(c='d')]", "", [("look", COMPACT), ("b", '{"c":"d"}')]),
+    ("pythonic", "[1] is a list", "[1] is a list", []),
+    ("pythonic", "[look(a)]", "[look(a)]", []),
+    (
+        "harmony",
+        f"{THOUGHT}<|channel|>commentary to=functions.look <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+        "Hm.",
+        [("look", ARGUMENTS)],
+    ),
+    ("harmony", f"{THOUGHT}<|channel|>final<|message|>Hello<|return|>", "Hm.Hello", []),
+    ("harmony", "No message", "No message", []),
 ]
 
 
 @pytest.mark.parametrize(("family", "text", "said", "calls"), CASES)
 def test_in_one_piece_and_byte_by_byte(family: str, text: str, said: str, calls: list[tuple[str, str]]) -> None:
-    assert read(tool_families.ALL[family].parser(), text) == (said, calls)
-    assert read(tool_families.ALL[family].parser(), *text) == (said, calls)
+    assert read(tool_families.ALL[family].parser({}), text) == (said, calls)
+    assert read(tool_families.ALL[family].parser({}), *text) == (said, calls)
     for _, arguments in calls:
         assert isinstance(json.loads(arguments), dict)
 
@@ -103,7 +162,7 @@ def test_in_any_pieces(data: st.DataObject) -> None:
     family, text, said, calls = data.draw(st.sampled_from(CASES))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(tool_families.ALL[family].parser(), *pieces) == (said, calls)
+    assert read(tool_families.ALL[family].parser({}), *pieces) == (said, calls)
 
 
 VALUES = st.recursive(
@@ -117,7 +176,7 @@ VALUES = st.recursive(
 def test_any_arguments(arguments: dict[str, Any], ascii: bool, family: str) -> None:
     text = json.dumps({"arguments": arguments, "name": "f"}, ensure_ascii=ascii)
     text = f"<tool_call>{text}</tool_call>" if family == "hermes" else f"[TOOL_CALLS][{text}]"
-    ((name, joined),) = read(tool_families.ALL[family].parser(), *text)[1]
+    ((name, joined),) = read(tool_families.ALL[family].parser({}), *text)[1]
     assert (name, json.loads(joined)) == ("f", arguments)
 
 
@@ -136,7 +195,7 @@ def test_what_the_reader_takes_is_json(text: str, size: int) -> None:
 
 
 def test_arguments_leave_as_they_come() -> None:
-    parser = tool_families.ALL["hermes"].parser()
+    parser = tool_families.ALL["hermes"].parser({})
     assert parser.feed('<tool_call>{"name": "f", "arguments"') == []
     (begun, *rest) = parser.feed(': {"text": "lo')
     assert isinstance(begun, ToolCall)
@@ -163,7 +222,7 @@ def test_what_is_joined() -> None:
 )
 def test_a_call_that_began_and_is_broken(text: str) -> None:
     with pytest.raises(BrokenCall):
-        read(tool_families.ALL["hermes"].parser(), text)
+        read(tool_families.ALL["hermes"].parser({}), text)
 
 
 def test_calls_that_the_model_has_to_write() -> None:
@@ -196,7 +255,7 @@ def test_any_length_takes_its_time(arguments: str, form: str) -> None:
     }[form]
     began = time.monotonic()
     for size in (4, 4096):
-        parser = tool_families.ALL["hermes"].parser()
+        parser = tool_families.ALL["hermes"].parser({})
         text_in_pieces = ["<tool_call>", *(text[at : at + size] for at in range(0, len(text), size)), "</tool_call>"]
         events = [event for piece in text_in_pieces for event in parser.feed(piece)]
         _, whole = joined_calls(events + parser.finish())
@@ -206,7 +265,44 @@ def test_any_length_takes_its_time(arguments: str, form: str) -> None:
 
 @pytest.mark.parametrize("family", tool_families.ALL)
 def test_white_space_waits_for_a_call_only_so_long(family: str) -> None:
-    parser = tool_families.ALL[family].parser()
+    parser = tool_families.ALL[family].parser({})
     said = [event for _ in range(2000) for event in parser.feed("  ")]
     assert len("".join(map(str, said))) > 2000
-    assert read(tool_families.ALL[family].parser(), " " * 4000) == (" " * 4000, [])
+    assert read(tool_families.ALL[family].parser({}), " " * 4000) == (" " * 4000, [])
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [({"type": "string"}, "3"), ({"type": "integer"}, 3), ({}, 3)],
+)
+def test_values_without_quotes_have_the_type_of_their_schema(schema: dict[str, Any], value: Any) -> None:
+    text = "<tool_call>look\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+    parser = tool_families.ALL["glm45"].parser({"look": {"properties": {"a": schema}}})
+    ((_, arguments),) = read(parser, text)[1]
+    assert json.loads(arguments) == {"a": value}
+
+
+@pytest.mark.parametrize(("single", "names"), [(True, ["a"]), (False, ["a", "b"])])
+def test_only_the_first_call(single: bool, names: list[str]) -> None:
+    text = f"<tool_call>{call('a', SIMPLE)}</tool_call><tool_call>{call('b', SIMPLE)}</tool_call> Done."
+    parser = KeptEvents(tool_families.ALL["hermes"].parser({}), single=single, thoughts=True)
+    said, calls = read(parser, *text)
+    assert (said, [name for name, _ in calls]) == ("Done.", names)
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        ("{{ tools }}<tool_call>{}</tool_call>", "hermes"),
+        ("{{ tools }}<tool_call><function=x>", "qwen3_coder"),
+        ("{{ tools }}<tool_call><arg_key>", "glm45"),
+        ("{{ tools }}[TOOL_CALLS]", "mistral"),
+        ("{{ tools }}<|start_header_id|>", "llama3"),
+        ("{{ tools }}<|channel|>", "harmony"),
+        (f"{{{{ tools }}}}<{_BAR}tool▁calls▁begin{_BAR}>", "deepseek"),
+        ("{{ messages }}<tool_call>", ""),
+        ("{{ tools }}", ""),
+    ],
+)
+def test_families_are_known_by_their_template(template: str, family: str) -> None:
+    assert tool_families.family_of(template) == family

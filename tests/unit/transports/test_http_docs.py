@@ -16,7 +16,8 @@ from nerite.core.request import RequestHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import DataType, TensorSpec
 from nerite.repository.catalogue import ModelRecord
-from nerite.transports.http.openapi import COMMON, ServedModel, openapi_document, sample_of, served_models
+from nerite.transports.http.openapi import ServedModel, openapi_document, sample_of, served_models
+from nerite.transports.http.openapi_schemas import COMMON
 from nerite.transports.http.routes import ARGUMENTS, ENDPOINT_DESCRIPTIONS
 from nerite.transports.http.routes import ENDPOINTS as ROUTES
 from nerite.transports.http.web_pages import DOCS_POLICY, docs_page

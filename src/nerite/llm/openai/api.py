@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote
 
-from nerite.config.mistake import nearest
-from nerite.core import tensor as dtypes
+from nerite.config.options import OpenAiOptions
 from nerite.core.client_text import checked
-from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Restricted
+from nerite.core.errors import InvalidArgument, NeriteError, Restricted
 from nerite.core.failures import report
-from nerite.core.request import NOBODY, InferenceRequest, RepeatedRequest, RequestHeader
-from nerite.core.signature import Signature
-from nerite.core.tensor import TensorSpec
+from nerite.core.request import InferenceRequest, RepeatedRequest
 from nerite.core.text import quoted_text
 from nerite.ledger.usage import UsageQuery
-from nerite.llm.openai import embeddings, large_bodies, sampling, text_model
+from nerite.llm.openai import anthropic, large_bodies, sampling
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.chat_templates import ChatModel, ChatModels
-from nerite.llm.openai.embeddings import Embedding, EmbeddingRequest, Reranking, RerankRequest, rerank_requests
+from nerite.llm.openai.checkpoint_settings import CheckpointSettingsCache
+from nerite.llm.openai.embeddings import (
+    Embedding,
+    EmbeddingRequest,
+    Reranking,
+    RerankRequest,
+    ScoreRequest,
+    Scoring,
+    rerank_requests,
+)
 from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
-from nerite.llm.openai.fields import ApiError, reply_of
+from nerite.llm.openai.fields import ApiError, UnknownField, reply_of
 from nerite.llm.openai.large_bodies import BodyReader
 from nerite.llm.openai.requests import (
     DEFAULT_TOKENS,
@@ -34,189 +41,32 @@ from nerite.llm.openai.requests import (
     chat_opening,
     not_taken,
 )
-from nerite.llm.openai.shapes import ChatShape, CompletionShape
-from nerite.llm.openai.text_model import SPECIAL, ModelAddress, ModelRequest, Strings, TextModel
+from nerite.llm.openai.response_api import ResponseApi
+from nerite.llm.openai.response_shape import ResponseShape
+from nerite.llm.openai.response_store import ResponseStore
+from nerite.llm.openai.responses import ResponseCall
+from nerite.llm.openai.served_models import EMBEDDING, RERANKING, CallOrigin, ModelControl, TextModels
+from nerite.llm.openai.shapes import ChatShape, ChunkShape, CompletionShape, Shape
+from nerite.llm.openai.text_model import SPECIAL, ModelRequest, Strings, TextModel, TokenIds
+from nerite.llm.openai.tokens import TextShape, TokensShape
 from nerite.llm.openai.tool_calls import ToolParser
-from nerite.scheduling.weighted_route import KeySource, WeightedRoute
 from nerite.transports import access
 from nerite.transports.access import Lock, SenderHeaders
 from nerite.transports.http import reply, routes
 from nerite.transports.http.handler import BackgroundCalls
+from nerite.transports.http.head import header_bytes_of
 from nerite.transports.http.infer_request import Call, HttpTarget
 from nerite.transports.http.reply import json_reply
 
 if TYPE_CHECKING:
-    from nerite.core.servable_version import ServableVersion
     from nerite.inference_entry import TransportEntry
-    from nerite.server import InferenceServer
     from nerite.transports.http.handler import HttpExchange
     from nerite.transports.http.head import RequestHead
     from nerite.transports.http.reply import Reply
 
-
-_OWNER: Final = "nerite"
-
-TEXT: Final = "text"
-EMBEDDING: Final = "embedding"
-RERANKING: Final = "reranking"
-_PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
-    TEXT: (text_model.is_text, f"is not a text model: {text_model.NEEDS}"),
-    EMBEDDING: (
-        text_model.is_embedding,
-        f"is not an embedding model: it needs an output '{text_model.EMBEDDING}' (FP32)",
-    ),
-    RERANKING: (embeddings.is_reranker, f"is not a reranking model: {embeddings.NEEDS}"),
-}
-"""Purposes of models: how a signature is recognized, and the error text for models that do not match."""
-
-
-class CallOrigin(NamedTuple):
-    """What keeps a call on an arm of a route."""
-
-    sender: SenderHeaders
-    user: str
-    opening: Callable[[int], bytes]
-    """Returns the beginning of the prompt, of at least so many bytes if it is that long."""
-    requests: int = 1
-    """Number of requests of the call, which all go to the same arm."""
-
-    def probe(self, route: WeightedRoute) -> InferenceRequest:
-        """Return a request with the parts that its key may be made from."""
-        sender = self.sender
-        header = RequestHeader(
-            route.name,
-            "",
-            [TensorSpec(text_model.PROMPT, dtypes.BYTES, (1,))],
-            parameters={**sender.forwarded, **({"user": self.user} if self.user else {})},
-            caller=sender.caller,
-            idempotency_key=sender.idempotency_key,
-            sticky_fields=sender.sticky_fields,
-        )
-        sizes = [key.size for key in route.sticky if key.source is KeySource.PROMPT]
-        opening = Strings([self.opening(max(sizes))]).data if sizes else b""
-        return InferenceRequest(header, [opening], NOBODY, 0)
-
-
-class TextModels:
-    """Finds and lists the models that this API serves."""
-
-    def __init__(self, server: TransportEntry) -> None:
-        self._server = server
-        self.began = int(time.time())
-        """Creation time reported for all models. The real one is unknown, but clients expect a time."""
-
-    def find(self, name: str, call: CallOrigin, purpose: str = TEXT) -> tuple[ServableVersion, ModelAddress]:
-        """Return the version that answers a call, and what its requests have to name.
-
-        Raises ``ApiError`` if it is unknown or has another purpose, and the server's error for a model that is not
-        ready.
-        """
-        route = self._server.routes.get(name)
-        address = ModelAddress(name)
-        try:
-            if route is None:
-                running = self._server.find(name, "", "")
-            else:
-                running, model, version, assignment = self._server.assign(call.probe(route))
-                if call.requests > 1 and not assignment.cluster:
-                    assignment = assignment._replace(cluster=secrets.randbits(62) + 1)
-                address = ModelAddress(model, version, assignment)
-        except NotFound:
-            raise self._unknown(name) from None
-        signature = running.signature
-        serves, lack = _PURPOSES[purpose]
-        if not serves(signature):
-            raise ApiError(f"Model '{name}' {lack}.", "model", "model_not_supported")
-        return running, address
-
-    def listed(self) -> list[dict[str, Any]]:
-        """Return the descriptions of all models that this API serves."""
-        found = []
-        names = {route.name for route in self._server.routes}
-        for name in sorted(names.union(running.name for running in self._server.running_versions())):
-            try:
-                found.append(self.describe(name))
-            except NeriteError:  # another kind of model, or an ambiguous name
-                continue
-        return found
-
-    def describe(self, name: str) -> dict[str, Any]:
-        """Return the description of a model. Raises ``ApiError`` if this API does not serve it."""
-        try:
-            signature = self._server.signature(name, "")
-        except NotFound:
-            raise self._unknown(name) from None
-        if not _answers(signature):
-            raise self._unknown(name)
-        return describe_model(name, self.began)
-
-    def _unknown(self, name: str) -> ApiError:
-        names = {running.name for running in self._server.running_versions() if _answers(running.signature)}
-        return unknown_model(name, sorted(names))
-
-
-def unknown_model(name: str, names: Collection[str], status: int = 404) -> ApiError:
-    """Return the error for a model that is not one of ``names``."""
-    meant = nearest(name, names)
-    hint = f". Did you mean '{meant}'?" if meant and meant != name else ""
-    return ApiError(f"Unknown model: {name}{hint}", "model", "model_not_found", status)
-
-
-def describe_model(name: str, made: int) -> dict[str, Any]:
-    """Return the description of a model. ``made`` is its creation time in seconds."""
-    return {"id": name, "object": "model", "created": made, "owned_by": _OWNER}
-
-
-def _answers(signature: Signature) -> bool:
-    return any(serves(signature) for serves, _ in _PURPOSES.values())
-
-
-class ModelControl:
-    """Loads and unloads models on request, as in Triton's OpenAI frontend."""
-
-    def __init__(self, server: InferenceServer) -> None:
-        self._server = server
-        self._models = TextModels(server)
-        self._background_calls = BackgroundCalls(reply_of)
-
-    def load(self, connection: HttpExchange, model: str) -> None:
-        """Load a model that is not loaded, and reply when it is."""
-        self._background_calls.start(connection, self._load(model))
-
-    def unload(self, connection: HttpExchange, model: str) -> None:
-        """Unload a model that is loaded."""
-        self._background_calls.start(connection, self._unload(model))
-
-    async def _load(self, model: str) -> Reply:
-        self._check()
-        if self._runs(model):
-            raise ApiError(f"Model '{model}' is already loaded", "model", "model_already_loaded")
-        index = await self._server.repository_index(ready_only=False)
-        if all(each["name"] != model for each in index):
-            raise unknown_model(model, {each["name"] for each in index}, status=400)
-        try:
-            await self._server.load(model, {})
-        except NeriteError as error:
-            raise ApiError(f"Failed to load model '{model}': {error.message}", "model", "model_not_loaded") from None
-        return json_reply(self._described(model))
-
-    async def _unload(self, model: str) -> Reply:
-        self._check()
-        if not self._runs(model):
-            names = {running.name for running in self._server.running_versions()}
-            raise unknown_model(model, names, status=400)
-        await self._server.unload(model, {})
-        return json_reply(self._described(model))
-
-    def _check(self) -> None:
-        if not self._server.is_controlled_by_hand:
-            raise ApiError("Model load/unload requires --model-control-mode=explicit", None, "model_control_mode")
-
-    def _runs(self, model: str) -> bool:
-        return any(running.name == model for running in self._server.running_versions())
-
-    def _described(self, model: str) -> Mapping[str, Any]:
-        return describe_model(model, self._models.began)
+_log = logging.getLogger("nerite.http")
+_MAX_TOLD: Final = 256
+"""Number of unknown fields that are logged."""
 
 
 async def _as_reply(document: Coroutine[Any, Any, dict[str, Any]]) -> Reply:
@@ -226,6 +76,28 @@ async def _as_reply(document: Coroutine[Any, Any, dict[str, Any]]) -> Reply:
 UsageOf: TypeAlias = Callable[[UsageQuery], Coroutine[Any, Any, dict[str, Any]]]
 """Reports what the requests of a tenant used."""
 PREFIX: Final = "/v1/"
+ShapeOf: TypeAlias = Callable[[ChatRequest], Shape]
+"""Returns the shape of the reply to a chat."""
+
+
+_ANTHROPIC_KEY: Final = "x-api-key"
+_MESSAGES: Final = "/v1/messages"
+
+
+def refusal_for(path: str) -> Callable[[NeriteError], Reply]:
+    """Return what makes the replies for errors of a path: in Anthropic's format for its API, otherwise in OpenAI's."""
+    return anthropic.refusal_of if path.startswith(_MESSAGES) else reply_of
+
+
+def _shape(kind: type[ChunkShape], prefix: str, asked: ChatRequest | CompletionRequest) -> ChunkShape:
+    """Return the shape of a reply to ``asked``, whose id begins with ``prefix``."""
+    wanted = asked.wanted
+    return kind(
+        *(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), wanted.model),
+        usage=wanted.usage,
+        top=wanted.logprobs,
+        running_usage=wanted.running_usage,
+    )
 
 
 class OpenAi:
@@ -241,29 +113,37 @@ class OpenAi:
         sender_of: Callable[[RequestHead], SenderHeaders],
         batches: BatchApi | None = None,
         usage_of: UsageOf | None = None,
+        options: OpenAiOptions | None = None,
+        responses: ResponseStore | None = None,
     ) -> None:
         """``sender_of`` reads the headers about the sender from a head.
 
         A front has no ``control`` and ``usage_of``. ``batches`` answers the endpoints of files and batches, which a
-        front relays.
+        front relays. ``responses`` keeps responses; a front relays requests for them.
         """
         self._server = server
         self._locks = locks
         self._max_input_size = max_input_size
         self._sender_of = sender_of
-        self._models = TextModels(server)
+        options = options or OpenAiOptions()
+        self._strict = options.strict
+        self._told: set[UnknownField] = set()
+        """Unknown fields that were logged."""
+        self._models = TextModels(server, options.aliases)
+        self._settings = CheckpointSettingsCache(server, defaults=options.generation_config == "auto")
         self._control = control
         self._batches = batches or BatchApi(None)
         self._usage_of = usage_of
         self._background_calls = BackgroundCalls(reply_of)
         self._chats = ChatModels(server)
+        self._responses = ResponseApi(responses)
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a request under ``/v1``."""
         try:
             return HttpTarget(call=self._call(head))
         except NeriteError as error:
-            return HttpTarget(refusal=reply_of(error))
+            return HttpTarget(refusal=refusal_for(head.path)(error))
 
     def _call(self, head: RequestHead) -> Call:
         """Return the call that answers. Raises ``NeriteError`` if the head alone is reason to reject the request."""
@@ -274,7 +154,7 @@ class OpenAi:
         if head.method not in endpoint.methods:
             allowed = ", ".join(endpoint.methods)
             raise ApiError(f"Method not allowed for {head.path}: it takes {allowed}", None, "method_not_allowed", 405)
-        if access.key_refusal(self._locks, endpoint.category, head) is not None:
+        if self._is_locked(endpoint, head):
             header = self._locks[endpoint.category].header
             raise Restricted(f"This API is restricted, expecting header '{header}' with valid value")
         if head.content_length > self._max_input_size:
@@ -293,16 +173,28 @@ class OpenAi:
         if endpoint.name in routes.QUERIED:
             arguments = {"query": head.query}
 
+        refusal = refusal_for(head.path)
+
         def call(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             try:
                 answer(connection, body, sender, **arguments)
             except NeriteError as error:
-                connection.send([reply_of(error).encode()])
+                connection.send([refusal(error).encode()])
             except Exception as error:
                 failure = report("openai", error, f"in a request to {quoted_text(head.path)}")
-                connection.send([reply_of(failure).encode()])
+                connection.send([refusal(failure).encode()])
 
         return call
+
+    def _is_locked(self, endpoint: routes.Endpoint, head: RequestHead) -> bool:
+        """Return whether a request lacks the key of its endpoint, which Anthropic's clients send in another header."""
+        if access.key_refusal(self._locks, endpoint.category, head) is None:
+            return False
+        lock = self._locks[endpoint.category]
+        key = head.headers.get(_ANTHROPIC_KEY)
+        if endpoint.name not in routes.ANTHROPIC or key is None or lock.header.lower() != "authorization":
+            return True
+        return not lock.opens(b"Bearer " + header_bytes_of(key))
 
     def openai_models(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """List the models."""
@@ -330,50 +222,176 @@ class OpenAi:
 
     def completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Complete a prompt."""
-        self._read(connection, body, large_bodies.COMPLETION, partial(self._complete, connection, sender))
+        then = partial(self._complete, connection, sender, CompletionShape)
+        self._read(connection, body, large_bodies.COMPLETION, then)
 
-    def _complete(self, connection: HttpExchange, sender: SenderHeaders, asked: CompletionRequest) -> None:
+    def tokenize(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Return the tokens of a prompt or of a chat."""
+
+        def then(asked: CompletionRequest | ChatRequest) -> None:
+            if isinstance(asked, ChatRequest):
+                self._chat(connection, sender, partial(_shape, TokensShape, "tokens"), asked)
+            else:
+                self._complete(connection, sender, TokensShape, asked)
+
+        self._read(connection, body, large_bodies.TOKENIZE, then)
+
+    def detokenize(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Return the text of tokens."""
+        self._read(connection, body, large_bodies.DETOKENIZE, partial(self._complete, connection, sender, TextShape))
+
+    def responses(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Continue a conversation with the Responses API, whose beginning may be kept here."""
+        kept = self._responses
+
+        def then(asked: ResponseCall | str) -> None:
+            if isinstance(asked, str):
+                kept.find(connection, sender, asked, partial(self._continue, connection, sender, whole))
+            else:
+                self._respond(connection, sender, asked)
+
+        # The body is read again behind the look into the database, when the buffer of the connection is another's.
+        whole = bytes(body) if kept.keeps else b""
+        self._read(connection, body, large_bodies.RESPONSE, then)
+
+    def _continue(self, connection: HttpExchange, sender: SenderHeaders, body: bytes, earlier: bytes) -> None:
+        """Respond in a conversation that was kept."""
+        then = partial(self._respond, connection, sender)
+        self._read(connection, memoryview(body), large_bodies.RESPONSE, then, more=[earlier])
+
+    def _respond(self, connection: HttpExchange, sender: SenderHeaders, asked: ResponseCall) -> None:
+        store = asked.store and self._responses.keeps
+
+        def keep(response: Mapping[str, Any]) -> None:
+            if store:
+                self._responses.save(sender, asked.items, response)
+
+        def shape_of(chat: ChatRequest) -> Shape:
+            return ResponseShape(int(time.time()), chat.wanted.model, asked.echo, store=store, keep=keep)
+
+        self._chat(connection, sender, shape_of, asked.chat)
+
+    def response(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, response: str) -> None:
+        """Return or delete a response that is kept."""
+        self._responses.answer(connection, sender, response, items=False)
+
+    def response_items(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, response: str) -> None:
+        """Return the conversation before a response that is kept."""
+        self._responses.answer(connection, sender, response, items=True)
+
+    def messages(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Continue a conversation in Anthropic's format."""
+
+        def shape_of(asked: ChatRequest) -> Shape:
+            return anthropic.MessagesShape(asked.wanted.model)
+
+        then = partial(self._chat, connection, sender, shape_of)
+        self._read(connection, body, large_bodies.MESSAGES, then, anthropic.refusal_of)
+
+    def count_tokens(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Return the number of tokens of a conversation in Anthropic's format."""
+
+        def shape_of(asked: ChatRequest) -> Shape:
+            return anthropic.CountShape(asked.wanted.model)
+
+        then = partial(self._chat, connection, sender, shape_of)
+        self._read(connection, body, large_bodies.COUNT, then, anthropic.refusal_of)
+
+    def _complete(
+        self,
+        connection: HttpExchange,
+        sender: SenderHeaders,
+        kind: type[CompletionShape],
+        asked: CompletionRequest,
+    ) -> None:
         wanted = asked.wanted
+        self._pass_over(wanted.unknown)
         call = CallOrigin(sender, wanted.user, lambda _: bytes(asked.prompts[0]), len(asked.prompts) * wanted.n)
         running, address = self._models.find(wanted.model, call)
         model = TextModel(wanted.model, running.signature, address)
         _check(model, wanted)
+        if asked.tokens and not model.takes_tokens:
+            raise sampling.not_offered("prompt", f"model '{model.name}' takes text only, and no token ids.")
+        settings = self._settings.of(running)
+        if model.takes_sampling:
+            settings.complete(wanted.sampling)
         if not running.generates:  # engines have the same default, and a policy may allow fewer
             wanted.sampling.setdefault("max_tokens", DEFAULT_TOKENS)
-        requests = self._asked(model, wanted, asked.prompts, sender, special=wanted.special is not False)
-        made = f"cmpl-{secrets.token_hex(16)}"
-        shape = CompletionShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
-        echoes = [bytes(prompt).decode() if asked.echo else "" for prompt in asked.prompts]
+        prompts: Sequence[bytes | memoryview] = asked.prompts
+        if asked.suffix:
+            if settings.gap is None:
+                raise sampling.not_offered("suffix", f"the tokenizer of model '{model.name}' has no tokens for a gap.")
+            prompts = [settings.gap.prompt(bytes(each), bytes(asked.suffix)) for each in prompts]
+        returned = self._returned(model, asked)
+        requests = self._asked(
+            *(model, wanted, prompts, sender),
+            special=wanted.special is not False,
+            tokens=asked.tokens,
+            returned=returned,
+            echo=asked.echo and asked.tokens,
+        )
+        shape = _shape(kind, "cmpl", asked)
+        echoes = [bytes(prompt).decode() if asked.echo and not asked.tokens else "" for prompt in prompts]
         streams = []
         for number in range(len(requests)):
             stream = _stream(number, number // wanted.n, wanted)
             stream.finished.echo = echoes[stream.prompt]
             streams.append(stream)
-        exchange = CompletionExchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
+        kept = asked.kept if asked.kept < wanted.n else 0
+        exchange = CompletionExchange(connection, shape, streams, events=wanted.stream, kept=kept)
         exchange.fields = sampling.fields_of(wanted.sampling, "prompt")
-        self._begin(exchange, made, requests, sender, wanted.n)
+        self._begin(exchange, shape.id, requests, sender, wanted.n)
+
+    @staticmethod
+    def _returned(model: TextModel, asked: CompletionRequest) -> list[str]:
+        """Return the outputs that a completion needs beside its text. Raises ``ApiError`` for what there is not."""
+        wanted, returned = asked.wanted, []
+        if asked.kept < wanted.n and wanted.logprobs < 0:
+            if not model.gives_logprobs:
+                raise sampling.not_offered("best_of", f"model '{model.name}' does not report log probabilities.")
+            wanted.sampling["logprobs"] = sampling.SamplingSetting(0, "best_of")
+            returned.append("logprobs")
+        if not asked.echo:
+            return returned
+        if wanted.stream and (asked.tokens or wanted.logprobs >= 0):
+            raise ApiError(
+                "'echo' with 'logprobs' or token ids cannot be combined with 'stream'", "echo", "invalid_parameter"
+            )
+        if wanted.logprobs >= 0:
+            if not model.gives_prompt_logprobs:
+                raise sampling.not_offered("echo", f"model '{model.name}' does not report 'logprobs' of a prompt.")
+            wanted.sampling["prompt_logprobs"] = sampling.SamplingSetting(wanted.logprobs, "logprobs")
+            returned.append("prompt_logprobs")
+        return returned
 
     def chat_completions(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Complete a chat."""
-        self._read(connection, body, large_bodies.CHAT, partial(self._chat, connection, sender))
+        shape_of = partial(_shape, ChatShape, "chatcmpl")
+        self._read(connection, body, large_bodies.CHAT, partial(self._chat, connection, sender, shape_of))
 
-    def _chat(self, connection: HttpExchange, sender: SenderHeaders, asked: ChatRequest) -> None:
+    def _chat(self, connection: HttpExchange, sender: SenderHeaders, shape_of: ShapeOf, asked: ChatRequest) -> None:
+        """Complete a chat whose reply has the shape that ``shape_of`` returns."""
+        self._pass_over(asked.wanted.unknown)
+        shape = shape_of(asked)
         call = CallOrigin(sender, asked.wanted.user, partial(chat_opening, asked.given), asked.wanted.n)
         running, address = self._models.find(asked.wanted.model, call)
         model = TextModel(asked.wanted.model, running.signature, address)
         _check(model, asked.wanted)
         if asked.images and not model.takes_images:
             raise not_taken(asked.first_image)
+        if model.takes_sampling:
+            self._settings.of(running).complete(asked.wanted.sampling)
         chat = self._chats.of(running)
         template = chat.template(asked)
         prompt = template.render_briefly(asked.given) if isinstance(asked.given, dict) else None
-        then = partial(self._complete_chat, connection, sender, asked, model, chat)
+        then = partial(self._complete_chat, connection, sender, asked, model, chat, shape)
         if prompt is not None:
             then(prompt.encode("utf-8", "surrogatepass"))
             return
         arguments = [template.source, template.origin, dict(template.words), large_bodies.as_json(asked.given)]
         large_bodies.PromptHelper(
-            self._server.helpers, connection, large_bodies.render, arguments, then, "rendering the chat template"
+            *(self._server.helpers, connection, large_bodies.render, arguments, then, "rendering the chat template"),
+            refusal=shape.refusal,
         )
 
     def _complete_chat(
@@ -383,32 +401,56 @@ class OpenAi:
         asked: ChatRequest,
         model: TextModel,
         chat: ChatModel,
+        shape: Shape,
         prompt: bytes | memoryview,
     ) -> None:
         """Complete the rendered prompt of a chat."""
         wanted = asked.wanted
+        prompt = asked.open_ended(prompt)
         if model.takes_sampling:
-            chat.prepare(asked, wanted.sampling)
-        made = f"chatcmpl-{secrets.token_hex(16)}"
-        shape = ChatShape(made, int(time.time()), wanted.model, usage=wanted.usage, top=wanted.logprobs)
-        streams = [_stream(number, 0, wanted, chat.parser(asked)) for number in range(wanted.n)]
-        exchange = CompletionExchange(connection, shape, streams, events=wanted.stream, usage=wanted.usage)
+            chat.prepare(asked, wanted.sampling, prompt)
+        if "thinking_budget" in wanted.sampling and not model.takes_tokens:
+            raise sampling.not_offered(
+                "thinking_token_budget", f"model '{model.name}' runs on no engine of this server."
+            )
+        streams = [_stream(number, 0, wanted, chat.parser(asked, prompt)) for number in range(wanted.n)]
+        exchange = CompletionExchange(connection, shape, streams, events=wanted.stream)
         exchange.fields = sampling.fields_of(wanted.sampling, "messages")
         special = chat.adds_special if wanted.special is None else wanted.special
         requests = self._asked(model, wanted, [prompt], sender, asked.images, special=special)
-        self._begin(exchange, made, requests, sender, wanted.n)
+        self._begin(exchange, shape.id, requests, sender, wanted.n)
 
     def embeddings(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Turn texts into vectors."""
         self._read(connection, body, large_bodies.EMBEDDING, partial(self._embed, connection, sender))
 
+    def _pass_over(self, unknown: Sequence[UnknownField]) -> None:
+        """Log each unknown field once, or refuse the first one if the server is strict."""
+        if self._strict and unknown:
+            raise unknown[0].error()
+        for field in unknown:
+            if field in self._told or len(self._told) >= _MAX_TOLD:
+                continue
+            self._told.add(field)
+            meant = f" (did the client mean '{field.meant}'?)" if field.meant else ""
+            _log.warning(
+                "requests under /v1 have the field '%s', which is unknown here and passed over%s; "
+                "--openai-strict=true refuses such requests",
+                field.path,
+                meant,
+            )
+
     def _embed(self, connection: HttpExchange, sender: SenderHeaders, asked: EmbeddingRequest) -> None:
+        self._pass_over(asked.unknown)
         call = CallOrigin(sender, asked.user, lambda _: bytes(asked.texts[0]), len(asked.texts))
         running, address = self._models.find(asked.model, call, EMBEDDING)
         model = TextModel(asked.model, running.signature, address)
-        header, (_, *rest) = model.ask(Strings(asked.texts[:1]), {}, sender)
+        if asked.tokens and not model.takes_tokens:
+            raise sampling.not_offered("input", f"model '{model.name}' takes text only, and no token ids.")
         # One header for all requests, which is validated and sent to the worker once.
-        requests = [ModelRequest(header, [Strings([text]).data, *rest]) for text in asked.texts]
+        header, data = model.ask((TokenIds if asked.tokens else Strings)(asked.texts[:1]), {}, sender)
+        before, behind = (data[:1], data[2:]) if asked.tokens else ([], data[1:])
+        requests = [ModelRequest(header, [*before, Strings([text]).data, *behind]) for text in asked.texts]
         self._begin(Embedding(connection, asked), f"embd-{secrets.token_hex(16)}", requests, sender)
 
     def rerank(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
@@ -416,21 +458,44 @@ class OpenAi:
         self._read(connection, body, large_bodies.RERANKING, partial(self._rerank, connection, sender))
 
     def _rerank(self, connection: HttpExchange, sender: SenderHeaders, asked: RerankRequest) -> None:
+        self._pass_over(asked.unknown)
         call = CallOrigin(sender, asked.user, lambda _: bytes(asked.query))
         running, address = self._models.find(asked.model, call, RERANKING)
         made = f"rerank-{secrets.token_hex(16)}"
         work = Reranking(connection, made, asked)
         self._begin(work, made, [rerank_requests(asked, running.signature, sender, address)], sender)
 
+    def score(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Score pairs of texts."""
+        self._read(connection, body, large_bodies.SCORING, partial(self._score, connection, sender))
+
+    def _score(self, connection: HttpExchange, sender: SenderHeaders, asked: ScoreRequest) -> None:
+        self._pass_over(asked.unknown)
+        rankings = asked.rankings()
+        call = CallOrigin(sender, asked.user, lambda _: bytes(rankings[0].query), len(rankings))
+        running, address = self._models.find(asked.model, call, RERANKING)
+        made = f"score-{secrets.token_hex(16)}"
+        requests = [rerank_requests(each, running.signature, sender, address) for each in rankings]
+        self._begin(Scoring(connection, made, asked.model, rankings), made, requests, sender)
+
     def _read(
-        self, connection: HttpExchange, body: memoryview, reader: BodyReader, then: Callable[[Any], None]
+        self,
+        connection: HttpExchange,
+        body: memoryview,
+        reader: BodyReader,
+        then: Callable[[Any], None],
+        refusal: Callable[[NeriteError], Reply] = reply_of,
+        more: Sequence[bytes] = (),
     ) -> None:
-        """Parse a body, in a helper process if it is large, and call ``then`` with the result."""
-        if len(body) < large_bodies.LARGE:
-            then(reader.here(body))
+        """Parse a body and what belongs to it, in a helper process if they are large; call ``then`` with the result."""
+        parts = [body, *more]
+        if sum(map(len, parts)) < large_bodies.LARGE:
+            then(reader.here(*parts))
             return
         read = partial(reader.resume, then)
-        large_bodies.PromptHelper(self._server.helpers, connection, reader.there, [body], read, "reading the body")
+        large_bodies.PromptHelper(
+            *(self._server.helpers, connection, reader.there, parts, read, "reading the body"), refusal=refusal
+        )
 
     def _asked(
         self,
@@ -441,8 +506,15 @@ class OpenAi:
         images: Sequence[bytes | memoryview] = (),
         *,
         special: bool,
+        tokens: bool = False,
+        returned: Sequence[str] = (),
+        echo: bool = False,
     ) -> list[ModelRequest]:
-        """Return the requests to the model: ``n`` for each prompt."""
+        """Return the requests to the model: ``n`` for each prompt. ``tokens``: the prompts are token ids."""
+        if wanted.logprobs >= 0:
+            returned = [*returned, "logprobs"]
+        if wanted.token_ids:
+            returned = [*returned, "token_ids", "prompt_token_ids"]
         if wanted.n > 1:
             size = wanted.n * sum(map(len, (*prompts, *images, sampling.written(wanted.sampling))))
             if size > self._max_input_size:
@@ -450,7 +522,8 @@ class OpenAi:
                 raise ApiError(f"All choices together have {size} bytes, which exceeds {limit}.", "n", "invalid_value")
         seen = Strings(images) if images else None
         asked: list[ModelRequest] = []
-        for prompt in map(Strings, ([each] for each in prompts)):
+        for each in prompts:
+            prompt = TokenIds([each]) if tokens else Strings([each])
             for index in range(wanted.n):
                 settings = sampling.for_choice(wanted.sampling, index)
                 if index and settings is wanted.sampling:
@@ -462,10 +535,11 @@ class OpenAi:
                         settings,
                         sender,
                         stream=wanted.stream,
-                        logprobs=wanted.logprobs >= 0,
                         special=special,
                         images=seen,
                         priority=wanted.priority,
+                        returned=returned,
+                        echo=echo,
                     )
                 )
         return asked
@@ -500,12 +574,23 @@ def _stream(index: int, prompt: int, wanted: CompletionFields, parser: ToolParse
     stream = CompletionStream(index, prompt, parser)
     if wanted.logprobs >= 0:
         stream.finished.tokens = []
+    if wanted.token_ids:
+        stream.finished.token_ids = []
     return stream
 
 
 def _check(model: TextModel, wanted: CompletionFields) -> None:
     """Reject fields that the model has no input or output for."""
+    limit = wanted.sampling.get("max_tokens")
+    if limit is not None and limit.value == 0 and not model.takes_tokens:
+        raise ApiError(
+            f"Model '{model.name}' runs on no engine of this server, which could read a prompt without answering it.",
+            "model",
+            "model_not_supported",
+        )
     if wanted.logprobs >= 0 and not model.gives_logprobs:
         raise sampling.not_offered("logprobs", f"model '{model.name}' does not report log probabilities.")
+    if wanted.token_ids and not model.takes_tokens:
+        raise sampling.not_offered("return_token_ids", f"model '{model.name}' does not report the ids of tokens.")
     if wanted.special is not None and not model.takes_special:
         raise sampling.not_offered(SPECIAL, f"model '{model.name}' has no input '{SPECIAL}' to pass it to the model")

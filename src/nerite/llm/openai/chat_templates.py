@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -21,12 +21,13 @@ from weakref import WeakKeyDictionary
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError, Unsupported
-from nerite.llm.openai import tool_families
+from nerite.llm.openai import thoughts, tool_families
 from nerite.llm.openai.fields import ApiError
 from nerite.llm.openai.requests import ChatRequest, first_image, not_taken
-from nerite.llm.openai.sampling import Sampling, SamplingSetting
+from nerite.llm.openai.sampling import Sampling, SamplingSetting, is_guided
+from nerite.llm.openai.thoughts import HarmonyParser, ThoughtMarkers, ThoughtParser
 from nerite.llm.openai.tool_calls import ToolParser
-from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls, ToolCallFamily
+from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls, KeptEvents, ToolCallFamily
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -218,7 +219,7 @@ def find_template(version: Path | None, parameter: str) -> FoundTemplate:
 
     ``version`` is its version directory; ``parameter`` is the name of a file in it or one of ``NAMES``, or empty.
     """
-    folder = _checkpoint(version)
+    folder = checkpoint_directory(version)
     tokenizer = _tokenizer(folder)
     words = _words(tokenizer)
     if parameter:
@@ -251,7 +252,7 @@ def _inside(folder: Path | None, path: Path) -> bool:
     return folder is not None and path.resolve().is_relative_to(folder.resolve())
 
 
-def _checkpoint(version: Path | None) -> Path | None:
+def checkpoint_directory(version: Path | None) -> Path | None:
     """Return the directory of a model's files: the version directory, or the one that vLLM's ``model.json`` names."""
     if version is None or not (version / _ENGINE).is_file():
         return version
@@ -315,13 +316,20 @@ def _no_template(what: str) -> ApiError:
 
 _log = logging.getLogger("nerite.http")
 PARSER: Final = "TOOL_CALL_PARSER"
+THOUGHTS: Final = "REASONING_PARSER"
+_FORCED: Final = ("named", "required")
+_TAIL: Final = 64
+"""Bytes at the end of a prompt that are searched for the beginning of a thought."""
 
 
 class ChatModel:
-    """Chat template and tool call parser of one model."""
+    """Chat template, and parsers of tool calls and thoughts, of one model."""
 
-    def __init__(self, name: str, version: Path | None, template: str, family: str) -> None:
-        """``template`` and ``family`` are configuration parameters. Raises ``ApiError`` if they are invalid."""
+    def __init__(self, name: str, version: Path | None, template: str, family: str = "", thinks: str = "") -> None:
+        """``template``, ``family`` and ``thinks`` are configuration parameters; empty: as the template implies.
+
+        Raises ``ApiError`` if they are invalid.
+        """
         found = find_template(version, template)
         if not found.model_s_own:
             _log.warning(
@@ -338,23 +346,30 @@ class ChatModel:
             if found.with_tools == found.source
             else ChatTemplate(found.with_tools, found.origin, found.words)
         )
-        self._family = self._find(family) if family else None
+        family = family or tool_families.family_of(found.with_tools)
+        self._family = self._find(family) if family not in ("", thoughts.NONE) else None
+        self._thinks = thinks or thoughts.thoughts_of(found.source)
+        if self._thinks not in thoughts.NAMES:
+            raise self._unknown(THOUGHTS, self._thinks, thoughts.NAMES, "bad_reasoning_parser")
         self.adds_special = found.plain
         """Whether the tokenizer must add special tokens to a prompt. All templates but the plain one write them."""
 
     def _find(self, family: str) -> ToolCallFamily:
         found = tool_families.ALL.get(family)
         if found is None:
-            meant = nearest(family, tool_families.ALL)
-            hint = f" Did you mean '{meant}'?" if meant else ""
-            raise ApiError(
-                f"The parameter {PARSER} of model '{self._name}' is '{family}'; it must be one of "
-                f"{', '.join(tool_families.ALL)}.{hint}",
-                None,
-                "bad_tool_call_parser",
-                500,
-            )
+            raise self._unknown(PARSER, family, tuple(tool_families.ALL), "bad_tool_call_parser")
         return found
+
+    def _unknown(self, parameter: str, value: str, names: Sequence[str], code: str) -> ApiError:
+        meant = nearest(value, names)
+        hint = f" Did you mean '{meant}'?" if meant else ""
+        return ApiError(
+            f"The parameter {parameter} of model '{self._name}' is '{value}'; it must be one of "
+            f"{', '.join(names)}.{hint}",
+            None,
+            code,
+            500,
+        )
 
     def template(self, asked: ChatRequest) -> ChatTemplate:
         """Return the template for a chat. Raises ``ApiError`` if the model does not support the chat's tools."""
@@ -367,23 +382,51 @@ class ChatModel:
             )
         return self._template if asked.choice == "none" else self._with_tools
 
-    def prepare(self, asked: ChatRequest, sampling: Sampling) -> None:
+    def prepare(self, asked: ChatRequest, sampling: Sampling, prompt: bytes | memoryview) -> None:
         """Set the sampling defaults of chats.
 
-        A chat without a limit is limited only by the context, while engines have a default limit. If the parser looks
+        A chat without a limit is limited only by the context, while engines have a default limit. If a parser looks
         for a special token, engines must not skip special tokens, as they do by default.
         """
         sampling.setdefault("max_tokens", SamplingSetting(None, "max_tokens"))
-        if asked.choice == "auto" and self._family is not None and self._family.special:
-            sampling.setdefault("skip_special_tokens", SamplingSetting(False, "tools"))
+        calls = asked.choice == "auto" and self._family is not None and self._family.special
+        markers = thoughts.ALL.get(self._thinks)
+        thinks = self._thinks == thoughts.HARMONY or (markers is not None and markers.special)
+        if calls or thinks:
+            sampling.setdefault("skip_special_tokens", SamplingSetting(False, "tools" if calls else "messages"))
 
-    def parser(self, asked: ChatRequest) -> ToolParser | None:
-        """Return the parser of tool calls for one choice; None if the choice is plain text."""
+        if asked.budget and markers is not None and not is_guided(sampling) and asked.choice not in _FORCED:
+            begun = self._is_begun(markers, prompt)
+            budget = {"tokens": asked.budget, "begin": markers.begin, "end": markers.end, "begun": begun}
+            sampling["thinking_budget"] = SamplingSetting(budget, "thinking_token_budget")
+
+    @staticmethod
+    def _is_begun(markers: ThoughtMarkers, prompt: bytes | memoryview) -> bool:
+        """Return whether a prompt ends with the beginning of a thought."""
+        return bytes(prompt[-_TAIL:]).rstrip().endswith(markers.begin.encode())
+
+    def parser(self, asked: ChatRequest, prompt: bytes | memoryview) -> ToolParser | None:
+        """Return the parser for one choice, which continues ``prompt``; None if its text is all there is."""
         if asked.choice == "named":
             return GuidedCall(asked.tool, self._new_id)
         if asked.choice == "required":
             return GuidedCalls(self._new_id)
-        return self._family.parser() if self._family is not None and asked.choice != "none" else None
+        family = self._family if asked.choice != "none" else None
+        parser = family.parser(asked.schemas) if family is not None else None
+        if not (family is not None and family.thinks) and not is_guided(asked.wanted.sampling):
+            parser = self._thinking(parser, prompt)
+        if parser is None or (asked.thoughts and not asked.single):
+            return parser
+        return KeptEvents(parser, single=asked.single, thoughts=asked.thoughts)
+
+    def _thinking(self, answer: ToolParser | None, prompt: bytes | memoryview) -> ToolParser | None:
+        """Return the parser of thoughts before an answer. A grammar holds from the first token: no thought fits."""
+        if self._thinks == thoughts.HARMONY:
+            return HarmonyParser()
+        markers = thoughts.ALL.get(self._thinks)
+        if markers is None:
+            return answer
+        return ThoughtParser(markers.begin, markers.end, answer, begun=self._is_begun(markers, prompt))
 
     def _new_id(self) -> str:
         return (self._family or tool_families.DEFAULT).new_id()
@@ -401,6 +444,7 @@ class ChatModels:
         known = self._known.get(running)
         if known is None:
             version = self._server.version_directory(running)
-            known = ChatModel(running.name, version, running.parameter(PARAMETER), running.parameter(PARSER))
+            parameters = (running.parameter(name) for name in (PARAMETER, PARSER, THOUGHTS))
+            known = ChatModel(running.name, version, *parameters)
             self._known[running] = known
         return known

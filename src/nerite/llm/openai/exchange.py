@@ -13,9 +13,10 @@ from nerite.core.failures import report
 from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.llm.openai import shapes, text_model
-from nerite.llm.openai.fields import ApiError, body_of, reply_of
+from nerite.llm.openai.fields import ApiError, reply_of
 from nerite.llm.openai.sampling import in_words_of_client
-from nerite.llm.openai.shapes import Finished, Shape, Usage
+from nerite.llm.openai.shapes import Finished, LogprobToken, Shape, Usage
+from nerite.llm.openai.text_model import TextDelta
 from nerite.llm.openai.tool_calls import BrokenCall, Event, ToolParser, joined_calls
 from nerite.transports import access_log
 from nerite.transports.http import reply
@@ -139,22 +140,12 @@ class JointWork:
 _EVENTS: Final = "text/event-stream; charset=utf-8"
 _PIECE: Final = 4096
 """Characters that are parsed for tool calls at a time."""
-_DONE: Final = b"data: [DONE]\n\n"
 
 
 class CompletionStream:
     """State of one choice: its parser and its output so far."""
 
-    __slots__ = (
-        "begun",
-        "decoder",
-        "done",
-        "finished",
-        "parser",
-        "prompt",
-        "tokens",
-        "whole",
-    )
+    __slots__ = ("_ranked", "begun", "decoder", "done", "finished", "parser", "prompt", "tokens", "whole")
 
     def __init__(self, index: int, prompt: int, parser: ToolParser | None) -> None:
         """``prompt`` is the index of the prompt that the choice answers."""
@@ -166,6 +157,23 @@ class CompletionStream:
         self.tokens = text_model.TokenCounts()
         self.whole: list[str] = []
         """Text that is kept until the end, to be parsed as a whole."""
+        self._ranked = 0
+
+    def take(self, delta: TextDelta) -> None:
+        """Take what a response says apart from its text and its log probabilities."""
+        finished = self.finished
+        finished.reason = delta.finish_reason or finished.reason
+        self.tokens.add(delta)
+        if finished.token_ids is not None:
+            finished.token_ids += delta.token_ids
+            finished.prompt_ids = delta.prompt_ids or finished.prompt_ids
+
+    def rank(self, tokens: Sequence[LogprobToken]) -> None:
+        """Count log probabilities in the likelihood of the choice."""
+        finished = self.finished
+        for token in tokens:
+            self._ranked += 1
+            finished.likelihood += ((token.logprob or 0.0) - finished.likelihood) / self._ranked
 
 
 class CompletionExchange(JointWork):
@@ -181,14 +189,14 @@ class CompletionExchange(JointWork):
         streams: Sequence[CompletionStream],
         *,
         events: bool,
-        usage: bool = False,
+        kept: int = 0,
     ) -> None:
-        """``events``: stream the output. ``usage``: end the stream with token counts."""
+        """``events``: stream the output. ``kept``: return this many choices per prompt, the likeliest ones; 0: all."""
         super().__init__(connection)
         self._shape = shape
         self._streams = streams
         self._events = events
-        self._usage = usage
+        self._kept = kept
         self._opened = False
         for stream in streams:
             stream.finished.keeps = not events
@@ -205,9 +213,12 @@ class CompletionExchange(JointWork):
 
     def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
         stream = self._streams[place]
+        delta = None if response.empty else text_model.read(response)
+        if delta is not None:
+            stream.take(delta)
         sent = [] if stream.begun or not self._events else self._first(stream)
-        if not response.empty:
-            sent += self._response_events(stream, response)
+        if delta is not None:
+            sent += self._response_events(stream, delta)
         if final and self._events:
             sent += self._rest(stream, self._parsed(stream, stream.decoder.decode(b"", True), last=True))
         if sent:
@@ -222,20 +233,25 @@ class CompletionExchange(JointWork):
 
     def _first(self, stream: CompletionStream) -> list[bytes]:
         stream.begun = True
-        first = self._shape.first(stream.finished)
-        return [] if first is None else [self._event(self._shape.chunk([first]))]
+        return [self._shape.opening(stream.finished, self._running(stream))]
 
-    def _response_events(self, stream: CompletionStream, response: InferenceResponse) -> list[bytes]:
+    def _running(self, stream: CompletionStream) -> Usage | None:
+        """Return the token counts of a choice so far, if they are known."""
+        if stream.tokens.input is None:
+            return None
+        return Usage(stream.tokens.input, stream.tokens.output or 0, stream.tokens.cached)
+
+    def _response_events(self, stream: CompletionStream, delta: TextDelta) -> list[bytes]:
         """Return the events for a response."""
-        delta = text_model.read(response)
         finished = stream.finished
-        finished.reason = delta.finish_reason or finished.reason
-        stream.tokens.add(delta)
         tokens = None
-        if finished.tokens is not None and delta.logprobs:
+        if delta.logprobs and (finished.tokens is not None or self._kept):
             tokens = shapes.read_logprobs(delta.logprobs)
-            if finished.keeps:
+            stream.rank(tokens)
+            if finished.tokens is not None and finished.keeps:
                 finished.tokens += tokens
+        if delta.prompt_logprobs:
+            finished.prompt_tokens = shapes.read_prompt_logprobs(delta.prompt_logprobs)
         text = stream.decoder.decode(delta.text)
         if not self._events:
             stream.whole.append(text)
@@ -286,25 +302,19 @@ class CompletionExchange(JointWork):
         if finished.calls and finished.reason == "stop":
             finished.reason = "tool_calls"
         if self._events:
-            sent.append(self._event(self._shape.chunk([self._shape.last(finished)])))
+            sent.append(self._shape.ending(finished, self._running(stream)))
         return sent
 
-    def _steps(
-        self, stream: CompletionStream, events: list[Event], tokens: list[shapes.LogprobToken] | None
-    ) -> list[bytes]:
+    def _steps(self, stream: CompletionStream, events: list[Event], tokens: list[LogprobToken] | None) -> list[bytes]:
         if not events and tokens:
             events = [""]  # tokens whose text is empty or held back
         sent = []
         for event in events:
             stream.finished.take(event)
             if self._events:
-                step = self._shape.step(stream.finished, event, tokens)
-                sent.append(self._event(self._shape.chunk([step])))
+                sent.append(self._shape.step(stream.finished, event, tokens, self._running(stream)))
             tokens = None
         return sent
-
-    def _event(self, data: bytes) -> bytes:
-        return b"data: " + data + b"\n\n"
 
     def _send(self, events: bytes) -> None:
         if self._opened:
@@ -316,31 +326,38 @@ class CompletionExchange(JointWork):
     def _close(self) -> None:
         self._closed = True
         usage = self._usage_counts()
+        choices = self._best() if self._kept else [stream.finished for stream in self._streams]
         if not self._events:
-            whole = self._shape.whole([stream.finished for stream in self._streams], usage)
-            self._connection.send([Reply(200, whole).encode()])
+            self._connection.send([Reply(200, self._shape.whole(choices, usage)).encode()])
             return
-        # Without counts the usage chunk is omitted, because chunks without choices surprise many clients.
-        last = self._event(self._shape.chunk([], usage)) if self._usage and usage else b""
-        self._connection.send_chunk(last + _DONE)
+        self._connection.send_chunk(self._shape.closing(choices, usage))
         self._connection.close_reply()
+
+    def _best(self) -> list[Finished]:
+        """Return the likeliest choices of each prompt, numbered anew."""
+        prompts: dict[int, list[Finished]] = {}
+        for stream in self._streams:
+            prompts.setdefault(stream.prompt, []).append(stream.finished)
+        best: list[Finished] = []
+        for finished in prompts.values():
+            best += sorted(finished, key=lambda each: -each.likelihood)[: self._kept]
+        for index, each in enumerate(best):
+            each.index = index
+        return best
 
     def _usage_counts(self) -> Usage | None:
         """Return the token counts, or None if the model does not report them. A prompt counts once."""
-        prompts = {stream.prompt: stream.tokens.input for stream in self._streams}
-        inputs = [count for count in prompts.values() if count is not None]
+        prompts = {stream.prompt: stream.tokens for stream in self._streams}
+        inputs = [counts.input for counts in prompts.values() if counts.input is not None]
         outputs = [stream.tokens.output for stream in self._streams if stream.tokens.output is not None]
         if len(inputs) < len(prompts) or len(outputs) < len(self._streams):
             return None
-        return {
-            "prompt_tokens": sum(inputs),
-            "completion_tokens": sum(outputs),
-            "total_tokens": sum(inputs) + sum(outputs),
-        }
+        cached = [counts.cached for counts in prompts.values() if counts.cached is not None]
+        return Usage(sum(inputs), sum(outputs), sum(cached) if len(cached) == len(prompts) else None)
 
     def _answer_error(self, error: NeriteError) -> None:
         if not self._opened:
-            super()._answer_error(error)
+            self._connection.send([self._shape.refusal(error).encode()])
             return
-        self._connection.send_chunk(self._event(body_of(error)) + _DONE)
+        self._connection.send_chunk(self._shape.failing(error))
         self._connection.close_reply()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
-from collections.abc import Collection
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -118,15 +119,37 @@ def check_length(param: str, text: str) -> None:
         raise ApiError(f"Invalid value for '{param}': it {mistake}.", param, "string_above_max_length")
 
 
+class UnknownField(NamedTuple):
+    """A field that has no meaning here."""
+
+    path: str
+    """Its path, without the numbers of elements of arrays."""
+    meant: str
+    """A known field with a similar name; empty if there is none."""
+
+    def error(self) -> ApiError:
+        """Return the error by which the field is refused."""
+        hint = f" Did you mean '{self.meant}'?" if self.meant else ""
+        return ApiError(f"Unknown parameter: '{self.path}'.{hint}", self.path, "unknown_parameter")
+
+
+_MAX_UNKNOWN: Final = 16
+"""Unknown fields of a body that are reported."""
+_LONGEST_MISSPELLED: Final = 64
+"""Longer names are compared with no others: that takes time."""
+_ELEMENT: Final = re.compile(r"\[\d+\]")
+
+
 class Fields:
     """A JSON object, the body itself or one within it. Fields that are null count as missing."""
 
-    def __init__(self, value: Any, where: str = "") -> None:
-        """``where`` is the path of the object, empty for the body."""
+    def __init__(self, value: Any, where: str = "", unknown: list[UnknownField] | None = None) -> None:
+        """``where`` is the path of the object, empty for the body; ``unknown`` collects fields without a meaning."""
         if not isinstance(value, dict):
             raise wrong_type(where, "an object", value) if where else ApiError("The body is not a JSON object.")
         self._where = f"{where}." if where else ""
         self._values = {name: item for name, item in value.items() if item is not None}
+        self._unknown = [] if unknown is None else unknown
 
     @classmethod
     def of_body(cls, body: Buffer) -> Fields:
@@ -154,6 +177,27 @@ class Fields:
                 hint = f" Did you mean '{meant}'?" if meant else ""
                 param = self.path(name)
                 raise ApiError(f"Unknown parameter: '{param}'.{hint}", param, "unknown_parameter")
+
+    def pass_over_unknown(self, known: Collection[str]) -> None:
+        """Note the fields that are not ``known``, which clients send for other servers; ``unknown`` has them."""
+        for name in self._values:
+            if name in known:
+                continue
+            if len(self._unknown) == _MAX_UNKNOWN:
+                return
+            meant = nearest(name, known) if len(name) <= _LONGEST_MISSPELLED else None
+            field = UnknownField(quoted_text(_ELEMENT.sub("[]", self.path(name))), meant or "")
+            if field not in self._unknown:
+                self._unknown.append(field)
+
+    @property
+    def unknown(self) -> Sequence[UnknownField]:
+        """The fields that were passed over, in the whole body."""
+        return self._unknown
+
+    def within(self, value: Any, where: str) -> Fields:
+        """Return an object within this one, such as an element of an array. ``where`` is its path."""
+        return Fields(value, where, self._unknown)
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a string; raise if it is missing and there is no default."""
@@ -212,7 +256,7 @@ class Fields:
 
     def object(self, name: str) -> Fields:
         """Return an object; an empty one if it is missing."""
-        return Fields(self._values.get(name, {}), self.path(name))
+        return self.within(self._values.get(name, {}), self.path(name))
 
     @property
     def values(self) -> dict[str, Any]:

@@ -16,17 +16,19 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
-from nerite.llm.openai import embeddings, requests
+from nerite.llm.openai import anthropic, embeddings, requests, responses, tokens
 from nerite.llm.openai import embeddings as reranking
 from nerite.llm.openai.chat_templates import ChatTemplate
-from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest
-from nerite.llm.openai.fields import ApiError, encoded, reply_of
+from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
+from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
 from nerite.llm.openai.requests import ChatRequest, CompletionFields, CompletionRequest
+from nerite.llm.openai.responses import ResponseCall
 from nerite.llm.openai.sampling import SamplingSetting, written
 from nerite.workers.helper_pool import HelperTimeout
 
 if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
+    from nerite.transports.http.reply import Reply
     from nerite.workers.helper_pool import HelperCall, HelperPool
 
 LARGE: Final = 64 * 1024
@@ -49,11 +51,16 @@ class PromptHelper:
         arguments: Sequence[Any],
         then: Callable[..., None],
         what: str,
+        refusal: Callable[[NeriteError], Reply] = reply_of,
     ) -> None:
-        """``then`` is called with the results of ``function`` and may raise ``NeriteError``. ``what`` describes it."""
+        """``then`` is called with the results of ``function`` and may raise ``NeriteError``. ``what`` describes it.
+
+        ``refusal`` returns the reply for an error.
+        """
         self.header = RequestHeader("", "", ())
         self._connection = connection
         self._then = then
+        self._refusal = refusal
         connection.request = self
         name = f"{__name__}:{function.__name__}"
         self._call: HelperCall = helpers.call(name, arguments, self._answered, what, seconds=_TIMEOUT_SECONDS)
@@ -75,16 +82,16 @@ class PromptHelper:
                 raise ApiError(*values[0]["refused"])
             self._then(*values)
         except NeriteError as failure:
-            self._connection.send([reply_of(failure).encode()])
+            self._connection.send([self._refusal(failure).encode()])
         except Exception as failure:
-            self._connection.send([reply_of(report("openai", failure, "in a large request")).encode()])
+            self._connection.send([self._refusal(report("openai", failure, "in a large request")).encode()])
 
 
 class BodyReader(NamedTuple):
     """Parser of one kind of body, on the event loop or in the helper process."""
 
-    here: Callable[[Buffer], Any]
-    there: Callable[[memoryview], tuple[Any, ...]]
+    here: Callable[..., Any]
+    there: Callable[..., tuple[Any, ...]]
     """Parses in the helper process."""
     of: Callable[..., Any]
     """Converts the result of ``there`` to that of ``here``."""
@@ -96,28 +103,40 @@ class BodyReader(NamedTuple):
 
 def completion_of(parsed: dict[str, Any], *prompts: memoryview) -> CompletionRequest:
     """Rebuild the request that ``read_completion`` parsed."""
-    return CompletionRequest(_wanted(parsed["wanted"]), prompts, parsed["echo"])
+    more = {name: parsed[name] for name in _OF_COMPLETIONS}
+    return CompletionRequest(_wanted(parsed["wanted"]), prompts, suffix=parsed["suffix"].encode(), **more)
 
 
 def chat_of(parsed: dict[str, Any], given: memoryview, *images: memoryview) -> ChatRequest:
     """Rebuild the request that ``read_chat`` parsed."""
-    wanted, choice, tool = _wanted(parsed["wanted"]), parsed["choice"], parsed["tool"]
-    return ChatRequest(wanted, choice, tool, given, images, parsed["first_image"])
+    more = {name: parsed[name] for name in _OF_CHATS}
+    return ChatRequest(_wanted(parsed["wanted"]), given=given, images=images, **more)
 
 
 def embedding_of(parsed: dict[str, Any], *texts: memoryview) -> EmbeddingRequest:
     """Rebuild the request that ``read_embedding`` parsed."""
-    return EmbeddingRequest(texts=texts, **parsed)
+    return EmbeddingRequest(texts=texts, **{**parsed, "unknown": _unknown(parsed["unknown"])})
 
 
 def reranking_of(parsed: dict[str, Any], query: memoryview, *documents: memoryview) -> RerankRequest:
     """Rebuild the request that ``read_reranking`` parsed."""
+    parsed["unknown"] = _unknown(parsed["unknown"])
     return RerankRequest(query=query, documents=documents, **parsed)
+
+
+_OF_COMPLETIONS: Final = ("echo", "kept", "tokens")
+_OF_CHATS: Final = ("choice", "tool", "first_image", "schemas", "single", "thoughts", "budget", "continued")
+"""Fields of requests that are passed on unchanged."""
 
 
 def _wanted(parsed: Sequence[Any]) -> CompletionFields:
     wanted = CompletionFields(*parsed)
-    return wanted._replace(sampling={name: SamplingSetting(*setting) for name, setting in wanted.sampling.items()})
+    settings = {name: SamplingSetting(*setting) for name, setting in wanted.sampling.items()}
+    return wanted._replace(sampling=settings, unknown=_unknown(wanted.unknown))
+
+
+def _unknown(parsed: Sequence[Any]) -> list[UnknownField]:
+    return [UnknownField(*each) for each in parsed]
 
 
 # In the helper process
@@ -147,18 +166,27 @@ def _text(body: Buffer) -> bytes:
 @_refusing
 def read_completion(body: memoryview) -> tuple[Any, ...]:
     """Read the body of a completion."""
-    asked = requests.read_completion(_text(body))
+    return _parts_of_completion(requests.read_completion(_text(body)))
+
+
+def _parts_of_completion(asked: CompletionRequest) -> tuple[Any, ...]:
+    """Return the parts of a request that are sent back; ``completion_of`` rebuilds it."""
     written(asked.wanted.sampling)  # check that it can be sent back and is small
-    return {"wanted": asked.wanted, "echo": asked.echo}, *asked.prompts
+    parsed = {"wanted": asked.wanted, "suffix": bytes(asked.suffix).decode()}
+    return parsed | {name: getattr(asked, name) for name in _OF_COMPLETIONS}, *asked.prompts
 
 
 @_refusing
 def read_chat(body: memoryview) -> tuple[Any, ...]:
     """Read the body of a chat."""
-    wanted, choice, tool, given, images, first_image = requests.read_chat(_text(body))
-    written(wanted.sampling)
-    parsed = {"wanted": wanted, "choice": choice, "tool": tool, "first_image": first_image}
-    return parsed, as_json(given), *images
+    return _parts_of(requests.read_chat(_text(body)))
+
+
+def _parts_of(asked: ChatRequest, **more: Any) -> tuple[Any, ...]:
+    """Return the parts of a request that are sent back; ``chat_of`` rebuilds it."""
+    written(asked.wanted.sampling)
+    parsed = {"wanted": asked.wanted, **{name: getattr(asked, name) for name in _OF_CHATS}, **more}
+    return parsed, as_json(asked.given), *asked.images
 
 
 @_refusing
@@ -175,6 +203,76 @@ def read_reranking(body: memoryview) -> tuple[Any, ...]:
     return parsed, parsed.pop("query"), *parsed.pop("documents")
 
 
+@_refusing
+def read_tokenize(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request for tokens."""
+    asked = tokens.read_tokenize(_text(body))
+    return _parts_of(asked) if isinstance(asked, ChatRequest) else _parts_of_completion(asked)
+
+
+def tokenize_of(parsed: dict[str, Any], *rest: memoryview) -> CompletionRequest | ChatRequest:
+    """Rebuild the request that ``read_tokenize`` parsed."""
+    return chat_of(parsed, *rest) if "choice" in parsed else completion_of(parsed, *rest)
+
+
+@_refusing
+def read_detokenize(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request for the text of tokens."""
+    return _parts_of_completion(tokens.read_detokenize(_text(body)))
+
+
+@_refusing
+def read_messages(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request to Anthropic's API."""
+    return _parts_of(anthropic.read_messages(_text(body)))
+
+
+@_refusing
+def read_count(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request to count tokens."""
+    return _parts_of(anthropic.read_count(_text(body)))
+
+
+@_refusing
+def read_response(body: memoryview, earlier: memoryview | None = None) -> tuple[Any, ...]:
+    """Read the body of a request for a response, which continues the conversation ``earlier``."""
+    asked = responses.read_response(_text(body), b"" if earlier is None else bytes(earlier))
+    if isinstance(asked, str):
+        return ({"previous": asked},)
+    parsed, *rest = _parts_of(asked.chat, echo=asked.echo, store=asked.store)
+    return parsed, asked.items, *rest
+
+
+def response_of(parsed: dict[str, Any], *rest: memoryview) -> ResponseCall | str:
+    """Rebuild the call that ``read_response`` parsed."""
+    if "previous" in parsed:
+        return str(parsed["previous"])
+    items, *chat = rest
+    return ResponseCall(chat_of(parsed, *chat), parsed["echo"], bytes(items), parsed["store"])
+
+
+RESPONSE: Final = BodyReader(responses.read_response, read_response, response_of)
+TOKENIZE: Final = BodyReader(tokens.read_tokenize, read_tokenize, tokenize_of)
+DETOKENIZE: Final = BodyReader(tokens.read_detokenize, read_detokenize, completion_of)
+MESSAGES: Final = BodyReader(anthropic.read_messages, read_messages, chat_of)
+COUNT: Final = BodyReader(anthropic.read_count, read_count, chat_of)
+
+
+@_refusing
+def read_scoring(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request to score."""
+    parsed = embeddings.read_scoring(_text(body))._asdict()
+    firsts, seconds = parsed.pop("firsts"), parsed.pop("seconds")
+    return {**parsed, "count": len(firsts)}, *firsts, *seconds
+
+
+def scoring_of(parsed: dict[str, Any], *texts: memoryview) -> ScoreRequest:
+    """Rebuild the request that ``read_scoring`` parsed."""
+    count, unknown = parsed.pop("count"), _unknown(parsed.pop("unknown"))
+    return ScoreRequest(firsts=texts[:count], seconds=texts[count:], unknown=unknown, **parsed)
+
+
+SCORING: Final = BodyReader(embeddings.read_scoring, read_scoring, scoring_of)
 COMPLETION: Final = BodyReader(requests.read_completion, read_completion, completion_of)
 CHAT: Final = BodyReader(requests.read_chat, read_chat, chat_of)
 EMBEDDING: Final = BodyReader(embeddings.read_embedding, read_embedding, embedding_of)

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from nerite.core.tensor import Buffer
 from nerite.llm.openai import sampling
-from nerite.llm.openai.fields import ApiError, Fields, check_count, encoded, missing, wrong_type, wrong_value
+from nerite.llm.openai.fields import (
+    ApiError,
+    Fields,
+    UnknownField,
+    check_count,
+    encoded,
+    missing,
+    wrong_type,
+    wrong_value,
+)
 from nerite.llm.openai.sampling import Sampling, guided, not_offered
 from nerite.llm.openai.text_model import SPECIAL
 from nerite.llm.request import MAX_IMAGES, MAX_SEQUENCES
@@ -41,8 +50,7 @@ _IDS: Final = ("prompt_cache_key", "safety_identifier", "user")
 _COMPLETION_KNOWN: Final = frozenset(
     (
         *("model", "prompt", "n", "best_of", "echo", "logprobs", "max_tokens", "stream", "stream_options", "suffix"),
-        SPECIAL,
-        "priority",
+        *("priority", "return_token_ids", SPECIAL),
         *sampling.COMMON,
         *IGNORED,
     )
@@ -66,6 +74,12 @@ class CompletionFields(NamedTuple):
     """As in KServe and vLLM: requests with higher numbers may wait longer."""
     user: str = ""
     """The end user, whose requests a route may keep on one arm. Models do not see it."""
+    running_usage: bool = False
+    """Whether each event of a stream has the token counts so far, as with vLLM."""
+    token_ids: bool = False
+    """Whether choices have the ids of their tokens and of those of the prompt, as with vLLM."""
+    unknown: Sequence[UnknownField] = ()
+    """Fields of the body that were passed over."""
 
 
 class CompletionRequest(NamedTuple):
@@ -73,32 +87,43 @@ class CompletionRequest(NamedTuple):
 
     wanted: CompletionFields
     prompts: Sequence[bytes | memoryview]
-    """In UTF-8."""
+    """In UTF-8; token ids in JSON if ``tokens``."""
     echo: bool
+    kept: int
+    """Number of choices per prompt that are returned: the likeliest ones."""
+    suffix: bytes | memoryview = b""
+    """Text that follows what is generated."""
+    tokens: bool = False
+    """Whether the prompts are token ids."""
 
 
 def read_completion(body: Buffer) -> CompletionRequest:
     """Read a body. Raises ``ApiError``."""
     fields = Fields.of_body(body)
-    fields.refuse_unknown(_COMPLETION_KNOWN)
+    fields.pass_over_unknown(_COMPLETION_KNOWN)
     model = fields.name("model")
     n = fields.integer("n", 1, 1, MAX_CHOICES)
     best_of = fields.integer("best_of", n, 1, MAX_CHOICES)
-    if best_of != n:
-        raise not_offered("best_of", "every choice is returned, so it must equal 'n'.")
-    if fields.text("suffix", ""):
-        raise not_offered("suffix", "suffix is not currently supported")
+    if best_of < n:
+        raise wrong_value("best_of", f"at least the {n} choices of 'n'", best_of)
+    suffix = fields.text("suffix", "")
     echo = fields.flag("echo")
+    if echo and suffix:
+        raise ApiError("'echo' cannot be combined with 'suffix'", "suffix", "invalid_parameter")
     count = fields.integer("logprobs", -1, 0, _MAX_LOGPROBS) if "logprobs" in fields else -1
-    if echo and count >= 0:
-        raise not_offered("echo", "the prompt's own tokens have no 'logprobs' here: remove one of the two.")
-    settings = sampling.read(fields, ("max_tokens",))
-    prompts = _prompts(fields)
-    if len(prompts) * n > MAX_CHOICES:
-        raise wrong_value("n", f"no more than {MAX_CHOICES} choices for all {len(prompts)} prompts together", n)
-    return CompletionRequest(
-        completion_fields(fields, model, n, settings, count), [text.encode() for text in prompts], echo
-    )
+    settings = sampling.read(fields, ("max_tokens",), 0)
+    prompts, tokens = read_texts(fields, "prompt", MAX_CHOICES)
+    if not prompts or b"" in prompts:
+        raise ApiError("prompt must be non-empty", "prompt", "invalid_value")
+    if tokens and suffix:
+        raise ApiError("'suffix' needs a prompt that is text", "suffix", "invalid_parameter")
+    if len(prompts) * best_of > MAX_CHOICES:
+        name, each = ("n", n) if best_of == n else ("best_of", best_of)
+        raise wrong_value(name, f"no more than {MAX_CHOICES} choices for all {len(prompts)} prompts together", each)
+    wanted = completion_fields(fields, model, best_of, settings, count)
+    if best_of > n and wanted.stream:
+        raise ApiError("'best_of' cannot be combined with 'stream'", "best_of", "invalid_parameter")
+    return CompletionRequest(wanted, prompts, echo, n, suffix.encode(), tokens)
 
 
 def completion_fields(
@@ -110,28 +135,46 @@ def completion_fields(
     options = fields.object("stream_options")
     if options.values and not stream:
         raise ApiError("`stream_options` can only be used when `stream` is True", "stream_options", "invalid_parameter")
-    options.refuse_unknown(("include_usage", "include_obfuscation"))
+    options.pass_over_unknown(("include_usage", "include_obfuscation", "continuous_usage_stats"))
     if logprobs >= 0:
         settings["logprobs"] = sampling.SamplingSetting(logprobs, counted_in)
     priority = fields.integer("priority", 0, 0, _LEAST_PRIORITY)
     special = fields.flag(SPECIAL) if SPECIAL in fields else None
     usage = options.flag("include_usage")
-    return CompletionFields(model, n, settings, stream, usage, logprobs, special, priority, ids["user"])
+    running = usage and options.flag("continuous_usage_stats")
+    ids_wanted = fields.flag("return_token_ids")
+    return CompletionFields(
+        *(model, n, settings, stream, usage, logprobs, special, priority, ids["user"]),
+        *(running, ids_wanted, fields.unknown),
+    )
 
 
-def _prompts(fields: Fields) -> list[str]:
-    if "prompt" not in fields:
-        raise missing("prompt")
-    given: Any = fields["prompt"]
-    prompts = given if isinstance(given, list) else [given]
-    check_count("prompt", prompts, MAX_CHOICES)
-    if any(isinstance(prompt, (int, list)) for prompt in prompts):
-        raise not_offered("prompt", "a prompt is a string or an array of strings; tokens are not supported.")
-    if not all(isinstance(prompt, str) for prompt in prompts):
-        raise wrong_type("prompt", "a string or an array of strings", given)
-    if not prompts or "" in prompts:
-        raise ApiError("prompt must be non-empty", "prompt", "invalid_value")
-    return prompts
+_MAX_TOKEN_ID: Final = 2**31 - 1
+_TEXTS: Final = "a string, an array of strings, an array of token ids, or an array of such arrays"
+
+
+def read_texts(fields: Fields, name: str, most: int) -> tuple[list[bytes], bool]:
+    """Return the texts of a field in UTF-8, or their token ids in JSON; and whether they are token ids."""
+    if name not in fields:
+        raise missing(name)
+    given: Any = fields[name]
+    texts = given if isinstance(given, list) else [given]
+    if texts and all(type(each) is int for each in texts):
+        return [token_bytes(name, texts)], True
+    check_count(name, texts, most)
+    if texts and all(isinstance(each, list) for each in texts):
+        return [token_bytes(f"{name}[{place}]", each) for place, each in enumerate(texts)], True
+    if not all(isinstance(each, str) for each in texts):
+        raise wrong_type(name, _TEXTS, given)
+    return [each.encode() for each in texts], False
+
+
+def token_bytes(param: str, tokens: Sequence[Any]) -> bytes:
+    """Return token ids in JSON; nothing for none. Raises ``ApiError``."""
+    for token in tokens:
+        if type(token) is not int or not 0 <= token <= _MAX_TOKEN_ID:
+            raise wrong_value(param, "token ids, which are integers from 0", token)
+    return orjson.dumps(tokens) if tokens else b""
 
 
 # Chat messages: validated and converted to the form that chat templates expect
@@ -139,7 +182,9 @@ def _prompts(fields: Fields) -> list[str]:
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TEMPLATE_ROLES: Final = {"developer": "system"}
 """Roles that chat templates know by another name."""
-_MESSAGE_KNOWN: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call")
+_THOUGHTS: Final = ("reasoning_content", "reasoning")
+"""The two names under which servers return what a model thought, and clients send it back."""
+_MESSAGE_KNOWN: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", *_THOUGHTS)
 _DATA: Final = "data:"
 _MAX_MESSAGES: Final = 2048
 _MAX_PARTS: Final = 1024
@@ -162,19 +207,22 @@ class ChatMessages:
         if not given:
             raise missing("messages")
         self.messages: list[Message] = [
-            self._message(Fields(each, f"messages[{number}]")) for number, each in enumerate(given)
+            self._message(fields.within(each, f"messages[{number}]")) for number, each in enumerate(given)
         ]
 
     def _message(self, fields: Fields) -> Message:
-        fields.refuse_unknown(_MESSAGE_KNOWN)
+        fields.pass_over_unknown(_MESSAGE_KNOWN)
         if "role" not in fields:
             raise missing(fields.path("role"))
         role = fields.choice("role", "", _ROLES)
         message: Message = {"role": _TEMPLATE_ROLES.get(role, role)}
         calls = fields.array("tool_calls", _MAX_TOOLS) if role == "assistant" else []
+        thought = next((name for name in _THOUGHTS if role == "assistant" and name in fields), "")
+        if thought:
+            message["reasoning_content"] = fields.text(thought)
         if "content" in fields:
             message["content"] = self._content(fields)
-        elif role == "assistant" and (calls or "refusal" in fields):
+        elif role == "assistant" and (calls or thought or "refusal" in fields):
             message["content"] = fields.text("refusal", "")
         else:
             raise missing(fields.path("content"))
@@ -182,7 +230,7 @@ class ChatMessages:
             message["name"] = fields.name("name")
         if calls:
             path = fields.path("tool_calls")
-            message["tool_calls"] = [_call(Fields(each, f"{path}[{at}]")) for at, each in enumerate(calls)]
+            message["tool_calls"] = [_call(fields.within(each, f"{path}[{at}]")) for at, each in enumerate(calls)]
         if role == "tool":
             message["tool_call_id"] = fields.name("tool_call_id")
         return message
@@ -195,7 +243,8 @@ class ChatMessages:
         if not isinstance(value, list):
             raise wrong_type(fields.path("content"), "a string or an array of parts", value)
         check_count(fields.path("content"), value, _MAX_PARTS)
-        parts = [self._part(Fields(each, f"{fields.path('content')}[{at}]")) for at, each in enumerate(value)]
+        path = fields.path("content")
+        parts = [self._part(fields.within(each, f"{path}[{at}]")) for at, each in enumerate(value)]
         if any(part["type"] == "image" for part in parts):
             return parts
         return "\n".join(part["text"] for part in parts)
@@ -275,7 +324,7 @@ def read_tools(fields: Fields) -> list[ToolDefinition]:
     """Return the tools of a body. Raises ``ApiError``."""
     found = []
     for number, each in enumerate(fields.array("tools", _MAX_TOOLS)):
-        tool = Fields(each, f"tools[{number}]")
+        tool = fields.within(each, f"tools[{number}]")
         tool.choice("type", "function", ("function",))
         function = tool.object("function")
         function.name("name")
@@ -304,8 +353,9 @@ _UNSUPPORTED: Final = {
 _CHAT_KNOWN: Final = frozenset(
     (
         *("model", "messages", "n", "logprobs", "top_logprobs", "stream", "stream_options", "modalities"),
-        "priority",
-        *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
+        *("priority", "return_token_ids", "add_generation_prompt", "continue_final_message", "include_reasoning"),
+        "thinking_token_budget",
+        *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "enable_thinking"),
         *_LIMITS,
         *_FOR_TEMPLATES,
         SPECIAL,
@@ -342,12 +392,43 @@ class ChatRequest(NamedTuple):
     """In base64, in order."""
     first_image: str
     """Path of the first image in the body; empty if there is none."""
+    schemas: Mapping[str, Any] = {}
+    """The schema of the arguments of each tool that may be called."""
+    single: bool = False
+    """Whether the model may call one tool at a time only."""
+    thoughts: bool = True
+    """Whether what the model thinks is returned."""
+    budget: int = 0
+    """Tokens that the model may think; 0: as many as it wants."""
+    continued: str | None = None
+    """The end of the last message, if the model is to continue it."""
+
+    def open_ended(self, prompt: bytes | memoryview) -> bytes | memoryview:
+        """Return a rendered prompt without what the template writes behind a message that is to be continued.
+
+        Raises ``ApiError`` if the template changes the message.
+        """
+        if self.continued is None:
+            return prompt
+        text, end = bytes(prompt), self.continued.encode()
+        at = text.rfind(end)
+        if at < 0:
+            raise ApiError(
+                "The chat template changes the last message, so it cannot be continued.",
+                "continue_final_message",
+                "invalid_value",
+            )
+        return text[: at + len(end)]
 
 
 def read_chat(body: Buffer) -> ChatRequest:
     """Read a body. Raises ``ApiError``."""
-    fields = Fields.of_body(body)
-    fields.refuse_unknown(_CHAT_KNOWN)
+    return chat_request(Fields.of_body(body))
+
+
+def chat_request(fields: Fields) -> ChatRequest:
+    """Return the request that the fields of a body describe. Raises ``ApiError``."""
+    fields.pass_over_unknown(_CHAT_KNOWN)
     for name, why in _UNSUPPORTED.items():
         if name in fields:
             raise not_offered(name, why)
@@ -361,15 +442,48 @@ def read_chat(body: Buffer) -> ChatRequest:
         raise ApiError("`top_logprobs` can only be used when `logprobs` is True", "top_logprobs", "invalid_parameter")
     count = fields.integer("top_logprobs", 0, 0, _MAX_LOGPROBS) if likely else -1
     tools, choice = _tools(fields, settings)
-    variables = {name: fields.name(name) for name in _FOR_TEMPLATES if name in fields}
+    variables: dict[str, Any] = {name: fields.name(name) for name in _FOR_TEMPLATES if name in fields}
+    if "enable_thinking" in fields:
+        variables["enable_thinking"] = fields.flag("enable_thinking")
     variables |= fields.object("chat_template_kwargs").values
     conversation = ChatMessages(fields)
+    continued = _continued(fields, conversation.messages)
+    if "add_generation_prompt" in fields or continued is not None:
+        variables["add_generation_prompt"] = fields.flag("add_generation_prompt", continued is None)
     given = {**variables, "messages": conversation.messages, "tools": tools or None}
     name = tools[0].name if choice == "named" else ""
     common = completion_fields(
         fields, model, n, settings, count, "top_logprobs" if "top_logprobs" in fields else "logprobs"
     )
-    return ChatRequest(common, choice, name, given, conversation.images, conversation.first_image)
+    schemas = {tool.name: tool.parameters for tool in tools}
+    single = bool(tools) and not fields.flag("parallel_tool_calls", True)
+    thoughts = fields.flag("include_reasoning", True)
+    budget = fields.integer("thinking_token_budget", 0, 1, _MAX_TOKEN_ID) if "thinking_token_budget" in fields else 0
+    return ChatRequest(
+        *(common, choice, name, given, conversation.images, conversation.first_image),
+        *(schemas, single, thoughts, budget, continued),
+    )
+
+
+def _continued(fields: Fields, messages: Sequence[Message]) -> str | None:
+    """Return the text that the model is to continue, or None."""
+    if not fields.flag("continue_final_message"):
+        return None
+    if fields.flag("add_generation_prompt"):
+        raise ApiError(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true: a message is continued or begun",
+            "continue_final_message",
+            "invalid_parameter",
+        )
+    last = messages[-1]
+    text = last.get("content")
+    if last["role"] != "assistant" or not isinstance(text, str) or not text.strip():
+        raise wrong_value(
+            "continue_final_message",
+            "a last message of the role 'assistant' with text",
+            fields["continue_final_message"],
+        )
+    return text.strip()
 
 
 def _tools(fields: Fields, settings: Sampling) -> tuple[list[ToolDefinition], str]:
@@ -387,8 +501,6 @@ def _tools(fields: Fields, settings: Sampling) -> tuple[list[ToolDefinition], st
         raise ApiError(f"{which} tool choice requires CreateChatCompletionRequest.tools to be provided", "tool_choice")
     if not tools or choice == "none":
         return [], "none"
-    if not fields.flag("parallel_tool_calls", True):
-        raise not_offered("parallel_tool_calls", "the number of tool calls cannot be limited here.")
     if choice == "auto":
         return tools, choice
     if "guided_decoding" in settings:
@@ -400,12 +512,13 @@ def _tools(fields: Fields, settings: Sampling) -> tuple[list[ToolDefinition], st
         tools = [tools[place]]
         settings["guided_decoding"] = guided({"json": tools[0].parameters}, f"tools[{place}].function.parameters")
     else:
-        settings["guided_decoding"] = guided({"json": _calls_of(tools)}, "tools")
+        most = 1 if not fields.flag("parallel_tool_calls", True) else _MAX_TOOLS
+        settings["guided_decoding"] = guided({"json": _calls_of(tools, most)}, "tools")
     return tools, choice
 
 
-def _calls_of(tools: list[ToolDefinition]) -> dict[str, Any]:
-    """Return the schema of a non-empty list of calls."""
+def _calls_of(tools: list[ToolDefinition], most: int) -> dict[str, Any]:
+    """Return the schema of a list of one to ``most`` calls."""
     one_of = [
         {
             "type": "object",
@@ -414,4 +527,4 @@ def _calls_of(tools: list[ToolDefinition]) -> dict[str, Any]:
         }
         for tool in tools
     ]
-    return {"type": "array", "minItems": 1, "items": {"anyOf": one_of}}
+    return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": one_of}}

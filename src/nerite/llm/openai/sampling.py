@@ -55,7 +55,14 @@ _MAX_COUNTS: Final = {
     "stop_token_ids": MAX_TOKENS,
 }
 """Maximum number of elements of those extensions that are arrays."""
-COMMON: Final = (*_RANGES, "seed", "stop", "logit_bias", "response_format", *EXTENSIONS)
+_GUIDES: Final = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""vLLM's earlier fields of structured output, and what they are called within ``structured_outputs``."""
+COMMON: Final = (*_RANGES, "seed", "stop", "logit_bias", "response_format", *_GUIDES, *EXTENSIONS)
 """The fields that ``read`` handles, besides the limits of tokens."""
 _GUIDE: Final = "guided_decoding"
 _SCHEMA: Final = "response_format.json_schema.schema"
@@ -91,12 +98,15 @@ Sampling = dict[str, SamplingSetting]
 """Settings by the engine's names."""
 
 
-def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
-    """Return the settings of a body. ``limits`` are the fields for the maximum of tokens; the first one set counts."""
+def read(fields: Fields, limits: tuple[str, ...], least: int = 1) -> Sampling:
+    """Return the settings of a body.
+
+    ``limits`` are the fields for the maximum of tokens, of ``least`` or more; the first one set counts.
+    """
     sampling: Sampling = {}
     for name in limits:
         if name in fields:
-            sampling["max_tokens"] = SamplingSetting(fields.integer(name, 0, 1, _LARGEST_LIMIT), name)
+            sampling["max_tokens"] = SamplingSetting(fields.integer(name, 0, least, _LARGEST_LIMIT), name)
             break
     for name, (low, high) in _RANGES.items():
         if name in fields:
@@ -107,8 +117,14 @@ def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
         sampling["stop"] = SamplingSetting(stop, "stop")
     if bias := _bias(fields):
         sampling["logit_bias"] = SamplingSetting(bias, "logit_bias")
+    guides = {name: {kind: fields[name]} for name, kind in _GUIDES.items() if name in fields}
     if guide := _guide(fields):
-        sampling[_GUIDE] = guided(guide, "response_format")
+        guides["response_format"] = guide
+    if len(guides) > 1:
+        names = " and ".join(f"'{name}'" for name in guides)
+        raise ApiError(f"{names} cannot be combined: an answer has one form", [*guides][-1], "invalid_parameter")
+    for name, guide in guides.items():
+        sampling[_GUIDE] = guided(guide, name)
     for name in EXTENSIONS:
         if name in fields:
             value = fields[name]
@@ -116,6 +132,11 @@ def read(fields: Fields, limits: tuple[str, ...]) -> Sampling:
                 check_count(name, value, _MAX_COUNTS[name])
             sampling[name] = SamplingSetting(value, name)
     return sampling
+
+
+def is_guided(sampling: Sampling) -> bool:
+    """Return whether a grammar constrains the text."""
+    return _GUIDE in sampling or "structured_outputs" in sampling
 
 
 def guided(guide: dict[str, Any], param: str) -> SamplingSetting:
@@ -201,7 +222,9 @@ def not_offered(param: str, why: str) -> ApiError:
 
 def fields_of(sampling: Sampling, prompt: str) -> dict[str, str]:
     """Return the request fields by the engine's names for them. ``prompt`` is the field with the text."""
-    return {name: setting.param for name, setting in sampling.items()} | {"text_input": prompt, "image": prompt}
+    return {name: setting.param for name, setting in sampling.items()} | dict.fromkeys(
+        ("text_input", "prompt_token_ids", "image"), prompt
+    )
 
 
 def in_words_of_client(error: NeriteError, fields: Mapping[str, str]) -> NeriteError:

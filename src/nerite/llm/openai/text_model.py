@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import orjson
 
 from nerite.core import tensor as dtypes
 from nerite.core.request import Assignment, RequestHeader
 from nerite.core.response import InferenceResponse, Parameter
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
-from nerite.llm.openai.sampling import Sampling, not_offered, written
+from nerite.llm.openai.sampling import Sampling, SamplingSetting, not_offered, written
 from nerite.transports.access import SenderHeaders
 
 PROMPT: Final = "text_input"
@@ -23,15 +24,20 @@ SAMPLING: Final = "sampling_parameters"
 IMAGE: Final = "image"
 SPECIAL: Final = "add_special_tokens"
 EMBEDDING: Final = "embedding"
-_REPORTED: Final = ("finish_reason", "num_input_tokens", "num_output_tokens")
+TOKENS: Final = "prompt_token_ids"
+"""Input for a prompt that is token ids, and output for the ids of a prompt's tokens."""
+_REPORTED: Final = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
 _FLAGS: Final = (
     "stream",
     "exclude_input_in_output",
     "return_logprobs",
     "return_cumulative_logprob",
+    "return_token_ids",
+    "return_prompt_token_ids",
+    "return_prompt_logprobs",
     *(f"return_{name}" for name in _REPORTED),
 )
-_KNOWN_INPUTS: Final = {PROMPT, SAMPLING, IMAGE, SPECIAL, *_FLAGS}
+_KNOWN_INPUTS: Final = {PROMPT, TOKENS, SAMPLING, IMAGE, SPECIAL, *_FLAGS}
 NEEDS: Final = (
     f"it needs an input '{PROMPT}' (BYTES, one element), an output '{TEXT_OUTPUT}' (BYTES), and no other required "
     "input except those of Triton's vLLM backend"
@@ -80,6 +86,15 @@ class Strings:
         return self._count
 
 
+class TokenIds(Strings):
+    """A prompt that is token ids, as JSON."""
+
+    __slots__ = ()
+
+
+_NO_TEXT: Final = Strings([b""])
+
+
 class ModelRequest(NamedTuple):
     """Header and tensor data of a request to a model."""
 
@@ -93,6 +108,8 @@ class ModelAddress(NamedTuple):
     model: str
     version: str = ""
     assignment: Assignment | None = None
+    lora: str = ""
+    """The LoRA adapter that was asked for by its name."""
 
     def header(
         self,
@@ -138,6 +155,16 @@ class TextModel:
         return SPECIAL in self._signature.inputs
 
     @property
+    def takes_tokens(self) -> bool:
+        """Whether a prompt may be token ids, and the ids of tokens are reported."""
+        return TOKENS in self._signature.inputs
+
+    @property
+    def gives_prompt_logprobs(self) -> bool:
+        """Whether the model can report log probabilities of the tokens of a prompt."""
+        return self.gives_logprobs and "prompt_logprobs" in self._signature.outputs
+
+    @property
     def gives_logprobs(self) -> bool:
         """Whether the model can report log probabilities."""
         return "logprobs" in self._signature.outputs and self.takes_sampling
@@ -149,15 +176,17 @@ class TextModel:
         sender: SenderHeaders,
         *,
         stream: bool = False,
-        logprobs: bool = False,
         special: bool = True,
         images: Strings | None = None,
         priority: int = 0,
+        returned: Sequence[str] = (),
+        echo: bool = False,
     ) -> ModelRequest:
         """Return the request for a prompt. Raises ``ApiError`` for settings that the model has no input for.
 
-        Without ``special`` no special tokens are added to the prompt, if the model supports that. Several requests may
-        share ``prompt`` and ``images``, which are not copied.
+        Without ``special`` no special tokens are added to the prompt, if the model supports that. ``returned`` are
+        outputs that are wanted. ``echo``: the text begins with the prompt. Several requests may share ``prompt`` and
+        ``images``, which are not copied.
         """
         specs: list[TensorSpec] = []
         data: list[Buffer] = []
@@ -175,7 +204,13 @@ class TextModel:
             else:
                 data.append(np.array(elements, declared.datatype.numpy).tobytes())
 
-        add(PROMPT, prompt)
+        if isinstance(prompt, TokenIds):
+            add(PROMPT, _NO_TEXT)
+            add(TOKENS, prompt)
+        else:
+            add(PROMPT, prompt)
+        if self._address.lora:
+            sampling = {"lora_name": SamplingSetting(self._address.lora, "model"), **sampling}
         if self.takes_sampling:
             add(SAMPLING, [written(sampling)])
         else:
@@ -183,14 +218,14 @@ class TextModel:
         if images is not None:
             add(IMAGE, images)
         add("stream", [stream])
-        add("exclude_input_in_output", [True])
+        add("exclude_input_in_output", [not echo])
         if not special:
             add(SPECIAL, [False])
         for name in _REPORTED:
             if name in self._signature.outputs:
                 add(f"return_{name}", [True])
-        if logprobs:
-            add("return_logprobs", [True])
+        for name in returned:
+            add(f"return_{name}", [True])
         return ModelRequest(self._address.header(specs, parameters, sender, priority), data)
 
     def _parameters(self, sampling: Sampling) -> dict[str, Parameter]:
@@ -217,16 +252,21 @@ class TextDelta(NamedTuple):
     input_tokens: int | None = None
     output_tokens: int | None = None
     logprobs: str = ""
+    cached_tokens: int | None = None
+    token_ids: Sequence[int] = ()
+    prompt_ids: list[int] | None = None
+    prompt_logprobs: str = ""
 
 
 class TokenCounts:
     """Tokens of one request so far, as its responses report them; None until one does."""
 
-    __slots__ = ("input", "output")
+    __slots__ = ("cached", "input", "output")
 
     def __init__(self) -> None:
         self.input: int | None = None
         self.output: int | None = None
+        self.cached: int | None = None
 
     def add(self, delta: TextDelta) -> None:
         """Count a response."""
@@ -234,6 +274,8 @@ class TokenCounts:
             self.input = delta.input_tokens
         if delta.output_tokens is not None:
             self.output = (self.output or 0) + delta.output_tokens
+        if delta.cached_tokens is not None:
+            self.cached = delta.cached_tokens
 
     def span_attributes(self, operation: str, model: str) -> dict[str, str | int]:
         """Return the span attributes of the request by OpenTelemetry's conventions for language models."""
@@ -244,6 +286,10 @@ class TokenCounts:
         }
 
 
+_ID_LISTS: Final = {"token_ids": "token_ids", "prompt_token_ids": "prompt_ids"}
+"""Outputs with token ids in JSON, and the fields of ``TextDelta``."""
+
+
 def read(response: InferenceResponse) -> TextDelta:
     """Return the content of a successful response. Runs for every token, so it creates no arrays.
 
@@ -251,6 +297,7 @@ def read(response: InferenceResponse) -> TextDelta:
     """
     text, reason, likely = b"", b"", b""
     input_tokens = output_tokens = None
+    more: dict[str, Any] = {}
     if response.header is not None:
         for spec, data in zip(response.header.outputs, response.data, strict=True):
             name = spec.name
@@ -264,9 +311,16 @@ def read(response: InferenceResponse) -> TextDelta:
                 output_tokens = sum(_numbers(spec, data))
             elif name == "logprobs":
                 likely = next(_strings(data), b"")
+            elif name == "num_cached_tokens":
+                count = next(_numbers(spec, data), -1)
+                more["cached_tokens"] = count if count >= 0 else None
+            elif name in _ID_LISTS:
+                more[_ID_LISTS[name]] = orjson.loads(next(_strings(data), b"null")) or ()
+            elif name == "prompt_logprobs":
+                more[name] = next(_strings(data), b"").decode(errors="replace")
     # Triton's vLLM backend writes "None" while a sequence is not finished.
     finish_reason = "" if reason == b"None" else reason.decode(errors="replace")
-    return TextDelta(text, finish_reason, input_tokens, output_tokens, likely.decode(errors="replace"))
+    return TextDelta(text, finish_reason, input_tokens, output_tokens, likely.decode(errors="replace"), **more)
 
 
 def _strings(data: Buffer) -> Iterator[bytes]:
@@ -282,7 +336,7 @@ def _numbers(spec: TensorSpec, data: Buffer) -> Iterator[int]:
     if spec.datatype.numpy.kind not in "iu":
         raise ValueError(f"the output '{spec.name}' is {spec.datatype.name}, but must be of an integer type")
     for at in range(0, len(data), size):
-        yield int.from_bytes(data[at : at + size], "little")
+        yield int.from_bytes(data[at : at + size], "little", signed=spec.datatype.numpy.kind == "i")
 
 
 def decoder() -> codecs.IncrementalDecoder:

@@ -27,8 +27,14 @@ class ToolArguments(NamedTuple):
     text: str
 
 
-Event: TypeAlias = str | ToolCall | ToolArguments
-"""A string is text outside of tool calls."""
+class Thought(NamedTuple):
+    """A part of what the model thinks before it answers."""
+
+    text: str
+
+
+Event: TypeAlias = str | Thought | ToolCall | ToolArguments
+"""A string is text outside of thoughts and tool calls."""
 
 
 class BrokenCall(Exception):
@@ -59,13 +65,13 @@ def held(text: str, marker: str) -> int:
 
 
 def joined_calls(events: list[Event]) -> list[Event]:
-    """Return events with adjacent texts and adjacent arguments merged."""
+    """Return events with adjacent texts, thoughts and arguments merged."""
     whole: list[Event] = []
     for kind, alike in groupby(events, type):
         if kind is str:
             whole.append("".join(alike))  # type: ignore[arg-type]  # all are strings
-        elif kind is ToolArguments:
-            whole.append(ToolArguments("".join(each.text for each in alike)))  # type: ignore[union-attr]
+        elif kind is Thought or kind is ToolArguments:
+            whole.append(kind("".join(each.text for each in alike)))  # type: ignore[union-attr]
         else:
             whole += alike
     return whole
@@ -80,6 +86,7 @@ _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _ESCAPED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ARGUMENTS: Final = ("arguments", "parameters")
+_NAMES: Final = ("name", "tool_name")
 _PASSED: Final = "…"
 """Stands for a value that is passed on and not kept."""
 
@@ -303,7 +310,7 @@ class CallReader:
     def _end_member(self) -> list[Event]:
         """Handle a complete member of the object."""
         key, raw, self._key, self._raw = self._key, "".join(self._raw).strip(), "", []
-        if key == "name":
+        if key in _NAMES:
             name = _loads(raw)
             if not isinstance(name, str) or not name:
                 raise BrokenCall("the name is not a string")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
+from nerite.llm.openai import tool_blocks
+from nerite.llm.openai.thoughts import HarmonyParser
+from nerite.llm.openai.tool_blocks import BlockParser, PythonicParser, Schemas
 from nerite.llm.openai.tool_calls import (
     MAX_SPACE,
     Attempt,
@@ -12,10 +17,12 @@ from nerite.llm.openai.tool_calls import (
     CallReader,
     Event,
     JsonReader,
+    Thought,
     ToolArguments,
     ToolCall,
     ToolParser,
     Waiting,
+    held,
     new_id,
 )
 
@@ -276,21 +283,192 @@ class MistralParser:
         return [text] if text else []
 
 
+class ListParser:
+    """Parser for a list of calls after a marker, and before another one that may be missing, within text."""
+
+    def __init__(self, begin: str, end: str = "") -> None:
+        self._begin = begin
+        self._end = end
+        self._waiting = Waiting(begin)
+        self._space: str | None = None
+        """White space after the marker, before the list; None outside of that."""
+        self._calls: GuidedCalls | None = None
+
+    def feed(self, text: str) -> list[Event]:
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
+        events: list[Event] = []
+        rest: str | None = text
+        while rest:
+            if self._calls is not None:
+                rest = self._list(self._calls, rest, events)
+            elif self._space is not None:
+                rest = self._list_or_text(self._space + rest, events)
+            else:
+                passed, rest = self._waiting.feed(rest)
+                if passed:
+                    events.append(passed)
+                if rest is not None:
+                    self._space = ""
+        return events
+
+    def _list_or_text(self, text: str, events: list[Event]) -> str:
+        """Decide whether a list follows the marker; return the text that is left."""
+        stripped = text.lstrip()
+        if not stripped and len(text) <= MAX_SPACE:
+            self._space = text
+            return ""
+        self._space = None
+        if stripped.startswith("["):
+            self._calls = GuidedCalls(new_id)
+            return stripped
+        events.append(self._begin + text)
+        return ""
+
+    def _list(self, calls: GuidedCalls, text: str, events: list[Event]) -> str:
+        at = 0
+        while at < len(text):
+            at, found = calls.take(text, at)
+            events += found
+            if calls.done:
+                self._calls = None
+                self._waiting.drop(self._end)
+                return text[at:]
+        return ""
+
+    def finish(self) -> list[Event]:
+        """Return what was held back, at the end of the text."""
+        text = self._begin + self._space if self._space is not None else self._waiting.finish()
+        return [text] if text else []
+
+
+class CommandRParser:
+    """Parser for Command R: a list of calls between action markers, and text between response markers."""
+
+    def __init__(self) -> None:
+        self._list = ListParser("<|START_ACTION|>", "<|END_ACTION|>")
+        self._held = ""
+
+    def feed(self, text: str) -> list[Event]:
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
+        return self._list.feed(self._without(text))
+
+    def _without(self, text: str, *, last: bool = False) -> str:
+        """Return the text without the markers of responses."""
+        self._held += text
+        for marker in _RESPONSE:
+            self._held = self._held.replace(marker, "")
+        kept = 0 if last else max(held(self._held, marker) for marker in _RESPONSE)
+        clear = len(self._held) - kept
+        text, self._held = self._held[:clear], self._held[clear:]
+        return text
+
+    def finish(self) -> list[Event]:
+        """Return what was held back, at the end of the text."""
+        return self._list.feed(self._without("", last=True)) + self._list.finish()
+
+
+_RESPONSE: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+
+
+class KeptEvents:
+    """Passes on the text of another parser, its thoughts if they are wanted, and all calls or the first one."""
+
+    def __init__(self, parser: ToolParser, *, single: bool, thoughts: bool) -> None:
+        """``single``: pass on the first call only."""
+        self._parser = parser
+        self._most = 1 if single else math.inf
+        self._thoughts = thoughts
+        self._calls = 0
+
+    def feed(self, text: str) -> list[Event]:
+        """Parse more text; return the events that are certain. Raises ``BrokenCall``."""
+        return self._kept(self._parser.feed(text))
+
+    def finish(self) -> list[Event]:
+        """Return what was held back, at the end of the text."""
+        return self._kept(self._parser.finish())
+
+    def _kept(self, events: list[Event]) -> list[Event]:
+        kept: list[Event] = []
+        for event in events:
+            if isinstance(event, Thought):
+                if self._thoughts:
+                    kept.append(event)
+                continue
+            self._calls += isinstance(event, ToolCall)
+            if isinstance(event, str) or self._calls <= self._most:
+                kept.append(event)
+        return kept
+
+
 class ToolCallFamily(NamedTuple):
     """Tool call format of a family of models."""
 
-    parser: Callable[[], ToolParser]
-    """Creates the parser of one choice."""
+    parser: Callable[[Schemas], ToolParser]
+    """Creates the parser of one choice, given the schema of the arguments of each tool."""
     new_id: Callable[[], str] = new_id
     special: bool = False
     """Whether the marker is a special token, which engines omit from text by default."""
+    thinks: bool = False
+    """Whether the parser separates thoughts, too."""
 
 
-ALL: Final = {
-    "hermes": ToolCallFamily(HermesParser),
-    "qwen": ToolCallFamily(HermesParser),
-    "llama3": ToolCallFamily(Llama3Parser, special=True),
-    "mistral": ToolCallFamily(MistralParser, mistral_id, special=True),
+def _plain(parser: Callable[[], ToolParser]) -> Callable[[Schemas], ToolParser]:
+    return lambda _: parser()
+
+
+_HERMES: Final = ToolCallFamily(_plain(HermesParser))
+_LLAMA: Final = ToolCallFamily(_plain(Llama3Parser), special=True)
+_DEEPSEEK: Final = ToolCallFamily(partial(BlockParser, *tool_blocks.DEEPSEEK, tool_blocks.read_deepseek), special=True)
+_LIST: Final = ToolCallFamily(_plain(partial(ListParser, "<|tool_call|>", "<|/tool_call|>")), special=True)
+_COMMAND: Final = ToolCallFamily(_plain(CommandRParser), special=True)
+_HARMONY: Final = ToolCallFamily(_plain(HarmonyParser), special=True, thinks=True)
+_GLM: Final = ToolCallFamily(partial(BlockParser, *tool_blocks.XML, tool_blocks.read_glm))
+_CODER: Final = ToolCallFamily(partial(BlockParser, *tool_blocks.XML, tool_blocks.read_qwen_coder))
+_GEMMA: Final = ToolCallFamily(
+    partial(BlockParser, *tool_blocks.FUNCTION_GEMMA, tool_blocks.read_function_gemma), special=True
+)
+ALL: Final[Mapping[str, ToolCallFamily]] = {
+    "hermes": _HERMES,
+    "qwen": _HERMES,
+    "llama3": _LLAMA,
+    "llama3_json": _LLAMA,
+    "mistral": ToolCallFamily(_plain(MistralParser), mistral_id, special=True),
+    "deepseek": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "granite": _LIST,
+    "phi4": _LIST,
+    "functools": ToolCallFamily(_plain(partial(ListParser, "functools"))),
+    "command": _COMMAND,
+    "harmony": _HARMONY,
+    "openai": _HARMONY,
+    "glm45": _GLM,
+    "qwen3_coder": _CODER,
+    "functiongemma": _GEMMA,
+    "pythonic": ToolCallFamily(_plain(PythonicParser)),
 }
 DEFAULT: Final = ALL["hermes"]
 """Used for forced calls if the model's family is unknown."""
+_SIGNS: Final = (
+    ("<|channel|>", "harmony"),
+    ("<function=", "qwen3_coder"),
+    ("<arg_key>", "glm45"),
+    (tool_blocks.DEEPSEEK[0], "deepseek"),
+    ("<|START_ACTION|>", "command"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<start_function_call>", "functiongemma"),
+    ("<|python_tag|>", "llama3"),
+    ("<|tool_call|>", "granite"),
+    ("functools[", "functools"),
+    ("<tool_call>", "hermes"),
+    ("<|start_header_id|>", "llama3"),
+    ("<start_of_turn>", "pythonic"),
+)
+"""What stands in the chat templates of a family, the most specific first."""
+
+
+def family_of(template: str) -> str:
+    """Return the name of the family whose calls a chat template with tools renders; empty if it has none."""
+    if "tools" not in template:
+        return ""
+    return next((name for sign, name in _SIGNS if sign in template), "")

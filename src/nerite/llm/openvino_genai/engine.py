@@ -47,6 +47,7 @@ from nerite.llm.openvino_genai.messages import (
 from nerite.llm.openvino_genai.options import PipelineOptions, check_lora
 from nerite.llm.openvino_genai.pipeline_process import PipelineProcess
 from nerite.llm.openvino_genai.running import ImageTokens, RunningRequest, RunningSequence, StepTexts, read_vocabulary
+from nerite.llm.openvino_genai.scoring import PromptScorer, Scores
 from nerite.llm.request import pixels
 from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar
 
@@ -118,7 +119,11 @@ class OpenVinoGenAiEngine:
         self.process: PipelineProcess
         self._tokenizer: Any = None
         self.grammars: Grammars
+        self._decoder: Any = None
         self._texts: StepTexts
+        self._scorer: PromptScorer
+        self._vocabulary = 0
+        """Number of tokens that the model knows; 0 until it was read."""
         self._able: Capabilities
         self._ends: frozenset[int] = frozenset()
         """Tokens by which the model ends its answer."""
@@ -163,7 +168,9 @@ class OpenVinoGenAiEngine:
         except Exception as error:  # any error of the framework explains why the model cannot be loaded
             self.process.end()
             raise translated(error, "loading model") from error
-        self._texts = StepTexts(read_vocabulary(self._options.directory) or self._tokenizer, self._options.guesses)
+        self._decoder = read_vocabulary(self._options.directory) or self._tokenizer
+        self._texts = StepTexts(self._decoder, self._options.guesses)
+        self._scorer = PromptScorer(self._options, self.detokenize)
         self.grammars = Grammars(self._options, self._compile)
         length, capacity = self._options.context_length, self._blocks * _BLOCK
         self._able = Capabilities(
@@ -188,10 +195,12 @@ class OpenVinoGenAiEngine:
             raise Unavailable("the engine is not running")
         refuse_what_is_lacking(request, self._able)
         refuse_what_is_unknown(request.sampling, framework.SAMPLING, NAME)
+        self._check_tokens(request)
         numbers = [next(self._sequences) for _ in range(request.sampling.n)]
         length, order = order_of(request, numbers, self._tokenizer, self._options, self._able, self._ends)
         running = RunningRequest(request, listener, length, order, self._image_tokens)
         known = request.grammar is None or self.grammars.known(request.grammar, self._ends_of(request))
+        known = known and request.sampling.prompt_logprobs is None
         with self._lock:
             if not self.is_healthy():
                 raise Unavailable("the engine is not running")
@@ -199,16 +208,62 @@ class OpenVinoGenAiEngine:
                 self._send(running)
                 return
             self._untried[running.id] = running
-        self._compile_first(running)
+        self._prepare_first(running)
+
+    def tokenize(self, request: GenerationRequest) -> Sequence[int]:
+        """Return the tokens of a prompt. Raises ``NeriteError``."""
+        prompt = request.prompt
+        if not isinstance(prompt, str):
+            self._check_tokens(request)
+            return prompt
+        text = tokenizable(
+            prompt, kept_of_prompt(request.sampling, self._able.context_length), self._able.context_length
+        )
+        encoded = self._tokenizer.encode(text, add_special_tokens=request.special_tokens)
+        tokens: list[int] = np.array(encoded.input_ids.data, np.int64).reshape(-1).tolist()
+        return tokens
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Raises ``InvalidArgument`` for tokens that the model does not know."""
+        self._check_known(tokens)
+        return str(self._decoder.decode(list(tokens), skip_special_tokens=False)) if tokens else ""
+
+    def _check_tokens(self, request: GenerationRequest) -> None:
+        """Raise ``NeriteError`` for tokens that the model does not know, and for scores that cannot be had."""
+        if not isinstance(request.prompt, str):
+            self._check_known(request.prompt)
+        if request.sampling.prompt_logprobs is not None:
+            if self._options.sees:
+                raise Unsupported("'prompt_logprobs' is not supported for models that take images")
+            if request.grammar is not None:
+                raise InvalidArgument("'prompt_logprobs' cannot be combined with structured output")
+
+    def _check_known(self, tokens: Sequence[int]) -> None:
+        if not self._vocabulary and tokens:
+            self._vocabulary = framework.vocabulary_size(self._options)
+        wrong = next((token for token in tokens if token >= self._vocabulary), None)
+        if wrong is not None:  # the framework would read out of bounds
+            raise InvalidArgument(
+                f"'prompt_token_ids' has {wrong}, but the vocabulary has {self._vocabulary} tokens, from 0"
+            )
 
     def _ends_of(self, request: GenerationRequest) -> set[int]:
         """Return the tokens that end the answer to a request."""
         return {*request.sampling.stop_token_ids, *self._ends}
 
-    def _compile_first(self, running: RunningRequest) -> None:
-        """Have the grammar of a request compiled."""
+    def _prepare_first(self, running: RunningRequest) -> None:
+        """Have the grammar of a request compiled, or the log probabilities of its prompt computed."""
         request = running.request
-        assert request.grammar is not None
+        if request.grammar is None:
+            count, prompt = request.sampling.prompt_logprobs, running.order.prompt
+            assert count is not None and not isinstance(prompt, tuple)
+
+            def scored(scores: Scores, wrong: NeriteError | None) -> None:
+                running.prompt_logprobs = scores
+                self._tried(running, wrong)
+
+            self._scorer.score(prompt, count, scored)
+            return
         self.grammars.find_out(request.grammar, self._ends_of(request), lambda wrong: self._tried(running, wrong))
 
     def _send(self, running: RunningRequest) -> None:
@@ -297,6 +352,7 @@ class OpenVinoGenAiEngine:
         if self._thread.ident is not None:
             self._thread.join()
             self.grammars.close()
+            self._scorer.close()
         self._tokenizer = None
 
     # The engine's thread
@@ -419,13 +475,13 @@ class OpenVinoGenAiEngine:
             left = [*self._running.values(), *self._held.values()]
             self._running.clear()
             self._held.clear()
-            again = [running for running in left if running.request.grammar is not None]
+            again = [running for running in left if not self._is_ready_to_run(running)]
             self._untried |= {running.id: running for running in again}
             for running in left:
-                if running.request.grammar is None:
+                if running not in again:
                     self._send(running)
         for running in again:
-            self._compile_first(running)
+            self._prepare_first(running)
         try:
             self._loaded(self.process.loaded())
         except NeriteError as error:  # the engine is unhealthy from now on
@@ -437,6 +493,12 @@ class OpenVinoGenAiEngine:
                     running.fail(Unavailable(f"The engine has failed: {why}"))
                 self._stepped(self.stats())
                 self._given_up(f"'{self._options.name}': {why}")
+
+    @staticmethod
+    def _is_ready_to_run(running: RunningRequest) -> bool:
+        """Return whether a new process can run a request at once."""
+        scored = running.request.sampling.prompt_logprobs is None or bool(running.prompt_logprobs)
+        return running.request.grammar is None and scored
 
     def _take_all(self) -> Sequence[RunningRequest]:
         """Remove and return all requests."""

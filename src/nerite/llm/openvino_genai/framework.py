@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from nerite.core.errors import InvalidArgument, NotInstalled
+from nerite.core.errors import InvalidArgument, NotInstalled, Unsupported
 from nerite.core.tensor import Array
 from nerite.frameworks.openvino.graph import openvino, translated
 from nerite.llm.engine import LONGEST_TOKEN
+from nerite.llm.json_grammar import bounded_grammar
 from nerite.llm.openvino_genai import schema_rewrites
 from nerite.llm.openvino_genai.options import EncoderOptions, PipelineOptions
 from nerite.llm.request import SamplingParameters
@@ -27,7 +28,7 @@ SAMPLING: Final = frozenset(
         *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
         *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
-        *("logprobs", "truncate_prompt_tokens", "lora_name", "grammar", "priority"),
+        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "lora_name", "grammar", "priority"),
     }
 )
 """Sampling parameters that are supported by the framework or implemented here."""
@@ -85,6 +86,12 @@ def layers(file: Path) -> list[str]:
     return [node.get_friendly_name() for node in model.get_ops() if node.get_type_name() == "MatMul"]
 
 
+def vocabulary_size(options: PipelineOptions) -> int:
+    """Return the number of tokens that a model knows. Raises what the framework raises."""
+    logits = openvino().Core().read_model(options.model).output("logits")
+    return int(logits.get_partial_shape()[2].get_length())
+
+
 def common(options: PipelineOptions) -> Any:
     """Return the generation settings that all requests to a model share."""
     config = genai().GenerationConfig()
@@ -139,6 +146,9 @@ def generation(
 def structured(grammar: Grammar) -> Any:
     """Convert a grammar to the framework's format, which does not validate it yet. Raises ``Unsupported``."""
     if grammar.kind == JSON_SCHEMA:
+        bounded = bounded_grammar(grammar.source)
+        if bounded is not None:
+            return genai().StructuredOutputConfig(grammar=bounded)
         return genai().StructuredOutputConfig(json_schema=schema_rewrites.plain_json_strings(grammar.source))
     schema_rewrites.check_classes(grammar.kind, grammar.tokens())
     return genai().StructuredOutputConfig(**{{REGEX: "regex", EBNF: "grammar"}[grammar.kind]: grammar.source})
@@ -190,6 +200,9 @@ class _Encoder(ABC):
 class OpenVinoEmbedder(_Encoder):
     """Embedder with OpenVINO GenAI's pipeline."""
 
+    _known = 0
+    """Number of tokens of the vocabulary; 0 until it was read."""
+
     def _create(self, options: EncoderOptions) -> Any:
         pipelines = genai().TextEmbeddingPipeline
         config = pipelines.Config()
@@ -205,6 +218,22 @@ class OpenVinoEmbedder(_Encoder):
         for length in lengths:
             self._check(length, "the text")
         return lengths
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Raises ``NeriteError`` for unknown ones, and if the model has no detokenizer."""
+        if not self._known:
+            try:
+                self._known = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+            except RuntimeError:
+                raise Unsupported("'prompt_token_ids': the model has no detokenizer, so it takes text only") from None
+        if wrong := [token for token in tokens if token >= self._known]:
+            raise InvalidArgument(
+                f"'prompt_token_ids' has {wrong[0]}, but the vocabulary has {self._known} tokens, from 0"
+            )
+        try:
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True)) if tokens else ""
+        except RuntimeError as error:
+            raise translated(error, "reading 'prompt_token_ids'") from error
 
     def vectors(self, texts: Sequence[str]) -> Array:
         """Return one row per text."""

@@ -231,8 +231,7 @@ class Grammars:
         Raises ``InvalidArgument`` if it is known to be invalid.
         """
         if not self._vocabulary:
-            logits = openvino().Core().read_model(self._options.model).output("logits")
-            self._vocabulary = logits.get_partial_shape()[2].get_length()
+            self._vocabulary = framework.vocabulary_size(self._options)
         if max(ends) >= self._vocabulary:  # the framework would write out of bounds
             raise InvalidArgument(f"'stop_token_ids' has {max(ends)}, but the vocabulary has {self._vocabulary} tokens")
         key = _key(grammar, ends)

@@ -235,6 +235,8 @@ class RunningRequest:
         self._sizes = [(image.shape[0], image.shape[1]) for image in images]
         self.begun = False
         """Whether the pipeline has started the request."""
+        self.prompt_logprobs: Sequence[TokenLogprob] = ()
+        """Those of the tokens of the prompt, once they are known."""
         self.open = {number: RunningSequence(self, index, number) for index, number in enumerate(order.numbers)}
         """Unfinished sequences by number."""
 
@@ -244,6 +246,8 @@ class RunningRequest:
         image_tokens = self._known.of(self._sizes)
         self.prompt_tokens += image_tokens
         self.listener.admitted(self.prompt_tokens, image_tokens=image_tokens)
+        if self.prompt_logprobs:
+            self.listener.advanced([TokenDelta(0, (), "", prompt_logprobs=self.prompt_logprobs)])
 
     def counted(self, tokens: int) -> None:
         """Record the number of tokens of the prompt with its images."""

@@ -6,8 +6,10 @@ which it does after each step, in the same loop.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from nerite.core.errors import Internal, NeriteError, Unsupported
@@ -55,14 +57,31 @@ class VllmRequest:
         self.outputs: Any = None
         """vLLM's collector of the request's output."""
         self.finished = False
+        self.fresh = True
+        """Whether there was no output yet."""
 
-    def taken(self) -> list[TokenDelta]:
-        """Return the new output. Raises the error that vLLM stored instead."""
+    def taken(self, decode: Callable[[Sequence[int]], str]) -> list[TokenDelta]:
+        """Return the new output. ``decode`` returns the text of tokens. Raises the error that vLLM stored instead."""
         output = self.outputs.get_nowait()
         if output is None:
             return []
         self.finished = output.finished
-        return [_delta(each) for each in output.outputs]
+        deltas = [_delta(each) for each in output.outputs]
+        if deltas and self.fresh:
+            self.fresh = False
+            deltas[0] = replace(
+                deltas[0],
+                prompt_logprobs=_scores(output, decode) if self.request.sampling.prompt_logprobs is not None else (),
+                cached_tokens=output.num_cached_tokens,
+            )
+        return deltas
+
+
+def _scores(output: Any, decode: Callable[[Sequence[int]], str]) -> list[TokenLogprob]:
+    """Return the log probabilities of a prompt's tokens; the first has none."""
+    tokens = output.prompt_token_ids
+    pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=False)
+    return [TokenLogprob(tokens[0], math.nan, decode(tokens[:1])), *(_logprob(token, each) for token, each in pairs)]
 
 
 def _delta(output: Any) -> TokenDelta:
@@ -244,7 +263,7 @@ class VllmEngine(LoopEngine):
         """Deliver the new output of all requests to their listeners."""
         for running in list(self._running.values()):
             try:
-                deltas = running.taken()
+                deltas = running.taken(self.detokenize)
             except Exception as error:  # when vLLM dies, it stores the reason in every request
                 self._failed(running, framework.translated(error, "a step of the engine"))
                 continue

@@ -182,7 +182,7 @@ SAMPLING: Final = frozenset(
     {
         *_SAME,
         *("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"),
-        *("lora_name", "grammar", "priority", "truncate_prompt_tokens"),
+        *("lora_name", "grammar", "priority", "truncate_prompt_tokens", "prompt_logprobs"),
     }
 )
 """All supported sampling parameters."""
@@ -290,6 +290,7 @@ def sampling(request: GenerationRequest) -> Any:
         bad_words=list(wanted.bad_words),
         allowed_token_ids=None if wanted.allowed_token_ids is None else list(wanted.allowed_token_ids),
         logit_bias=dict(wanted.logit_bias) or None,
+        prompt_logprobs=wanted.prompt_logprobs,
         structured_outputs=form,
         output_kind=RequestOutputKind.DELTA,
     )

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nerite.config.options import OpenAiOptions
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
-from nerite.llm.openai.api import PREFIX, ModelControl, OpenAi
+from nerite.llm.openai.api import OpenAi
 from nerite.llm.openai.batch_api import BatchApi
+from nerite.llm.openai.served_models import ModelControl
 from nerite.transports import engine_load
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import reply, routes
@@ -25,6 +27,7 @@ from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
     from nerite.batches.service import Batches
+    from nerite.llm.openai.response_store import ResponseStore
     from nerite.rollouts.controller import RolloutController
     from nerite.server import InferenceServer
 
@@ -43,6 +46,8 @@ class Router(InferenceRouter):
         callers: Callers | None = None,
         rollouts: RolloutController | None = None,
         batches: Batches | None = None,
+        openai: OpenAiOptions | None = None,
+        responses: ResponseStore | None = None,
     ) -> None:
         """``locks`` has the key check of each restricted category of endpoints.
 
@@ -67,11 +72,13 @@ class Router(InferenceRouter):
             sender_of=self.sender_of,
             batches=BatchApi(batches),
             usage_of=self._usage,
+            options=openai,
+            responses=responses,
         )
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a head on the HTTP port."""
-        if head.path.startswith(PREFIX):
+        if routes.is_openai(head.path):
             self._add_load_report(head, "")
             return self._openai.target(head)
         return self.at(head.path, head)

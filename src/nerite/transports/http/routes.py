@@ -97,8 +97,16 @@ ENDPOINTS: Final = (
     _endpoint("own_usage", "GET", "inference", "/v1/usage"),
     _endpoint("completions", "POST", "inference", "/v1/completions"),
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
+    _endpoint("messages", "POST", "inference", "/v1/messages"),
+    _endpoint("count_tokens", "POST", "inference", "/v1/messages/count_tokens"),
+    _endpoint("responses", "POST", "inference", "/v1/responses"),
+    _endpoint("response", "GET DELETE", "inference", "/v1/responses/{response}"),
+    _endpoint("response_items", "GET", "inference", "/v1/responses/{response}/input_items"),
+    _endpoint("tokenize", "POST", "inference", "/tokenize"),
+    _endpoint("detokenize", "POST", "inference", "/detokenize"),
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
+    _endpoint("score", "POST", "inference", "/v1/score"),
     _endpoint("files", "GET POST", "inference", "/v1/files"),
     _endpoint("file", "GET DELETE", "inference", "/v1/files/{file}"),
     _endpoint("file_content", "GET", "inference", "/v1/files/{file}/content"),
@@ -106,8 +114,15 @@ ENDPOINTS: Final = (
     _endpoint("batch", "GET", "inference", "/v1/batches/{batch}"),
     _endpoint("cancel_batch", "POST", "inference", "/v1/batches/{batch}/cancel"),
 )
+_OPENAI: Final = "/v1/"
+_OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize"))
+"""Paths beside those under ``/v1`` that belong to the same API."""
+ANTHROPIC: Final = frozenset(("messages", "count_tokens"))
+"""Names of the endpoints of Anthropic's API."""
 BATCH_ENDPOINTS: Final = frozenset(("files", "file", "file_content", "batches", "batch", "cancel_batch"))
 """Names of the endpoints of files and batches."""
+OF_DATABASES: Final = BATCH_ENDPOINTS | {"responses", "response", "response_items"}
+"""Names of the endpoints that need what the server keeps in a database."""
 QUERIED: Final = frozenset(("usage", "own_usage"))
 """Names of endpoints that take the query of the URL."""
 _REMEDIES: Final = {
@@ -120,6 +135,11 @@ _REMEDIES: Final = {
 }
 """Hints for paths that are common on other servers, by path."""
 _LITERAL_PATHS: Final = {"/v2/models/stats": "all_statistics"}
+
+
+def is_openai(path: str) -> bool:
+    """Return whether a path belongs to the APIs of OpenAI and Anthropic."""
+    return path.startswith(_OPENAI) or path.partition("?")[0] in _OPENAI_PATHS
 
 
 def find_route(path: str) -> Route | None:
@@ -242,8 +262,24 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "chat_completions": EndpointDescription(
         "Continue a conversation (OpenAI API)", "ChatRequest", "Completion", (_JSON, _EVENTS)
     ),
+    "messages": EndpointDescription(
+        "Continue a conversation (Anthropic API)", "MessagesRequest", "Message", (_JSON, _EVENTS)
+    ),
+    "count_tokens": EndpointDescription(
+        "Count the tokens of a conversation (Anthropic API)", "MessagesRequest", "TokenCount"
+    ),
+    "responses": EndpointDescription(
+        "Continue a conversation (OpenAI's Responses API)", "ResponseRequest", "Response", (_JSON, _EVENTS)
+    ),
+    "response": EndpointDescription("Return or delete a stored response (OpenAI API)", gives="Response"),
+    "response_items": EndpointDescription(
+        "Return the conversation before a stored response (OpenAI API)", gives="ResponseItems"
+    ),
+    "tokenize": EndpointDescription("Return the tokens of a prompt or of a chat", "TokenizeRequest", "Tokens"),
+    "detokenize": EndpointDescription("Return the text of tokens", "Tokens", "Detokenized"),
     "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
     "rerank": EndpointDescription("Rank documents by their relevance to a query", "RerankRequest", "Ranking"),
+    "score": EndpointDescription("Score pairs of texts by their relevance", "ScoreRequest", "Scores"),
     "files": EndpointDescription("List the files of batches, or upload one as a form (OpenAI API)", "", "File"),
     "file": EndpointDescription("Describe or delete a file (OpenAI API)", gives="File"),
     "file_content": EndpointDescription("Return the content of a file (OpenAI API)", kinds=(_BINARY,)),
@@ -261,5 +297,6 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "region": "Name of the region",
     "file": "Id of the file",
     "batch": "Id of the batch",
+    "response": "Id of the response",
 }
 """Descriptions of the path arguments."""

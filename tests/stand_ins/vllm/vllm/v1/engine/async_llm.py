@@ -46,6 +46,9 @@ class Outputs:
         ended = finish_reason == "abort"
         self.waiting = SimpleNamespace(
             finished=finish_reason is not None,
+            num_cached_tokens=3,
+            prompt_token_ids=[0, number],
+            prompt_logprobs=None if getattr(self.params, "prompt_logprobs", None) is None else [None, told],
             outputs=[
                 SimpleNamespace(
                     index=index, token_ids=[] if ended else [number], text="" if ended else self.letters[number],

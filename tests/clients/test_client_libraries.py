@@ -1,0 +1,120 @@
+"""Libraries that agents are written with, each against a server: calls, streams, structured answers, vectors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pydantic
+import pytest
+
+from serving import Serving, python_model, serving
+from text_models import engine, parameter
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "sky"}}</tool_call>'
+EMBED = """
+def execute(self, requests):
+    vector = np.array([[1, 2, 3, 4]], np.float32)
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("embedding", vector)]) for _ in requests]
+"""
+VECTORS = """
+backend: "python"
+max_batch_size: 4
+input [{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }]
+output [{ name: "embedding" data_type: TYPE_FP32 dims: [ 4 ] }]
+instance_group [{ kind: KIND_CPU }]
+"""
+
+
+class Place(pydantic.BaseModel):
+    """A place to look at."""
+
+    at: str
+
+
+def look(at: str) -> str:
+    """Look at a place."""
+    return f"{at} is blue"
+
+
+def client_library(name: str) -> Any:
+    """Import a library, which only the environment of ``make exam-clients`` has."""
+    if os.environ.get("EXAM_CLIENTS"):
+        return importlib.import_module(name)
+    return pytest.importorskip(name)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("libraries")
+    models = folder / "models"
+    hermes = parameter("TOOL_CALL_PARSER", "hermes") + parameter("CHAT_TEMPLATE", "chatml")
+    engine(models, "caller", CALL, hermes)
+    engine(models, "place", '{"at": "sky"}', hermes)
+    engine(models, "final", '[{"name": "final_result", "parameters": {"at": "sky"}}]', hermes)
+    engine(models, "speaker", "The sky is blue.", hermes)
+    python_model(models, "vectors", EMBED, VECTORS)
+    with serving(models, folder / "log", "--model-alias=claude-*=caller") as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: Serving) -> str:
+    return f"http://{server.http}/v1"
+
+
+def test_langchain(url: str) -> None:
+    library = client_library("langchain_openai")
+    model = library.ChatOpenAI(base_url=url, api_key="any", model="caller")
+    answer = model.bind_tools([Place], parallel_tool_calls=False).invoke("Look up.")
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("look", {"at": "sky"})]
+    speaker = library.ChatOpenAI(base_url=url, api_key="any", model="speaker", stream_usage=True)
+    assert "".join(str(chunk.content) for chunk in speaker.stream("Hello")) == "The sky is blue."
+    responses = library.ChatOpenAI(base_url=url, api_key="any", model="speaker", use_responses_api=True)
+    assert responses.invoke("Hello").text == "The sky is blue."
+    place = library.ChatOpenAI(base_url=url, api_key="any", model="place").with_structured_output(Place)
+    assert place.invoke("Where?") == Place(at="sky")
+    vectors = library.OpenAIEmbeddings(base_url=url, api_key="any", model="vectors", check_embedding_ctx_length=False)
+    assert vectors.embed_query("sky") == [1, 2, 3, 4]
+
+
+def test_langchain_of_anthropic(server: Serving) -> None:
+    library = client_library("langchain_anthropic")
+    model = library.ChatAnthropic(base_url=f"http://{server.http}", api_key="any", model="claude-any", max_tokens=100)
+    answer = model.bind_tools([Place]).invoke("Look up.")
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("look", {"at": "sky"})]
+
+
+def test_instructor(url: str) -> None:
+    library = client_library("instructor")
+    openai = client_library("openai")
+    with openai.OpenAI(base_url=url, api_key="any") as client:
+        made = library.from_openai(client)
+        messages = [{"role": "user", "content": "Where?"}]
+        assert made.chat.completions.create(model="place", response_model=Place, messages=messages) == Place(at="sky")
+
+
+def test_pydantic_ai(url: str) -> None:
+    library = client_library("pydantic_ai")
+    models = client_library("pydantic_ai.models.openai")
+    providers = client_library("pydantic_ai.providers.openai")
+    provider = providers.OpenAIProvider(base_url=url, api_key="any")
+
+    def agent(kind: Any, model: str, **more: Any) -> Any:
+        return library.Agent(kind(model, provider=provider), **more)
+
+    assert agent(models.OpenAIChatModel, "final", output_type=Place).run_sync("Where?").output == Place(at="sky")
+    spoken = agent(models.OpenAIChatModel, "speaker", tools=[look]).run_sync("Hello")
+    assert spoken.output == "The sky is blue." and spoken.all_messages()
+    assert agent(models.OpenAIResponsesModel, "speaker").run_sync("Hello").output == "The sky is blue."
+
+
+def test_anthropic_tools(server: Serving) -> None:
+    library = client_library("anthropic")
+    with library.Anthropic(base_url=f"http://{server.http}", api_key="any") as client:
+        tool = {"name": "look", "input_schema": Place.model_json_schema()}
+        messages = [{"role": "user", "content": "Look up."}]
+        answer = client.messages.create(model="claude-any", max_tokens=5000, messages=messages, tools=[tool])
+    assert (answer.stop_reason, answer.content[0].input) == ("tool_use", {"at": "sky"})
