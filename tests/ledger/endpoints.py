@@ -6,6 +6,7 @@ from typing import Final
 
 _ROLLOUTS: Final = "service/test_rollouts.py"
 _FLEET: Final = "service/test_rollout_fleet_page.py"
+_PORT: Final = "service/test_serving_port.py"
 _OPENAI: Final = "service/test_openai_api.py"
 
 HTTP: Final = {
@@ -67,6 +68,10 @@ HTTP: Final = {
     "GET /v1/batches/{batch}": "service/test_batches.py::test_a_batch_of_chats",
     "POST /v1/batches/{batch}/cancel": "service/test_batches.py::test_cancelling_keeps_what_is_done",
     "POST /v1/rerank": "service/test_llm_readers.py::test_reranking",
+    "GET /": f"{_PORT}::test_the_root_leads_somewhere",
+    "GET /health": f"{_PORT}::test_what_vllm_answers",
+    "POST /ping": f"{_PORT}::test_what_vllm_answers",
+    "GET /version": f"{_PORT}::test_what_vllm_answers",
     "GET /metrics": "counting: metrics",
     "GET /ping": "sagemaker: ping",
     "POST /invocations": "sagemaker: invoke",
@@ -101,4 +106,5 @@ GRPC: Final = {
     "TraceSetting": "trace_settings: gRPC: a rate",
     "LogSettings": "logging_settings: gRPC: a level off",
     "Check": "grpc_admin: health",
+    "StreamCoreMetrics": "service/test_serving_port.py::test_load_reports_without_requests",
 }

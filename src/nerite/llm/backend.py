@@ -203,6 +203,9 @@ class LlmModel:
         engine = self._engines.engine(self._context, context)
         step = StepReport(context.reporter, _step_timeout(self._context))
         engine.start(step.over, context.reporter.give_up)
+        step.adapters = len(engine.capabilities().adapters)
+        if step.adapters:
+            step.over(engine.stats())
         return LlmInstance(self._context, context.name, engine, step)
 
     def close(self) -> None:
@@ -274,7 +277,12 @@ class LlmInstance:
             # Without a tenant, a zero byte and the request's number: no tenant and no other request has this salt.
             cache_salt="" if caller is None or self._shared else caller.tenant or f"\0{number}",
         )
-        self._engine.add(wanted, RequestFollower(request, answer, sampling.n, self._step))
+        follower = RequestFollower(request, answer, sampling.n, self._step, sampling.lora_name)
+        try:
+            self._engine.add(wanted, follower)
+        except NeriteError:
+            self._step.forget_adapter(request)
+            raise
         if request.is_cancelled():  # it was cancelled before the engine knew it
             self._engine.abort(number)
 

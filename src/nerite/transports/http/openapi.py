@@ -305,6 +305,8 @@ COMMON: Final[dict[str, Schema]] = {
     "RegisterRequest": _object(key=_TEXT, offset=_NUMBER, byte_size=_NUMBER) | {"required": ["key", "byte_size"]},
     "RegisterCudaRequest": _object(raw_handle=_object(b64=_TEXT), device_id=_NUMBER, byte_size=_NUMBER),
     "Regions": _list(_object(name=_TEXT, key=_TEXT, offset=_NUMBER, byte_size=_NUMBER)),
+    "Links": {"type": "object", "description": "Paths by what is there."},
+    "Release": _object(version=_TEXT),
     "Page": _TEXT,
     "OpenApi": {"type": "object", "description": "This document."},
 }
