@@ -43,7 +43,8 @@ def test_the_page_has_every_metric_and_no_other() -> None:
     rows = re.findall(r"^\| `([a-z0-9_:]+)` \| (\w+) \|([^|]*)\|", section("metrics"), re.M)
     listed = {name: (kind, {*re.findall(r"`(\w+)`", labels)}) for name, kind, labels in rows}
     assert listed == {
-        metric.name: (metric.kind, {*table.labels, *metric.label.split(",")} - _OF_MODELS - {""}) for table, metric in declared()
+        metric.name: (metric.kind, {*table.labels, *metric.label.split(",")} - _OF_MODELS - {""})
+        for table, metric in declared()
     }
     assert len(rows) == len(listed) > 80
 

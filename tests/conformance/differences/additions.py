@@ -17,9 +17,9 @@ DIFFERENCES = (
     ),
     Difference(
         "Endpoints of other servers",
-        "The HTTP port has vLLM's `/health`, `/ping` and `/version`, its metrics, and links at `/`, for gateways and load "
-        "balancers that ask there: see [endpoints of other servers](metrics.md#on-the-serving-port). Triton has nothing "
-        "at these paths.",
+        "The HTTP port has vLLM's `/health`, `/ping` and `/version`, the metrics, and links at `/`, for gateways and "
+        "load balancers that ask there: see [metrics](metrics.md#on-the-serving-port). Triton has nothing at these "
+        "paths.",
         {
             "http_routes/root": ("404", "200"),
             "http_routes/health without version": ("404", "200"),

@@ -121,7 +121,7 @@ def test_adapters_are_reported_from_the_request_to_its_end() -> None:
         return report.adapters
 
     assert use() == AdapterUse(3)
-    first, follower = bench.follower(adapter="french")
+    _, follower = bench.follower(adapter="french")
     assert use() == AdapterUse(3, (), ("french",))
     follower.admitted(5)
     _, other = bench.follower(adapter="french")

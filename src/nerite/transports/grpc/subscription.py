@@ -110,10 +110,10 @@ class Subscription(ABC):
         """End the call because its message made no progress."""
         self._end(messages.DEADLINE_EXCEEDED, messages.stalled_text(seconds))
 
-    def block(self, blocked: bool) -> None:
+    def block(self, blocked: bool) -> None:  # noqa: B027
         """Do nothing: an answer is a few bytes."""
 
-    def writable(self) -> None:
+    def writable(self) -> None:  # noqa: B027
         """Do nothing: an answer is a few bytes."""
 
     def shut_down(self) -> None:
