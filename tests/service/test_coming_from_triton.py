@@ -1,4 +1,4 @@
-"""docs/coming-from-triton.md: NVIDIA's examples with the image changed; a real Prometheus evaluates what scales pods."""
+"""docs/coming-from-triton.md: NVIDIA's examples with another image; a real Prometheus evaluates what scales pods."""
 
 from __future__ import annotations
 

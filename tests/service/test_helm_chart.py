@@ -315,7 +315,16 @@ def test_values_that_mean_nothing_are_refused(setting: str, told: str, tmp_path:
     assert told in run("helm", "template", "r", str(CHART), "--set", setting, fails=True, home=tmp_path)
 
 
-def test_helm_has_nothing_to_complain_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+def test_helm_has_nothing_to_complain_of(helm: str, tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps(EVERYTHING))
-    assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART), "-f", str(file), home=tmp_path)
+    assert "0 chart(s) failed" in run(helm, "lint", "--strict", str(CHART), "-f", str(file), home=tmp_path)
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_helm_3_renders_what_helm_4_renders(values: dict[str, Any], tmp_path: Path) -> None:
+    assert run("helm3", "version", "--short").startswith("v3.")
+    assert run("helm", "version", "--short").startswith("v4.")
+    older = rendered("--kube-version", "1.31", values=values, folder=tmp_path, helm="helm3")
+    assert older == rendered("--kube-version", "1.31", values=values, folder=tmp_path)

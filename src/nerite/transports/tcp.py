@@ -115,7 +115,7 @@ _LOST_HOST_OPTIONS: Final = (
     ("TCP_KEEPCNT", 2),
     ("TCP_USER_TIMEOUT", 15_000),
 )
-"""The same for connections to members, and the milliseconds after which unacknowledged data mean that a host is gone."""
+"""The same for connections to members, and the milliseconds for which data may remain unacknowledged."""
 
 _ATTACH_FILTER: Final = 26
 """SO_ATTACH_FILTER of Linux."""
