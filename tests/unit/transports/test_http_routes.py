@@ -83,7 +83,7 @@ def test_what_is_told_and_changed_on_one_path(path: str, name: str, arguments: d
     "path",
     [
         "",
-        "/",
+        "//",
         "/v1",
         "/v2/",
         "/v3",

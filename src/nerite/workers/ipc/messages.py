@@ -293,6 +293,7 @@ def report_frame(seat: int, report: EngineReport, place: Callable[[InferenceRequ
     """Return a REPORT message; ``place`` gives batch and index of a request, None if it is no longer known."""
     counts = (_UNKNOWN if count is None else count for count in report[9:14])
     adapters = json.dumps(report.adapters).encode() if report.adapters.most else b""
+    adapters += b" " * (-len(adapters) % 8)  # the records behind them end where the frame does
     state = (*report[:9], len(adapters), *counts, report.step_began_ns, report.step_ended_ns)
     parts = [_STATE.pack(*state), adapters]
     for request, tokens, begun, ended in report.progress:
