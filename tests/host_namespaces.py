@@ -118,5 +118,8 @@ def start(host: Host, command: Sequence[str], folder: Path, log: Path) -> subpro
     path = f"{NERITE.parent}:{os.environ['PATH']}"
     with log.open("wb") as sink:
         return subprocess.Popen(
-            [*host.within, *command], cwd=folder, stdout=sink, stderr=sink, env={**os.environ, "PATH": path}
+            [*host.within, "env", f"--chdir={folder}", *command],
+            stdout=sink,
+            stderr=sink,
+            env={**os.environ, "PATH": path},
         )

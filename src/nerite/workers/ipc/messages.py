@@ -307,8 +307,8 @@ def report_frame(seat: int, report: EngineReport, place: Callable[[InferenceRequ
 
 def read_report(body: memoryview, batch_of: Callable[[int], Batch | None]) -> EngineReport:
     """Return the report of a REPORT message; ``batch_of`` gives the requests of a batch."""
-    unpacked = _STATE.unpack_from(body)
-    state, length, counts, (step_began, step_ended) = unpacked[:9], unpacked[9], unpacked[10:15], unpacked[15:]
+    running, waiting, total, free, size, context, most, patience, failures, length, *rest = _STATE.unpack_from(body)
+    *counts, step_began, step_ended = rest
     queries, hits, preempted, drafted, accepted = (None if count == _UNKNOWN else count for count in counts)
     begin = _STATE.size + length
     adapters = _adapters(json.loads(bytes(body[_STATE.size : begin]))) if length else AdapterUse()
@@ -318,6 +318,7 @@ def read_report(body: memoryview, batch_of: Callable[[int], Batch | None]) -> En
         if batch is not None and index < len(batch):
             begun = RequestBegun(at_ns, prompt, cached, sequences, images) if sequences else None
             progress.append(RequestProgress(batch[index], tokens, begun, _ENDED[ended]))
+    state = (running, waiting, total, free, size, context, most, patience, failures)
     tallies = (queries, hits, preempted, drafted, accepted)
     return EngineReport(*state, *tallies, progress, step_began, step_ended, adapters)
 
