@@ -30,7 +30,7 @@ def execute(self, requests):
     time.sleep(0.05 * len(requests))
     return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each.inputs()[0].as_numpy())]) for each in requests]
 """
-BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}).encode()
+BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "FP32", "data": [7]}]}).encode()
 CLIENTS = 8
 
 
