@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from nerite.core.errors import InvalidArgument
 from nerite.transports.engine_load import LoadSource, PeriodicLoad
 from nerite.transports.grpc.subscription import Subscription
-from nerite.transports.grpc.wire import MalformedMessage, each_field, read_varint
+from nerite.transports.grpc.wire import MalformedMessage, TooManyFields, each_field, read_varint
 
 if TYPE_CHECKING:
     from nerite.transports.grpc.stream import StreamConnection
@@ -32,8 +32,10 @@ def interval_of(question: bytes) -> float:
         for tag, _, at, stop in each_field(message, _MOST_FIELDS, "the message"):
             if tag == _INTERVAL:
                 seconds = _duration(message[at:stop])
-    except MalformedMessage:
-        raise InvalidArgument("the message is not an OrcaLoadReportRequest of xds.service.orca.v3") from None
+    except (MalformedMessage, TooManyFields):
+        raise InvalidArgument(
+            f"the message is not an OrcaLoadReportRequest of xds.service.orca.v3 with at most {_MOST_FIELDS} fields"
+        ) from None
     return min(max(seconds, SHORTEST), LONGEST) if seconds else _DEFAULT
 
 
