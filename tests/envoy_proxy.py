@@ -72,14 +72,14 @@ def _picked(name: str, addresses: Sequence[str], http2: bool) -> dict[str, Any]:
     return _cluster(name, addresses, http2, load_balancing_policy={"policies": [{"typed_extension_config": policy}]})
 
 
-def _filters(mode: str, subset: Sequence[str] | None) -> list[dict[str, Any]]:
+def _filters(mode: str, subset: Sequence[str] | None, fail_open: bool) -> list[dict[str, Any]]:
     trailers = "SEND" if mode == "FULL_DUPLEX_STREAMED" else "SKIP"
     namespaces = {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]}
     processor = {
         "@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExternalProcessor",
         "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
         "message_timeout": "20s",
-        "failure_mode_allow": False,
+        "failure_mode_allow": fail_open,
         "processing_mode": {
             "request_header_mode": "SEND",
             "response_header_mode": "SEND",
@@ -149,10 +149,14 @@ def envoy(
     *,
     mode: str = "FULL_DUPLEX_STREAMED",
     subset: Sequence[str] | None = None,
+    fail_open: bool = False,
 ) -> Iterator[tuple[int, int]]:
-    """Run an Envoy with a picker before HTTP endpoints on one port, and before gRPC endpoints on another."""
+    """Run an Envoy with a picker before HTTP endpoints on one port, and before gRPC endpoints on another.
+
+    ``fail_open``: without the picker it chooses an endpoint itself, as ``failureMode: FailOpen`` of a pool asks.
+    """
     http_port, grpc_port, admin = free_ports(3)
-    filters = _filters(mode, subset)
+    filters = _filters(mode, subset, fail_open)
     config = {
         "admin": {"address": _address("127.0.0.1", admin)},
         "static_resources": {

@@ -86,6 +86,7 @@ class StandInMember:
         models: tuple[str, ...] = ("m",),
         port: int = 0,
         adapters: tuple[str, ...] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         """``adapters`` are models, too, and LoRA adapters of the first one."""
         self.answer = answer
@@ -97,8 +98,8 @@ class StandInMember:
         self.closed = threading.Semaphore(0)
         """Released when a connection has ended on which something was asked."""
         self._connections: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((host, port), backlog=128)
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stop(self) -> None:

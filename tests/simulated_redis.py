@@ -54,18 +54,19 @@ class SimulatedRedis:
         self, key: str, server: str, known: int, rate: int, most: int, left: int, granted: int, *rest: int
     ) -> tuple[int, int]:
         used, *wishes = rest
-        level = float(most)
+        level = start = float(most)
         if key in self.buckets:
-            before, at, capacity = self.buckets[key]
-            level = before + max(self.now - at, 0) * rate / 60_000_000 + most - capacity
-        if known not in (0, self.epoch):
-            level = min(level, left)
+            before, at, capacity, first = self.buckets[key]
+            more = max(self.now - at, 0) * rate / 60_000_000 + most - capacity
+            level, start = before + more, min(first + more, most)
+        if known not in (0, self.epoch) and left < start:
+            level, start = level + left - start, left
         level = min(level, most)
         grants = self.granted.setdefault(server, {})
         granted = grants.get(key, granted)
         hold = self._held(granted - used, math.floor(level + granted - used), *wishes)
         level = min(level + granted - used - hold, most)
-        self.buckets[key] = [level, self.now, most]
+        self.buckets[key] = [level, self.now, most, start]
         grants[key] = used + hold
         return used + hold, math.floor(level)
 

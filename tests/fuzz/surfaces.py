@@ -280,13 +280,13 @@ def _config(rng: random.Random) -> Parts:
 
 
 SURFACES: Final[Mapping[str, Surface]] = {
-    "json": Surface(KEPT, 12, _json),
+    "json": Surface(KEPT, 11, _json),
     "binary": Surface(KEPT, 11, _binary),
     "bytes": Surface(KEPT, 7, _bytes),
     "paths": Surface(KEPT, 4, _paths),
-    "http": Surface(PIECES, 10, _http, 0),
+    "http": Surface(PIECES, 9, _http, 0),
     "metrics": Surface(PIECES, 1, _http, 0),
-    "grpc": Surface(CALLS, 12, _grpc, 1),
+    "grpc": Surface(CALLS, 11, _grpc, 1),
     "streams": Surface(CALLS, 6, _stream, 1),
     "http2": Surface(FRAMES, 8, _http2, 0),
     "openai": Surface(KEPT, 8, _request(administration.openai)),

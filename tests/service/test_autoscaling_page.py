@@ -38,7 +38,8 @@ def test_the_table_has_every_key_with_its_default() -> None:
         except Exception as error:
             assert "is not known" not in str(error), key
     names = {"least": "min", "most": "max"}
-    assert keys == {names.get(name, name) for name in ScalingPolicy.__dataclass_fields__}
+    policy = {names.get(name, name) for name in ScalingPolicy.__dataclass_fields__}
+    assert keys == policy | {"actuator", "target"}
     (scaled,) = parse_cluster(PAGE.block("warm = 1")).pools
     assert scaled.scaling == ScalingPolicy(least=1, most=8, warm=1, ttft=0.4, latency=5.0)
 

@@ -168,6 +168,42 @@ def test_what_tests_of_conformance_ask(tmp_path: Path) -> None:
         assert ask(port, "GET", "/v2/models/m", test_epp_endpoint_selection="10.9.9.9")[0] == 503
 
 
+def test_conformance_with_several_ports_of_an_address(tmp_path: Path) -> None:
+    """As with data parallel ranks: an address alone stands for all its ports, and those of other pools do not count."""
+    body = json.dumps({"model": "conformance-fake-model", "prompt": "What is new?"}).encode()
+    with stand_ins(3, host="127.0.0.2") as ranks, stand_ins(2, host="127.0.0.3") as others:
+        every = [each.address for each in (*ranks, *others)]
+        with (
+            picking(tmp_path, *ranks, *others, flags=["--conformance"]) as picker,
+            envoy(tmp_path, address(picker), every) as (port, _),
+        ):
+
+            def served(wanted: str) -> set[str]:
+                found = set()
+                for _ in range(12):
+                    status, headers, _ = ask(port, "POST", "/any-path", body, test_epp_endpoint_selection=wanted)
+                    assert status == 200
+                    found.add(headers["x-conformance-test-served-endpoint"])
+                return found
+
+            assert served("127.0.0.2") == {each.address for each in ranks}
+            assert served(f"{others[1].address},127.0.0.2") == {others[1].address}
+            assert served(f"10.9.9.9,10.9.9.9:3000,{ranks[2].address}") == {ranks[2].address}
+
+
+def test_envoy_goes_on_without_the_picker_if_told_to(tmp_path: Path) -> None:
+    with (
+        two() as members,
+        picking(tmp_path, *members) as picker,
+        envoy(tmp_path, address(picker), [each.address for each in members], mode="BUFFERED", fail_open=True) as ports,
+    ):
+        assert ask(ports[0], "POST", "/v2/models/m/infer", b"{}")[0] == 200
+        picker.stop()
+        seen = [ask(ports[0], "POST", "/v2/models/m/infer", b"{}") for _ in range(4)]
+        assert {status for status, _, _ in seen} == {200}
+        assert {json.loads(answer)["by"] for _, _, answer in seen} == {"one", "two"}
+
+
 def test_envoy_turns_to_a_fallback(tmp_path: Path) -> None:
     with (
         two() as members,

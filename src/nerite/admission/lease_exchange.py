@@ -39,19 +39,22 @@ local function held(before, free, least, need, spare)
 end
 
 local function bucket(key, known, rate, most, left, granted, used, least, need, spare)
-  local state = redis.call('HMGET', key, 'level', 'at', 'most')
-  local level = most
+  local state = redis.call('HMGET', key, 'level', 'at', 'most', 'start')
+  local level, start = most, most
   if state[1] then
-    level = state[1] + math.max(now - state[2], 0) * rate / 60000000 + most - state[3]
+    local more = math.max(now - state[2], 0) * rate / 60000000 + most - state[3]
+    level, start = state[1] + more, math.min((state[4] or state[1]) + more, most)
   end
-  if known ~= 0 and known ~= tonumber(epoch) then
-    level = math.min(level, left)
+  if known ~= 0 and known ~= tonumber(epoch) and left < start then
+    level, start = level + left - start, left
   end
   level = math.min(level, most)
   granted = tonumber(redis.call('HGET', KEYS[1], key) or granted)
   local hold = held(granted - used, math.floor(level + granted - used), least, need, spare)
   level = math.min(level + granted - used - hold, most)
-  redis.call('HSET', key, 'level', string.format('%.17g', level), 'at', string.format('%.0f', now), 'most', most)
+  local number = '%.17g'
+  redis.call('HSET', key, 'level', number:format(level), 'start', number:format(start))
+  redis.call('HSET', key, 'at', string.format('%.0f', now), 'most', most)
   local kept = 62 * 86400000
   if rate > 0 then
     kept = math.min(kept, math.ceil((most - level) / rate * 60000) + 60000)

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -23,6 +24,8 @@ _WATCH_SECONDS: Final = 240
 """Time after which the server ends a watch, which then begins again where it was; up to twice as long."""
 _SILENCE: Final = 600.0
 """Longest time without an event: longer than any watch."""
+_SHORT: Final = 1.0
+"""A watch that ends sooner counts as a failure: it would begin again and again without a pause."""
 _FIRST_DELAY: Final = 0.5
 _LONGEST_DELAY: Final = 30.0
 
@@ -122,8 +125,13 @@ class ObjectWatch:
             try:
                 if not self._watched.version:
                     await self.list()
+                began = monotonic()
                 await self._watch()
-                self._failures = 0
+                if monotonic() - began < _SHORT:
+                    self._failures += 1
+                    await asyncio.sleep(self._delay())
+                else:
+                    self._failures = 0
             except NeriteError as error:
                 self._failures += 1
                 if isinstance(error, KubernetesError) and error.status == 410:
@@ -143,7 +151,6 @@ class ObjectWatch:
         }
         async with aclosing(self._client.watch(f"{self._path}?{urlencode(query)}", _SILENCE)) as events:
             async for event in events:
-                self._failures = 0
                 if self._watched.take_event(event):
                     self._changed(self._watched.objects)
                 if not self._watched.version:

@@ -81,9 +81,10 @@ class RoutedExchange:
     """A request, and its attempts at members one after the other."""
 
     __slots__ = (
-        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_delay",
-        "_first_ns", "_gate", "_held", "_left_ns", "_level", "_order", "_over", "_place", "_pool", "_preemptions",
-        "_retry_timer", "_table", "_timeout", "_timer", "_tried", "_waits", "account", "attempts", "request",
+        "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_counted", "_delay",
+        "_first", "_first_ns", "_gate", "_held", "_left_ns", "_level", "_order", "_over", "_place", "_pool",
+        "_preemptions", "_retry_timer", "_second", "_table", "_timeout", "_timer", "_tried", "_waits", "account",
+        "attempts", "request",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +126,8 @@ class RoutedExchange:
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
         self._tried: tuple[str, ...] = ()
+        self._counted = False
+        """Autoscaling has been told that it arrived."""
         self._pool: RouterPool | None = None
         self._attempt: MemberAttempt | None = None
         self._call: MemberCall | None = None
@@ -138,6 +141,9 @@ class RoutedExchange:
         """Seconds until it looks again."""
         self._retry_timer: asyncio.TimerHandle | None = None
         """Runs while it waits for room after that."""
+        self._first: RoutedExchange | None = None
+        self._second: RoutedExchange | None = None
+        """The other exchange of a hedged request."""
         self._begun = False
         self._over = False
         self._began_ns = 0
@@ -247,7 +253,8 @@ class RoutedExchange:
         yields = self._table.preempts and self._can_leave and not (borrower or pool).settings.preempts
         leaves = yields and pool.settings.preempts and not self.request.streams
         self._attempt = pool.balancer.begin(self.request, member, now_ns, yields=leaves)
-        if pool.demand is not None and borrower is None and not (self._tried or self._left_ns):
+        if pool.demand is not None and borrower is None and not self._counted:
+            self._counted = True
             pool.demand.arrived += self._attempt.work
         pool.under_way += 1
         if pool.model_demand is not None:
@@ -493,7 +500,8 @@ class RoutedExchange:
         """Return a second exchange of the request, at another member, while this one waits for its answer (hedging).
 
         None if there is nothing to wait for, or the retry budget does not allow it. It has the same deadline and is
-        not admitted again. Whoever owns both cancels one when the other has an answer.
+        not admitted again. Whoever owns both lets the second take over and cancels the first when the second answers,
+        or cancels the second; a request is refused when both are.
         """
         if self._over or self._begun or self._attempt is None or self._pool is None:
             return None
@@ -503,12 +511,15 @@ class RoutedExchange:
         left = self._timeout and max(self._timeout - (monotonic_ns() - self._began_ns) / 1e9, 0.001)
         second = RoutedExchange(self._table, client, self.request, level=self._level, timeout=left)
         second._tried = (*self._tried, self._attempt.member.name)
+        second._counted = True
+        second._first, self._second = self, second
         return second
 
-    def take_account(self, other: RoutedExchange) -> None:
-        """Take over the account of the exchange that this one has won against."""
-        account, other.account = other.account, None
+    def take_over(self, first: RoutedExchange) -> None:
+        """Take over the account and the admission of the first exchange, which ends before this one."""
+        account, first.account = first.account, None
         self.account = account
+        self._admission, first._admission = first._admission, None
         if account is not None and self._attempt is not None and self._pool is not None:
             name = self._attempt.member.name
             account.sent(self._pool.name, name, metered=name in self._pool.metered, now_ns=monotonic_ns())
@@ -537,7 +548,11 @@ class RoutedExchange:
             self._table.held.offer_soon()
 
     def _refuse(self, error: NeriteError, ending: TicketEnding = TicketEnding.FAILED) -> None:
-        self._table.refused[str(error.http_status)] += 1
+        first, second = self._first, self._second
+        if second is not None and not second._over and ending is not TicketEnding.DEADLINE:
+            second.take_over(self)
+        elif first is None or first._over:  # Otherwise the first may still answer.
+            self._table.refused[str(error.http_status)] += 1
         if ending is TicketEnding.DEADLINE:
             recorded = Ending.CANCELLED
         else:
@@ -547,6 +562,7 @@ class RoutedExchange:
 
     def _finish(self, ending: TicketEnding, recorded: Ending) -> None:
         self._over = True
+        self._first = self._second = None
         if self.account is not None:
             self.account.ended(self._level, recorded)
             self.account = None

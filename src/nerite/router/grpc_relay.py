@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Final, Protocol
@@ -12,8 +11,9 @@ from nerite.core.errors import NeriteError
 from nerite.core.request import Caller
 from nerite.http2 import Buffer, ReplyHeaders, encode_headers
 from nerite.router.accounting import RoutedAccount
-from nerite.router.exchange import GatewayTimeout, MemberCall, RoutedExchange
+from nerite.router.exchange import MemberCall, RoutedExchange
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
+from nerite.router.hedging import HedgedRelay
 from nerite.router.load_reports import BINARY, load_report_in
 from nerite.router.pools import RouterPool
 from nerite.transports.grpc import messages
@@ -93,21 +93,17 @@ class ClientCall(Protocol):
         """Answer with a status, and forget the call."""
 
 
-class CallRelay:
+class CallRelay(HedgedRelay):
     """The client's side of one call: passes its request to members, and the answer of one of them back."""
 
     __slots__ = (
         "_call",
         "_client",
-        "_hedge_timer",
-        "_held",
         "_kept_size",
         "_paused",
-        "_second",
         "_stopped_reading",
         "begun",
         "ended",
-        "exchange",
         "kept",
         "received",
         "sent",
@@ -119,15 +115,11 @@ class CallRelay:
         self, client: ClientCall, target: RoutedTarget, request: RoutedRequest, size: int, timeout: float
     ) -> None:
         """``size`` is that of the message, or of what has come of it."""
+        super().__init__()
         self._client = client
         self.target = target
         self._call: CallAttempt | None = None
         """The attempt whose answer the client gets, or that of ``exchange`` while there is none."""
-        self._second: RoutedExchange | None = None
-        """The same request at another member, because the first is late; the first to answer wins."""
-        self._hedge_timer: asyncio.TimerHandle | None = None
-        self._held: NeriteError | None = None
-        """Why the first failed while the second is under way."""
         self.kept: list[Buffer] = []
         """What the client has sent, for the next member."""
         self._kept_size = 0
@@ -184,31 +176,28 @@ class CallRelay:
 
     def cancel(self) -> None:
         """End the request: the client no longer waits."""
-        self._end_hedge()
+        self.end_hedge()
         self.exchange.cancel()
 
     # For the exchanges
 
     def send_to(self, pool: RouterPool, member: Member) -> MemberCall:
         """Send the request to a member, and after a while to another one if requests are hedged."""
-        if self._hedge_timer is None and (delay := pool.balancer.hedge_delay_ns(self.exchange.request)) is not None:
-            self._hedge_timer = asyncio.get_running_loop().call_later(delay / 1e9, self._hedge)
+        self.hedge_if_late(pool)
         self._paused = False
-        call = self._call = CallAttempt(self, self.exchange, pool, member)
-        call.start()
+        call = self._call = self.begin_call(pool, member, self.exchange)
         if not call.full:
             self.member_writable()
         return call
 
-    def refuse(self, error: NeriteError) -> None:
-        """Answer with an error, unless the second exchange may still answer."""
-        if self._second is not None and not self._second.over and not isinstance(error, GatewayTimeout):
-            self._held = error
-            return
-        self._end_hedge()
-        self._refuse(error)
+    def begin_call(self, pool: RouterPool, member: Member, exchange: RoutedExchange) -> CallAttempt:
+        """Send what has come of the request to a member."""
+        call = CallAttempt(self, exchange, pool, member)
+        call.start()
+        return call
 
-    def _refuse(self, error: NeriteError) -> None:
+    def send_error(self, error: NeriteError) -> None:
+        """Answer with an error."""
         head, message = self.target.refusal_of(error)
         if message:
             connection = self._client.connection
@@ -233,48 +222,18 @@ class CallRelay:
         self.whole = False
         self.exchange.attempts = 0
 
-    def _hedge(self) -> None:
-        client = HedgedCall(self)
-        self._second = second = self.exchange.again(client)
-        if second is not None:
-            client.exchange = second
-            second.begin()
-
     def forget_call(self) -> bool:
         """Keep what the client sends for the next member, if the request waits for one; return whether it does."""
         if self.exchange.waiting:
             self._call = None
         return self.exchange.waiting
 
-    def leaves_to_first(self, exchange: RoutedExchange) -> bool:
-        """Whether the first exchange may still answer instead of this one."""
-        return exchange is not self.exchange and not self.exchange.over
-
-    def hedge_failed(self) -> None:
-        """Send what the first exchange has held back: the second has no answer either."""
-        if self._held is not None:
-            self._refuse(self._held)
-
-    def _end_hedge(self) -> None:
-        if self._hedge_timer is not None:
-            self._hedge_timer.cancel()
-        second, self._second = self._second, None
-        if second is not None:
-            second.cancel()
-
     # From the attempts
 
     def claim(self, call: CallAttempt) -> None:
-        """Give the answer to an attempt: whichever exchange it is of has won, and the other one ends."""
+        """Give the answer to an attempt: its exchange has won."""
         self._call = call
-        if self._hedge_timer is None:
-            return
-        if call.exchange is self.exchange:
-            self._end_hedge()
-        else:
-            self._hedge_timer.cancel()
-            call.exchange.take_account(self.exchange)
-            self.exchange.cancel()
+        self.won(call.exchange)
 
     def send_head(self, call: CallAttempt, head: ReplyHeaders) -> None:
         """Begin the answer: no other member is asked any more."""
@@ -308,31 +267,6 @@ class CallRelay:
             self._stopped_reading = False
             self._client.connection.http2.resume(self._client.stream_id)
             self._client.connection.answered()
-
-
-class HedgedCall:
-    """The client's side of a second exchange."""
-
-    __slots__ = ("_relay", "exchange")
-
-    def __init__(self, relay: CallRelay) -> None:
-        """``exchange`` is set by the owner."""
-        self._relay = relay
-        self.exchange: RoutedExchange
-
-    def send_to(self, pool: RouterPool, member: Member) -> MemberCall:
-        """Send the request to a member."""
-        call = CallAttempt(self._relay, self.exchange, pool, member)
-        call.start()
-        return call
-
-    def refuse(self, error: NeriteError) -> None:
-        """Leave the answer to the first exchange."""
-        self._relay.hedge_failed()
-
-    def break_off(self, error: NeriteError) -> None:
-        """End an answer that has begun."""
-        self._relay.break_off(error)
 
 
 class CallAttempt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Final
 
@@ -12,7 +11,8 @@ from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
 from nerite.llm.openai.fields import body_of
-from nerite.router.exchange import GatewayTimeout, MemberCall, RoutedExchange
+from nerite.router.exchange import MemberCall, RoutedExchange
+from nerite.router.hedging import HedgedRelay
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_targets import BodyKind, RouteTarget
 from nerite.router.load_reports import load_report
@@ -37,7 +37,7 @@ _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})\b')
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 
 
-class HttpRelay:
+class HttpRelay(HedgedRelay):
     """The client's side: sends the answer of a member, or an error."""
 
     __slots__ = (
@@ -45,13 +45,9 @@ class HttpRelay:
         "_body",
         "_call",
         "_client",
-        "_hedge_timer",
-        "_held",
         "_plain",
         "_scanner",
-        "_second",
         "_stream",
-        "exchange",
         "members",
         "span",
         "target",
@@ -63,18 +59,13 @@ class HttpRelay:
         self, client: HttpConnection, target: RouteTarget, body: memoryview, members: HttpMembers, span: bytes
     ) -> None:
         """``span`` has the header lines of the trace context. ``exchange`` is set by the owner."""
+        super().__init__()
         self._client = client
         self.target = target
         self._body: memoryview | None = body
         self.members = members
         self.span = span
-        self.exchange: RoutedExchange
         self._call: HttpCall | None = None
-        self._second: RoutedExchange | None = None
-        """The same request at another member, because the first is late; the first to answer wins."""
-        self._held: NeriteError | None = None
-        """Why the first failed while the second is under way."""
-        self._hedge_timer: asyncio.TimerHandle | None = None
         self._begun = False
         self._stream = False
         self._plain = False
@@ -91,7 +82,7 @@ class HttpRelay:
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
         """End the request: the client is gone."""
-        self._end_hedge()
+        self.end_hedge()
         self.exchange.cancel()
 
     def pause(self, paused: bool) -> None:
@@ -103,11 +94,10 @@ class HttpRelay:
 
     def send_to(self, pool: RouterPool, member: Member) -> MemberCall:
         """Send the request to a member, and after a while to another one if requests are hedged."""
-        if self._hedge_timer is None and (delay := pool.balancer.hedge_delay_ns(self.exchange.request)) is not None:
-            self._hedge_timer = asyncio.get_running_loop().call_later(delay / 1e9, self._hedge)
-        return self.call(pool, member, self.exchange)
+        self.hedge_if_late(pool)
+        return self.begin_call(pool, member, self.exchange)
 
-    def call(self, pool: RouterPool, member: Member, exchange: RoutedExchange) -> HttpCall:
+    def begin_call(self, pool: RouterPool, member: Member, exchange: RoutedExchange) -> HttpCall:
         """Send the request to a member for an exchange."""
         body = self._body
         assert body is not None
@@ -123,53 +113,19 @@ class HttpRelay:
         call.start(pool, member)
         return call
 
-    def refuse(self, error: NeriteError) -> None:
-        """Answer with an error, unless the second exchange may still answer."""
-        if self._second is not None and not self._second.over and not isinstance(error, GatewayTimeout):
-            self._held = error
-            return
-        self._end_hedge()
+    def send_error(self, error: NeriteError) -> None:
+        """Answer with an error."""
         self._client.send([self.target.reply(error).encode()])
 
-    def _hedge(self) -> None:
-        client = HedgeClient(self)
-        self._second = second = self.exchange.again(client)
-        if second is not None:
-            client.exchange = second
-            second.begin()
-
-    def leaves_to_first(self, exchange: RoutedExchange) -> bool:
-        """Whether the first exchange may still answer instead of this one."""
-        return exchange is not self.exchange and not self.exchange.over
-
-    def hedge_failed(self) -> None:
-        """Send what the first exchange has held back: the second has no answer either."""
-        if self._held is not None:
-            self._client.send([self.target.reply(self._held).encode()])
-
-    def _end_hedge(self) -> None:
-        if self._hedge_timer is not None:
-            self._hedge_timer.cancel()
-        second, self._second = self._second, None
-        if second is not None:
-            second.cancel()
-
     def claim(self, call: HttpCall) -> None:
-        """Give the answer to a call: whichever exchange it is of has won, and the other one ends."""
+        """Give the answer to a call: its exchange has won."""
         self._call = call
-        if self._hedge_timer is None:
-            return
-        if call.exchange is self.exchange:
-            self._end_hedge()
-        else:
-            self._hedge_timer.cancel()
-            call.exchange.take_account(self.exchange)
-            self.exchange.cancel()
+        self.won(call.exchange)
 
     def break_off(self, error: NeriteError) -> None:
         """End a stream of events with an event that tells the error; break the connection of any other answer."""
         self._call = None
-        self._end_hedge()
+        self.end_hedge()
         whole = self._scanner is None or self._scanner.between
         if not (self._stream and whole) or self._plain:
             self._client.abort()
@@ -223,29 +179,6 @@ class HttpRelay:
             self._client.close_reply()
         else:
             self._client.end_reply()
-
-
-class HedgeClient:
-    """The client's side of a second exchange."""
-
-    __slots__ = ("_relay", "exchange")
-
-    def __init__(self, relay: HttpRelay) -> None:
-        """``exchange`` is set by the owner."""
-        self._relay = relay
-        self.exchange: RoutedExchange
-
-    def send_to(self, pool: RouterPool, member: Member) -> MemberCall:
-        """Send the request to a member."""
-        return self._relay.call(pool, member, self.exchange)
-
-    def refuse(self, error: NeriteError) -> None:
-        """Leave the answer to the first exchange."""
-        self._relay.hedge_failed()
-
-    def break_off(self, error: NeriteError) -> None:
-        """End an answer that has begun."""
-        self._relay.break_off(error)
 
 
 class HttpCall:

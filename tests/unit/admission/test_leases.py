@@ -292,6 +292,25 @@ def test_data_that_redis_has_lost_are_restored() -> None:
     assert two.ask(1, 300, new)
 
 
+def test_what_is_granted_before_the_last_server_has_told_counts() -> None:
+    """Servers know different amounts to be left; the first that tells gets some before the others have told."""
+    for first in range(2):
+        two = fleet(2, rate=0)
+        budgets = [two.budget(index) for index in range(2)]
+        used = sum(amount for index, amount in ((0, 400), (1, 300)) if two.ask(index, amount, budgets[index]))
+        assert used == 700
+        two.redis.flush()
+        for index in (first, 1 - first):
+            two.books[index].lost(two.now)
+            two.connect(index)
+            used += 100 * two.ask(index, 100, budgets[index])
+        two.tick(15)
+        for index in range(2):
+            while two.ask(index, 25, budgets[index]):
+                used += 25
+        assert used == 1000
+
+
 def test_data_are_restored_once() -> None:
     """What others have given back since they were lost is not taken again."""
     two = fleet(2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from nerite.core.errors import Unavailable
-from nerite.kubernetes.object_watch import WatchedObjects
+from nerite.kubernetes.api_client import ApiClient
+from nerite.kubernetes.object_watch import ObjectWatch, WatchedObjects
 
 
 def item(name: str, version: int = 1) -> dict[str, Any]:
@@ -72,3 +75,35 @@ def test_the_number_of_objects_is_bounded() -> None:
     assert watched.take_page(page(*(item(str(number)) for number in range(16_384)))) == ""
     assert not watched.take_event(event("ADDED", "another"))
     assert watched.take_event(event("MODIFIED", "0", 5))
+
+
+class ClosingClient(ApiClient):
+    """Of a server that ends each watch at once."""
+
+    def __init__(self) -> None:
+        self.watches = 0
+
+    async def get(self, path: str, seconds: float = 15.0) -> dict[str, Any]:
+        return page(item("a"))
+
+    async def watch(self, path: str, silence: float) -> AsyncGenerator[dict[str, Any], None]:
+        self.watches += 1
+        for event in ():
+            yield event
+
+
+def test_watches_that_end_at_once_begin_again_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        delays.append(seconds)
+        if len(delays) == 8:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    client = ClosingClient()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ObjectWatch(client, "/api/v1/pods", "", lambda objects: None).run())
+    assert client.watches == 8
+    assert all(each >= 0.25 for each in delays)
+    assert delays[-1] >= 15.0

@@ -132,7 +132,7 @@ def test_of_two_exchanges_the_one_that_answers_makes_the_row() -> None:
         assert second is not None and account is not None
         second.begin()
         other = {"one", "two"} - {account.member}
-        second.take_account(first)
+        second.take_over(first)
         first.cancel()
         assert rows.rows == []
         second.done(AttemptEnd.ANSWERED, "200")
@@ -142,3 +142,22 @@ def test_of_two_exchanges_the_one_that_answers_makes_the_row() -> None:
         assert row.amounts.attempts == 2
 
     asyncio.run(run())
+
+
+def test_the_second_exchange_goes_on_with_the_account_when_the_first_is_refused() -> None:
+    rows = Rows()
+
+    async def run() -> None:
+        client, first = begun(rows, made_pool("main", "one", "two"))
+        second = first.again(Client())
+        assert second is not None
+        second.begin()
+        first.attempts = 0
+        first.failed(AttemptEnd.LOST, "broke")
+        assert first.over and len(client.told) == 1
+        assert rows.rows == []
+        second.done(AttemptEnd.ANSWERED, "200")
+
+    asyncio.run(run())
+    (row,) = rows.rows
+    assert (row.key.ending, row.amounts.attempts) == ("answered", 2)

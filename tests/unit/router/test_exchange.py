@@ -212,19 +212,37 @@ def test_a_pool_borrows_idle_members() -> None:
 
 
 def test_a_late_request_has_a_second_exchange_at_another_member() -> None:
-    client, pool = Client(), made_pool("p", "a", "b")
+    client, (pool, demand) = Client(), scaled_pool("a", "b")
     first = exchange(client, pool)
     assert first.again(client) is None
     first.begin()
+    arrived = demand.arrived
     second = first.again(client)
     assert second is not None
     second.begin()
+    assert demand.arrived == arrived
     assert {call.member.name for call in client.calls} == {"a", "b"}
     second.answer_begins()
     first.cancel()
     second.done(AttemptEnd.ANSWERED, "200")
     assert client.calls[0].cancelled
     assert pool.retries == {"hedged": 1}
+    assert is_at_rest(pool)
+
+
+def test_a_hedged_request_is_refused_once_when_both_of_its_exchanges_are() -> None:
+    (client, other), pool = (Client(), Client()), made_pool("p", "a", "b")
+    table = PoolTable([pool])
+    first = RoutedExchange(table, client, RoutedRequest("m"))
+    first.begin()
+    second = first.again(other)
+    assert second is not None
+    second.begin()
+    second.failed(AttemptEnd.LOST, "is gone")
+    assert (first.over, second.over, table.refused.total()) == (False, True, 0)
+    first.failed(AttemptEnd.LOST, "is gone, too")
+    assert table.refused == {"502": 1}
+    assert (len(client.told), len(other.told)) == (1, 1)
     assert is_at_rest(pool)
 
 
@@ -421,6 +439,26 @@ def test_autoscaling_is_told_of_a_request_once_whatever_member_answers() -> None
     made.done(AttemptEnd.ANSWERED, "200")
     assert demand.done == arrived
     assert (demand.promises.answers, demand.promises.late, demand.turned_away) == (1, 0, 0)
+
+
+def test_autoscaling_is_told_once_of_a_request_that_loses_its_member_and_waits() -> None:
+    async def play() -> None:
+        client, pool = Client(), held_pool("p", "a", scaling=ScalingPolicy(least=0, latency=60.0))
+        assert pool.demand is not None
+        pool.set_ready("a", True, ("m",))
+        made = waiting(client, PoolTable([pool]))
+        arrived = pool.demand.arrived
+        assert arrived > 0
+        pool.set_ready("a", False)
+        made.failed(AttemptEnd.LOST, "is gone")
+        assert made.waiting
+        pool.set_ready("a", True, ("m",))
+        await turn()
+        assert len(client.calls) == 2
+        assert pool.demand.arrived == arrived
+        made.done(AttemptEnd.ANSWERED, "200")
+
+    asyncio.run(play())
 
 
 def test_autoscaling_is_told_of_tensors_and_of_refusals() -> None:
