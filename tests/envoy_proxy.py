@@ -7,7 +7,7 @@ import json
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,6 @@ def envoy(
 
     ``fail_open``: without the picker it chooses an endpoint itself, as ``failureMode: FailOpen`` of a pool asks.
     """
-    program = binary()
     http_port, grpc_port, admin = free_ports(3)
     filters = _filters(mode, subset, fail_open)
     config = {
@@ -169,6 +168,47 @@ def envoy(
             ],
         },
     }
+    with _running(folder, config, admin):
+        yield http_port, grpc_port
+
+
+@contextmanager
+def weighted_envoy(folder: Path, addresses: Sequence[str]) -> Iterator[tuple[int, Callable[[], str]]]:
+    """Run an Envoy that weighs gRPC endpoints by the load that they report (ORCA) apart from requests, each second.
+
+    Yields its port, and what returns its statistics.
+    """
+    port, admin = free_ports(2)
+    weighted = {
+        "@type": f"{_TYPE}extensions.load_balancing_policies.client_side_weighted_round_robin.v3."
+        "ClientSideWeightedRoundRobin",
+        "enable_oob_load_report": True,
+        "oob_reporting_period": "1s",
+        "blackout_period": "0s",
+        "weight_update_period": "1s",
+    }
+    policy = {"name": "envoy.load_balancing_policies.client_side_weighted_round_robin", "typed_config": weighted}
+    cluster = _cluster(
+        "grpc", addresses, True, load_balancing_policy={"policies": [{"typed_extension_config": policy}]}
+    )
+    router = {"@type": f"{_TYPE}extensions.filters.http.router.v3.Router"}
+    filters = [{"name": "envoy.filters.http.router", "typed_config": router}]
+    config = {
+        "admin": {"address": _address("127.0.0.1", admin)},
+        "static_resources": {"listeners": [_listener(port, "grpc", filters)], "clusters": [cluster]},
+    }
+
+    def statistics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{admin}/stats", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    with _running(folder, config, admin):
+        yield port, statistics
+
+
+@contextmanager
+def _running(folder: Path, config: dict[str, Any], admin: int) -> Iterator[None]:
+    program = binary()
     file = folder / "envoy.json"
     file.write_text(json.dumps(config))
     log = folder / "envoy.log"
@@ -180,7 +220,7 @@ def envoy(
         )
     try:
         _wait(process, admin, log)
-        yield http_port, grpc_port
+        yield
     finally:
         process.terminate()
         process.wait(PATIENCE)

@@ -1,4 +1,4 @@
-"""helm, kubectl and the schemas of Kubernetes, as ``make kubernetes-tools`` fetches them."""
+"""helm (4, and 3 as ``helm3``), kubectl and the schemas of Kubernetes, as ``make kubernetes-tools`` fetches them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ def run(name: str, *arguments: str, fails: bool = False, home: Path | None = Non
     return done.stderr if fails else done.stdout
 
 
-def rendered(*arguments: str, values: dict[str, Any] | None = None, folder: Path) -> list[dict[str, Any]]:
+def rendered(
+    *arguments: str, values: dict[str, Any] | None = None, folder: Path, helm: str = "helm"
+) -> list[dict[str, Any]]:
     """Return the manifests of the chart with some values, as a release ``r`` in the namespace ``models``."""
     file = folder / "values.yaml"
     file.write_text(json.dumps(values or {}))
-    text = run("helm", "template", "r", str(CHART), "-n", "models", "-f", str(file), *arguments, home=folder)
+    text = run(helm, "template", "r", str(CHART), "-n", "models", "-f", str(file), *arguments, home=folder)
     return [each for each in yaml.safe_load_all(text) if each]
 
 

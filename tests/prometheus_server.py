@@ -7,7 +7,7 @@ import re
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,15 +59,25 @@ class Prometheus:
 
 @contextmanager
 def prometheus_server(
-    folder: Path, targets: Sequence[str], rules: Path | None = None, interval: str = "1s", port: int = 0
+    folder: Path,
+    targets: Sequence[str],
+    rules: Path | None = None,
+    interval: str = "1s",
+    port: int = 0,
+    labels: Mapping[str, Mapping[str, str]] = {},
 ) -> Iterator[Prometheus]:
-    """Run a Prometheus that reads these ``HOST:PORT`` every ``interval``."""
+    """Run a Prometheus that reads these ``HOST:PORT`` every ``interval``; ``labels`` are those of a target."""
     require("prometheus")
     port = port or free_ports(1)[0]
     config = {
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": [str(rules)] if rules else [],
-        "scrape_configs": [{"job_name": "nerite", "static_configs": [{"targets": list(targets)}]}],
+        "scrape_configs": [
+            {
+                "job_name": "nerite",
+                "static_configs": [{"targets": [each], "labels": dict(labels.get(each, {}))} for each in targets],
+            }
+        ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
     command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]

@@ -26,6 +26,7 @@ PATIENCE = 90.0
 """Seconds after which something hangs, however busy the machine. Less than pytest gives a test, so that it can tell."""
 _FRONT = "front_"
 _NOTED = re.compile("was read: |was read and is in force|The previous policy stays in force|until it is corrected")
+_MODEL_NAME = re.compile(r'(?<=",)model_name="[^"]*",')
 _STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 
 
@@ -107,10 +108,10 @@ class Serving:
         return found[0] if found else ""
 
     def metrics(self) -> dict[str, float]:
-        """Return the samples of the metrics page."""
+        """Return the samples of the metrics page, without the label ``model_name``, which repeats ``model``."""
         connection = http.client.HTTPConnection("127.0.0.1", self.ports["Metrics"], timeout=PATIENCE)
         connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
+        lines = _MODEL_NAME.sub("", connection.getresponse().read().decode()).splitlines()
         connection.close()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 

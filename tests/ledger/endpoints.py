@@ -8,6 +8,7 @@ _ROLLOUTS: Final = "service/test_rollouts.py"
 _FLEET: Final = "service/test_rollout_fleet_page.py"
 _AGENTS: Final = "service/test_agent_apis.py"
 _TOKENS: Final = "service/test_llm_tokens.py"
+_PORT: Final = "service/test_serving_port.py"
 _OPENAI: Final = "service/test_openai_api.py"
 
 HTTP: Final = {
@@ -78,6 +79,10 @@ HTTP: Final = {
     "POST /detokenize": f"{_TOKENS}::test_tokens_and_back",
     "POST /v1/score": "service/test_llm_readers.py::test_scores",
     "POST /v1/rerank": "service/test_llm_readers.py::test_reranking",
+    "GET /": f"{_PORT}::test_the_root_leads_somewhere",
+    "GET /health": f"{_PORT}::test_what_vllm_answers",
+    "POST /ping": f"{_PORT}::test_what_vllm_answers",
+    "GET /version": f"{_PORT}::test_what_vllm_answers",
     "GET /metrics": "counting: metrics",
     "GET /ping": "sagemaker: ping",
     "POST /invocations": "sagemaker: invoke",
@@ -112,4 +117,5 @@ GRPC: Final = {
     "TraceSetting": "trace_settings: gRPC: a rate",
     "LogSettings": "logging_settings: gRPC: a level off",
     "Check": "grpc_admin: health",
+    "StreamCoreMetrics": "service/test_serving_port.py::test_load_reports_without_requests",
 }

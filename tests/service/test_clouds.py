@@ -15,8 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from test_streams import DECOUPLED, THREADED
 
+from nerite.cli import command_line
+from nerite.cli.command_line import parse_command_line
+from pages import ROOT
+from ports import free_ports
 from serving import IDENTITY, NERITE, Serving, binary_request, eventually, pbtxt, python_model, serving
 
 SAGEMAKER = ("--allow-sagemaker=true", "--sagemaker-port=0", "--allow-http=false", "--allow-grpc=false")
@@ -283,3 +288,38 @@ def test_the_command_of_vertex(repository: Path, tmp_path: Path) -> None:
     with started("AIP_MODE", tmp_path, NERITE_VERTEX_AI_PORT="0") as server:
         assert vertex(server, "/health")[0] == 200
         assert data_of(vertex(server, "/predict", ROW)) == [1.5, 2.5]
+
+
+def test_the_service_of_knative(repository: Path, tmp_path: Path) -> None:
+    service = yaml.safe_load((ROOT / "deploy" / "knative" / "service.yaml").read_text())
+    (container,) = service["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    words = [*container["command"], *container["args"]]
+    assert words[:3] == ["nerite", "serve", "/models"]
+    environment = {"K_SERVICE": "nerite", "PORT": str(port["containerPort"])}
+    assert parse_command_line(words[2:], environment, command_line.NERITE).options.http.port == 8080
+    free = free_ports(1)[0]
+    command = [str(NERITE), "serve", str(repository), *container["args"]]
+    command += ["--allow-grpc=false", "--metrics-port=0"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, "K_SERVICE": "nerite", "PORT": str(free)}
+        )
+    try:
+        for probe in ("readinessProbe", "livenessProbe"):
+            path = container[probe]["httpGet"]["path"]
+            eventually(lambda: answers(free, path))  # noqa: B023
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def answers(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()

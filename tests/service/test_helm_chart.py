@@ -42,7 +42,12 @@ EVERYTHING: dict[str, Any] = {
             "autoscaling": {"enabled": True},
         },
         {"name": "state", "workload": "StatefulSet", "modelVolume": {"persistentVolumeClaim": {"claimName": "models"}}},
-        {"name": "large", "workload": "LeaderWorkerSet", "leaderWorkerSet": {"size": 4, "workerCommand": ["ray"]}},
+        {
+            "name": "large",
+            "workload": "LeaderWorkerSet",
+            "numGpus": 8,
+            "leaderWorkerSet": {"size": 4, "workerCommand": ["ray"], "check": {"nvlink": True, "rdmaPorts": 8}},
+        },
     ],
 }
 TRITON: dict[str, Any] = {
@@ -124,13 +129,14 @@ def test_nothing_runs_with_privileges_or_without_limits(values: dict[str, Any], 
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert ("runAsUser" in spec["securityContext"]) == (values is not TRITON)
-        (container,) = spec["containers"]
-        security = container["securityContext"]
-        assert security["allowPrivilegeEscalation"] is False
-        assert security["readOnlyRootFilesystem"] is True
-        assert security["capabilities"] == {"drop": ["ALL"]}
-        assert container["resources"]["limits"]["memory"]
-        assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+        assert len(spec["containers"]) == 1
+        for container in (*spec["containers"], *spec.get("initContainers", ())):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["limits"]["memory"]
+            assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
         assert all("sizeLimit" in each["emptyDir"] for each in spec["volumes"] if "emptyDir" in each)
 
 
@@ -147,6 +153,23 @@ def test_pods_have_time_for_requests_in_progress(values: dict[str, Any], tmp_pat
 def test_clusters_without_the_action_sleep_wait_by_a_program(tmp_path: Path) -> None:
     (template,) = pods(rendered("--kube-version", "1.29", folder=tmp_path))
     assert template["spec"]["containers"][0]["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "5"]}}
+
+
+def test_engines_over_several_nodes_check_what_they_were_given(tmp_path: Path) -> None:
+    template = named(rendered(values=EVERYTHING, folder=tmp_path), "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    for role in ("leaderTemplate", "workerTemplate"):
+        (check,) = template[role]["spec"]["initContainers"]
+        assert check["command"] == [
+            *("nerite", "doctor", "--expect-nodes=4", "--wait=300", "--expect-gpus=8", "--expect-nvlink"),
+            "--expect-rdma=8",
+        ]
+        assert check["resources"] == template[role]["spec"]["containers"][0]["resources"]
+        assert check["resources"]["limits"]["nvidia.com/gpu"] == 8
+    (leader,) = template["leaderTemplate"]["spec"]["containers"]
+    (worker,) = template["workerTemplate"]["spec"]["containers"]
+    assert (template["size"], leader["command"][0], worker["command"]) == (4, "nerite", ["ray"])
+    off = {"workload": "LeaderWorkerSet", "leaderWorkerSet": {"check": {"enabled": False}}}
+    assert all("initContainers" not in each["spec"] for each in pods(rendered(values=off, folder=tmp_path)))
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
@@ -292,7 +315,16 @@ def test_values_that_mean_nothing_are_refused(setting: str, told: str, tmp_path:
     assert told in run("helm", "template", "r", str(CHART), "--set", setting, fails=True, home=tmp_path)
 
 
-def test_helm_has_nothing_to_complain_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+def test_helm_has_nothing_to_complain_of(helm: str, tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps(EVERYTHING))
-    assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART), "-f", str(file), home=tmp_path)
+    assert "0 chart(s) failed" in run(helm, "lint", "--strict", str(CHART), "-f", str(file), home=tmp_path)
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_helm_3_renders_what_helm_4_renders(values: dict[str, Any], tmp_path: Path) -> None:
+    assert run("helm3", "version", "--short").startswith("v3.")
+    assert run("helm", "version", "--short").startswith("v4.")
+    older = rendered("--kube-version", "1.31", values=values, folder=tmp_path, helm="helm3")
+    assert older == rendered("--kube-version", "1.31", values=values, folder=tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nerite import __version__
 from routing import (
     ROUTER,
     Received,
@@ -184,6 +185,19 @@ def test_models_that_are_not_served(tmp_path: Path) -> None:
         assert headers["Retry-After"] == "1"
         assert "pool 'main'" in json.loads(body)["error"]
         assert router.ask("GET", "/v2/health/live")[0] == 200
+        assert [router.ask(*asked)[0] for asked in (("GET", "/health"), ("POST", "/ping"))] == [503, 503]
+
+
+def test_what_servers_of_vllm_answer_and_where_the_rest_is(tmp_path: Path) -> None:
+    with stand_ins(1) as (member,), routed(tmp_path, member) as router:
+        assert [router.ask(*asked)[0] for asked in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"))] == [
+            200
+        ] * 3
+        assert router.json("GET", "/version") == {"version": __version__}
+        assert router.json("GET", "/")["health"] == "/v2/health/ready"
+        status, _, body = router.ask("GET", "/metrics")
+        assert (status, b"metrics-port" in body) == (404, True)
+        assert member.requests == []
 
 
 def test_names_that_members_do_not_list(tmp_path: Path) -> None:

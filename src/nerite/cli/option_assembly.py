@@ -26,7 +26,7 @@ def assemble(values: Values, environment: Mapping[str, str], address: str) -> tu
     read.
     """
     warnings: list[str] = []
-    options = _listening(_vertex_defaults(ServerOptions(), environment), values.get("address", ""), address)
+    options = _listening(_cloud_defaults(ServerOptions(), environment), values.get("address", ""), address)
     for flag in FLAGS:
         if flag.field and flag.name in values:
             options = placed(options, flag.field, values[flag.name])
@@ -335,7 +335,7 @@ def _check_server(values: Values, options: ServerOptions) -> None:
         )
 
 
-# The variables that SageMaker and Vertex AI set.
+# The variables that SageMaker, Vertex AI and Knative set.
 
 _SAGEMAKER: Final = {
     "ping_mode": ("SAGEMAKER_TRITON_PING_MODE", ("ready", "live")),
@@ -350,8 +350,10 @@ _VERTEX: Final = {
 """Variable of each field, and Triton's name for it in the error, in the order in which Triton checks them."""
 
 
-def _vertex_defaults(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
-    """Return the defaults. On Vertex AI its own port replaces those for HTTP and gRPC."""
+def _cloud_defaults(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
+    """Return the defaults. On Vertex AI its own port replaces those for HTTP and gRPC; Knative names the HTTP port."""
+    if environment.get("K_SERVICE") and (port := environment.get("PORT")):
+        options = placed(options, "http.port", _read("PORT", PORT.read, port))
     if environment.get("AIP_MODE") == "PREDICTION":
         options = placed(options, "vertex.enabled", True)
         options = placed(options, "http.enabled", False)

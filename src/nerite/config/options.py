@@ -195,7 +195,9 @@ class HttpOptions:
 
     enabled: Annotated[bool, Flag("allow-http", "Serve HTTP.")] = True
     address: Annotated[str, Flag("http-address", "Address to listen on.", default="that of --address")] = "0.0.0.0"
-    port: Annotated[int, Flag("http-port", "Port to listen on; 0 picks a free one.", PORT)] = 8000
+    port: Annotated[int, Flag(
+        "http-port", "Port to listen on; 0 picks a free one.", PORT, default="PORT if Knative sets it, else 8000",
+        )] = 8000
     reuse_port: Annotated[bool, Flag(
         "reuse-http-port", "Share the port with other servers that set this flag.")] = False
     header_forward_pattern: Annotated[re.Pattern[str] | None, Flag(

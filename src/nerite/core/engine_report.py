@@ -48,6 +48,16 @@ class RequestProgress(NamedTuple):
     """Set in the last report of the request."""
 
 
+class AdapterUse(NamedTuple):
+    """The LoRA adapters of an engine, and which of them its requests use."""
+
+    most: int = 0
+    """Number of adapters that requests may choose from."""
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    """Adapters of requests that the engine has not started, apart from those that are running."""
+
+
 class EngineReport(NamedTuple):
     """State of an engine after a step or at rest. Counters run from the engine's start; None if it does not count."""
 
@@ -79,3 +89,4 @@ class EngineReport(NamedTuple):
     step_began_ns: int = 0
     """When the reported step began (``time.monotonic_ns``). 0: the engine does not time its steps, or ran none."""
     step_ended_ns: int = 0
+    adapters: AdapterUse = AdapterUse()

@@ -215,6 +215,9 @@ class LlmModel:
         engine = self._engines.engine(self._context, context)
         step = StepReport(context.reporter, _step_timeout(self._context))
         engine.start(step.over, context.reporter.give_up)
+        step.adapters = len(engine.capabilities().adapters)
+        if step.adapters:
+            step.over(engine.stats())
         return LlmInstance(self._context, context.name, engine, step)
 
     def close(self) -> None:
@@ -297,12 +300,16 @@ class LlmInstance:
                 sampling, max_tokens=max(sampling.max_tokens, 1) if sampling.max_tokens is not None else None
             )
             wanted = replace(wanted, prompt=tokens, sampling=least)
-        listener: RequestListener = RequestFollower(request, answer, sampling.n, self._step)
+        listener: RequestListener = RequestFollower(request, answer, sampling.n, self._step, sampling.lora_name)
         if sampling.thinking_budget is not None:
             wanted = replace(wanted, sampling=replace(wanted.sampling, thinking_budget=None))
             listener = budgeted = BudgetedListener(self._engine, wanted, listener, sampling.thinking_budget)
             request.on_cancel = lambda _request: budgeted.abort()
-        self._engine.add(wanted, listener)
+        try:
+            self._engine.add(wanted, listener)
+        except NeriteError:
+            self._step.forget_adapter(request)
+            raise
         if request.is_cancelled():  # it was cancelled before the engine knew it
             self._engine.abort(number)
 

@@ -19,7 +19,7 @@ from typing import Final
 from nerite.backends.interface import Reporter
 from nerite.core import headers, tensor
 from nerite.core.byte_budget import RESPONSE_HEADERS, Memo
-from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
+from nerite.core.engine_report import AdapterUse, EngineReport, RequestBegun, RequestEnded, RequestProgress
 from nerite.core.errors import Cancelled, InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
@@ -314,6 +314,9 @@ _ENDED: Final = {
 }
 
 
+_NO_ADAPTERS: Final = AdapterUse()
+
+
 class StepReport:
     """Collects the results of a step and sends them together: one report and all responses. For the engine's thread."""
 
@@ -323,6 +326,24 @@ class StepReport:
         self._timeout = timeout
         self._progress: list[RequestProgress] = []
         self._responses: list[Callable[[], None]] = []
+        self.adapters = 0
+        """Number of LoRA adapters of the engine."""
+        self._adapter_uses: dict[object, tuple[str, bool]] = {}
+        """Adapter of each request that chose one, and whether the engine has started it."""
+
+    def use_adapter(self, request: object, name: str, *, started: bool = False) -> None:
+        """Note that a request uses an adapter. Thread-safe."""
+        self._adapter_uses[request] = (name, started)
+
+    def forget_adapter(self, request: object) -> None:
+        """Note that a request has ended, or was refused. Thread-safe."""
+        self._adapter_uses.pop(request, None)
+
+    def _adapters(self) -> AdapterUse:
+        uses = list(self._adapter_uses.values())  # one step of the interpreter: other threads add requests
+        running = {name for name, started in uses if started}
+        waiting = {name for name, started in uses if not started} - running
+        return AdapterUse(self.adapters, tuple(sorted(running)), tuple(sorted(waiting)))
 
     def add(self, progress: RequestProgress, respond: Callable[[], None]) -> None:
         """Record the progress of a request, and the call that responds to it."""
@@ -353,6 +374,7 @@ class StepReport:
                     progress,
                     stats.step_began_ns,
                     stats.step_ended_ns,
+                    self._adapters() if self.adapters else _NO_ADAPTERS,
                 )
             )
             for respond in responses:
@@ -362,7 +384,13 @@ class StepReport:
 class RequestFollower:
     """Listener of one request: forwards its output to the answer and its progress to the step report."""
 
-    def __init__(self, request: InferenceRequest, answer: StreamedAnswer, sequences: int, step: StepReport) -> None:
+    def __init__(
+        self, request: InferenceRequest, answer: StreamedAnswer, sequences: int, step: StepReport, adapter: str = ""
+    ) -> None:
+        """``adapter``: name of the LoRA adapter that the request chose."""
+        self._adapter = adapter
+        if adapter:
+            step.use_adapter(request, adapter)
         self._request = request
         self._answer = answer
         self._sequences = sequences
@@ -375,6 +403,8 @@ class RequestFollower:
         """Record the length of the prompt, and report the start of the request."""
         self._begun = RequestBegun(time.monotonic_ns(), prompt_tokens, cached_tokens, self._sequences, image_tokens)
         self._answer.admitted(prompt_tokens)
+        if self._adapter:
+            self._step.use_adapter(self._request, self._adapter, started=True)
         self._report(0, None, _nothing)
 
     def advanced(self, deltas: Sequence[TokenDelta]) -> None:
@@ -394,6 +424,8 @@ class RequestFollower:
 
     def _report(self, tokens: int, ended: RequestEnded | None, respond: Callable[[], None]) -> None:
         begun, self._begun = self._begun, None
+        if ended is not None and self._adapter:
+            self._step.forget_adapter(self._request)
         self._step.add(RequestProgress(self._request, tokens, begun, ended), respond)
 
 

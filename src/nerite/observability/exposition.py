@@ -41,7 +41,7 @@ class Metric(NamedTuple, Generic[Owner]):
     read: Callable[[Owner], Value | Mapping[str, Value] | None]
     """Returns the value, or a value for each value of ``label``. None: there is no sample."""
     label: str = ""
-    """Label that distinguishes the samples of one owner."""
+    """Label that distinguishes the samples of one owner. For several, separated by commas, the keys are ``Labels``."""
 
 
 class MetricTable(NamedTuple, Generic[Owner]):
@@ -113,7 +113,9 @@ class Page:
                 lines = self._families[name] = [_comments(metric, openmetrics=self._openmetrics)]
             for of, owner in rows:
                 value = metric.read(owner)
-                if isinstance(value, Mapping):
+                if isinstance(value, Mapping) and "," in label:
+                    lines += [self._sample(name, f"{of},{encoded}", each) for encoded, each in value.items()]
+                elif isinstance(value, Mapping):
                     before, after = _split(of, label)
                     lines += [
                         self._sample(name, f"{before}{_label(label, text)}{after}", each)

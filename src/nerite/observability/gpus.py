@@ -90,6 +90,15 @@ class GpuLibrary:
         info = self._call("nvmlDeviceGetMemoryInfo", gpu)
         return None if info is None else GpuMemory(int(info.total), int(info.used))
 
+    def linked(self, gpu: Gpu, other: Gpu) -> bool:
+        """Return whether NVLink connects two GPUs, directly or through switches."""
+        nvml = self._nvml
+        try:
+            status = nvml.nvmlDeviceGetP2PStatus(gpu.handle, other.handle, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        except nvml.NVMLError:
+            return False
+        return bool(status == nvml.NVML_P2P_STATUS_OK)
+
     def read(self, gpu: Gpu) -> GpuReadings:
         """Read a GPU. May take some milliseconds."""
         rates = self._call("nvmlDeviceGetUtilizationRates", gpu)

@@ -32,12 +32,27 @@ PINNED_MEMORY: Final = MetricTable[None]((
 """Zero, as in a Triton without GPUs: this server keeps no pinned memory."""
 
 
-class MachineMetrics:
-    """Writes the metrics of the machine. The utilization is that since the last time they were written."""
+class CpuUtilization:
+    """How busy the processors of the machine were between two readings."""
 
     def __init__(self) -> None:
         self._busy, self._total = _ticks()
         self._utilization = 0.0
+
+    def since_last(self) -> float:
+        """Return the fraction of their time for which they were busy; the last one again if no time has passed."""
+        busy, total = _ticks()
+        if total > self._total:
+            self._utilization = (busy - self._busy) / (total - self._total)
+            self._busy, self._total = busy, total
+        return self._utilization
+
+
+class MachineMetrics:
+    """Writes the metrics of the machine. The utilization is that since the last time they were written."""
+
+    def __init__(self) -> None:
+        self._processors = CpuUtilization()
 
     def write_metrics(self, page: Page) -> None:
         """Write the metrics; none if the files in /proc are missing or cannot be opened now."""
@@ -45,12 +60,9 @@ class MachineMetrics:
             memory = memory_sizes()
         except OSError:
             return
-        busy, total = _ticks()
-        if total > self._total:
-            self._utilization = (busy - self._busy) / (total - self._total)
-            self._busy, self._total = busy, total
         used = memory["MemTotal"] - memory["MemAvailable"]
-        page.write(MACHINE, [(UNLABELLED, _MachineState(self._utilization, memory["MemTotal"], used))])
+        state = _MachineState(self._processors.since_last(), memory["MemTotal"], used)
+        page.write(MACHINE, [(UNLABELLED, state)])
 
 
 def _ticks() -> tuple[int, int]:

@@ -1,10 +1,12 @@
 """Metrics of model versions, which are read from their statistics when the page is requested.
 
-Those of language models that vLLM has keep vLLM's names, with the labels ``model`` and ``version`` of Triton.
+Those of language models that vLLM has keep vLLM's names, with the label ``model_name`` of vLLM beside ``model`` and
+``version`` of Triton.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
@@ -46,9 +48,14 @@ class MeteredVersion(NamedTuple):
 _Read: TypeAlias = Callable[[MeteredVersion], Value | Mapping[str, Value] | None]
 
 
-def version_labels(version: MeteredVersion) -> Labels:
-    """Return the labels of a version: the names of ``metric_tags`` get an underscore, as with Triton."""
+def version_labels(version: MeteredVersion, *, vllm: bool = False) -> Labels:
+    """Return the labels of a version: the names of ``metric_tags`` get an underscore, as with Triton.
+
+    ``vllm``: for metrics that vLLM has, too.
+    """
     pairs = {"model": version.model, "version": version.version}
+    if vllm:
+        pairs["model_name"] = version.model
     if version.namespace:
         pairs["namespace"] = version.namespace
     pairs.update((f"_{name}", value) for name, value in version.tags.items())
@@ -128,6 +135,31 @@ def _kv_blocks(version: MeteredVersion) -> dict[str, Value] | None:
         return None
     used, free = kv_blocks(version.tokens.latest)
     return {"used": used, "free": free}
+
+
+def _cache_config(version: MeteredVersion) -> dict[str, Value] | None:
+    """Return vLLM's description of the KV cache, as labels."""
+    reports = [] if version.tokens is None else version.tokens.latest
+    blocks = sum(each.total_blocks for each in reports)
+    if not blocks:
+        return None
+    size = max(each.block_size for each in reports)
+    return {labels({"block_size": str(size), "num_gpu_blocks": str(blocks)}): 1}
+
+
+def _adapters(version: MeteredVersion) -> dict[str, Value] | None:
+    """Return the LoRA adapters in use as labels, and the time: of several samples, the latest counts."""
+    known = [] if version.tokens is None else [each.adapters for each in version.tokens.latest if each.adapters.most]
+    if not known:
+        return None
+    running = sorted({name for each in known for name in each.running})
+    waiting = sorted({name for each in known for name in each.waiting})
+    told = {
+        "max_lora": str(max(each.most for each in known)),
+        "running_lora_adapters": ",".join(running),
+        "waiting_lora_adapters": ",".join(waiting),
+    }
+    return {labels(told): time.time()}
 
 
 _VERSION: Final = ("model", "version")
@@ -254,14 +286,9 @@ TOKENS: Final = MetricTable[MeteredVersion]((
     Metric("vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens that were guessed ahead.", _tally("drafted")),
     Metric("vllm:spec_decode_num_accepted_tokens_total", "counter",
            "Tokens that were guessed ahead and right.", _tally("accepted")),
-    Metric("nerite_llm_engine_failures_total", "counter",
-           "Failed steps, after which the engine restarted in its worker", _tally("failures")),
     Metric("vllm:request_success_total", "counter",
            "Requests that the engine is done with, by how they ended.",
            _by_ending(lambda t: t.ended), "finished_reason"),
-    Metric("nerite_llm_wasted_tokens_total", "counter",
-           "Tokens generated for requests that were cancelled, missed their deadline or failed",
-           _by_ending(lambda t: t.wasted_tokens), "reason"),
     Metric("vllm:iteration_tokens_total", "histogram",
            "Tokens per step of the engine.", _tokens(lambda t: t.step_tokens)),
     Metric("vllm:time_to_first_token_seconds", "histogram",
@@ -290,9 +317,21 @@ TOKENS: Final = MetricTable[MeteredVersion]((
     Metric("vllm:num_requests_waiting", "gauge",
            "Requests that wait, before the engine or in it.",
            lambda v: None if v.tokens is None else v.pending + sum(each.waiting for each in v.tokens.latest)),
-    Metric("nerite_llm_requests", "gauge", "Requests in the engine", _tokens(lambda t: t.under_way)),
     Metric("vllm:gpu_cache_usage_perc", "gauge", "KV cache usage. 1 means 100 percent.", _reports(kv_utilization)),
     Metric("vllm:kv_cache_usage_perc", "gauge", "KV cache usage. 1 means 100 percent.", _reports(kv_utilization)),
+    Metric("vllm:cache_config_info", "gauge",
+           "Blocks of the KV cache, and tokens per block.", _cache_config, "block_size,num_gpu_blocks"),
+    Metric("vllm:lora_requests_info", "gauge", "Running stats on lora requests.",
+           _adapters, "max_lora,running_lora_adapters,waiting_lora_adapters"),
+), ("model", "version", "model_name"), applies=lambda v: v.tokens is not None)  # fmt: skip
+
+ENGINES: Final = MetricTable[MeteredVersion]((
+    Metric("nerite_llm_engine_failures_total", "counter",
+           "Failed steps, after which the engine restarted in its worker", _tally("failures")),
+    Metric("nerite_llm_wasted_tokens_total", "counter",
+           "Tokens generated for requests that were cancelled, missed their deadline or failed",
+           _by_ending(lambda t: t.wasted_tokens), "reason"),
+    Metric("nerite_llm_requests", "gauge", "Requests in the engine", _tokens(lambda t: t.under_way)),
     Metric("nerite_llm_kv_block_tokens", "gauge",
            "Tokens per block of the KV cache",
            _reports(lambda reports: max((each.block_size for each in reports), default=0))),
@@ -301,5 +340,6 @@ TOKENS: Final = MetricTable[MeteredVersion]((
 
 TABLES: Final = (
     COUNTS, DURATIONS, STATE, OURS, CACHED, UNCACHED_SUMMARIES, SUMMARIES, CACHED_SUMMARIES, FIRST_RESPONSES, TOKENS,
+    ENGINES,
 )  # fmt: skip
 """All metrics of versions, in the order of the page."""

@@ -289,7 +289,7 @@ class GrpcMemberSocket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        tcp.notice_dead_peer(transport)
+        tcp.notice_lost_host(transport)
         self._connection.opened(cast(asyncio.Transport, transport))  # uvloop's does not inherit from it
 
     def connection_lost(self, exc: Exception | None) -> None:

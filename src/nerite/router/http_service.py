@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from time import monotonic_ns
 from typing import Any, Final, cast
 
+from nerite import __version__
 from nerite.balancing.member import RoutedRequest
 from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
 from nerite.cluster.settings import RouterSettings
@@ -37,9 +38,10 @@ from nerite.transports.http.head import RequestHead
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.routes import BATCH_ENDPOINTS, QUERIED
 
-_NOT_READY: Final = Reply(400, b"", reply.PLAIN)
-
-
+_UNHEALTHY: Final = Reply(503, b"", reply.PLAIN)
+_READINESS: Final = {"ready": Reply(400, b"", reply.PLAIN), "health": _UNHEALTHY, "ping": _UNHEALTHY}
+"""Replies of a router that is not ready, by endpoint."""
+_LINKS: Final = reply.json_reply({"server": "/v2", "health": "/v2/health/ready", "openai_models": "/v1/models"})
 _NO_BATCHES: Final = "add batches to [router] of the cluster file"
 _NO_TENANTS: Final[dict[str, list[Any]]] = {"tenants": [], "models": [], "use": []}
 
@@ -197,8 +199,12 @@ class RouterService:
         elif target.local == "quota":
             quota = {} if self._admission is None else self._admission.quota()
             connection.send([reply.json_reply(quota or _NO_TENANTS).encode()])
-        elif target.local == "ready" and (self.draining or not self._table.ready):
-            connection.send([_NOT_READY.encode()])
+        elif target.local == "release":
+            connection.send([reply.json_reply({"version": __version__}).encode()])
+        elif target.local == "root":
+            connection.send([_LINKS.encode()])
+        elif target.local in _READINESS and (self.draining or not self._table.ready):
+            connection.send([_READINESS[target.local].encode()])
         else:
             connection.send([reply.EMPTY.encode()])
 

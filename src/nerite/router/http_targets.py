@@ -43,7 +43,8 @@ _CONTENTS: Final = frozenset((
 ))  # fmt: skip
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
 _OF_ROUTERS: Final = frozenset((
-    "live", "ready", "index", "openai_models", "quota", *routes.QUERIED, *routes.BATCH_ENDPOINTS,
+    "live", "ready", "health", "ping", "root", "release", "index", "openai_models", "quota",
+    *routes.QUERIED, *routes.BATCH_ENDPOINTS,
 ))  # fmt: skip
 _ELSEWHERE: Final = ("server_metadata", "response", "response_items")
 
@@ -179,6 +180,8 @@ class HttpTargets:
         name = endpoint.name
         if head.method not in endpoint.methods and not (head.method == "HEAD" and "GET" in endpoint.methods):
             return RouteTarget(refusal=reply.NOT_ALLOWED_JSON, openai=openai)
+        if name == "metrics":
+            raise NotFound("metrics have their own port: metrics-port in [router] of the cluster file")
         if name in _OF_ROUTERS:
             return self._local(head, name, arguments, openai)
         model = arguments.get("model", "")

@@ -13,6 +13,7 @@ from nerite.core.tensor import Buffer
 from nerite.router.member_tls import ClientTls, refusal_of
 from nerite.router.response_body import ChunkScanner
 from nerite.router.response_head import MAX_RESPONSE_HEAD, BadResponse, ResponseHead, ResponseHeads
+from nerite.transports import tcp
 
 _MAX_CONNECTIONS: Final = 4096
 """Connections to one member; further requests wait for one."""
@@ -72,6 +73,7 @@ class MemberConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
+        tcp.notice_lost_host(transport)
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
     def request(self, taker: ResponseTaker, parts: Sequence[Buffer], *, bodiless: bool = False) -> None:

@@ -9,7 +9,7 @@ import resource
 import shutil
 import socket
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -18,7 +18,8 @@ from nerite.cli.command_line import NERITE, TRITON, EntryPoint, HelpRequested, p
 from nerite.config import open_ports as exposure
 from nerite.config.options import ServerOptions
 from nerite.core.text import terminal_width
-from nerite.tools import check, doctor_machine
+from nerite.tools import check, doctor_expected, doctor_machine
+from nerite.tools.doctor_expected import Expected
 from nerite.tools.doctor_machine import MB, DoctorFinding, FindingLevel, note, ok, problem, size, warning
 from nerite.transports.tcp import owner_of, port_in_use_text
 
@@ -217,11 +218,36 @@ def _parser() -> argparse.ArgumentParser:
             default=port.port,
             help=f"port that a server would use for {service} (default: %(default)s)",
         )
+    expected = parser.add_argument_group(
+        "what was asked for", "With one of these only that is checked, as in an init container of a pod."
+    )
+    expected.add_argument("--expect-gpus", metavar="N", type=_number, help="this node has N GPUs")
+    expected.add_argument("--expect-nvlink", action="store_true", help="NVLink connects each pair of them")
+    expected.add_argument("--expect-rdma", metavar="N", type=_number, help="this node has N active RDMA ports or more")
+    expected.add_argument(
+        "--expect-nodes", metavar="N", type=_number, help="this pod's group of a LeaderWorkerSet has N nodes"
+    )
+    expected.add_argument(
+        "--wait", metavar="SECONDS", type=_number, default=0, help="time for the nodes' names to become known"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     return parser
 
 
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of 0 or more")
+    return int(text)
+
+
 def _examine(options: argparse.Namespace) -> int:
+    expected = Expected(
+        options.expect_gpus, options.expect_nvlink, options.expect_rdma, options.expect_nodes, options.wait
+    )
+    if expected._replace(wait=0) != Expected():
+        if options.repositories:
+            raise UsageError("repositories are not checked beside --expect-…: use two commands")
+        return _tell({"expected": list(doctor_expected.findings(expected))}, as_json=options.json)
     ports = [(f"--{service}-port", getattr(options, f"{service}_port")) for service in ("http", "grpc", "metrics")]
     parts: dict[str, list[DoctorFinding]] = {
         "machine": list(doctor_machine.machine_findings()),
@@ -233,7 +259,12 @@ def _examine(options: argparse.Namespace) -> int:
     }
     if options.repositories:
         parts["repositories"] = list(repository_findings(options.repositories))
-    if options.json:
+    return _tell(parts, as_json=options.json)
+
+
+def _tell(parts: Mapping[str, Sequence[DoctorFinding]], *, as_json: bool) -> int:
+    """Print the findings; return the exit status."""
+    if as_json:
         show_json([{"part": part, **each._asdict()} for part, found in parts.items() for each in found])
     else:
         show("\n".join([*(_report(part, found) for part, found in parts.items()), _summary(parts)]))
@@ -258,7 +289,7 @@ def _wrapped(text: str, first: str, width: int) -> list[str]:
     return wrap.wrap(text)
 
 
-def _summary(parts: dict[str, list[DoctorFinding]]) -> str:
+def _summary(parts: Mapping[str, Sequence[DoctorFinding]]) -> str:
     levels = [each.level for found in parts.values() for each in found]
     problems, warnings = levels.count(FindingLevel.PROBLEM), levels.count(FindingLevel.WARNING)
     return f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}."

@@ -15,7 +15,7 @@ from nerite.inference_entry import TransportEntry
 from nerite.observability import machine
 from nerite.transports import access
 from nerite.transports.access import AccessKeys, Callers
-from nerite.transports.engine_load import ReadReports
+from nerite.transports.engine_load import LoadSource
 from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
@@ -82,9 +82,9 @@ class ListenerFactory:
         self,
         server: TransportEntry,
         administration: Callable[[str], Handler],
-        reports: ReadReports | None = None,
+        load: LoadSource | None = None,
     ) -> GrpcListener:
-        """Return the listener of the gRPC port; ``administration`` and ``reports`` as in ``GrpcService``."""
+        """Return the listener of the gRPC port; ``administration`` and ``load`` as in ``GrpcService``."""
         # Imported here, because a server without gRPC need not load its code.
         from nerite.transports.grpc.delays import Delays
         from nerite.transports.grpc.listener import GrpcListener
@@ -101,7 +101,7 @@ class ListenerFactory:
             compression=options.response_compression,
             callers=self._callers,
             delays=Delays(os.environ),
-            reports=reports,
+            load=load,
         )
         return GrpcListener(
             service, options.keepalive, self.bounds, options.upload_seconds, access_log=self._options.log.access

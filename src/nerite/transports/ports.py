@@ -18,6 +18,7 @@ from nerite.server import InferenceServer
 from nerite.transports import tcp
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.clouds import SagemakerModels, SagemakerRouter, SagemakerService, VertexRouter, default_model
+from nerite.transports.engine_load import LoadSource
 from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.item_submission import ItemSubmission
 from nerite.transports.http.listener import HttpListener
@@ -247,14 +248,23 @@ class ServerPorts:
         if self._fronts is not None:
             listener = self._fronts.grpc(administration)
         else:
-            listener = self._factory.grpc(self._server, administration, self._server.engine_reports)
+            listener = self._factory.grpc(self._server, administration, self._load_source())
         self._listeners["grpc"] = listener
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("gRPC", "GRPCInferenceService", options.address, port)
 
+    def _load_source(self) -> LoadSource:
+        server = self._server
+        return LoadSource(
+            server.engine_reports, lambda: sum(version.statistics.success.count for version in server.metrics())
+        )
+
     async def _open_http(self, metrics: MetricsService | None) -> None:
         options = self._options.http
-        target_of: TargetOf = self._router(options.header_forward_pattern).target
+        # Whoever moved the metrics to another address does not want them here.
+        scraped = metrics if self._options.metrics.address == options.address else None
+        router = self._router(options.header_forward_pattern, metrics=scraped, console=options.console)
+        target_of: TargetOf = router.target
         if options.console:
             target_of = Console(self._server, metrics, self._factory.locks, target_of).target
         target_of = self._factory.guarded(self._factory.cross_origin(target_of), options.address)
@@ -286,8 +296,14 @@ class ServerPorts:
         port = await self._listener("Vertex AI", service, max_input_size).open(options.address, options.port)
         self._note("Vertex AI", "Vertex AI HTTPService", options.address, port)
 
-    def _router(self, forward_pattern: re.Pattern[str] | None = None) -> Router:
-        routing = self._factory.routing(forward_pattern)
+    def _router(
+        self,
+        forward_pattern: re.Pattern[str] | None = None,
+        metrics: MetricsService | None = None,
+        *,
+        console: bool = False,
+    ) -> Router:
+        routing = {**self._factory.routing(forward_pattern), "metrics": metrics, "console": console}
         routing |= {"openai": self._options.openai, "responses": self.responses}
         return Router(self._server, rollouts=self._rollouts, batches=self.batches, **routing)
 

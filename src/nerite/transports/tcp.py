@@ -109,6 +109,13 @@ _MAX_LINGERING: Final = 64
 _KEEPALIVE_OPTIONS: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 """TCP keepalive: seconds of silence before the first probe, interval of probes, and number of unanswered probes."""
 
+_LOST_HOST_OPTIONS: Final = (
+    ("TCP_KEEPIDLE", 5),
+    ("TCP_KEEPINTVL", 5),
+    ("TCP_KEEPCNT", 2),
+    ("TCP_USER_TIMEOUT", 15_000),
+)
+"""The same for connections to members, and the milliseconds for which data may remain unacknowledged."""
 
 _ATTACH_FILTER: Final = 26
 """SO_ATTACH_FILTER of Linux."""
@@ -467,13 +474,18 @@ def _notice_dead_peers(listening: socket.socket) -> None:
     _keep_alive(listening.setsockopt)
 
 
-def notice_dead_peer(transport: asyncio.BaseTransport) -> None:
-    """Do the same for a connection that we opened."""
-    _keep_alive(transport.get_extra_info("socket").setsockopt)
+def notice_lost_host(transport: asyncio.BaseTransport) -> None:
+    """Close a connection that we opened within 15 s after its host has vanished, so that others get its requests.
+
+    A peer that takes nothing for so long while data wait for it counts as vanished, too.
+    """
+    _keep_alive(transport.get_extra_info("socket").setsockopt, _LOST_HOST_OPTIONS)
 
 
-def _keep_alive(set_option: Callable[[int, int, int], None]) -> None:
+def _keep_alive(
+    set_option: Callable[[int, int, int], None], options: Sequence[tuple[str, int]] = _KEEPALIVE_OPTIONS
+) -> None:
     set_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE_OPTIONS:
+    for name, value in options:
         if hasattr(socket, name):  # not on every system
             set_option(socket.IPPROTO_TCP, getattr(socket, name), value)

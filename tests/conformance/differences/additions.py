@@ -16,6 +16,17 @@ DIFFERENCES = (
         {"http_routes/version 1 of the protocol": ("404", "404")},
     ),
     Difference(
+        "Endpoints of other servers",
+        "The HTTP port has vLLM's `/health`, `/ping` and `/version`, the metrics, and links at `/`, for gateways and "
+        "load balancers that ask there: see [metrics](metrics.md#on-the-serving-port). Triton has nothing at these "
+        "paths.",
+        {
+            "http_routes/root": ("404", "200"),
+            "http_routes/health without version": ("404", "200"),
+            "http_routes/metrics on the HTTP port": ("404", "200"),
+        },
+    ),
+    Difference(
         "OpenAI API: limits",
         "The numbers of messages, parts, tools, choices, images, stop strings, biases and texts are limited, and so "
         "is the time of chat templates: see [limits](openai.md#limits). Triton's frontend accepts any number of most "

@@ -81,3 +81,12 @@ def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:
 
 def nvmlDeviceGetTotalEnergyConsumption(handle: int) -> int:
     return int(_told(handle, "millijoules"))
+
+
+NVML_P2P_CAPS_INDEX_NVLINK = 2
+NVML_P2P_STATUS_OK = 0
+
+
+def nvmlDeviceGetP2PStatus(handle: int, other: int, index: int) -> int:
+    assert index == NVML_P2P_CAPS_INDEX_NVLINK
+    return NVML_P2P_STATUS_OK if other in _told(handle, "linked") else 4

@@ -1,4 +1,4 @@
-"""What SageMaker and Vertex AI tell a server by its environment."""
+"""What SageMaker, Vertex AI and Knative tell a server by its environment."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def test_vertex_needs_its_routes() -> None:
     assert error.text == missing.format("AIP_HEALTH_ROUTE")
     assert error.remedy.endswith("AIP_HEALTH_ROUTE=/health")
     assert run("/m", "--allow-vertex-ai=false", AIP_MODE="PREDICTION").options.vertex.predict_route == ""
+
+
+def test_knative() -> None:
+    assert run("/m", K_SERVICE="nerite", PORT="8080").options.http.port == 8080
+    assert run("/m", "--http-port=1", K_SERVICE="nerite", PORT="8080").options.http.port == 1
+    assert run("/m", PORT="8080").options.http.port == 8000
+    assert wrong("/m", K_SERVICE="nerite", PORT="x").text == 'Bad option: "PORT".\nInvalid option value. Got x'
 
 
 def test_sagemaker() -> None:

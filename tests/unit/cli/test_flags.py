@@ -296,7 +296,7 @@ def test_help_names_every_flag_and_keeps_to_the_width(width: int) -> None:
 
 def test_help_shows_defaults_and_what_has_no_effect() -> None:
     text = usage("x", 120)
-    assert "Port to listen on; 0 picks a free one. Default: 8000." in text
+    assert "Port to listen on; 0 picks a free one. Default: 8001." in text
     assert "Address to listen on. Default: that of --http-address." in text
     assert "Default: 8. (No effect: one event loop serves every connection.)" in text
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from doubles import Caller, request
-from nerite.core.engine_report import EngineReport, RequestEnded, RequestProgress
-from nerite.core.errors import Internal
+from nerite.core.engine_report import AdapterUse, EngineReport, RequestEnded, RequestProgress
+from nerite.core.errors import Internal, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.llm.engine import EngineStats, FinishReason, TokenDelta
 from nerite.llm.request import LlmCall, SamplingParameters
@@ -39,11 +39,11 @@ class Bench:
         assert self._together
         self.left.append((request, final))
 
-    def follower(self, n: int = 1) -> tuple[InferenceRequest, RequestFollower]:
+    def follower(self, n: int = 1, adapter: str = "") -> tuple[InferenceRequest, RequestFollower]:
         asked = request(sink=self)
         call = LlmCall("once", SamplingParameters(n=n), True, "", frozenset())
         return asked, RequestFollower(
-            asked, StreamedAnswer(asked, call, ResponseHeaders("m", "1", ["text_output"])), n, self.step
+            asked, StreamedAnswer(asked, call, ResponseHeaders("m", "1", ["text_output"])), n, self.step, adapter
         )
 
     def progress(self) -> list[RequestProgress]:
@@ -108,3 +108,32 @@ def test_what_is_cut() -> None:
     ((_, response, final),) = caller.answers
     assert final
     assert response.error is not None
+
+
+def test_adapters_are_reported_from_the_request_to_its_end() -> None:
+    bench = Bench()
+    bench.step.adapters = 3
+
+    def use() -> AdapterUse:
+        bench.step.over(STATS)
+        report, bench.left = bench.left[0], []
+        assert isinstance(report, EngineReport)
+        return report.adapters
+
+    assert use() == AdapterUse(3)
+    _, follower = bench.follower(adapter="french")
+    assert use() == AdapterUse(3, (), ("french",))
+    follower.admitted(5)
+    _, other = bench.follower(adapter="french")
+    _, refused = bench.follower(adapter="german")
+    assert use() == AdapterUse(3, ("french",), ("german",))
+    refused.failed(Unavailable("no"))
+    other.failed(Unavailable("no"))
+    follower.advanced([delta(1, FinishReason.STOP)])
+    assert use() == AdapterUse(3)
+
+
+def test_an_engine_without_adapters_reports_none() -> None:
+    bench = Bench()
+    bench.step.over(STATS)
+    assert bench.left[0].adapters == AdapterUse()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from doubles import request, written
-from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
+from nerite.core.engine_report import AdapterUse, EngineReport, RequestBegun, RequestEnded, RequestProgress
 from nerite.core.request import InferenceRequest
-from nerite.observability.exposition import labels
+from nerite.observability.exposition import Page
 from nerite.observability.histogram import Histogram, one_two_five
-from nerite.observability.model_metrics import TOKENS, MeteredVersion
+from nerite.observability.model_metrics import ENGINES, TOKENS, MeteredVersion, version_labels
 from nerite.observability.statistics import VersionStatistics
 from nerite.observability.token_statistics import TokenStatistics
 
@@ -24,7 +25,12 @@ LABELS = {"model": "m", "version": "1"}
 
 def written_tokens(statistics: TokenStatistics | None) -> bytes:
     version = MeteredVersion("m", "1", "", {}, VersionStatistics(), 2, 0, 0, 0, {}, {}, 1, False, statistics)
-    return written(lambda page: page.write(TOKENS, [(labels(LABELS), version)]))
+
+    def write(page: Page) -> None:
+        page.write(TOKENS, [(version_labels(version, vllm=True), version)])
+        page.write(ENGINES, [(version_labels(version), version)])
+
+    return written(write)
 
 
 class Bench:
@@ -55,6 +61,7 @@ class Bench:
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 own = {name: value for name, value in sample.labels.items() if name not in LABELS}
+                assert own.pop("model_name", None) == ("m" if sample.name.startswith("vllm:") else None)
                 assert sample.labels.items() >= LABELS.items()
                 found[sample.name + "".join(f" {value}" for value in own.values())] = sample.value
         return found
@@ -148,6 +155,26 @@ def test_how_the_engines_are() -> None:
     assert found["vllm:gpu_cache_usage_perc"] == found["vllm:kv_cache_usage_perc"] == 0.25
     assert (found["nerite_llm_kv_blocks used"], found["nerite_llm_kv_blocks free"]) == (50, 150)
     assert found["nerite_llm_kv_block_tokens"] == 16
+
+
+def test_what_a_picker_reads_of_the_cache_and_of_adapters() -> None:
+    bench = Bench()
+    bench.says(total_blocks=100, block_size=16, adapters=AdapterUse(2, ("a",), ("b",)))
+    bench.says(engine="b", total_blocks=50, block_size=16, adapters=AdapterUse(2, ("b",)))
+    page = {family.name: family for family in text_string_to_metric_families(written_tokens(bench.statistics).decode())}
+    (cache,) = page["vllm:cache_config_info"].samples
+    own = {"model_name": "m", "block_size": "16", "num_gpu_blocks": "150"}
+    assert (cache.labels, cache.value) == ({**LABELS, **own}, 1)
+    (use,) = page["vllm:lora_requests_info"].samples
+    own = {"model_name": "m", "max_lora": "2", "running_lora_adapters": "a,b", "waiting_lora_adapters": "b"}
+    assert use.labels == {**LABELS, **own}
+    assert abs(use.value - time.time()) < 3600
+
+
+def test_engines_without_adapters_and_blocks_have_no_such_samples() -> None:
+    bench = Bench()
+    bench.says()
+    assert not [name for name in bench.samples() if "_info" in name]
 
 
 def test_what_an_engine_does_not_tell_is_not_there() -> None:

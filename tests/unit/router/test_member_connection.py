@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -20,6 +21,15 @@ class Transport:
         self.sent = b""
         self.reading = True
         self.aborted = False
+        self.options: dict[int, int] = {}
+
+    def get_extra_info(self, name: str) -> Any:
+        """Return the socket."""
+        return self
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        if level == socket.IPPROTO_TCP:
+            self.options[option] = value
 
     def write(self, data: bytes) -> None:
         self.sent += data

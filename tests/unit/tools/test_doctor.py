@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from nerite.observability import gpus
-from nerite.tools import doctor, doctor_machine
+from nerite.tools import doctor, doctor_expected, doctor_machine
+from nerite.tools.doctor_expected import Expected, node_findings
 from nerite.tools.doctor_machine import GB, MB, FindingLevel, MachineMemory, Requirement, fits, parsed
 from nerite.transports.tcp import owner_of
 
@@ -279,3 +280,70 @@ def test_the_flags_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("NERITE_HTTP_PORT", "none")
     (found,) = doctor.access_findings([], tmp_path)
     assert (found.level, "NERITE_HTTP_PORT" in found.text) == (FindingLevel.PROBLEM, True)
+
+
+def linked(number: int, *others: int) -> dict[str, object]:
+    return {**gpu(number, [9, 0], 0), "linked": others}
+
+
+def test_gpus_that_were_asked_for(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told.write_text(json.dumps([linked(0, 1), linked(1, 0)]))
+    count, links = doctor_expected.findings(Expected(gpus=2, nvlink=True))
+    assert (count, links.level) == ((FindingLevel.OK, "2 of the 2 GPUs that were asked for", ""), FindingLevel.OK)
+    (fewer,) = doctor_expected.findings(Expected(gpus=4))
+    assert (fewer.level, fewer.text) == (FindingLevel.PROBLEM, "2 of the 4 GPUs that were asked for")
+    told.write_text(json.dumps([linked(0, 1), linked(1, 0), gpu(2, [9, 0], 0)]))
+    (apart,) = doctor_expected.findings(Expected(nvlink=True))
+    assert (apart.level, apart.text) == (FindingLevel.PROBLEM, "no NVLink between the GPUs 0 and 2, 1 and 2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    (alone,) = doctor_expected.findings(Expected(nvlink=True))
+    assert alone.level is FindingLevel.PROBLEM
+
+
+def test_gpus_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    (found,) = doctor_expected.findings(Expected(gpus=1))
+    assert (found.level, found.text) == (FindingLevel.PROBLEM, "0 of the 1 GPUs that were asked for")
+
+
+def test_ports_for_rdma(tmp_path: Path) -> None:
+    for device, state in (("mlx5_0", "4: ACTIVE\n"), ("mlx5_1", "1: DOWN\n")):
+        (tmp_path / device / "ports" / "1").mkdir(parents=True)
+        (tmp_path / device / "ports" / "1" / "state").write_text(state)
+    assert doctor_expected.rdma_finding(1, tmp_path).level is FindingLevel.OK
+    found = doctor_expected.rdma_finding(2, tmp_path)
+    assert (found.level, found.text) == (FindingLevel.PROBLEM, "1 of the 2 active RDMA ports that were asked for")
+    assert found.remedy.startswith("2 ports are there")
+    assert doctor_expected.rdma_finding(1, tmp_path / "none").level is FindingLevel.PROBLEM
+
+
+def test_nodes_of_a_group() -> None:
+    here = {"LWS_GROUP_SIZE": "3", "LWS_LEADER_ADDRESS": "large-0.large.models"}
+    known = ["large-0.large.models", "large-0-1.large.models", "large-0-2.large.models"]
+
+    def found(wanted: int, names: list[str], environment: dict[str, str]) -> list[tuple[str, str]]:
+        return [(each.level, each.text) for each in node_findings(wanted, environment, names.__contains__)]
+
+    assert found(3, known, here) == [
+        ("ok", "3 of the 3 nodes that were asked for"),
+        ("ok", f"addresses of {', '.join(known)}"),
+    ]
+    assert found(3, known[:2], here)[1:] == [("problem", f"no address of {known[2]}")]
+    assert found(2, known, here) == [("problem", "3 of the 2 nodes that were asked for")]
+    assert found(2, known, {}) == [("problem", "this is no pod of a LeaderWorkerSet")]
+
+
+def test_only_what_was_asked_for_is_checked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LWS_GROUP_SIZE", "1")
+    monkeypatch.setenv("LWS_LEADER_ADDRESS", "localhost")
+    assert doctor.run(["--expect-nodes=1", "--json"]) == 0
+    assert [each["part"] for each in json.loads(capsys.readouterr().out)] == ["expected"] * 2
+    monkeypatch.setenv("LWS_LEADER_ADDRESS", "nowhere.invalid")
+    assert doctor.run(["--expect-nodes=1"]) == 1
+    assert "no address of nowhere.invalid" in capsys.readouterr().out
+    assert doctor.run(["--expect-gpus=0", "models"]) == 2
+    assert "use two commands" in capsys.readouterr().err
+    assert doctor.run(["--expect-gpus=-1"]) == 2
+    assert "'-1' is not a number" in capsys.readouterr().err

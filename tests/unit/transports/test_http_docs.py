@@ -180,7 +180,10 @@ def test_a_command_with_bytes_behind_the_json() -> None:
 
 def test_keys() -> None:
     found = made(PLAIN, inference="X-Key", metrics="X-Metrics")
-    assert found["components"]["securitySchemes"] == {"inference": {"type": "apiKey", "in": "header", "name": "X-Key"}}
+    assert found["components"]["securitySchemes"] == {
+        "inference": {"type": "apiKey", "in": "header", "name": "X-Key"},
+        "metrics": {"type": "apiKey", "in": "header", "name": "X-Metrics"},
+    }
     for path in ("/v2/models/m/infer", "/v2/models/{model}/infer"):
         assert found["paths"][path]["post"]["security"] == [{"inference": []}]
     assert "security" not in found["paths"]["/v2"]["get"]

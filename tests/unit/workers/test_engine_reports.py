@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from doubles import request
-from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
+from nerite.core.engine_report import AdapterUse, EngineReport, RequestBegun, RequestEnded, RequestProgress
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY
@@ -36,6 +36,13 @@ def test_what_is_packed_is_what_is_read() -> None:
     _, kind, seat = messages.FRAME.unpack_from(packed)
     assert (kind, seat, len(packed) % 8) == (messages.REPORT, 7, 0)
     assert messages.read_report(memoryview(packed)[messages.FRAME.size :], batches.get) == report
+
+
+def test_adapters_are_packed_with_the_state() -> None:
+    known = request()
+    report = EngineReport(progress=[RequestProgress(known, 2)], adapters=AdapterUse(4, ("ä", "b,c"), ("d",)))
+    packed = messages.report_frame(0, report, {known: (256, 0)}.get)
+    assert messages.read_report(memoryview(packed)[messages.FRAME.size :], {256: [known]}.get) == report
 
 
 def test_what_is_not_known_any_more_is_left_out() -> None:

@@ -34,6 +34,35 @@ spec:
     - name: {{ . }}
     {{- end }}
   {{- end }}
+  {{- $check := $pool.leaderWorkerSet.check }}
+  {{- if and (eq $pool.workload "LeaderWorkerSet") $check.enabled }}
+  initContainers:
+    - name: check
+      image: {{ $.Values.image.imageName | quote }}
+      imagePullPolicy: {{ $.Values.image.pullPolicy }}
+      command:
+        - nerite
+        - doctor
+        - --expect-nodes={{ int $pool.leaderWorkerSet.size }}
+        - --wait={{ int $check.waitSeconds }}
+        {{- if $pool.numGpus }}
+        - --expect-gpus={{ int $pool.numGpus }}
+        {{- end }}
+        {{- if $check.nvlink }}
+        - --expect-nvlink
+        {{- end }}
+        {{- if $check.rdmaPorts }}
+        - --expect-rdma={{ int $check.rdmaPorts }}
+        {{- end }}
+      securityContext:
+        {{- include "nerite.containerSecurity" $ | nindent 8 }}
+      env:
+        - {name: HOME, value: /tmp}
+      resources:
+        {{- include "nerite.resources" $pool | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+  {{- end }}
   containers:
     - name: {{ ternary "worker" "server" $worker }}
       image: {{ $.Values.image.imageName | quote }}
@@ -78,11 +107,7 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       resources:
-        {{- $resources := deepCopy $pool.resources }}
-        {{- if $pool.numGpus }}
-        {{- $_ := set $resources "limits" (merge (dict "nvidia.com/gpu" (int $pool.numGpus)) ($resources.limits | default dict)) }}
-        {{- end }}
-        {{- toYaml $resources | nindent 8 }}
+        {{- include "nerite.resources" $pool | nindent 8 }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: shm, mountPath: /dev/shm}
@@ -112,4 +137,13 @@ spec:
     {{- with $pool.volumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+{{- end -}}
+
+{{/* Requests and limits of a container of a pool. */}}
+{{- define "nerite.resources" -}}
+{{- $resources := deepCopy .resources }}
+{{- if .numGpus }}
+{{- $_ := set $resources "limits" (merge (dict "nvidia.com/gpu" (int .numGpus)) ($resources.limits | default dict)) }}
+{{- end }}
+{{- toYaml $resources }}
 {{- end -}}

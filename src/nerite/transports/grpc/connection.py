@@ -13,9 +13,11 @@ from nerite.core.failures import report
 from nerite.core.request import CancelReason
 from nerite.core.tensor import Buffer
 from nerite.http2 import Http2Connection, Limits, RequestHeaders
+from nerite.transports.engine_load import LoadSource
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.call import ConnectionCall, StreamingCall
 from nerite.transports.grpc.keepalive import Keepalive, KeepaliveRules, KeepaliveVerdict
+from nerite.transports.grpc.load_reports import LoadReportStream
 from nerite.transports.grpc.stream import StreamCall
 from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation, TransportLimits
 
@@ -542,6 +544,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _stream_call(self, stream_id: int, stream: Any) -> StreamingCall:
         """Return a call whose target has this ``stream``."""
+        if isinstance(stream, LoadSource):
+            return LoadReportStream(self, stream_id, stream)
         return self._streaming(self, stream_id, stream)
 
     def _receive(self, call: ConnectionCall, data: bytes | memoryview, end: bool) -> None:

@@ -13,6 +13,7 @@ from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.core.failures import report
 from nerite.core.text import MAX_NAME, MAX_VALUE
 from nerite.observability.log import log
+from nerite.transports.grpc.load_reports import METHOD
 from nerite.transports.settings import Value, change_log_settings, change_trace_settings
 from nerite.wire import grpc_service as wire
 from nerite.wire.health import HealthCheckResponse
@@ -43,6 +44,7 @@ METHODS: Final[Mapping[str, str]] = {
     f"{_SERVICE}CudaSharedMemoryStatus": "shared-memory",
     f"{_SERVICE}CudaSharedMemoryRegister": "shared-memory",
     f"{_SERVICE}CudaSharedMemoryUnregister": "shared-memory",
+    METHOD: "statistics",
 }
 """All methods, with the category by which access to each is restricted."""
 

@@ -26,12 +26,13 @@ from nerite.core.tensor import Buffer
 from nerite.http2 import RequestHeaders
 from nerite.transports import access_log
 from nerite.transports.access import Callers, Lock, SenderHeaders, forwarded, idle_caller, key_of, sticky_fields, texts
-from nerite.transports.engine_load import FORMAT, ReadReports, load_trailer_of
+from nerite.transports.engine_load import FORMAT, LoadSource, load_trailer_of
 from nerite.transports.grpc import messages as status
 from nerite.transports.grpc import wire
 from nerite.transports.grpc.connection import CallTarget, GrpcCall
 from nerite.transports.grpc.delays import Delays
 from nerite.transports.grpc.infer_request import InferReader, Read, broken
+from nerite.transports.grpc.load_reports import METHOD as LOAD_REPORTS
 from nerite.transports.grpc.messages import MAX_QUESTION, WINDOWS, MessageReader, OpenedMessage
 from nerite.transports.grpc.methods import METHODS, Handler, check_texts
 from nerite.transports.grpc.stream import StreamInference, StreamTarget
@@ -81,13 +82,13 @@ class GrpcService:
         compression: CompressionLevel = "none",
         callers: Callers | None = None,
         delays: Delays | None = None,
-        reports: ReadReports | None = None,
+        load: LoadSource | None = None,
     ) -> None:
         """``administration`` returns the handler of a method, by its path, for all methods but those of inference.
 
-        Without ``callers``, requests carry no caller; without ``reports``, replies no load of engines.
+        Without ``callers``, requests carry no caller; without ``load``, replies no load of engines.
         """
-        self._reports = reports
+        self._load = load
         self._server = server
         self._bounds = bounds
         self._max_message = max_message
@@ -132,7 +133,7 @@ class GrpcService:
                 return _Refused(status.of_error(error))
             reader = self._reader(path, sender)
             messages = MessageReader(encoding, self._max_message, self._bounds)
-            load = load_trailer_of(headers.get(_LOAD_FORMAT), self._reports)
+            load = load_trailer_of(headers.get(_LOAD_FORMAT), None if self._load is None else self._load.reports)
             inference = _Inference(self._server, reader, messages, self._reply_encoding(headers), self._level, load)
             outer_span = inference.outer_span = _outer_span(headers)
             if path == _STREAM:
@@ -140,6 +141,8 @@ class GrpcService:
                 stream = StreamInference(self._server, inference, errors_end_it, outer_span)
                 inference.stream = self._delays.stream(stream)
             return self._delays.target(inference)
+        if path == LOAD_REPORTS:
+            return _Refused(_NO_LOAD) if self._load is None else _Subscribed(self._load)
         method = self._methods[path]
         messages = MessageReader(encoding, self._max_message if path == _LOAD else MAX_QUESTION, self._bounds)
         handler = self._delays.handler(self._administration(path))
@@ -208,7 +211,7 @@ class _Refused:
     def __init__(self, refusal: bytes) -> None:
         self.refusal: bytes | None = refusal
         self.timeout: float | None = None
-        self.stream: StreamTarget | None = None
+        self.stream: StreamTarget | LoadSource | None = None
 
     def start_known(self, call: GrpcCall, framed: bytes | memoryview) -> bool:
         raise AssertionError("a refused call has no message")
@@ -224,6 +227,24 @@ class _Refused:
 
     def too_large(self, size: int) -> NeriteError:
         raise AssertionError("a refused call has no message")
+
+
+class _Subscribed(_Refused):
+    """Target of the calls that are answered with load reports."""
+
+    __slots__ = ()
+
+    max_message = MAX_QUESTION
+
+    def __init__(self, load: LoadSource) -> None:
+        super().__init__(b"")
+        self.refusal = None
+        self.stream = load
+
+
+_NO_LOAD = status.trailers_only(
+    status.UNIMPLEMENTED, "a server with --front-processes makes no load reports: ask for its metrics instead"
+)
 
 
 class _Inference:

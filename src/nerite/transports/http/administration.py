@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from nerite import __version__
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.ledger.usage import UsageQuery
 from nerite.observability.log import log
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
 _DONE: Final = Reply(200, b"", "application/json")
+_UNHEALTHY: Final = Reply(503, b"", reply.PLAIN)
 
 
 class HttpAdministration:
@@ -48,6 +50,16 @@ class HttpAdministration:
     def ready(self, connection: HttpExchange, body: memoryview) -> None:
         """Report whether the server can serve requests."""
         self._server.ask_ready(lambda ready: connection.send([_health(ready).encode()]))
+
+    def health(self, connection: HttpExchange, body: memoryview) -> None:
+        """Report whether the server can serve requests, with the statuses of vLLM."""
+        self._server.ask_ready(lambda ready: connection.send([(reply.EMPTY if ready else _UNHEALTHY).encode()]))
+
+    ping = change_ping = health
+
+    def release(self, connection: HttpExchange, body: memoryview) -> None:
+        """Send the version of the server."""
+        connection.send([reply.json_reply({"version": __version__}).encode()])
 
     def model_ready(self, connection: HttpExchange, body: memoryview, model: str, version: str) -> None:
         """Report whether a model can serve requests."""

@@ -81,11 +81,15 @@ class MetricsService:
     def handle(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> HttpQuestion | None:
         """Answer a request; the page is sent once it is complete."""
         if head.path in ("/metrics", "/metrics/") and head.method == "GET":
-            self.send_page(connection, head, _TYPE, openmetrics=_OPENMETRICS in head.headers.get("accept", ""))
+            self.scrape(connection, head, body)
         else:
             answer = Reply(200, b"", _TYPE) if head.method == "GET" else reply.NOT_ALLOWED
             connection.send([answer.encode()])
         return None
+
+    def scrape(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        """Send the page to Prometheus."""
+        self.send_page(connection, head, _TYPE, openmetrics=_OPENMETRICS in head.headers.get("accept", ""))
 
     def send_page(
         self,
@@ -120,7 +124,10 @@ class MetricsService:
         for version in self._server.metrics():
             row = (version_labels(version), version)
             for table in self._version_tables:
-                page.write(table, [row])
+                if table is not model_metrics.TOKENS:
+                    page.write(table, [row])
+            if version.tokens is not None:
+                page.write(model_metrics.TOKENS, [(version_labels(version, vllm=True), version)])
             await turns.go_on()
         page.write(ERRORS, [ERRORS.row(internal_errors)])
         page.write(INTERNAL_CACHES, [INTERNAL_CACHES.row(budget, budget.name) for budget in BUDGETS])

@@ -250,6 +250,8 @@ COMMON: Final[dict[str, Schema]] = {
     "Quota": _object(
         tenants=_list({"type": "object"}), models=_list({"type": "object"}), use=_list({"type": "object"})
     ),
+    "Links": {"type": "object", "description": "Paths by what is there."},
+    "Release": _object(version=_TEXT),
     "Usage": _object(
         object=_TEXT,
         start={"type": "number"},

@@ -15,6 +15,7 @@ from nerite.transports.http.head import RequestHead
 REASONS: Final = {
     200: b"OK",
     204: b"No Content",
+    302: b"Found",
     304: b"Not Modified",
     308: b"Permanent Redirect",
     400: b"Bad Request",

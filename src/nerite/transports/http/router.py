@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from nerite.config.options import OpenAiOptions
+from nerite.config.options import METRICS_CATEGORY, OpenAiOptions
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
@@ -22,6 +22,7 @@ from nerite.transports.http.handler import HTTP, HttpDialect
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
+from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.routes import QUERIED, Route
 from nerite.transports.http.web_pages import Documentation
 
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
     from nerite.llm.openai.response_store import ResponseStore
     from nerite.rollouts.controller import RolloutController
     from nerite.server import InferenceServer
+
+_NO_METRICS: Final = reply.json_reply(
+    {
+        "error": "this port has no metrics: either --allow-metrics=false, or --metrics-address differs from "
+        "--http-address, and only the metrics port (--metrics-port, 8002 by default) has them"
+    },
+    404,
+)
 
 
 class Router(InferenceRouter):
@@ -46,12 +55,15 @@ class Router(InferenceRouter):
         callers: Callers | None = None,
         rollouts: RolloutController | None = None,
         batches: Batches | None = None,
+        metrics: MetricsService | None = None,
+        console: bool = False,
         openai: OpenAiOptions | None = None,
         responses: ResponseStore | None = None,
     ) -> None:
         """``locks`` has the key check of each restricted category of endpoints.
 
-        ``half_precision``: FP16 and BF16 are allowed in JSON. Without ``callers`` requests are not identified.
+        ``metrics`` is None if this port has no metrics; ``console``: it has the console, too. ``half_precision``:
+        FP16 and BF16 are allowed in JSON. Without ``callers`` requests are not identified.
         """
         super().__init__(
             server,
@@ -63,7 +75,8 @@ class Router(InferenceRouter):
         )
         self._reporting_server = server
         self._administration = HttpAdministration(server, rollouts)
-        self._documentation = Documentation(server, locks)
+        self._metrics = metrics
+        self._documentation = Documentation(server, locks, metrics=metrics is not None, console=console)
         self._openai = OpenAi(
             server,
             ModelControl(server),
@@ -109,12 +122,21 @@ class Router(InferenceRouter):
                 checked(value, f"the {name} in the path")
         except NeriteError as error:
             return HttpTarget(refusal=refusal or reply.error_reply(error))
-        if endpoint.name in ("docs", "openapi"):
+        if endpoint.name == "metrics":
+            return self._metrics_target(head)
+        if endpoint.name in ("root", "docs", "openapi"):
             return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
         change = head.method == "POST" and len(endpoint.methods) > 1
         call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
         arguments = {"query": head.query} if endpoint.name in QUERIED else route.arguments
         return HttpTarget(refusal=refusal, call=lambda connection, _head, body: call(connection, body, **arguments))
+
+    def _metrics_target(self, head: RequestHead) -> HttpTarget:
+        """Return the target of a scrape. The page tells what the statistics tell, so it needs their key, too."""
+        refusal = self.locked(METRICS_CATEGORY, head) or self.locked("statistics", head)
+        if self._metrics is None:
+            return HttpTarget(_NO_METRICS, refusal)
+        return HttpTarget(refusal=refusal, call=self._metrics.scrape)
 
     async def _usage(self, query: UsageQuery) -> dict[str, Any]:
         return await self._reporting_server.usage(query)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nerite.config.mistake import nearest
+from nerite.config.options import METRICS_CATEGORY
 
 
 class Endpoint(NamedTuple):
@@ -113,6 +114,11 @@ ENDPOINTS: Final = (
     _endpoint("batches", "GET POST", "inference", "/v1/batches"),
     _endpoint("batch", "GET", "inference", "/v1/batches/{batch}"),
     _endpoint("cancel_batch", "POST", "inference", "/v1/batches/{batch}/cancel"),
+    _endpoint("root", "GET", "metadata", "/"),
+    _endpoint("health", "GET", "health", "/health"),
+    _endpoint("ping", "GET POST", "health", "/ping"),
+    _endpoint("release", "GET", "metadata", "/version"),
+    _endpoint("metrics", "GET", METRICS_CATEGORY, "/metrics"),
 )
 _OPENAI: Final = "/v1/"
 _OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize"))
@@ -127,9 +133,8 @@ QUERIED: Final = frozenset(("usage", "own_usage"))
 """Names of endpoints that take the query of the URL."""
 _REMEDIES: Final = {
     ("v2", "models"): "POST /v2/repository/index lists the models",
-    ("metrics",): "metrics have their own port: --metrics-port, 8002 by default",
     **dict.fromkeys(
-        (("health",), ("healthz",), ("live",), ("livez",), ("ping",), ("ready",), ("readyz",), ("v2", "health")),
+        (("healthz",), ("live",), ("livez",), ("ready",), ("readyz",), ("v2", "health")),
         "the health endpoints are /v2/health/ready and /v2/health/live",
     ),
 }
@@ -286,6 +291,13 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "batches": EndpointDescription("List the batches, or create one (OpenAI API)", "BatchRequest", "Batch"),
     "batch": EndpointDescription("Describe a batch (OpenAI API)", gives="Batch"),
     "cancel_batch": EndpointDescription("Cancel a batch and keep what is done (OpenAI API)", gives="Batch"),
+    "root": EndpointDescription("List where documentation, health and metrics are", gives="Links"),
+    "health": EndpointDescription("Check that the server can serve requests, as vLLM's servers are asked; 503 if not"),
+    "ping": EndpointDescription("The same, as SageMaker asks"),
+    "release": EndpointDescription("Return the version of the server", gives="Release"),
+    "metrics": EndpointDescription(
+        "Return the page of the metrics port, if both ports have the same address", gives="Page", kinds=("text/plain",)
+    ),
 }
 """Descriptions by endpoint name."""
 

@@ -144,16 +144,36 @@ _NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _DOCS_HEADERS: Final = (
     b"Content-Security-Policy: %b\r\nX-Content-Type-Options: nosniff\r\n" % DOCS_POLICY.encode() + _NO_STORE
 )
+_TO_DOCS: Final = Reply(302, content_type=reply.PLAIN, headers=b"Location: v2/docs\r\n")
 _is_host = re.compile(r"[0-9A-Za-z.\-_]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?").fullmatch
 
 
 class Documentation:
     """Answers the documentation endpoints. Each method is named after its endpoint (``routes``) and sends one reply."""
 
-    def __init__(self, server: InferenceServer, locks: Mapping[str, Lock]) -> None:
+    def __init__(
+        self, server: InferenceServer, locks: Mapping[str, Lock], *, metrics: bool = False, console: bool = False
+    ) -> None:
+        """``metrics``, ``console``: the port has these, too."""
         self._server = server
+        self._links = {
+            "documentation": "/v2/docs",
+            "openapi": "/v2/docs/openapi.json",
+            "server": "/v2",
+            "health": "/v2/health/ready",
+            "openai_models": "/v1/models",
+            **({"metrics": "/metrics"} if metrics else {}),
+            **({"console": CONSOLE_PATH} if console else {}),
+        }
         self._background_calls = BackgroundCalls()
         self._key_headers = {category: lock.header for category, lock in locks.items()}
+
+    def root(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        """Send a browser to the documentation page, and others, such as load balancers' checks, the paths."""
+        if "text/html" in head.headers.get("accept", ""):
+            connection.send([_TO_DOCS.encode()])
+        else:
+            connection.send([reply.json_reply(self._links).encode()])
 
     def docs(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         """Send the documentation page."""

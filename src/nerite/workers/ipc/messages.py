@@ -30,7 +30,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
+from nerite.core.engine_report import AdapterUse, EngineReport, RequestBegun, RequestEnded, RequestProgress
 from nerite.core.errors import BY_CODE, BY_NAME, Internal, NeriteError
 from nerite.core.execution_observer import ExecutionTimes, TraceContext
 from nerite.core.tensor import Buffer
@@ -278,10 +278,11 @@ def read_timings(body: memoryview, at: int) -> tuple[ExecutionTimes, int]:
     return timings, at + _MARKS.size
 
 
-# Engine reports: first the state of the engine; then for each request that the step advanced its batch and index, how
-# it ended, the number of new tokens, and the values that are reported once, when the request begins.
+# Engine reports: first the state of the engine; then the LoRA adapters in use as JSON, if there are adapters; then for
+# each request that the step advanced its batch and index, how it ended, the number of new tokens, and the values that
+# are reported once, when the request begins.
 
-_STATE: Final = struct.Struct("<9I4x7Q")
+_STATE: Final = struct.Struct("<10I7Q")
 _PROGRESS: Final = struct.Struct("<IHHIIIII4xQ")
 _UNKNOWN: Final = 2**64 - 1
 _ENDED: Final = (None, *RequestEnded)
@@ -291,7 +292,10 @@ _PLACE: Final = {ended: place for place, ended in enumerate(_ENDED)}
 def report_frame(seat: int, report: EngineReport, place: Callable[[InferenceRequest], tuple[int, int] | None]) -> bytes:
     """Return a REPORT message; ``place`` gives batch and index of a request, None if it is no longer known."""
     counts = (_UNKNOWN if count is None else count for count in report[9:14])
-    parts = [_STATE.pack(*report[:9], *counts, report.step_began_ns, report.step_ended_ns)]
+    adapters = json.dumps(report.adapters).encode() if report.adapters.most else b""
+    adapters += b" " * (-len(adapters) % 8)  # the records behind them end where the frame does
+    state = (*report[:9], len(adapters), *counts, report.step_began_ns, report.step_ended_ns)
+    parts = [_STATE.pack(*state), adapters]
     for request, tokens, begun, ended in report.progress:
         found = place(request)
         if found is None:
@@ -303,16 +307,22 @@ def report_frame(seat: int, report: EngineReport, place: Callable[[InferenceRequ
 
 def read_report(body: memoryview, batch_of: Callable[[int], Batch | None]) -> EngineReport:
     """Return the report of a REPORT message; ``batch_of`` gives the requests of a batch."""
-    running, waiting, total, free, size, context, most, patience, failures, *rest = _STATE.unpack_from(body)
+    running, waiting, total, free, size, context, most, patience, failures, length, *rest = _STATE.unpack_from(body)
     *counts, step_began, step_ended = rest
     queries, hits, preempted, drafted, accepted = (None if count == _UNKNOWN else count for count in counts)
+    begin = _STATE.size + length
+    adapters = _adapters(json.loads(bytes(body[_STATE.size : begin]))) if length else AdapterUse()
     progress = []
-    for number, index, ended, tokens, sequences, prompt, cached, images, at_ns in _PROGRESS.iter_unpack(
-        body[_STATE.size :]
-    ):
+    for number, index, ended, tokens, sequences, prompt, cached, images, at_ns in _PROGRESS.iter_unpack(body[begin:]):
         batch = batch_of(number)
         if batch is not None and index < len(batch):
             begun = RequestBegun(at_ns, prompt, cached, sequences, images) if sequences else None
             progress.append(RequestProgress(batch[index], tokens, begun, _ENDED[ended]))
     state = (running, waiting, total, free, size, context, most, patience, failures)
-    return EngineReport(*state, queries, hits, preempted, drafted, accepted, progress, step_began, step_ended)
+    tallies = (queries, hits, preempted, drafted, accepted)
+    return EngineReport(*state, *tallies, progress, step_began, step_ended, adapters)
+
+
+def _adapters(read: Any) -> AdapterUse:
+    most, running, waiting = read
+    return AdapterUse(int(most), tuple(map(str, running)), tuple(map(str, waiting)))
