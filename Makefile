@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-image kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-image exam-kubernetes kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -100,6 +100,11 @@ fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINU
 # Installs nothing: apt-get install buildah podman runc debootstrap.
 exam-image: $(VENV)/dev  ## build the container image and serve from it (20 minutes; needs root, buildah, podman, runc, debootstrap)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -s tests/image/exam.py
+
+# Installs nothing: apt-get install prometheus. Kubernetes is built once, in ~/.cache/nerite-kubernetes (1.5 GB).
+exam-kubernetes: $(VENV)/dev $(VENV)/kubernetes/kubectl  ## the chart on a real Kubernetes, under load (15 minutes, and once 40 to build it; needs root)
+	$(BIN)/python tools/build_kubernetes.py
+	PATH=$(CURDIR)/$(BIN):$$PATH unshare --net --mount $(BIN)/pytest -s tests/kubernetes_exam/kubernetes_exam.py
 
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt

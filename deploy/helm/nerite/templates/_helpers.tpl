@@ -77,6 +77,12 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- concat $command $flags $own | toJson -}}
 {{- end -}}
 
+{{/* The version of a group that the cluster has. Takes a list: the chart's context, the group, its version, and that of clusters before 1.25. */}}
+{{- define "nerite.apiVersion" -}}
+{{- $new := printf "%s/%s" (index . 1) (index . 2) -}}
+{{- ternary $new (printf "%s/%s" (index . 1) (index . 3)) ((index . 0).Capabilities.APIVersions.Has $new) -}}
+{{- end -}}
+
 {{- define "nerite.podSecurity" -}}
 runAsNonRoot: true
 {{- if not .Values.tags.openshift }}
