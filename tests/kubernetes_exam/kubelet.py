@@ -187,7 +187,7 @@ class PodRun(threading.Thread):
         self._sick = not well
 
     def _end(self, grace: float) -> None:
-        """End the container: the hook, then SIGTERM, and SIGKILL when the time is over. Readiness goes on being told."""
+        """End the container: the hook, SIGTERM, and SIGKILL when the time is over. Readiness is told all the while."""
         assert self.container is not None
         began = time.monotonic()
         if hook := self._spec.get("lifecycle", {}).get("preStop", {}).get("exec"):

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from control_plane import BUILT, GATEWAY, SERVICE_NETWORK, Api, ApiError, control_plane
 from kubelet import BRIDGE, Kubelet, PodRun
-from kubernetes_tools import CHART, ROOT, program
-from prometheus_server import Prometheus
 from queue_metrics import custom_metrics
 from service_load import HEADER, ServiceLoad
 from service_proxy import ServiceProxy
+
+from kubernetes_tools import CHART, ROOT, program
+from prometheus_server import Prometheus
 from serving import PATIENCE, adds, eventually, pbtxt, python_model
 from tools import require, unavailable
 

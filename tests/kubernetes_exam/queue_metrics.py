@@ -19,8 +19,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
-
 from control_plane import GATEWAY, Api
+
 from kubernetes_tools import CHART
 from prometheus_server import Prometheus
 from tools import require

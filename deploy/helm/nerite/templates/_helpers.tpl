@@ -77,10 +77,10 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- concat $command $flags $own | toJson -}}
 {{- end -}}
 
-{{/* The version of a group that the cluster has. Takes a list: the chart's context, the group, its version, and that of clusters before 1.25. */}}
-{{- define "nerite.apiVersion" -}}
-{{- $new := printf "%s/%s" (index . 1) (index . 2) -}}
-{{- ternary $new (printf "%s/%s" (index . 1) (index . 3)) ((index . 0).Capabilities.APIVersions.Has $new) -}}
+{{/* The API of a kind. Takes a list: the chart's context, the API, that of older clusters, and the first version that has the former. */}}
+{{- define "nerite.api" -}}
+{{- $has := semverCompare (printf ">=%s-0" (index . 3)) (index . 0).Capabilities.KubeVersion.Version -}}
+{{- ternary (index . 1) (index . 2) $has -}}
 {{- end -}}
 
 {{- define "nerite.podSecurity" -}}
