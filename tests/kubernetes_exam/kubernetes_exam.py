@@ -1,7 +1,7 @@
 """The chart on a real Kubernetes (1.20), with real servers behind Services: ``make exam-kubernetes``. Needs root.
 
-API server, controllers and scheduler are those of Kubernetes; kubelet, kube-proxy and the Prometheus adapter are the small
-ones in this folder. It runs in a network and a mount namespace of its own, and leaves nothing behind.
+API server, controllers and scheduler are those of Kubernetes; kubelet, kube-proxy and the Prometheus adapter are the
+small ones in this folder. It runs in a network and a mount namespace of its own, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Exam:
 
 
 def write_models(folder: Path) -> None:
-    """Write a model for requests, one whose answers are streams of tokens, and one that can do few requests a second."""
+    """Write a model for requests, one that answers with streams of tokens, and one that can do few requests a second."""
     python_model(folder, "add", adds(1))
     python_model(folder, "slow", SLOW, pbtxt(batch=1))
     shutil.copytree(ROOT / "examples" / "sources" / "babble", folder / "babble")

@@ -76,7 +76,7 @@ class _Connection:
 
 
 class ServiceLoad(threading.Thread):
-    """Sends ``RATE`` requests a second and holds ``STREAMS`` streams, until it is stopped; then waits for their ends."""
+    """Sends ``RATE`` requests a second and holds ``STREAMS`` streams. When it is stopped, it waits for their ends."""
 
     def __init__(self, address: str, port: int = 8000) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A kube-proxy: the addresses of Services lead to their ready endpoints, by rules of nftables as in its own mode of that name.
+"""A kube-proxy: addresses of Services lead to their ready endpoints, by rules of nftables as in its mode of that name.
 
 A new connection goes to an endpoint at random. One that is there stays with its endpoint, whatever becomes of that.
 """

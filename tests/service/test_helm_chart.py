@@ -109,6 +109,22 @@ def test_what_is_rendered_fits_kubernetes(values: dict[str, Any], version: str, 
     assert [told for each in own for told in mistakes(each, version)] == []
 
 
+def test_old_clusters_get_the_kinds_that_they_have(tmp_path: Path) -> None:
+    values = {"replicaCount": 2, "autoscaling": {"enabled": True, "minReplicas": 2}, "router": {"enabled": True}}
+    kinds = {}
+    for version in ("1.20", "1.21", "1.23"):
+        found = rendered("--kube-version", version, values=values, folder=tmp_path)
+        apis = {each["kind"]: each["apiVersion"] for each in found}
+        kinds[version] = apis["PodDisruptionBudget"], apis["HorizontalPodAutoscaler"]
+    assert kinds == {
+        "1.20": ("policy/v1beta1", "autoscaling/v2beta2"),
+        "1.21": ("policy/v1", "autoscaling/v2beta2"),
+        "1.23": ("policy/v1", "autoscaling/v2"),
+    }
+    arguments = ("template", str(CHART), "--set", "picker.enabled=true", "--kube-version", "1.23")
+    assert "the picker is probed over gRPC" in run("helm", *arguments, fails=True, home=tmp_path)
+
+
 def test_the_schemas_refuse_what_is_wrong(tmp_path: Path) -> None:
     deployment = named(rendered(folder=tmp_path), "Deployment")
     deployment["spec"]["replicaz"] = 3
