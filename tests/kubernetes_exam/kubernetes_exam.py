@@ -135,7 +135,7 @@ class Exam:
 
 
 def write_models(folder: Path) -> None:
-    """Write a model for requests, one that answers with streams of tokens, and one that can do few requests a second."""
+    """Write a model for requests, one that answers with streams of tokens, and one that is slow."""
     python_model(folder, "add", adds(1))
     python_model(folder, "slow", SLOW, pbtxt(batch=1))
     shutil.copytree(ROOT / "examples" / "sources" / "babble", folder / "babble")

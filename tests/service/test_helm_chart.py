@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from kubernetes_tools import CHART, ROOT, mistakes, rendered, run
 from nerite.cluster.cluster_file import parse_cluster
 from nerite.cluster.kubernetes_names import ServiceReference
+from tools import require
 
 GATEWAY: dict[str, Any] = {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["models.example.org"]}
 EVERYTHING: dict[str, Any] = {
@@ -262,6 +264,25 @@ def test_who_scales_a_pool(tmp_path: Path) -> None:
     rules = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     used = named(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]["metric"]["name"]
     assert used in {rule["name"]["as"] for rule in rules}
+
+
+def test_a_pod_without_requests_waits_no_time(tmp_path: Path) -> None:
+    """Without a value of its metric an autoscaler does nothing: after the last request it would keep all servers."""
+    require("promtool")
+    rules = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    (query,) = [rule["metricsQuery"] for rule in rules if rule["name"]["as"] == "avg_time_queue_us"]
+    series = [
+        {"series": f'{name}{{namespace="models",pod="{pod}"}}', "values": values}
+        for pod, times, counts in (("busy", "0+6000000x20", "0+60x20"), ("idle", "9000000x20", "90x20"))
+        for name, values in (("nv_inference_queue_duration_us", times), ("nv_inference_request_success", counts))
+    ]
+    expected = [{"labels": '{pod="busy"}', "value": 100_000}, {"labels": '{pod="idle"}', "value": 0}]
+    asked = query.replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'namespace="models"')
+    shown = [{"expr": asked, "eval_time": "4m", "exp_samples": expected}]
+    cases = {"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": shown}]}
+    (tmp_path / "cases.yml").write_text(json.dumps(cases))
+    done = subprocess.run(["promtool", "test", "rules", tmp_path / "cases.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_routes_lead_to_the_router_or_to_the_picker(tmp_path: Path) -> None:
