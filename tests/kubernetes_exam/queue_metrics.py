@@ -50,25 +50,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        if url.path == GROUP:
-            names = [f"pods/{name}" for name in rules()]
-            described = [{"name": n, "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]} for n in names]
-            told = {
-                "kind": "APIResourceList",
-                "apiVersion": "v1",
-                "groupVersion": "custom.metrics.k8s.io/v1beta1",
-                "resources": [{**each, "singularName": ""} for each in described],
-            }
-        else:  # …/namespaces/NAMESPACE/pods/*/METRIC
-            _, namespace, _, _, metric = url.path.removeprefix(f"{GROUP}/").split("/")
+        parts = url.path.removeprefix(GROUP).split("/")
+        if parts == [""]:
+            status, told = 200, _described()
+        elif len(parts) == 6 and parts[5] in rules():  # /namespaces/NAMESPACE/pods/*/METRIC
             selector = parse_qs(url.query).get("labelSelector", [""])[0]
-            told = self.server.values(namespace, metric, selector)
+            status, told = 200, self.server.values(parts[2], parts[5], selector)
+        else:
+            status, told = 404, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}
         body = json.dumps(told).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _described() -> dict[str, Any]:
+    common = {"singularName": "", "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]}
+    resources = [{"name": f"pods/{name}", **common} for name in rules()]
+    version = "custom.metrics.k8s.io/v1beta1"
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
 
 
 class _Server(ThreadingHTTPServer):
