@@ -30,6 +30,7 @@ PACKAGES: Final = (
 SUITES: Final = "deb {mirror} bullseye main\ndeb {mirror} bookworm main\ndeb-src {mirror} bookworm main\n"
 _OTHERS: Final = ("vendor/k8s.io/code-generator/", "vendor/k8s.io/sample-", "vendor/k8s.io/gengo/")
 """Directories with types that the API server does not have."""
+_WITHOUT_CLOUDS: Final = "-tags=providerless"
 _MIRROR: Final = re.compile(r"^(?:URIs:|deb)\s.*?(https?://\S+/debian/?)(?:\s|$)", re.MULTILINE)
 
 
@@ -98,17 +99,18 @@ class Build:
         command = [self.folder / "bin" / "openapi-gen", "--output-file-base", "zz_generated.openapi"]
         command += ["--output-package", "k8s.io/kubernetes/pkg/generated/openapi", "--input-dirs", ",".join(inputs)]
         command += ["--go-header-file", "hack/boilerplate/boilerplate.generatego.txt", "--report-filename", "/dev/null"]
-        _call([*command, "--output-base", self.folder / "gopath" / "src"], link, self._environment(modules=False))
+        environment = {**self._environment(modules=False), "PWD": str(link)}  # by its name: Go looks for vendor above it
+        _call([*command, "--output-base", self.folder / "gopath" / "src"], link, environment)
 
     def _compile(self) -> None:
         targets = [f"./cmd/{name}" for name in PROGRAMS if name != "etcd"]
-        needed = len(self._go("list", "-deps", *targets, shows=True).split())
+        needed = len(self._go("list", "-deps", _WITHOUT_CLOUDS, *targets, shows=True).split())
         stamped = [
             f"-X k8s.io/{package}.{name}={value}"
             for package in ("component-base/version", "client-go/pkg/version")
             for name, value in {"gitVersion": f"v{VERSION}", "gitMajor": "1", "gitMinor": "20"}.items()
         ]
-        command = ["build", "-p", "1", "-v", "-ldflags", " ".join(["-s", "-w", *stamped]), "-o", self.folder / "bin"]
+        command = ["build", "-p", "1", "-v", _WITHOUT_CLOUDS, "-ldflags", " ".join(["-s", "-w", *stamped]), "-o", self.folder / "bin"]
         process = subprocess.Popen(
             [self.go_root / "bin" / "go", *command, *targets],
             cwd=self.source,
