@@ -99,7 +99,7 @@ class Build:
         command = [self.folder / "bin" / "openapi-gen", "--output-file-base", "zz_generated.openapi"]
         command += ["--output-package", "k8s.io/kubernetes/pkg/generated/openapi", "--input-dirs", ",".join(inputs)]
         command += ["--go-header-file", "hack/boilerplate/boilerplate.generatego.txt", "--report-filename", "/dev/null"]
-        environment = {**self._environment(modules=False), "PWD": str(link)}  # by its name: Go looks for vendor above it
+        environment = {**self._environment(modules=False), "PWD": str(link)}  # Go looks for vendor above this name
         _call([*command, "--output-base", self.folder / "gopath" / "src"], link, environment)
 
     def _compile(self) -> None:
@@ -110,7 +110,17 @@ class Build:
             for package in ("component-base/version", "client-go/pkg/version")
             for name, value in {"gitVersion": f"v{VERSION}", "gitMajor": "1", "gitMinor": "20"}.items()
         ]
-        command = ["build", "-p", "1", "-v", _WITHOUT_CLOUDS, "-ldflags", " ".join(["-s", "-w", *stamped]), "-o", self.folder / "bin"]
+        command = [
+            "build",
+            "-p",
+            "1",
+            "-v",
+            _WITHOUT_CLOUDS,
+            "-ldflags",
+            " ".join(["-s", "-w", *stamped]),
+            "-o",
+            self.folder / "bin",
+        ]
         process = subprocess.Popen(
             [self.go_root / "bin" / "go", *command, *targets],
             cwd=self.source,
@@ -121,10 +131,10 @@ class Build:
         )
         assert process.stdout is not None
         for number, line in enumerate(process.stdout, 1):
-            print(f"\rcompiled {number} of {needed} packages, or fewer: {line.strip():.60}\x1b[K", end="", flush=True)
             if ".go:" in line:
-                print(f"\n{line}")
-        print()
+                print(line.strip())
+            else:
+                print(f"compiled {number} of at most {needed} packages: {line.strip()}", flush=True)
         if process.wait():
             raise SystemExit("go build has failed")
         shutil.copy(self.folder / "packages" / "usr" / "bin" / "etcd", self.folder / "bin" / "etcd")
