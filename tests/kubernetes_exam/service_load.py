@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import struct
 import threading
 import time
 from collections import Counter
 from typing import Any, NamedTuple
 
-from serving import PATIENCE
+import grpc
+
+from nerite.wire.grpc_service import ModelInferRequest, ModelStreamInferResponse
+from serving import PATIENCE, strings
 
 RATE = 200
 """Requests a second."""
 STREAMS = 20
+"""Half of them over gRPC, each client on a channel of its own that it keeps."""
 LENGTH = 60
 """Tokens of a stream."""
 
@@ -113,7 +118,9 @@ class ServiceLoad(threading.Thread):
         asyncio.run(self._all())
 
     async def _all(self) -> None:
-        streams = [asyncio.create_task(self._streams()) for _ in range(STREAMS)]
+        streams = [
+            asyncio.create_task(self._streams() if number % 2 else self._grpc_streams()) for number in range(STREAMS)
+        ]
         loop = asyncio.get_running_loop()
         began, sent, tasks = loop.time(), 0, set()
         while not self._stop.is_set():
@@ -166,17 +173,44 @@ class ServiceLoad(threading.Thread):
                 self.problems[problem] += 1
 
     async def _streams(self) -> None:
+        asked = {"prompt": "a", "length": LENGTH}
         while not self._stop.is_set():
             problem = ""
             try:
-                status, body = await self._asked("/v2/models/babble/generate_stream", {"prompt": "a", "length": LENGTH})
+                status, body = await self._asked("/v2/models/babble/generate_stream", asked)
                 tokens = body.count(b"data: {")
                 if (status, tokens) != (200, LENGTH):
                     problem = f"stream: {status} with {tokens} tokens {body[-200:]!r}"
             except Exception as error:
                 problem = f"stream: {error!r:.200}"
-            with self._lock:
-                self._whole += not problem
-                self._cut += bool(problem)
-                if problem:
-                    self.problems[problem] += 1
+            self._end_stream(problem)
+
+    async def _grpc_streams(self) -> None:
+        request = ModelInferRequest(model_name="babble")
+        request.inputs.add(name="prompt", datatype="BYTES", shape=[1, 1])
+        request.inputs.add(name="length", datatype="INT32", shape=[1, 1])
+        request.raw_input_contents.extend([strings(b"a"), struct.pack("<i", LENGTH)])
+        async with grpc.aio.insecure_channel(f"{self._at[0]}:8001") as channel:
+            ask = channel.stream_stream(
+                "/inference.GRPCInferenceService/ModelStreamInfer",
+                request_serializer=ModelInferRequest.SerializeToString,
+                response_deserializer=ModelStreamInferResponse.FromString,
+            )
+            while not self._stop.is_set():
+                problem, tokens = "", 0
+                try:
+                    async for answer in ask(iter([request]), timeout=PATIENCE):
+                        problem = problem or answer.error_message
+                        tokens += len(answer.infer_response.raw_output_contents)
+                    if tokens != LENGTH:
+                        problem = f"gRPC stream: {tokens} tokens {problem}"
+                except grpc.RpcError as error:
+                    problem = f"gRPC stream: {error.code()} after {tokens} tokens: {error.details()}"
+                self._end_stream(problem)
+
+    def _end_stream(self, problem: str) -> None:
+        with self._lock:
+            self._whole += not problem
+            self._cut += bool(problem)
+            if problem:
+                self.problems[problem] += 1
