@@ -168,7 +168,7 @@ def control_plane(folder: Path) -> Iterator[Api]:
         yield api
     finally:
         for process in reversed(running):
-            process.terminate()
+            process.kill()  # asked politely, the API server waits a minute for those who watch
             process.wait(30)
 
 

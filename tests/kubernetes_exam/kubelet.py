@@ -96,7 +96,7 @@ class PodRun(threading.Thread):
         (self._spec,) = pod["spec"]["containers"]
         self._sandbox = Sandbox(f"p{number}", self.address, BRIDGE, GATEWAY)
         self._probes: list[_Probe] = []
-        self._started = self._ready = self._sick = False
+        self._up = self._ready = self._sick = False
         self._began = _now()
         self._state: dict[str, Any] = {"waiting": {"reason": "ContainerCreating"}}
         self._told: dict[str, Any] = {}
@@ -143,7 +143,7 @@ class PodRun(threading.Thread):
     def _live(self, volumes: dict[str, Path]) -> None:
         """Run the container once, up to its end."""
         environment = {"KUBERNETES_SERVICE_HOST": GATEWAY, "KUBERNETES_SERVICE_PORT": str(PORT)}
-        self._started = self._ready = self._sick = False
+        self._up = self._ready = self._sick = False
         self.container = Container(self._pod, self._sandbox, self._folder, volumes, environment)
         self._state = {"running": {"startedAt": _now()}}
         if "startupProbe" in self._spec:
@@ -159,7 +159,7 @@ class PodRun(threading.Thread):
             probe.over.set()
         self._probes = []
         self.ended.append(self.container.status if self.container.status is not None else -1)
-        self._ready = self._started = False
+        self._ready = self._up = False
 
     def _probe(self, kind: str, first: bool, told: Callable[[bool], None]) -> None:
         if kind in self._spec:
@@ -171,7 +171,7 @@ class PodRun(threading.Thread):
         if not well:
             self._sick = True
             return
-        self._started = True
+        self._up = True
         for probe in self._probes:
             probe.over.set()
         if "readinessProbe" in self._spec:
@@ -224,7 +224,7 @@ class PodRun(threading.Thread):
             "image": self._spec["image"],
             "imageID": "",
             "ready": self._ready,
-            "started": self._started,
+            "started": self._up,
             "restartCount": len(self.ended) if self.grace is None else max(len(self.ended) - 1, 0),
             "state": self._state,
         }

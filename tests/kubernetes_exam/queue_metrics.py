@@ -10,6 +10,7 @@ import json
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from control_plane import GATEWAY, Api
 
 from kubernetes_tools import CHART
 from prometheus_server import Prometheus
+from serving import eventually
 from tools import require
 
 PORT = 6444
@@ -132,12 +134,22 @@ def custom_metrics(api: Api, folder: Path) -> Iterator[Prometheus]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         _announce(api)
+        eventually(lambda: _available(api), what="the API server does not find the metrics")
         yield prometheus
     finally:
         server.shutdown()
         server.server_close()
         process.terminate()
         process.wait(30)
+
+
+def _available(api: Api) -> bool:
+    found = api.get("/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.custom.metrics.k8s.io")
+    conditions = found.get("status", {}).get("conditions", ())
+    if not any((each["type"], each["status"]) == ("Available", "True") for each in conditions):
+        time.sleep(0.5)
+        return False
+    return True
 
 
 def _announce(api: Api) -> None:

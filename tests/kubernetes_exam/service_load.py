@@ -88,7 +88,7 @@ class ServiceLoad(threading.Thread):
         self.problems: Counter[str] = Counter()
         """What went wrong, over all phases."""
         self._at = address, port
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self._idle: list[_Connection] = []
         self._lock = threading.Lock()
         self._sent = self._failed = self._whole = self._cut = 0
@@ -112,7 +112,7 @@ class ServiceLoad(threading.Thread):
 
     def stop(self) -> None:
         """Begin nothing more: what is under way goes on."""
-        self._stop.set()
+        self._over.set()
 
     def run(self) -> None:
         asyncio.run(self._all())
@@ -123,7 +123,7 @@ class ServiceLoad(threading.Thread):
         ]
         loop = asyncio.get_running_loop()
         began, sent, tasks = loop.time(), 0, set()
-        while not self._stop.is_set():
+        while not self._over.is_set():
             await asyncio.sleep(began + sent / RATE - loop.time())
             task = asyncio.create_task(self._request(sent))
             sent += 1
@@ -174,7 +174,7 @@ class ServiceLoad(threading.Thread):
 
     async def _streams(self) -> None:
         asked = {"prompt": "a", "length": LENGTH}
-        while not self._stop.is_set():
+        while not self._over.is_set():
             problem = ""
             try:
                 status, body = await self._asked("/v2/models/babble/generate_stream", asked)
@@ -196,7 +196,7 @@ class ServiceLoad(threading.Thread):
                 request_serializer=ModelInferRequest.SerializeToString,
                 response_deserializer=ModelStreamInferResponse.FromString,
             )
-            while not self._stop.is_set():
+            while not self._over.is_set():
                 problem, tokens = "", 0
                 try:
                     async for answer in ask(iter([request]), timeout=PATIENCE):

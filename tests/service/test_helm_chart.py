@@ -127,6 +127,15 @@ def test_old_clusters_get_the_kinds_that_they_have(tmp_path: Path) -> None:
     assert "the picker is probed over gRPC" in run("helm", *arguments, fails=True, home=tmp_path)
 
 
+def test_ports_have_what_identifies_them_in_a_server_side_apply(tmp_path: Path) -> None:
+    """Kubernetes before 1.21 refuses to apply a port without a protocol."""
+    manifests = rendered(values=EVERYTHING, folder=tmp_path)
+    ports = [port for each in manifests if each["kind"] == "Service" for port in each["spec"]["ports"]]
+    ports += [port for pod in pods(manifests) for each in pod["spec"]["containers"] for port in each.get("ports", ())]
+    assert len(ports) > 20
+    assert {port.get("protocol") for port in ports} == {"TCP"}
+
+
 def test_the_schemas_refuse_what_is_wrong(tmp_path: Path) -> None:
     deployment = named(rendered(folder=tmp_path), "Deployment")
     deployment["spec"]["replicaz"] = 3
