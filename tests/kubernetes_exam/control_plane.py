@@ -8,6 +8,7 @@ import json
 import os
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -164,7 +165,8 @@ def control_plane(folder: Path) -> Iterator[Api]:
             with (folder / f"{name}.log").open("wb") as log:
                 running.append(subprocess.Popen([str(BUILT / "bin" / name), *flags], stdout=log, stderr=log))
             if name == "kube-apiserver":
-                eventually(lambda: _ready(api), 90, f"the API server is not ready: see {folder}/{name}.log")
+                eventually(lambda: _has(api, ""), 90, f"the API server is not ready: see {folder}/{name}.log")
+        eventually(lambda: _has(api, "/default"), 90, "the controllers do nothing")
         yield api
     finally:
         for process in reversed(running):
@@ -172,9 +174,10 @@ def control_plane(folder: Path) -> Iterator[Api]:
             process.wait(30)
 
 
-def _ready(api: Api) -> bool:
+def _has(api: Api, account: str) -> bool:
+    time.sleep(0.2)
     try:
-        api.get("/api/v1/namespaces/default/serviceaccounts")
+        api.get(f"/api/v1/namespaces/default/serviceaccounts{account}")
         return True
     except (OSError, ApiError, http.client.HTTPException):
         return False
