@@ -1,7 +1,7 @@
 """The API of custom metrics, as the Prometheus adapter serves it from the rules that come with the chart.
 
-A real Prometheus finds the pods through the API server and reads their metrics; the rules are those of
-``deploy/helm/nerite/files/prometheus-adapter.yaml``, as they are.
+A real Prometheus reads the metrics of the pods, of which it is told by a file: Debian's cannot ask the API server. The
+rules are those of ``deploy/helm/nerite/files/prometheus-adapter.yaml``, as they are.
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ from tools import require
 PORT = 6444
 _PROMETHEUS = 9099
 GROUP = "/apis/custom.metrics.k8s.io/v1beta1"
-_RELABELED = [
-    {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "action": "keep", "regex": "metrics"},
-    {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-    {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
-]
 
 
 def rules() -> dict[str, str]:
@@ -120,27 +115,57 @@ class _Server(ThreadingHTTPServer):
 def custom_metrics(api: Api, folder: Path) -> Iterator[Prometheus]:
     """Serve the metrics, and tell the API server of it."""
     require("prometheus")
-    discovery = {"role": "pod", "kubeconfig_file": str(folder / "kubeconfig")}
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "pods", "kubernetes_sd_configs": [discovery], "relabel_configs": _RELABELED}],
-    }
+    job = {"job_name": "pods", "file_sd_configs": [{"files": [str(folder / "pods.json")]}]}
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
     (folder / "prometheus.yml").write_text(json.dumps(config))
     command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{_PROMETHEUS}"], stdout=log, stderr=log)
     prometheus = Prometheus(_PROMETHEUS)
+    eventually(lambda: _answers(prometheus), what=f"Prometheus does not start: see {folder}/prometheus.log")
     server = _Server(api, prometheus, folder)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    over = threading.Event()
+    telling = threading.Thread(target=_tell_of_pods, args=(api, folder / "pods.json", over))
+    telling.start()
     try:
         _announce(api)
         eventually(lambda: _available(api), what="the API server does not find the metrics")
         yield prometheus
     finally:
+        over.set()
+        telling.join()
         server.shutdown()
         server.server_close()
         process.terminate()
         process.wait(30)
+
+
+def _answers(prometheus: Prometheus) -> bool:
+    try:
+        return bool(prometheus.ask("status/buildinfo"))
+    except OSError:
+        time.sleep(0.1)
+        return False
+
+
+def _tell_of_pods(api: Api, file: Path, over: threading.Event) -> None:
+    """Write the pods that have a port for metrics into a file, whenever they have changed."""
+    told = ""
+    while not over.wait(1):
+        found = [
+            {
+                "targets": [f"{pod['status']['podIP']}:{port['containerPort']}"],
+                "labels": {"namespace": pod["metadata"]["namespace"], "pod": pod["metadata"]["name"]},
+            }
+            for pod in api.get("/api/v1/pods")["items"]
+            for port in pod["spec"]["containers"][0].get("ports", ())
+            if port.get("name") == "metrics" and pod["status"].get("podIP")
+        ]
+        if (text := json.dumps(found)) != told:
+            file.with_suffix(".new").write_text(text)
+            file.with_suffix(".new").rename(file)
+            told = text
 
 
 def _available(api: Api) -> bool:
