@@ -271,6 +271,12 @@ def test_a_drained_node_keeps_the_disruption_budget(exam: Exam) -> None:
     exam.ended_well()
 
 
+def _milliseconds(quantity: str) -> float:
+    """Return a quantity of microseconds, as Kubernetes writes numbers, in milliseconds."""
+    unit = {"m": 1e-3, "k": 1e3}.get(quantity[-1], 1)
+    return float(quantity.rstrip("mk")) * unit / 1000
+
+
 class _Callers:
     """So many clients, each of which asks the slow model again as soon as it has its answer."""
 
@@ -326,10 +332,10 @@ def test_the_autoscaler_follows_the_time_in_the_queue(exam: Exam) -> None:
             assert time.monotonic() < deadline, f"never {what}: {exam.api.get(autoscaler).get('status')}"
             time.sleep(0.5)
         metric = exam.api.get(autoscaler)["status"].get("currentMetrics") or [{}]
-        value = (metric[0].get("pods") or {}).get("current", {}).get("averageValue", "?")
+        value = _milliseconds((metric[0].get("pods") or {}).get("current", {}).get("averageValue", "0"))
         ready = len(exam.proxy.ready("h-nerite"))
         print(
-            f"| {what} | {time.monotonic() - began:.0f} s | {exam.replicas('h-nerite')} | {ready} | {value} us |",
+            f"| {what} | {time.monotonic() - began:.0f} s | {exam.replicas('h-nerite')} | {ready} | {value:.0f} ms |",
             flush=True,
         )
 
