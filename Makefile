@@ -101,8 +101,8 @@ fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINU
 exam-image: $(VENV)/dev  ## build the container image and serve from it (20 minutes; needs root, buildah, podman, runc, debootstrap)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -s tests/image/exam.py
 
-# Installs nothing: apt-get install prometheus. Kubernetes is built once, in ~/.cache/nerite-kubernetes (1.5 GB).
-exam-kubernetes: $(VENV)/dev $(VENV)/kubernetes/kubectl  ## the chart on a real Kubernetes, under load (15 minutes, and once 40 to build it; needs root)
+# Installs nothing: apt-get install prometheus. Kubernetes is built once, in ~/.cache/nerite-kubernetes (2 GB).
+exam-kubernetes: $(VENV)/dev $(VENV)/kubernetes/kubectl  ## the chart on a real Kubernetes, under load (8 minutes, and once 40 to build it; needs root, prometheus)
 	$(BIN)/python tools/build_kubernetes.py
 	PATH=$(CURDIR)/$(BIN):$$PATH unshare --net --mount $(BIN)/pytest -s tests/kubernetes_exam/kubernetes_exam.py
 
