@@ -271,8 +271,9 @@ def test_who_scales_a_pool(tmp_path: Path) -> None:
     ]
     assert named(manifests, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == "r-nerite-batch"
     rules = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
-    used = named(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]["metric"]["name"]
-    assert used in {rule["name"]["as"] for rule in rules}
+    metric = named(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
+    assert metric["metric"]["name"] in {rule["name"]["as"] for rule in rules}
+    assert metric["target"]["averageValue"] == "50000"  # a quantity is text: a server-side apply refuses a number
 
 
 def test_a_pod_without_requests_waits_no_time(tmp_path: Path) -> None:
