@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts exam-kubernetes kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -111,6 +111,11 @@ exam-image: $(VENV)/dev  ## build the container image and serve from it (20 minu
 
 exam-hosts: $(VENV)/dev  ## three hosts in network namespaces, of which one vanishes under load (1 minute; needs root)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -s tests/hosts/hosts_exam.py
+
+# Installs nothing: apt-get install prometheus. Kubernetes is built once, in ~/.cache/nerite-kubernetes (2 GB).
+exam-kubernetes: $(VENV)/dev $(VENV)/kubernetes/kubectl  ## the chart on a real Kubernetes, under load (8 minutes, and once 40 to build it; needs root, prometheus)
+	$(BIN)/python tools/build_kubernetes.py
+	PATH=$(CURDIR)/$(BIN):$$PATH unshare --net --mount $(BIN)/pytest -s tests/kubernetes_exam/kubernetes_exam.py
 
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from kubernetes_tools import CHART, ROOT, mistakes, rendered, run
 from nerite.cluster.cluster_file import parse_cluster
 from nerite.cluster.kubernetes_names import ServiceReference
+from tools import require
 
 GATEWAY: dict[str, Any] = {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["models.example.org"]}
 EVERYTHING: dict[str, Any] = {
@@ -112,6 +114,31 @@ def test_what_is_rendered_fits_kubernetes(values: dict[str, Any], version: str, 
     own = [each for each in manifests if each["apiVersion"] in OWN]
     assert len(own) >= 2
     assert [told for each in own for told in mistakes(each, version)] == []
+
+
+def test_old_clusters_get_the_kinds_that_they_have(tmp_path: Path) -> None:
+    values = {"replicaCount": 2, "autoscaling": {"enabled": True, "minReplicas": 2}, "router": {"enabled": True}}
+    kinds = {}
+    for version in ("1.20", "1.21", "1.23"):
+        found = rendered("--kube-version", version, values=values, folder=tmp_path)
+        apis = {each["kind"]: each["apiVersion"] for each in found}
+        kinds[version] = apis["PodDisruptionBudget"], apis["HorizontalPodAutoscaler"]
+    assert kinds == {
+        "1.20": ("policy/v1beta1", "autoscaling/v2beta2"),
+        "1.21": ("policy/v1", "autoscaling/v2beta2"),
+        "1.23": ("policy/v1", "autoscaling/v2"),
+    }
+    arguments = ("template", str(CHART), "--set", "picker.enabled=true", "--kube-version", "1.23")
+    assert "the picker is probed over gRPC" in run("helm", *arguments, fails=True, home=tmp_path)
+
+
+def test_ports_have_what_identifies_them_in_a_server_side_apply(tmp_path: Path) -> None:
+    """Kubernetes before 1.21 refuses to apply a port without a protocol."""
+    manifests = rendered(values=EVERYTHING, folder=tmp_path)
+    ports = [port for each in manifests if each["kind"] == "Service" for port in each["spec"]["ports"]]
+    ports += [port for pod in pods(manifests) for each in pod["spec"]["containers"] for port in each.get("ports", ())]
+    assert len(ports) > 20
+    assert {port.get("protocol") for port in ports} == {"TCP"}
 
 
 def test_the_schemas_refuse_what_is_wrong(tmp_path: Path) -> None:
@@ -267,8 +294,28 @@ def test_who_scales_a_pool(tmp_path: Path) -> None:
     ]
     assert named(manifests, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == "r-nerite-batch"
     rules = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
-    used = named(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]["metric"]["name"]
-    assert used in {rule["name"]["as"] for rule in rules}
+    metric = named(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
+    assert metric["metric"]["name"] in {rule["name"]["as"] for rule in rules}
+    assert metric["target"]["averageValue"] == "50000"  # a quantity is text: a server-side apply refuses a number
+
+
+def test_a_pod_without_requests_waits_no_time(tmp_path: Path) -> None:
+    """Without a value of its metric an autoscaler does nothing: after the last request it would keep all servers."""
+    require("promtool")
+    rules = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    (query,) = [rule["metricsQuery"] for rule in rules if rule["name"]["as"] == "avg_time_queue_us"]
+    series = [
+        {"series": f'{name}{{namespace="models",pod="{pod}"}}', "values": values}
+        for pod, times, counts in (("busy", "0+6000000x20", "0+60x20"), ("idle", "9000000x20", "90x20"))
+        for name, values in (("nv_inference_queue_duration_us", times), ("nv_inference_request_success", counts))
+    ]
+    expected = [{"labels": '{pod="busy"}', "value": 100_000}, {"labels": '{pod="idle"}', "value": 0}]
+    asked = query.replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'namespace="models"')
+    shown = [{"expr": asked, "eval_time": "4m", "exp_samples": expected}]
+    cases = {"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": shown}]}
+    (tmp_path / "cases.yml").write_text(json.dumps(cases))
+    done = subprocess.run(["promtool", "test", "rules", tmp_path / "cases.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_routes_lead_to_the_router_or_to_the_picker(tmp_path: Path) -> None:

@@ -195,6 +195,20 @@ def test_a_long_list_comes_in_pages(api: KubernetesApi, tmp_path: Path) -> None:
     assert sum("endpointslices" in path for _, path in api.requests) == 2
 
 
+def test_an_old_server_is_asked_for_the_older_version(api: KubernetesApi, tmp_path: Path) -> None:
+    api.put(endpoint_slice())
+    seen: list[int] = []
+    newer = SLICES.replace("/v1/", "/v9/")
+    watch = ObjectWatch(client_of(api, tmp_path), newer, SELECTOR, lambda found: seen.append(len(found)), SLICES)
+    asyncio.run(watch.list())
+    asyncio.run(watch.list())
+    assert seen == [1, 1]
+    assert [path.partition("?")[0] for _, path in api.requests] == [newer, SLICES, SLICES]
+    nowhere = ObjectWatch(client_of(api, tmp_path), newer, SELECTOR, lambda found: None, newer)
+    with pytest.raises(KubernetesError, match="refused GET"):
+        asyncio.run(nowhere.list())
+
+
 def test_a_workload_is_scaled_as_wanted_last(api: KubernetesApi, tmp_path: Path) -> None:
     api.put(DEPLOYMENT)
     client, target = client_of(api, tmp_path), ScaleTarget("", "deployment", "web")

@@ -51,9 +51,10 @@ async def watch_endpoints(
     """
     access = await asyncio.to_thread(find_access)
     namespace = service.namespace or access.namespace
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    path, older = (f"/apis/discovery.k8s.io/{v}/namespaces/{namespace}/endpointslices" for v in ("v1", "v1beta1"))
     endpoints = _ServiceEndpoints(pool, service, take)
-    watch = ObjectWatch(ApiClient(access), path, f"kubernetes.io/service-name={service.service}", endpoints.changed)
+    selector = f"kubernetes.io/service-name={service.service}"
+    watch = ObjectWatch(ApiClient(access), path, selector, endpoints.changed, older)
     try:
         await watch.list()
     except NeriteError as error:

@@ -95,11 +95,20 @@ class ObjectWatch:
     """Follows the objects of one path of the API. While the API server is away, the last objects stay."""
 
     def __init__(
-        self, client: ApiClient, path: str, selector: str, changed: Callable[[Mapping[str, Mapping[str, Any]]], None]
+        self,
+        client: ApiClient,
+        path: str,
+        selector: str,
+        changed: Callable[[Mapping[str, Mapping[str, Any]]], None],
+        other_path: str = "",
     ) -> None:
-        """``changed`` gets all objects, by name, after each list and each change. ``selector``: of labels."""
+        """``changed`` gets all objects, by name, after each list and each change. ``selector``: of labels.
+
+        ``other_path`` is where servers that do not know ``path`` have the same objects.
+        """
         self._client = client
         self._path = path
+        self._other_path = other_path
         self._selector = selector
         self._changed = changed
         self._watched = WatchedObjects()
@@ -107,6 +116,15 @@ class ObjectWatch:
 
     async def list(self) -> None:
         """List the objects. Raises ``NeriteError`` if that fails; the last objects stay."""
+        try:
+            await self._list()
+        except KubernetesError as error:
+            if error.status != 404 or not self._other_path:
+                raise
+            self._path, self._other_path = self._other_path, self._path
+            await self._list()
+
+    async def _list(self) -> None:
         token = ""
         while True:
             query = {"labelSelector": self._selector, "limit": str(_PAGE)} | ({"continue": token} if token else {})
@@ -134,7 +152,7 @@ class ObjectWatch:
                     self._failures = 0
             except NeriteError as error:
                 self._failures += 1
-                if isinstance(error, KubernetesError) and error.status == 410:
+                if isinstance(error, KubernetesError) and error.status in (404, 410):
                     self._watched.expire()
                 else:
                     log.warning(f"{error.message}. What was known last stays")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
@@ -567,6 +568,42 @@ def test_an_exchange_that_has_begun_is_finished_first(peer: Peer, begun: bytes, 
     peer.handler.answer_next()
     ((status, headers, body),) = replies(peer.transport.taken())
     assert (status, headers["connection"], body) == (200, "close", b"/later " + b"x" * 10)
+    assert peer.transport.closed
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_stream_that_did_not_say_that_it_is_the_last_answer_is_followed_by_one(peer: Peer, asks: bool) -> None:
+    """Its client may use the connection again at once, and cannot tell whether a request that is lost was executed."""
+
+    async def play() -> None:
+        peer.send(request("/later"))
+        peer.connection.open(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"token")
+        peer.connection.drain()
+        peer.connection.close_reply()
+        peer.connection.shut_down()
+        assert peer.transport.taken().endswith(b"token\r\n0\r\n\r\n")
+        assert not peer.transport.closed
+        if asks:
+            peer.send(request("/b"))
+            ((status, headers, body),) = replies(peer.transport.taken())
+            assert (status, headers["connection"], body) == (200, "close", b"/b ")
+        else:
+            loop = asyncio.get_running_loop()
+            moment = loop.time()
+            while not peer.transport.closed:
+                assert loop.time() < moment + 30
+                await asyncio.sleep(0.01)
+        assert peer.transport.closed
+
+    asyncio.run(play())
+
+
+def test_a_stream_that_says_that_it_is_the_last_answer_is(peer: Peer) -> None:
+    peer.send(request("/later"))
+    peer.connection.drain()
+    peer.connection.open(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"token")
+    peer.connection.close_reply()
+    assert b"connection: close" in peer.transport.taken().lower()
     assert peer.transport.closed
 
 

@@ -27,8 +27,8 @@ spec:
       {{- if $picker }}
       command: [nerite, pick, /etc/nerite/cluster.toml, --address, 0.0.0.0, --port, "9002", --metrics-port, "8002"]
       ports:
-        - {name: ext-proc, containerPort: 9002}
-        - {name: metrics, containerPort: 8002}
+        - {name: ext-proc, containerPort: 9002, protocol: TCP}
+        - {name: metrics, containerPort: 8002, protocol: TCP}
       startupProbe:
         tcpSocket: {port: ext-proc}
         periodSeconds: 2
@@ -43,9 +43,9 @@ spec:
       {{- else }}
       command: [nerite, route, /etc/nerite/cluster.toml]
       ports:
-        - {name: http, containerPort: 8000}
-        - {name: grpc, containerPort: 8001}
-        - {name: metrics, containerPort: 8002}
+        - {name: http, containerPort: 8000, protocol: TCP}
+        - {name: grpc, containerPort: 8001, protocol: TCP}
+        - {name: metrics, containerPort: 8002, protocol: TCP}
       startupProbe:
         httpGet: {path: /v2/health/live, port: http}
         periodSeconds: 2

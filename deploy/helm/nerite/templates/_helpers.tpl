@@ -77,6 +77,12 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- concat $command $flags $own | toJson -}}
 {{- end -}}
 
+{{/* The API of a kind. Takes a list: the chart's context, the API, that of older clusters, and the first version that has the former. */}}
+{{- define "nerite.api" -}}
+{{- $has := semverCompare (printf ">=%s-0" (index . 3)) (index . 0).Capabilities.KubeVersion.Version -}}
+{{- ternary (index . 1) (index . 2) $has -}}
+{{- end -}}
+
 {{- define "nerite.podSecurity" -}}
 runAsNonRoot: true
 {{- if not .Values.tags.openshift }}

@@ -74,9 +74,9 @@ spec:
       command:
         {{- include "nerite.serverCommand" (list $ $pool) | fromJsonArray | toYaml | nindent 8 }}
       ports:
-        - {name: http, containerPort: 8000}
-        - {name: grpc, containerPort: 8001}
-        - {name: metrics, containerPort: 8002}
+        - {name: http, containerPort: 8000, protocol: TCP}
+        - {name: grpc, containerPort: 8001, protocol: TCP}
+        - {name: metrics, containerPort: 8002, protocol: TCP}
       startupProbe:
         httpGet: {path: /v2/health/ready, port: http}
         periodSeconds: 2

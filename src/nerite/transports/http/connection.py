@@ -23,7 +23,7 @@ import asyncio
 import enum
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from nerite.core.byte_budget import HTTP_REPEATS, Memo
 from nerite.core.errors import InvalidArgument
@@ -33,7 +33,7 @@ from nerite.core.tensor import Buffer
 from nerite.transports.http import reply
 from nerite.transports.http.content_coding import BadChunk, ChunkDecoder
 from nerite.transports.http.handler import HttpShared
-from nerite.transports.http.head import MAX_HEAD, BadHead, RequestHead
+from nerite.transports.http.head import MAX_HEAD, BadHead, RememberedRequest, RequestHead
 from nerite.transports.http.reply import Reply
 from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation
 
@@ -45,16 +45,8 @@ if TYPE_CHECKING:
 
 _MAX_STASH = 64 * 1024
 """Bytes that a client may pipeline before the connection stops reading (backpressure)."""
-
-
-class RememberedRequest(NamedTuple):
-    """Parsed request that is reused when the same bytes arrive again on the connection."""
-
-    beginning: bytes
-    """The head and the JSON part of the body."""
-    head: RequestHead
-    meaning: Any
-    """The handler's ``HttpQuestion.meaning``."""
+_LAST_SECONDS = 0.15
+"""Time for a last request on a connection whose end no reply has announced."""
 
 
 ConnectionState = enum.Enum("ConnectionState", ("HEAD", "BODY", "CHUNKED", "DISCARD", "BUSY", "LINGER"))
@@ -97,6 +89,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Part of the reply to the current exchange has been sent."""
         self._last = False
         """The connection closes after the next reply."""
+        self._announced = self._spared = False
+        """The head of the current reply says so. / No reply has said so: the connection stays open for a moment."""
         self._unread = False
         """The client may still be sending bytes that are no longer parsed."""
         self._lingered = False
@@ -251,7 +245,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.head.version == "1.0":
             self._last = True
             first = first.replace(b"Transfer-Encoding: chunked\r\n", b"")
-        first = reply.addressed(first, self.head, last=self._last or not self.head.keep_alive)
+        self._announced = self._last or not self.head.keep_alive
+        first = reply.addressed(first, self.head, last=self._announced)
         self._opened = True
         self._transport.write(first + self._chunk(data) if data else first)
 
@@ -290,7 +285,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.request = None
         head = self._head
         if not self._closing and head is not None:
-            self._answered(self._last or not head.keep_alive)
+            self._spared = self._last and not (self._announced or self._unread)
+            self._answered(not self._spared and (self._last or not head.keep_alive))
+            if self._spared:  # the client may be sending its next request
+                asyncio.get_running_loop().call_later(_LAST_SECONDS, self._spare_no_more)
+
+    def _spare_no_more(self) -> None:
+        self._spared = False
+        self.shut_down()
 
     def _answered(self, last: bool) -> None:
         self._head = None
@@ -361,7 +363,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def shut_down(self) -> None:
         """Close once the current exchange is answered, or at once if none is open."""
         self._last = True
-        if self._head is None and not self._stash:
+        if self._head is None and not self._stash and not self._spared:
             self._close()
 
     def retire(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httptools
 
@@ -82,6 +82,16 @@ class RequestHead:
     def target(self) -> str:
         """The request target: the path, and the query if there is one."""
         return f"{self.path}?{self.query}" if self.query else self.path
+
+
+class RememberedRequest(NamedTuple):
+    """Parsed request that is reused when the same bytes arrive again on the connection."""
+
+    beginning: bytes
+    """The head and the JSON part of the body."""
+    head: RequestHead
+    meaning: Any
+    """The handler's ``HttpQuestion.meaning``."""
 
 
 class _Parser:
