@@ -267,9 +267,7 @@ def resources_of(reader: TableReader, path: KeyPath, table: object, source: Memb
     if not source.models:
         reader.wrong(path, "has an effect with models only, whose servers nerite ray up starts: remove it")
     if values.get("engine_places_gpus") and values.get("gpus"):
-        what = (
-            "has no effect with engine-places-gpus = true, as the engine asks for its GPUs itself: remove one of them"
-        )
+        what = "has no effect with engine-places-gpus = true, as the engine asks for GPUs itself: remove one of them"
         reader.wrong((*path, "gpus"), what)
     if values.get("gpus", 0.0) > 1 and not values["gpus"].is_integer():
         reader.wrong((*path, "gpus"), "must be a whole number, or a fraction of one GPU")

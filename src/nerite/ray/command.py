@@ -195,7 +195,7 @@ def _down(cluster: RayCluster, name: str) -> int:
 
 
 def _members(options: argparse.Namespace) -> int:
-    """Print the members of a pool whenever they change, and again after a while: so a reader that has gone is noticed."""
+    """Print the members of a pool whenever they change, and after a while again: a reader may have gone."""
     name, slash, pool = options.file.partition("/")
     if not slash or not _NAME.fullmatch(name):
         raise UsageError(f"members needs NAME/POOL, as in platform/interactive, not '{options.file[:80]}'")

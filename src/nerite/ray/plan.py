@@ -78,8 +78,8 @@ def ray_plan(settings: ClusterSettings, name: str, router_node: str = "") -> Ray
     )
     if not pools:
         raise InvalidArgument(
-            f"{settings.path}: no pool has models, so there is nothing to start in Ray. Give one models = DIRECTORY, or "
-            "use nerite route, which only routes to servers that run"
+            f"{settings.path}: no pool has models, so there is nothing to start in Ray. Give one models = DIRECTORY, "
+            "or use nerite route, which only routes to servers that run"
         )
     for key, port in (("http-port", settings.router.http_port), ("metrics-port", settings.router.metrics_port)):
         if not port:

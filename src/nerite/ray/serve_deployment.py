@@ -1,4 +1,4 @@
-"""A deployment of Ray Serve whose replicas run Nerite; Serve's ingress answers all that the server answers over HTTP."""
+"""A deployment of Ray Serve whose replicas run Nerite, which answers behind the ingress of Serve."""
 
 from __future__ import annotations
 

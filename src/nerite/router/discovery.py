@@ -1,4 +1,4 @@
-"""Who is in the pools: members of the cluster file, of a members file, of names in DNS, of services in Kubernetes, of Ray."""
+"""Who is in the pools: members of the cluster file, of a members file, of a name in DNS, of Kubernetes, of Ray."""
 
 from __future__ import annotations
 
