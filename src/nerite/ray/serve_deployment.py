@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -52,13 +53,14 @@ def deployment(
     if wrong := [flag for flag in flags if not flag.startswith("--")]:
         raise InvalidArgument(f"flags must be flags of nerite serve, as in ['--log-verbose=1'], not '{wrong[0]}'")
     serve = ray_module("ray.serve")
+    place = repository if "://" in repository else os.path.abspath(repository)
     options.setdefault("graceful_shutdown_timeout_s", drain_seconds + 2 * GRACE)
 
     class Nerite(ServeReplica):
         """The class of the deployment, whose arguments are known already."""
 
         async def __init__(self) -> None:
-            await super().__init__(repository, tuple(flags), start_seconds, drain_seconds)
+            await super().__init__(place, tuple(flags), start_seconds, drain_seconds)
 
     made = serve.deployment(name=name, max_ongoing_requests=max_ongoing_requests, **options)
     return made(serve.ingress(_passthrough)(Nerite))

@@ -1,0 +1,129 @@
+"""Hosts in network namespaces with nodes of Ray, for ``make exam-ray``. Needs root and ``ip``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RAY = Path(os.environ.get("NERITE_RAY_ENVIRONMENT", ROOT / ".venv" / "ray"))
+"""Environment with Ray and Nerite."""
+NET = "10.213.87"
+BRIDGE = "nray"
+PORT = 6379
+
+
+def ip(*words: str, check: bool = True) -> str:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, f"ip {' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+class Host:
+    """A host with an address of its own."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.name = f"nray{number}"
+        self.address = f"{NET}.{number}"
+        self.folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+        ip("netns", "add", self.name)
+        ip("link", "add", f"{self.name}o", "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        ip("link", "set", f"{self.name}o", "master", BRIDGE, "up")
+        for words in ("link set lo up", f"addr add {self.address}/24 dev eth0", "link set eth0 up"):
+            ip("-n", self.name, *words.split())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        # Loopback and the bridge only: nothing here is to be reached from elsewhere, nor asks others.
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self.folder), "PYTHONUNBUFFERED": "1"}
+        path = f"{RAY}/bin:{os.environ['PATH']}"
+        return {**known, **own, "PATH": path, "CUDA_VISIBLE_DEVICES": "", "no_proxy": "*"}
+
+    def command(self, *words: str) -> list[str]:
+        return ["ip", "netns", "exec", self.name, *words]
+
+    def run(self, command: str | Sequence[str], seconds: float = 180, cwd: Path = ROOT, fails: bool = False) -> str:
+        """Run a command on the host; return what it printed."""
+        words = ["bash", "-ec", command] if isinstance(command, str) else list(command)
+        done = subprocess.run(
+            self.command(*words), cwd=cwd, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+        assert (done.returncode != 0) == fails, f"{command}\n{done.stdout[-6000:]}"
+        return done.stdout
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a command on the host, whose output goes to a file."""
+        with (self.folder / f"{self.name}.log").open("ab") as log:
+            process = subprocess.Popen(self.command(*words), env=self.environment, stdout=log, stderr=log, cwd=ROOT)
+        self._running.append(process)
+        return process
+
+    def join(self, head: Host | None = None, cpus: int = 2) -> None:
+        """Start a node of Ray: the head, or one of the cluster of ``head``."""
+        where = ["--head", f"--port={PORT}"] if head is None else [f"--address={head.address}:{PORT}"]
+        where += ["--include-dashboard=false"] if head is None else []
+        self.start(
+            "ray", "start", "--block", *where, f"--node-ip-address={self.address}", f"--num-cpus={cpus}",
+            "--object-store-memory=80000000", "--disable-usage-stats",
+        )  # fmt: skip
+
+    def cut(self) -> None:
+        """Take the host off the net, and kill everything on it: nobody is told."""
+        ip("link", "set", f"{self.name}o", "down")
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill everything that runs on the host."""
+        while pids := ip("netns", "pids", self.name, check=False).split():
+            for pid in pids:
+                try:
+                    os.kill(int(pid), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            for process in self._running:
+                process.poll()
+            time.sleep(0.05)
+
+    def remove(self) -> None:
+        self.kill()
+        for process in self._running:
+            process.wait(10)
+        ip("netns", "del", self.name, check=False)
+        ip("link", "del", f"{self.name}o", check=False)
+
+    def nodes(self) -> dict[str, str]:
+        """Return the ids of the nodes that are alive by their addresses, as Ray on this host says."""
+        program = (
+            "import json, ray; ray.init(address='auto', log_to_driver=False, logging_level='error');"
+            "print('NODES', json.dumps({n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
+        )
+        found = self.run(["python", "-c", program]).partition("NODES ")[2]
+        return dict(json.loads(found))
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """A bridge with hosts."""
+    with tempfile.TemporaryDirectory(prefix="nray", dir="/tmp") as folder:  # paths of sockets are short
+        made: list[Host] = []
+        ip("link", "add", BRIDGE, "type", "bridge")
+        try:
+            ip("addr", "add", f"{NET}.254/24", "dev", BRIDGE)
+            ip("link", "set", BRIDGE, "up")
+            for number in range(1, count + 1):
+                made.append(Host(number, Path(folder)))
+            yield made
+        finally:
+            for host in made:
+                host.remove()
+            ip("link", "del", BRIDGE, check=False)
