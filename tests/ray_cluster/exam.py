@@ -1,4 +1,4 @@
-"""Servers on nodes of Ray, with nodes that are lost, drain and come, under load: ``make exam-ray``. Needs root and ``ip``.
+"""Servers on nodes of Ray that are lost, drain and come, under load: ``make exam-ray``. Needs root and ``ip``.
 
 Each node is a host in a network namespace. Requests come from outside, through the router on the first host.
 """
@@ -62,9 +62,9 @@ class Load:
     def __init__(self, host: str, requests: int = 4, streams: int = 4) -> None:
         self._host = host
         self._stop = threading.Event()
-        self.answers: list[tuple[float, str]] = []
-        """When requests ended, and what was wrong; empty if nothing was."""
-        self.streams: list[tuple[float, str]] = []
+        self.answers: list[str] = []
+        """What was wrong with each; empty if nothing was."""
+        self.streams: list[str] = []
         self._threads = [threading.Thread(target=self._request) for _ in range(requests)]
         self._threads += [threading.Thread(target=self._stream) for _ in range(streams)]
 
@@ -81,13 +81,13 @@ class Load:
     def _request(self) -> None:
         while not self._stop.is_set():
             wrong = self._wrong("/v2/models/add/infer", [[1.0]], lambda text: "" if "[2" in text else text)
-            self.answers.append((time.monotonic(), wrong))
+            self.answers.append(wrong)
             time.sleep(0.02)
 
     def _stream(self) -> None:
         while not self._stop.is_set():
             wrong = self._wrong("/v2/models/drip/generate_stream", None, _of_stream)
-            self.streams.append((time.monotonic(), wrong))
+            self.streams.append(wrong)
 
     def _wrong(self, path: str, data: list[list[float]] | None, judge: object) -> str:
         body = {"INPUT0": [1.0]} if data is None else {
@@ -104,11 +104,18 @@ class Load:
         finally:
             connection.close()
 
-    def failed(self, since: float) -> tuple[list[str], list[str]]:
-        """Return what was wrong with requests and with streams that ended since."""
-        return [text for when, text in self.answers if when >= since and text], [
-            text for when, text in self.streams if when >= since and text
-        ]
+    @property
+    def failed(self) -> tuple[list[str], list[str]]:
+        """What was wrong with requests, and with streams."""
+        return [text for text in self.answers if text], [text for text in self.streams if text]
+
+    @property
+    def summary(self) -> str:
+        requests, streams = self.failed
+        counts = (
+            f"{len(requests)} of {len(self.answers)} requests, {len(streams)} of {len(self.streams)} streams failed"
+        )
+        return f"{counts} {sorted({*requests, *streams})[:3] or ''}"
 
 
 def _of_stream(text: str) -> str:
@@ -189,7 +196,7 @@ def test_everything_comes_up_spread_over_the_nodes(platform: Platform) -> None:
     assert "pool main: 2 of 2 ready" in platform.ray("status", "cluster.toml")
     with Load(platform.head.address) as load:
         eventually(lambda: len(load.streams) >= 8 and len(load.answers) >= 100)
-    assert load.failed(0) == ([], [])
+    assert load.failed == ([], [])
 
 
 def test_a_server_that_is_killed_is_started_again_on_its_node(platform: Platform) -> None:
@@ -204,9 +211,8 @@ def test_a_server_that_is_killed_is_started_again_on_its_node(platform: Platform
         eventually(lambda: len(platform.members()) == 2)
         back = time.monotonic() - killed
         time.sleep(3)
-    requests, streams = load.failed(0)
-    print(f"\nserver killed: member gone after {gone:.2f} s, capacity back after {back:.1f} s, "
-          f"{len(requests)} of {len(load.answers)} requests and {len(streams)} of {len(load.streams)} streams failed")  # fmt: skip
+    requests, streams = load.failed
+    print(f"\nserver killed: member gone after {gone:.2f} s, capacity back after {back:.1f} s, {load.summary}")
     assert requests == [] and len(streams) <= 4 and all("no reason" not in each for each in streams)
 
 
@@ -226,9 +232,8 @@ def test_a_node_that_drains_loses_no_request(platform: Platform) -> None:
         moved = time.monotonic() - began
         eventually(lambda: "drain" not in platform.ray("status", "cluster.toml"))
         time.sleep(3)
-    print(f"\nnode drained: another server took its place after {moved:.1f} s; of {len(load.answers)} requests and "
-          f"{len(load.streams)} streams {[len(each) for each in load.failed(0)]} failed")  # fmt: skip
-    assert load.failed(0) == ([], [])
+    print(f"\nnode drained: another server took its place after {moved:.1f} s; {load.summary}")
+    assert load.failed == ([], [])
     draining.kill()
 
 
@@ -245,10 +250,8 @@ def test_a_node_that_is_lost_takes_only_its_requests(platform: Platform) -> None
         eventually(lambda: len(platform.members()) == 2, 120)
         back = time.monotonic() - began
         time.sleep(3)
-    requests, streams = load.failed(0)
-    print(f"\nnode killed: its member gone after {gone:.2f} s, capacity back after {back:.1f} s; "
-          f"{len(requests)} of {len(load.answers)} requests and {len(streams)} of {len(load.streams)} streams failed: "
-          f"{sorted(set(streams))[:3]}")  # fmt: skip
+    requests, streams = load.failed
+    print(f"\nnode killed: its member gone after {gone:.2f} s, capacity back after {back:.1f} s; {load.summary}")
     assert requests == [] and len(streams) <= 4 and all("no reason" not in each for each in streams)
     joins(new, platform.head)
 
@@ -268,10 +271,8 @@ def test_a_node_that_vanishes_and_one_that_is_added(platform: Platform) -> None:
         eventually(lambda: len(platform.members()) == 2, 180)
         back = time.monotonic() - began
         time.sleep(3)
-    requests, streams = load.failed(0)
-    print(f"\nall servers cut off, a node added: capacity back after {back:.1f} s; "
-          f"{len(requests)} of {len(load.answers)} requests and {len(streams)} of {len(load.streams)} streams failed: "
-          f"{sorted(set([*requests, *streams]))[:3]}")  # fmt: skip
+    _, streams = load.failed
+    print(f"\nall servers cut off, a node added: capacity back after {back:.1f} s; {load.summary}")
     assert all("no reason" not in each for each in streams)
 
 

@@ -154,5 +154,5 @@ def test_gpus_are_not_reserved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     context = model(tmp_path, {"model.json": {"model": "m", "distributed_executor_backend": "ray"}})
     assert framework.read_arguments(context).engine["distributed_executor_backend"] == "ray"
     monkeypatch.setenv(RESERVED_GPUS, "8")
-    with pytest.raises(InvalidArgument, match="this server has reserved 8 already. Write engine-places-gpus = true"):
+    with pytest.raises(InvalidArgument, match=r"this server has reserved 8 already\. Write engine-places-gpus = true"):
         framework.read_arguments(context)
