@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import tempfile
@@ -39,14 +40,17 @@ class Host:
         ip("link", "set", f"{self.name}o", "master", BRIDGE, "up")
         for words in ("link set lo up", f"addr add {self.address}/24 dev eth0", "link set eth0 up"):
             ip("-n", self.name, *words.split())
+        ip("-n", self.name, "route", "add", "default", "via", f"{NET}.254")  # Ray asks which address leads outside
 
     @property
     def environment(self) -> dict[str, str]:
+        # Hosts reach each other and nobody else, so no proxy.
         known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        # Loopback and the bridge only: nothing here is to be reached from elsewhere, nor asks others.
-        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self.folder), "PYTHONUNBUFFERED": "1"}
+        known = {name: value for name, value in known.items() if not name.lower().endswith("_proxy")}
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self.folder), "RAY_AUTH_MODE": "token"}
+        own |= {"HOME": str(self.folder), "PYTHONUNBUFFERED": "1"}
         path = f"{RAY}/bin:{os.environ['PATH']}"
-        return {**known, **own, "PATH": path, "CUDA_VISIBLE_DEVICES": "", "no_proxy": "*"}
+        return {**known, **own, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
 
     def command(self, *words: str) -> list[str]:
         return ["ip", "netns", "exec", self.name, *words]
@@ -102,13 +106,13 @@ class Host:
         ip("link", "del", f"{self.name}o", check=False)
 
     def nodes(self) -> dict[str, str]:
-        """Return the ids of the nodes that are alive by their addresses, as Ray on this host says."""
+        """Return the ids of the nodes that are alive by their addresses, as Ray on this host says; none while it says nothing."""
         program = (
             "import json, ray; ray.init(address='auto', log_to_driver=False, logging_level='error');"
             "print('NODES', json.dumps({n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
         )
-        found = self.run(["python", "-c", program]).partition("NODES ")[2]
-        return dict(json.loads(found))
+        found = self.run(f'python -c "{program}" || true').partition("NODES ")[2]
+        return dict(json.loads(found)) if found else {}
 
 
 @contextmanager
@@ -116,6 +120,9 @@ def hosts(count: int) -> Iterator[list[Host]]:
     """A bridge with hosts."""
     with tempfile.TemporaryDirectory(prefix="nray", dir="/tmp") as folder:  # paths of sockets are short
         made: list[Host] = []
+        token = Path(folder, ".ray", "auth_token")
+        token.parent.mkdir()
+        token.write_text(secrets.token_hex(32))
         ip("link", "add", BRIDGE, "type", "bridge")
         try:
             ip("addr", "add", f"{NET}.254/24", "dev", BRIDGE)

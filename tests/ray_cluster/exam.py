@@ -20,6 +20,8 @@ from ray_hosts import NET, RAY, ROOT, Host, hosts
 from serving import adds, eventually, python_model
 from tools import require
 
+JOINS = 180.0
+"""Seconds that a node may take to join on a busy machine."""
 pytestmark = pytest.mark.timeout(900)
 PAGE = Page("docs/ray.md")
 CLUSTER = f"""
@@ -142,9 +144,7 @@ class Platform:
         try:
             connection.request("GET", "/v2/pools")
             (pool,) = json.loads(connection.getresponse().read())["pools"]
-            return {
-                each["name"]: each["http"].partition(":")[0] for each in pool["members"] if each["state"] == "ready"
-            }
+            return {each["name"]: each["http"].partition(":")[0] for each in pool["members"] if each["ready"]}
         except (OSError, http.client.HTTPException):
             return {}
         finally:
@@ -174,10 +174,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     (folder / "cluster.toml").write_text(CLUSTER)
     with ray_hosts(4) as machines:
         machines[0].join()
-        eventually(lambda: machines[0].address in machines[0].nodes(), 90)
+        eventually(lambda: machines[0].address in machines[0].nodes(), JOINS)
         for host in machines[1:3]:
             joins(host, machines[0])
-        eventually(lambda: len(machines[0].nodes()) == 3, 90)
+        eventually(lambda: len(machines[0].nodes()) == 3, JOINS)
         yield Platform(machines, folder)
 
 
@@ -219,7 +219,7 @@ def test_a_server_that_is_killed_is_started_again_on_its_node(platform: Platform
 def test_a_node_that_drains_loses_no_request(platform: Platform) -> None:
     draining, new = platform.machines[1], platform.machines[3]
     joins(new, platform.head)
-    eventually(lambda: len(platform.head.nodes()) == 4, 90)
+    eventually(lambda: len(platform.head.nodes()) == 4, JOINS)
     node = platform.head.nodes()[draining.address]
     with Load(platform.head.address) as load:
         eventually(lambda: len(load.answers) > 50)
@@ -228,7 +228,7 @@ def test_a_node_that_drains_loses_no_request(platform: Platform) -> None:
             f"ray drain-node --address={platform.head.address}:6379 --node-id={node} "
             "--reason=DRAIN_NODE_REASON_PREEMPTION --reason-message=exam --deadline-remaining-seconds=120"
         )
-        eventually(lambda: sorted(platform.members().values()) == [f"{NET}.3", f"{NET}.4"], 90)
+        eventually(lambda: sorted(platform.members().values()) == [f"{NET}.3", f"{NET}.4"], JOINS)
         moved = time.monotonic() - began
         eventually(lambda: "drain" not in platform.ray("status", "cluster.toml"))
         time.sleep(3)
@@ -240,7 +240,7 @@ def test_a_node_that_drains_loses_no_request(platform: Platform) -> None:
 def test_a_node_that_is_lost_takes_only_its_requests(platform: Platform) -> None:
     """There is no other node with room until one is added."""
     lost, new = platform.machines[2], platform.machines[1]
-    eventually(lambda: len(platform.head.nodes()) == 3, 90)
+    eventually(lambda: len(platform.head.nodes()) == 3, JOINS)
     with Load(platform.head.address) as load:
         eventually(lambda: len(load.answers) > 50)
         began = time.monotonic()
@@ -259,9 +259,9 @@ def test_a_node_that_is_lost_takes_only_its_requests(platform: Platform) -> None
 def test_a_node_that_vanishes_and_one_that_is_added(platform: Platform) -> None:
     """Of a host whose cable is cut nobody hears anything, not even that connections have ended."""
     lost, new = platform.machines[3], platform.machines[1]
-    eventually(lambda: new.address in platform.head.nodes(), 90)
+    eventually(lambda: new.address in platform.head.nodes(), JOINS)
     new.kill()
-    eventually(lambda: new.address not in platform.head.nodes(), 90)
+    eventually(lambda: new.address not in platform.head.nodes(), JOINS)
     with Load(platform.head.address) as load:
         eventually(lambda: len(load.answers) > 50)
         began = time.monotonic()
@@ -284,7 +284,7 @@ def test_more_are_wanted_and_down_takes_everything_away(platform: Platform) -> N
     router.write_text('[router]\nhttp-port = 9000\ngrpc-port = 0\nmetrics-port = 9002\n'
                       f'address = "{NET}.1"\n[[pool]]\nname = "main"\nray = "cluster/main"\n')  # fmt: skip
     process = platform.head.start("nerite", "route", str(router))
-    eventually(lambda: _status(platform.head.address, 9000, "/v2/models/add") == 200, 90)
+    eventually(lambda: _status(platform.head.address, 9000, "/v2/models/add") == 200, JOINS)
     process.terminate()
     process.wait(60)
     assert "main/1 has ended" in platform.ray("down", "cluster.toml")
@@ -322,7 +322,7 @@ def test_a_deployment_of_ray_serve(tmp_path: Path) -> None:
     """The program of the page, with models of the test."""
     with ray_hosts(1) as (host,):
         host.join(cpus=4)
-        eventually(lambda: host.address in host.nodes(), 90)
+        eventually(lambda: host.address in host.nodes(), JOINS)
         (tmp_path / "program.py").write_text(PAGE.block("serve.run"))
         host.run(["python", str(tmp_path / "program.py")], seconds=400, cwd=ROOT)
         ready = host.run("curl -s -o /dev/null -w '%{http_code}' localhost:8000/v2/health/ready")

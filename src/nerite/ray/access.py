@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from nerite.core.errors import NotInstalled, Unavailable
 from nerite.observability.log import log
-from nerite.ray.fleet import NodeView
+from nerite.ray.pool_servers import NodeView
 
 INSTALL: Final = "pip install 'nerite[ray]'"
 _THREADS: Final = 16

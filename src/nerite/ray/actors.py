@@ -20,7 +20,7 @@ from nerite.cluster.addresses import split_address
 from nerite.cluster.settings import ClusterSettings
 from nerite.llm.selection import RESERVED_GPUS
 from nerite.ray.access import ray_module
-from nerite.ray.fleet import ServerView
+from nerite.ray.pool_servers import ServerView
 from nerite.ray.plan import PoolPlan
 from nerite.tools.up.command import FreePorts, nerite_program
 from nerite.tools.up.follower import ask

@@ -16,7 +16,7 @@ from typing import Any, Final
 from nerite.observability.log import log
 from nerite.ray.access import RayCluster, quietly
 from nerite.ray.actors import GRACE, RouterActor, ServerActor
-from nerite.ray.fleet import FleetOrder, FleetStep, NodeView, PoolFleet, ServerView
+from nerite.ray.pool_servers import ServerOrder, ServerStep, NodeView, PoolServers, ServerView
 from nerite.ray.plan import CONTROLLER, ROUTER, PoolPlan, RayPlan, namespace_of
 
 _TICK: Final = 0.25
@@ -46,7 +46,7 @@ class _Pool:
     def __init__(self, plan: PoolPlan, present: Mapping[str, bool], drain_seconds: float) -> None:
         self.plan = plan
         self.name = plan.pool.name
-        self.fleet = PoolFleet(plan, present, drain_seconds)
+        self.replicas = PoolServers(plan, present, drain_seconds)
         self.wanted = plan.least
         self.lines: list[str] | None = None
         self.published: dict[str, float] = {}
@@ -205,7 +205,7 @@ class Controller:
                 del self._servers[name]
                 for pool in self._pools:
                     if pool.name == name.rpartition("/")[0]:
-                        pool.fleet.ended(name, now)
+                        pool.replicas.ended(name, now)
 
     def _decide(self, pool: _Pool, now: float) -> None:
         report = next((each for each in self._router_known[2].get("pools", ()) if each["name"] == pool.name), {})
@@ -213,10 +213,10 @@ class Controller:
         listed = {member["name"] for member in report.get("members", ())}
         listed |= {name for name, when in pool.published.items() if now - when < _REMEMBERED}
         views = {name: each.view for name, each in self._servers.items() if name.rpartition("/")[0] == pool.name}
-        for order in pool.fleet.decide(now, pool.wanted, views, self._nodes, listed):
+        for order in pool.replicas.decide(now, pool.wanted, views, self._nodes, listed):
             self._carry_out(pool, order, now)
         views = {name: self._servers[name].view for name in views if name in self._servers}
-        lines = pool.fleet.lines(views, self._nodes)
+        lines = pool.replicas.lines(views, self._nodes)
         pool.published |= {name: now for name in views if views[name].member in lines}
         pool.published = {name: when for name, when in pool.published.items() if now - when < _REMEMBERED}
         if lines != pool.lines:
@@ -226,16 +226,16 @@ class Controller:
                 self._changed.notify_all()
             self._write(pool)
 
-    def _carry_out(self, pool: _Pool, order: FleetOrder, now: float) -> None:
+    def _carry_out(self, pool: _Pool, order: ServerOrder, now: float) -> None:
         name = order.name
-        if order.step is FleetStep.STOP:
+        if order.step is ServerStep.STOP:
             self._stop(name)
-        elif order.step is FleetStep.WAKE:
+        elif order.step is ServerStep.WAKE:
             server = self._servers[name]
             server.view = server.view._replace(ready=False)
             server.handle.wake.remote()
         elif name not in self._ending:  # the name is free once the server before has ended
-            standby = order.step is FleetStep.CREATE_STANDBY
+            standby = order.step is ServerStep.CREATE_STANDBY
             try:
                 handle = self._cluster.create(
                     ServerActor, name, pool.plan, name, standby, self._stop_seconds,
@@ -243,7 +243,7 @@ class Controller:
                 )  # fmt: skip
             except (ValueError, self._cluster.errors.RayError) as error:
                 log.warning(f"{name} cannot be created: {error}")
-                pool.fleet.ended(name, now)
+                pool.replicas.ended(name, now)
             else:
                 log.info(f"{name} is created")
                 self._servers[name] = _Server(handle, ServerView(standby=standby))

@@ -47,7 +47,7 @@ class NodeView(NamedTuple):
     """Seconds until it ends, for a node that drains, infinite if nobody said when; None: it does not drain."""
 
 
-class FleetStep(StrEnum):
+class ServerStep(StrEnum):
     """What is to be done with a server."""
 
     CREATE = auto()
@@ -57,16 +57,16 @@ class FleetStep(StrEnum):
     """Let its requests end, and remove it."""
 
 
-class FleetOrder(NamedTuple):
+class ServerOrder(NamedTuple):
     """A step for one server."""
 
-    step: FleetStep
+    step: ServerStep
     name: str
     node: str = ""
     """Id of the node that it should be created on, if there is room; empty: any."""
 
 
-class PoolFleet:
+class PoolServers:
     """The servers of one pool in Ray."""
 
     def __init__(self, plan: PoolPlan, present: Mapping[str, bool], drain_seconds: float) -> None:
@@ -92,7 +92,7 @@ class PoolFleet:
         servers: Mapping[str, ServerView],
         nodes: Mapping[str, NodeView],
         listed: Collection[str],
-    ) -> list[FleetOrder]:
+    ) -> list[ServerOrder]:
         """Return what to do now. A server that should be and is not is created again and again.
 
         ``servers`` are those whose actors there are, those that end apart. ``listed``: members that routers know.
@@ -117,10 +117,10 @@ class PoolFleet:
                 self._standbys.discard(name)
                 self._failures.pop(name, None)
                 if name in servers:
-                    orders.append(FleetOrder(FleetStep.STOP, name))
+                    orders.append(ServerOrder(ServerStep.STOP, name))
         # An actor that Ray has started again is as it was created, though it was woken since.
         orders += [
-            FleetOrder(FleetStep.WAKE, name)
+            ServerOrder(ServerStep.WAKE, name)
             for name, standby in able.items()
             if standby and name in self._replicas.names - self._standbys
         ]
@@ -148,7 +148,7 @@ class PoolFleet:
 
     def _missing(
         self, now: float, servers: Mapping[str, ServerView], nodes: Mapping[str, NodeView]
-    ) -> list[FleetOrder]:
+    ) -> list[ServerOrder]:
         orders = []
         load = Counter(view.node for view in servers.values())
         for name in sorted(self._replicas.names - servers.keys()):
@@ -156,8 +156,8 @@ class PoolFleet:
                 continue
             node = self._node(load, nodes)
             load[node] += 1
-            step = FleetStep.CREATE_STANDBY if name in self._standbys else FleetStep.CREATE
-            orders.append(FleetOrder(step, name, node))
+            step = ServerStep.CREATE_STANDBY if name in self._standbys else ServerStep.CREATE
+            orders.append(ServerOrder(step, name, node))
         return orders
 
     def _node(self, load: Mapping[str, int], nodes: Mapping[str, NodeView]) -> str:
