@@ -106,7 +106,7 @@ class Host:
         ip("link", "del", f"{self.name}o", check=False)
 
     def nodes(self) -> dict[str, str]:
-        """Return the ids of the nodes that are alive by their addresses, as Ray on this host says; none while it says nothing."""
+        """Return the ids of the nodes that are alive by their addresses, as Ray on this host says."""
         program = (
             "import json, ray; ray.init(address='auto', log_to_driver=False, logging_level='error');"
             "print('NODES', json.dumps({n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"

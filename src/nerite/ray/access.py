@@ -17,7 +17,7 @@ from nerite.observability.log import log
 from nerite.ray.pool_servers import NodeView
 
 INSTALL: Final = "pip install 'nerite[ray]'"
-_THREADS: Final = 16
+_THREADS: Final = 64
 """Calls that an actor answers at the same time."""
 
 

@@ -20,8 +20,8 @@ from nerite.cluster.addresses import split_address
 from nerite.cluster.settings import ClusterSettings
 from nerite.llm.selection import RESERVED_GPUS
 from nerite.ray.access import ray_module
-from nerite.ray.pool_servers import ServerView
 from nerite.ray.plan import PoolPlan
+from nerite.ray.pool_servers import ServerView
 from nerite.tools.up.command import FreePorts, nerite_program
 from nerite.tools.up.follower import ask
 from nerite.tools.up.local_plan import LocalProcess, awake, router_process, server_process

@@ -189,8 +189,8 @@ def _down(cluster: RayCluster, name: str) -> int:
                 show(f"{each} does not answer and is killed")
             cluster.kill(each)
             show(f"{each} has ended")
-    for group in cluster.groups():
-        cluster.kill(group)
+    for left in cluster.groups():
+        cluster.kill(left)
     return 0
 
 

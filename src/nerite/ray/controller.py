@@ -16,8 +16,8 @@ from typing import Any, Final
 from nerite.observability.log import log
 from nerite.ray.access import RayCluster, quietly
 from nerite.ray.actors import GRACE, RouterActor, ServerActor
-from nerite.ray.pool_servers import ServerOrder, ServerStep, NodeView, PoolServers, ServerView
 from nerite.ray.plan import CONTROLLER, ROUTER, PoolPlan, RayPlan, namespace_of
+from nerite.ray.pool_servers import NodeView, PoolServers, ServerOrder, ServerStep, ServerView
 
 _TICK: Final = 0.25
 _WATCH_SECONDS: Final = 10.0
@@ -107,7 +107,7 @@ class Controller:
             }
             for pool in list(self._pools)
         ]
-        ready = bool(pools) and all(pool["ready"] >= pool["wanted"] for pool in pools)
+        ready = bool(pools) and all(len(pool.lines or ()) >= pool.wanted for pool in list(self._pools))
         return {
             "ready": ready and (self._router_known[1] or not self._plan.router_node),
             "pools": pools,
@@ -208,7 +208,8 @@ class Controller:
                         pool.replicas.ended(name, now)
 
     def _decide(self, pool: _Pool, now: float) -> None:
-        report = next((each for each in self._router_known[2].get("pools", ()) if each["name"] == pool.name), {})
+        reports: Mapping[str, Any] = {each["name"]: each for each in self._router_known[2].get("pools", ())}
+        report = reports.get(pool.name, {})
         pool.wanted = report.get("wanted", pool.wanted)
         listed = {member["name"] for member in report.get("members", ())}
         listed |= {name for name, when in pool.published.items() if now - when < _REMEMBERED}

@@ -59,8 +59,8 @@ def deployment(
     class Nerite(ServeReplica):
         """The class of the deployment, whose arguments are known already."""
 
-        async def __init__(self) -> None:
-            await super().__init__(place, tuple(flags), start_seconds, drain_seconds)
+        def __init__(self) -> None:
+            super().__init__(place, tuple(flags), start_seconds, drain_seconds)
 
     made = serve.deployment(name=name, max_ongoing_requests=max_ongoing_requests, **options)
     return made(serve.ingress(_passthrough)(Nerite))
@@ -69,30 +69,22 @@ def deployment(
 class ServeReplica:
     """A replica: a server of its own, and connections to it."""
 
-    async def __init__(
-        self, repository: str, flags: tuple[str, ...], start_seconds: float, drain_seconds: float
-    ) -> None:
+    def __init__(self, repository: str, flags: tuple[str, ...], start_seconds: float, drain_seconds: float) -> None:
         """Return when the server is ready; raises ``RuntimeError`` if it is not in time."""
-        aiohttp = ray_module("aiohttp")
         pool = PoolSettings("replica", MemberSource(models=repository, flags=flags))
         with FreePorts() as ports:
             process = server_process(pool, "nerite", ports.next, nerite_program())
         self._server = ProcessActor(process, drain_seconds + GRACE)
         self._base = f"http://{process.address}"
-        # Serve bounds the requests, and the time that they may take is the client's.
-        timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=timeout, auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )  # fmt: skip
+        self._session: Any = None
         deadline = time.monotonic() + start_seconds
         while not self._server.ready:
             if time.monotonic() > deadline:
-                await self.close()
+                self._server.drain()
                 raise RuntimeError(
                     f"{' '.join(process.command)} is not ready after {start_seconds:g} s: see its log above"
                 )
-            await asyncio.sleep(_POLL)
+            time.sleep(_POLL)
 
     def check_health(self) -> None:
         """Tell Serve whether the replica can serve. Raises ``RuntimeError`` if not."""
@@ -101,8 +93,21 @@ class ServeReplica:
 
     async def close(self) -> None:
         """Have the server end after its requests."""
-        await self._session.close()
+        if self._session is not None:
+            await self._session.close()
         await asyncio.to_thread(self._server.drain)
+
+    def _connections(self) -> Any:
+        """Return the connections to the server. Serve bounds their number, and the client how long it waits."""
+        if self._session is None:
+            aiohttp = ray_module("aiohttp")
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS),
+                auto_decompress=False,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            )
+        return self._session
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and its answer back."""
@@ -112,7 +117,7 @@ class ServeReplica:
                    if name not in _HOP]  # fmt: skip
         url = ray_module("yarl").URL(self._base + _target_of(scope), encoded=True)
         try:
-            response = await self._session.request(
+            response = await self._connections().request(
                 scope["method"], url, headers=headers, data=body, allow_redirects=False
             )
         except (ray_module("aiohttp").ClientError, TimeoutError) as error:

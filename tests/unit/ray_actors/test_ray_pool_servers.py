@@ -6,8 +6,8 @@ import math
 
 from nerite.autoscaling.policy import ScalingPolicy
 from nerite.cluster.settings import ClusterSettings, MemberSource, PoolSettings, RouterSettings, ServerResources
-from nerite.ray.pool_servers import ServerOrder, ServerStep, NodeView, PoolServers, ServerView
 from nerite.ray.plan import PoolPlan, ray_plan
+from nerite.ray.pool_servers import NodeView, PoolServers, ServerOrder, ServerStep, ServerView
 
 DRAIN = 40.0
 LARGE = {"CPU": 8.0, "GPU": 1.0}
