@@ -35,6 +35,8 @@ class Host:
         self.address = f"{NET}.{number}"
         self.folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
+        self.node_command: list[str] = []
+        self.node: subprocess.Popen[bytes] | None = None
         ip("netns", "add", self.name)
         ip("link", "add", f"{self.name}o", "type", "veth", "peer", "name", "eth0", "netns", self.name)
         ip("link", "set", f"{self.name}o", "master", BRIDGE, "up")
@@ -66,20 +68,32 @@ class Host:
         return done.stdout
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start a command on the host, whose output goes to a file."""
+        """Start a command on the host, whose output goes to a file that a failure shows."""
         with (self.folder / f"{self.name}.log").open("ab") as log:
             process = subprocess.Popen(self.command(*words), env=self.environment, stdout=log, stderr=log, cwd=ROOT)
         self._running.append(process)
         return process
 
-    def join(self, head: Host | None = None, cpus: int = 2) -> None:
+    def join(self, head: Host | None = None, *, cpus: int = 2, resources: str = "{}") -> None:
         """Start a node of Ray: the head, or one of the cluster of ``head``."""
-        where = ["--head", f"--port={PORT}"] if head is None else [f"--address={head.address}:{PORT}"]
-        where += ["--include-dashboard=false"] if head is None else []
-        self.start(
-            "ray", "start", "--block", *where, f"--node-ip-address={self.address}", f"--num-cpus={cpus}",
-            "--object-store-memory=80000000", "--disable-usage-stats",
-        )  # fmt: skip
+        where = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        self.node_command = [
+            "ray", "start", "--block", *(where if head is None else [f"--address={head.address}:{PORT}"]),
+            f"--node-ip-address={self.address}", f"--num-cpus={cpus}", f"--resources={resources}",
+            "--object-store-memory=80000000",
+        ]  # fmt: skip
+        self.node = self.start(*self.node_command)
+
+    def has(self, *others: Host) -> bool:
+        """Return whether the nodes of others are alive, as this one says.
+
+        On a busy machine Ray gives up and has to begin again.
+        """
+        alive = self.nodes()
+        for host in others:
+            if host.address not in alive and host.node is not None and host.node.poll() is not None:
+                host.node = host.start(*host.node_command)
+        return all(host.address in alive for host in others)
 
     def cut(self) -> None:
         """Take the host off the net, and kill everything on it: nobody is told."""
@@ -88,6 +102,7 @@ class Host:
 
     def kill(self) -> None:
         """Kill everything that runs on the host."""
+        self.node = None
         while pids := ip("netns", "pids", self.name, check=False).split():
             for pid in pids:
                 try:
@@ -130,6 +145,11 @@ def hosts(count: int) -> Iterator[list[Host]]:
             for number in range(1, count + 1):
                 made.append(Host(number, Path(folder)))
             yield made
+        except BaseException:
+            for host in made:
+                log = host.folder / f"{host.name}.log"
+                print(f"{host.name}:\n{log.read_text(errors='replace')[-3000:] if log.exists() else ''}")
+            raise
         finally:
             for host in made:
                 host.remove()

@@ -152,10 +152,7 @@ class Platform:
 
 
 def joins(host: Host, head: Host) -> None:
-    host.start(
-        "ray", "start", "--block", f"--address={head.address}:6379", f"--node-ip-address={host.address}",
-        "--num-cpus=2", '--resources={"serves": 2}', "--object-store-memory=80000000",
-    )  # fmt: skip
+    host.join(head, resources='{"serves": 2}')
 
 
 @contextmanager
@@ -174,10 +171,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     (folder / "cluster.toml").write_text(CLUSTER)
     with ray_hosts(4) as machines:
         machines[0].join()
-        eventually(lambda: machines[0].address in machines[0].nodes(), JOINS)
+        eventually(lambda: machines[0].has(machines[0]), JOINS)
         for host in machines[1:3]:
             joins(host, machines[0])
-        eventually(lambda: len(machines[0].nodes()) == 3, JOINS)
+        eventually(lambda: machines[0].has(*machines[:3]), JOINS)
         yield Platform(machines, folder)
 
 
@@ -219,7 +216,7 @@ def test_a_server_that_is_killed_is_started_again_on_its_node(platform: Platform
 def test_a_node_that_drains_loses_no_request(platform: Platform) -> None:
     draining, new = platform.machines[1], platform.machines[3]
     joins(new, platform.head)
-    eventually(lambda: len(platform.head.nodes()) == 4, JOINS)
+    eventually(lambda: platform.head.has(new), JOINS)
     node = platform.head.nodes()[draining.address]
     with Load(platform.head.address) as load:
         eventually(lambda: len(load.answers) > 50)
@@ -259,9 +256,9 @@ def test_a_node_that_is_lost_takes_only_its_requests(platform: Platform) -> None
 def test_a_node_that_vanishes_and_one_that_is_added(platform: Platform) -> None:
     """Of a host whose cable is cut nobody hears anything, not even that connections have ended."""
     lost, new = platform.machines[3], platform.machines[1]
-    eventually(lambda: new.address in platform.head.nodes(), JOINS)
+    eventually(lambda: platform.head.has(new), JOINS)
     new.kill()
-    eventually(lambda: new.address not in platform.head.nodes(), JOINS)
+    eventually(lambda: not platform.head.has(new), JOINS)
     with Load(platform.head.address) as load:
         eventually(lambda: len(load.answers) > 50)
         began = time.monotonic()
@@ -322,7 +319,7 @@ def test_a_deployment_of_ray_serve(tmp_path: Path) -> None:
     """The program of the page, with models of the test."""
     with ray_hosts(1) as (host,):
         host.join(cpus=4)
-        eventually(lambda: host.address in host.nodes(), JOINS)
+        eventually(lambda: host.has(host), JOINS)
         (tmp_path / "program.py").write_text(PAGE.block("serve.run"))
         host.run(["python", str(tmp_path / "program.py")], seconds=400, cwd=ROOT)
         ready = host.run("curl -s -o /dev/null -w '%{http_code}' localhost:8000/v2/health/ready")
