@@ -107,13 +107,19 @@ class Controller:
             }
             for pool in list(self._pools)
         ]
-        ready = bool(pools) and all(len(pool.lines or ()) >= pool.wanted for pool in list(self._pools))
+        ready = bool(pools) and all(self._complete(pool) for pool in list(self._pools))
         return {
             "ready": ready and (self._router_known[1] or not self._plan.router_node),
             "pools": pools,
             "router": "" if not self._plan.router_node else "ready" if self._router_known[1] else "not ready",
             "ending": sorted(self._ending),
         }
+
+    def _complete(self, pool: _Pool) -> bool:
+        """Return whether a pool has as many members as are wanted, all with the settings of the file."""
+        views = [each.view for name, each in list(self._servers.items()) if name.rpartition("/")[0] == pool.name]
+        current = all(view.digest in ("", pool.plan.digest) for view in views)
+        return current and len(pool.lines or ()) >= pool.wanted
 
     def _text(self, plan: PoolPlan, view: ServerView) -> str:
         """Return the state of a server for people."""
@@ -147,10 +153,11 @@ class Controller:
         handles = {name: self._cluster.find(name) for name in names if name not in (CONTROLLER, ROUTER)}
         asked = {name: handle.watch.remote(None, 0) for name, handle in handles.items() if handle is not None}
         plans = {plan.pool.name: plan for plan in self._plan.pools}
+        deadline = time.monotonic() + _ADOPT_SECONDS
         for name, reference in asked.items():
             view = ServerView()
             try:
-                view = self._cluster.result(reference, _ADOPT_SECONDS)
+                view = self._cluster.result(reference, max(0.0, deadline - time.monotonic()))
             except (self._cluster.errors.RayActorError, self._cluster.errors.GetTimeoutError):
                 log.warning(f"{name} does not answer yet")
             self._servers[name] = _Server(handles[name], view)
