@@ -126,7 +126,7 @@ class Host:
             "import json, ray; ray.init(address='auto', log_to_driver=False, logging_level='error');"
             "print('NODES', json.dumps({n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
         )
-        found = self.run(f'python -c "{program}" || true').partition("NODES ")[2]
+        found = self.run(f'python -c "{program}" || true').partition("NODES ")[2].partition("\n")[0]
         return dict(json.loads(found)) if found else {}
 
 
