@@ -107,7 +107,7 @@ exam-ray: $(VENV)/dev $(VENV)/ray/ready  ## servers on nodes of Ray that are los
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
-	$(LOCK) --upgrade --extra ray -o requirements/ray.txt
+	$(LOCK) --upgrade --extra ray --extra redis -o requirements/ray.txt
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml \
 		requirements/engines/openvino-export.in -o $(ENGINES)/openvino-export.txt
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml --torch-backend cpu \

@@ -128,6 +128,7 @@ def _wait(cluster: RayCluster, controller: Any, seconds: float, name: str) -> No
     while True:
         report = _asked(cluster, controller)
         states = {server: text for pool in report["pools"] for server, text in pool["servers"].items()}
+        states |= {ROUTER: report["router"]} if report["router"] else {}
         for server, text in states.items():
             if said.get(server) != text:
                 show(f"{server} {text}")
@@ -136,9 +137,9 @@ def _wait(cluster: RayCluster, controller: Any, seconds: float, name: str) -> No
             return
         if time.monotonic() > deadline:
             missing = [server for server, text in states.items() if not text.startswith(("ready", "stands"))]
-            missing += [ROUTER] if report["router"] == "not ready" else []
             raise Unavailable(
-                f"not ready after {seconds:g} s: {', '.join(missing)}. They go on starting: nerite ray status {name}"
+                f"not ready after {seconds:g} s: {', '.join(missing)}. They go on starting, and what they print is in "
+                f"the logs of Ray on their nodes: nerite ray status {name}"
             )
         time.sleep(_POLL)
 
