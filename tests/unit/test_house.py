@@ -16,6 +16,7 @@ SOURCE: Final = Path(__file__).resolve().parents[2] / "src"
 TESTS: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("nerite", "triton_python_backend_utils", "c_python_backend_utils")
 ROOMS: Final = (
+    "ray",
     "tools",
     "pytriton",
     "tritonserver",
@@ -63,7 +64,7 @@ ROOMS: Final = (
 LEAVES: Final = ("wire", "http2")
 """Import no room; any room may import them."""
 GROUPS: Final = {
-    "tools": ("tools", "artifacts", "client", "testing"),
+    "tools": ("ray", "tools", "artifacts", "client", "testing"),
     "language models": ("llm", "llm.openai"),
     "frameworks": ("frameworks",),
     "functions": ("functions", "pytriton", "tritonserver"),

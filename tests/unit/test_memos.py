@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 SOURCES: Final = Path(__file__).resolve().parents[2] / "src"
-NOT_SERVING: Final = ("cli", "tools", "client", "testing")
+NOT_SERVING: Final = ("cli", "ray", "tools", "client", "testing")
 """Packages that do not run in a server."""
 MAKERS: Final = frozenset({"dict", "set", "OrderedDict", "defaultdict", "Counter", "Memo", "HeaderMemo"})
 REMOVING: Final = frozenset({"discard", "pop", "popitem", "remove"})

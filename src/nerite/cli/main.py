@@ -23,6 +23,7 @@ COMMANDS = {
     "dockerfile": ("tools.image.command:run", "write a Dockerfile for an image with models and what they need"),
     "route": ("tools.route:run", "route requests to pools of servers, from a cluster file"),
     "up": ("tools.up.command:run", "run a whole cluster file on this machine: servers and router"),
+    "ray": ("ray.command:run", "run a whole cluster file on the nodes of a Ray cluster"),
     "kubernetes": ("tools.kubernetes.command:run", "turn a cluster file into values of the Helm chart"),
     "pick": ("tools.pick:run", "pick the endpoints of requests for a gateway such as Envoy"),
     "client": ("tools.client:run", "query a running server: models, inference, load and unload, statistics"),

@@ -34,6 +34,7 @@ from nerite.core.errors import InvalidArgument
 _MAX_FILE: Final = 4 << 20
 _MAX_POOLS: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RAY_POOL: Final = re.compile(rf"{_NAME.pattern}/{_NAME.pattern}")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]{0,15}://[A-Za-z0-9._:\[\]-]{1,253}|null")
 
 
@@ -47,6 +48,13 @@ def _slots(value: object) -> float:
 def _address(value: object) -> str:
     text = read_text(value)
     split_address(text)
+    return text
+
+
+def _ray_pool(value: object) -> str:
+    text = read_text(value)
+    if not _RAY_POOL.fullmatch(text):
+        raise ValueError('must be NAME/POOL of a cluster that nerite ray up has started, as in "platform/interactive"')
     return text
 
 
@@ -123,6 +131,7 @@ _SOURCES: Final[Mapping[str, TableKey]] = {
     "members-file": TableKey("file", read_text),
     "dns": TableKey("dns", _address),
     "kubernetes": TableKey("kubernetes", service_of),
+    "ray": TableKey("ray", _ray_pool),
     "models": TableKey("models", read_text),
 }
 _OF_MODELS: Final[Mapping[str, TableKey]] = {
@@ -222,6 +231,8 @@ class _ClusterReader(TableReader):
             values["placement"] = pool_tables.placement_of(
                 self, (*path, "placement"), table["placement"], values, source
             )
+        if "resources" in table:
+            values["resources"] = pool_tables.resources_of(self, (*path, "resources"), table["resources"], source)
         balancing = pool_tables.balancing_of(self, path, table)
         scaling, target = pool_tables.scaling_of(self, path, table, source)
         return PoolSettings(name, source, balancing=balancing, scaling=scaling, scale_target=target, **values)
@@ -232,7 +243,7 @@ class _ClusterReader(TableReader):
         given = [key for key in ("members", *_SOURCES) if key in table]
         if len(given) != 1:
             what = f"has {' and '.join(given)}: keep one of them" if given else "has no members"
-            self.wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, kubernetes, or models')
+            self.wrong(path, f'{what}. Write members = ["HOST:PORT"], members-file, dns, kubernetes, ray, or models')
             return MemberSource()
         for key in _OF_MODELS:
             if key in table and given != ["models"]:

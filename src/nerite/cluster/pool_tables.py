@@ -11,12 +11,20 @@ from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
 from nerite.cluster.addresses import MAX_MEMBERS
 from nerite.cluster.kubernetes_names import ScaleTarget, scale_target_of
-from nerite.cluster.settings import MemberSource, MemberTls, PlacedModel, PlacementSettings, PortTls
+from nerite.cluster.settings import (
+    MemberSource,
+    MemberTls,
+    PlacedModel,
+    PlacementSettings,
+    PortTls,
+    ServerResources,
+)
 from nerite.cluster.table_reader import (
     HEADER,
     KeyPath,
     TableKey,
     TableReader,
+    read_amount,
     read_count,
     read_flag,
     read_number,
@@ -94,6 +102,12 @@ _SCALING: Final[Mapping[str, TableKey]] = {
     "actuator": TableKey("actuator", read_one_of(["kubernetes"])),
     "target": TableKey("target", scale_target_of),
 }
+_RESOURCES: Final[Mapping[str, TableKey]] = {
+    "cpus": TableKey("cpus", read_amount),
+    "gpus": TableKey("gpus", read_amount),
+    "memory": TableKey("memory", size_of),
+    "engine-places-gpus": TableKey("engine_places_gpus", read_flag),
+}
 _PORT_TLS: Final[Mapping[str, TableKey]] = {
     "certificate": TableKey("certificate", read_text),
     "key": TableKey("key", read_text),
@@ -107,7 +121,7 @@ _MEMBER_TLS: Final[Mapping[str, TableKey]] = {
 }
 _TLS_FILES: Final = ("ca", "certificate", "key", "client_ca")
 """Settings of TLS that are paths."""
-TABLES: Final = ("ejection", "placement", "scaling", "tls")
+TABLES: Final = ("ejection", "placement", "resources", "scaling", "tls")
 """Tables of a pool."""
 
 
@@ -224,10 +238,37 @@ def placement_of(
     if pool["kind"] not in _WITH_REPOSITORY:
         kinds = ", ".join(_WITH_REPOSITORY)
         reader.wrong(path, f"servers of kind {pool['kind']} do not load models on request: it needs one of {kinds}")
-    untold = any(not (each.memory or each.metrics) for each in source.members) or bool(source.dns or source.kubernetes)
+    untold = any(not (each.memory or each.metrics) for each in source.members) or bool(
+        source.dns or source.kubernetes or source.ray
+    )
     if untold and not (values.get("memory") or pool.get("metrics_port")):
         reader.wrong(path, 'it is not known how much memory members have: add memory = "16GiB", or metrics-port')
     if values.get("key", "").partition("=")[2].startswith("@"):
         header, _, file = values["key"].partition("=")
         values["key"] = f"{header}=@{reader.beside(file[1:])}"
     return PlacementSettings(**values)
+
+
+def resources_of(reader: TableReader, path: KeyPath, table: object, source: MemberSource) -> ServerResources:
+    """Return what each server of a pool needs of a node."""
+    custom = table.get("custom", {}) if isinstance(table, dict) else {}
+    if isinstance(table, dict):
+        table = {key: value for key, value in table.items() if key != "custom"}
+    values = reader.read(path, table, _RESOURCES)
+    if not isinstance(custom, dict) or len(custom) > MAX_MEMBERS:
+        reader.wrong((*path, "custom"), "must have a number for each resource, as in custom = { spot = 1 }")
+        custom = {}
+    amounts = {}
+    for name, value in custom.items():
+        try:
+            amounts[name] = read_amount(value)
+        except ValueError as error:
+            reader.wrong((*path, "custom", name), str(error))
+    if not source.models:
+        reader.wrong(path, "has an effect with models only, whose servers nerite ray up starts: remove it")
+    if values.get("engine_places_gpus") and values.get("gpus"):
+        what = "has no effect with engine-places-gpus = true, as the engine asks for GPUs itself: remove one of them"
+        reader.wrong((*path, "gpus"), what)
+    if values.get("gpus", 0.0) > 1 and not values["gpus"].is_integer():
+        reader.wrong((*path, "gpus"), "must be a whole number, or a fraction of one GPU")
+    return ServerResources(custom=amounts, **values)

@@ -100,12 +100,28 @@ class MemberSource:
     """``NAME:PORT``, resolved again and again: each address is a member."""
     kubernetes: ServiceReference | None = None
     """Service of Kubernetes whose endpoints are members."""
+    ray: str = ""
+    """``NAME/POOL``: a pool of the cluster that ``nerite ray up`` has started under this name."""
     models: str = ""
-    """Model repository that ``nerite up`` starts local servers for."""
+    """Model repository that servers are started for: by ``nerite up`` here, by ``nerite ray up`` on nodes of Ray."""
     replicas: int = 1
     """Number of these servers."""
     flags: tuple[str, ...] = ()
     """Flags of ``nerite serve`` for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerResources:
+    """Table ``[pool.resources]``: what each server of a pool needs of a node of Ray."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int = 0
+    """Bytes; 0: not said."""
+    custom: Mapping[str, float] = field(default_factory=dict)
+    """Resources that the nodes were given names for."""
+    engine_places_gpus: bool = False
+    """The engine asks Ray for its GPUs itself, maybe on several nodes; the server reserves none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +189,8 @@ class PoolSettings:
     """Requests that may wait for a member or a copy of their model; None: some, if that is worth waiting for."""
     hold_timeout: float = 60.0
     placement: PlacementSettings | None = None
+    resources: ServerResources | None = None
+    """None: a processor for each server."""
 
     @property
     def most_held(self) -> int:

@@ -139,6 +139,14 @@ def read_number(value: object) -> float:
     return float(value)
 
 
+def read_amount(value: object) -> float:
+    """Return an amount of a resource."""
+    number = read_number(value)
+    if not 0 <= number <= 1e6:
+        raise ValueError("must be a number from 0 to 1000000")
+    return number
+
+
 def read_interval(value: object) -> float:
     """Return the seconds of a duration of at least 50 ms."""
     seconds = duration_of(value)

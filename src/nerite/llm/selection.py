@@ -30,6 +30,8 @@ EXTRA: Final = "nerite[llm]"
 OPENVINO: Final = "openvino_genai"
 VLLM: Final = "vllm"
 TENSORRT: Final = "tensorrt_llm"
+RESERVED_GPUS: Final = "NERITE_RAY_GPUS"
+"""Environment variable with the GPUs that Ray has reserved for this server."""
 
 _RUNS: Final[Mapping[str, frozenset[CheckpointContent]]] = {
     OPENVINO: frozenset({CheckpointContent.OPENVINO, CheckpointContent.CHECKPOINT}),

@@ -1,4 +1,4 @@
-"""Who is in the pools: members of the cluster file, of a members file, of names in DNS, of services in Kubernetes."""
+"""Who is in the pools: members of the cluster file, of a members file, of a name in DNS, of Kubernetes, of Ray."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.kubernetes.endpoint_discovery import watch_endpoints
 from nerite.kubernetes.object_watch import ObjectWatch
 from nerite.observability.log import log
+from nerite.router.ray_members import RayMembers
 
 _MAX_FILE: Final = 4 << 20
 _RESOLVE_SECONDS: Final = 5.0
@@ -67,14 +68,15 @@ class Discovery:
         self._on_change = take
         self._file: MembersFile | None = None
         self._endpoints: ObjectWatch | None = None
+        self._ray: RayMembers | None = None
         self._resolved: tuple[Member, ...] | None = None
 
     async def start(self) -> None:
-        """Find the members for the first time. Raises ``NeriteError`` for a file with a mistake."""
+        """Find the members for the first time. Raises ``NeriteError`` for a file with a mistake, or without Ray."""
         source = self._pool.source
         if source.models:
             raise Unsupported(
-                f"pool '{self._pool.name}' has models instead of members: start it with nerite up, "
+                f"pool '{self._pool.name}' has models instead of members: start it with nerite up or nerite ray up, "
                 "or write members in the cluster file"
             )
         if source.file:
@@ -82,6 +84,9 @@ class Discovery:
             self._take(self._file.members)
         elif source.kubernetes is not None:
             self._endpoints = await watch_endpoints(self._pool, source.kubernetes, self._take)
+        elif source.ray:
+            self._ray = RayMembers(self._pool, self._take)
+            self._take(())
         elif source.dns:
             await self._resolve()
         else:
@@ -97,6 +102,8 @@ class Discovery:
             await watch_files(self._file, self._file_changed)
         if self._endpoints is not None:
             await self._endpoints.run()
+        if self._ray is not None:
+            await self._ray.run()
         while self._pool.source.dns:
             await asyncio.sleep(_RESOLVE_SECONDS)
             await self._resolve()

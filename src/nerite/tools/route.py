@@ -102,6 +102,8 @@ def _source_text(source: MemberSource) -> str:
         return f"members at the addresses of {source.dns}"
     if source.kubernetes is not None:
         return f"members at the endpoints of service {source.kubernetes}"
+    if source.ray:
+        return f"members in Ray, of {source.ray}"
     if source.models:
         return f"{source.replicas} local servers of {source.models}"
     return f"{len(source.members)} members"

@@ -115,6 +115,7 @@ def test_the_placement_of_models() -> None:
 
 
 POOL = '[[pool]]\nname = "a"\nmembers = ["h:1"]\n'
+MODELS = '[[pool]]\nname = "a"\nmodels = "m"\n'
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,15 @@ POOL = '[[pool]]\nname = "a"\nmembers = ["h:1"]\n'
         (POOL + 'dns = "h:1"', "cluster.toml:1: pool.1: has members and dns: keep one of them"),
         ('[[pool]]\nname = "a"', "cluster.toml:1: pool.1: has no members. Write members"),
         (POOL + "replicas = 2", "cluster.toml:4: pool.1.replicas: has an effect with models only"),
+        (POOL + "[pool.resources]", "cluster.toml:4: pool.1.resources: has an effect with models only"),
+        (MODELS + "resources = 1", "pool.1.resources: must be a table"),
+        (MODELS + "resources = { gpu = 1 }", "pool.1.resources.gpu: is not known. Did you mean gpus?"),
+        (MODELS + "resources = { gpus = -1 }", "pool.1.resources.gpus: must be a number from 0"),
+        (MODELS + "resources = { gpus = 1.5 }", "pool.1.resources.gpus: must be a whole number"),
+        (MODELS + "resources = { custom = 1 }", "pool.1.resources.custom: must have a number for each resource"),
+        (MODELS + "resources = { custom = { a = 'x' } }", "pool.1.resources.custom.a: must be a number"),
+        (MODELS + "resources = { gpus = 1, engine-places-gpus = true }", "resources.gpus: has no effect with engine"),
+        ('[[pool]]\nname = "a"\nray = "main"', "cluster.toml:3: pool.1.ray: must be NAME/POOL of a cluster"),
         (POOL.replace("h:1", "h"), "pool.1.members: entry 1 must be HOST:PORT"),
         (POOL.replace('"h:1"', ""), "pool.1.members: must be a list of 1 to"),
         (POOL.replace('"h:1"', '{ htp = "h:1" }'), "entry 1 has an unknown key 'htp'. Did you mean http?"),

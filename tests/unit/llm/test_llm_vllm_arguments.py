@@ -10,6 +10,7 @@ import pytest
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.llm.selection import RESERVED_GPUS
 from nerite.llm.vllm import framework
 
 
@@ -145,4 +146,13 @@ def test_what_is_refused(
 def test_one_gpu_is_not_several(tmp_path: Path) -> None:
     context = model(tmp_path, {"model.json": {"model": "m", "tensor_parallel_size": 2}}, "KIND_GPU")
     with pytest.raises(InvalidArgument, match="KIND_GPU is currently for single-GPU models, please specify KIND_MODEL"):
+        framework.read_arguments(context)
+
+
+def test_gpus_are_not_reserved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM would wait for a placement group of GPUs that its own server has."""
+    context = model(tmp_path, {"model.json": {"model": "m", "distributed_executor_backend": "ray"}})
+    assert framework.read_arguments(context).engine["distributed_executor_backend"] == "ray"
+    monkeypatch.setenv(RESERVED_GPUS, "8")
+    with pytest.raises(InvalidArgument, match=r"this server has reserved 8 already\. Write engine-places-gpus = true"):
         framework.read_arguments(context)

@@ -116,3 +116,26 @@ def test_in_the_end_there_are_as_many_as_are_wanted(warm: int, wishes: list[tupl
     assert len(machine.alive) == last + warm
     assert (machine.replicas.joined and set(machine.replicas.joined) == set(machine.serving)) or not last
     assert [order for order in machine.want(last) if order.step is not ReplicaStep.JOIN] == []
+
+
+def test_a_server_that_is_replaced_stays_until_another_is_ready() -> None:
+    replicas = PoolReplicas("p", ["p/1", "p/2"])
+    both = {"p/1", "p/2"}
+    assert replicas.orders(2, 0, both, both, replaced={"p/1"}) == [(Step.START, "p/3")]
+    assert replicas.orders(2, 0, both, both, replaced={"p/1"}) == []
+    assert replicas.orders(2, 0, {*both, "p/3"}, both, replaced={"p/1"}) == [(Step.JOIN, "p/3"), (Step.LEAVE, "p/1")]
+    assert replicas.orders(2, 0, {*both, "p/3"}, {"p/2", "p/3"}, replaced={"p/1"}) == [(Step.STOP, "p/1")]
+    assert replicas.joined == ["p/2", "p/3"]
+
+
+def test_a_server_that_has_no_time_leaves_at_once() -> None:
+    replicas = PoolReplicas("p", ["p/1", "p/2"])
+    both = {"p/1", "p/2"}
+    orders = replicas.orders(2, 0, both, both, replaced={"p/1"}, hurried={"p/1"})
+    assert orders == [(Step.START, "p/3"), (Step.LEAVE, "p/1")]
+
+
+def test_a_standby_that_is_replaced_ends_and_another_stands_by() -> None:
+    replicas = PoolReplicas("p", ["p/1"], ["p/2"])
+    orders = replicas.orders(1, 1, {"p/1", "p/2"}, {"p/1"}, replaced={"p/2"})
+    assert orders == [(Step.STOP, "p/2"), (Step.STAND_BY, "p/2")]

@@ -74,6 +74,13 @@ def read_arguments(context: ModelContext, instance: InstanceContext | None = Non
             "KIND_GPU is currently for single-GPU models, please specify KIND_MODEL in the model's 'instance_group' "
             "for multi-GPU models."
         )
+    if given.get("distributed_executor_backend") == "ray" and os.environ.get(selection.RESERVED_GPUS):
+        # vLLM would wait for GPUs that its own server has, for ever (ray-project/ray#59064).
+        raise InvalidArgument(
+            f"model '{context.name}': vLLM asks Ray for GPUs itself, and this server has reserved "
+            f"{os.environ[selection.RESERVED_GPUS]} already. Write engine-places-gpus = true instead of gpus in "
+            "[pool.resources] of the cluster file, or remove distributed_executor_backend from model.json"
+        )
     name = context.name if instance is None else instance.name
     return VllmArguments(name, given, adapters, {} if instance is None else _variables(context, instance))
 

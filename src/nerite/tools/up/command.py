@@ -68,18 +68,19 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _plan(settings: ClusterSettings, folder: Path) -> list[LocalProcess]:
-    with _FreePorts() as ports:
+    with FreePorts() as ports:
         return local_plan(
             settings,
             ports.next,
             lambda pool: str(_members_file(folder, pool)),
-            nerite=_program(),
+            nerite=nerite_program(),
             redis=shutil.which("redis-server") or "",
             redis_answers=_answers(redis_address(settings)),
         )
 
 
-def _program() -> str:
+def nerite_program() -> str:
+    """Return the program ``nerite`` beside this Python."""
     return str(Path(sys.executable).with_name("nerite"))
 
 
@@ -87,10 +88,13 @@ def _members_file(folder: Path, pool: str) -> Path:
     return folder / f"{pool}.members"
 
 
-class _FreePorts:
+class FreePorts:
     """Ports that nobody uses. They stay reserved until the end, so that no two are the same."""
 
-    def __enter__(self) -> _FreePorts:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
+
+    def __enter__(self) -> FreePorts:
         self._sockets: list[socket.socket] = []
         return self
 
@@ -100,9 +104,13 @@ class _FreePorts:
 
     def next(self) -> int:
         """Return another port."""
-        self._sockets.append(socket.create_server(("127.0.0.1", 0)))
+        self._sockets.append(socket.create_server((self._host, 0), family=_family(self._host)))
         port: int = self._sockets[-1].getsockname()[1]
         return port
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _answers(address: tuple[str, int] | None) -> bool:
@@ -117,8 +125,8 @@ def _answers(address: tuple[str, int] | None) -> bool:
 
 def _server(pool: PoolSettings, name: str, standby: bool) -> LocalProcess:
     """Return the process of a further server."""
-    with _FreePorts() as ports:
-        return server_process(pool, name, ports.next, _program(), standby=standby)
+    with FreePorts() as ports:
+        return server_process(pool, name, ports.next, nerite_program(), standby=standby)
 
 
 async def _supervise(settings: ClusterSettings, plan: Sequence[LocalProcess], folder: Path) -> int:

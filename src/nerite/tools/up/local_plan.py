@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nerite.cluster.addresses import split_address
+from nerite.cluster.addresses import join_address, split_address
 from nerite.cluster.settings import ClusterSettings, PoolSettings
 from nerite.core.errors import InvalidArgument
 from nerite.redis.settings import settings_of_address
@@ -77,7 +77,7 @@ def local_plan(
             f"{settings.path}: router.metrics-port is 0, any free port: choose one, as in metrics-port = 8002. "
             "nerite up asks there how many members are wanted"
         )
-    router = _router(settings, members_file, nerite, waits=not all(server.standby for server in servers))
+    router = router_process(settings, members_file, nerite, waits=not all(server.standby for server in servers))
     return [*_redis(settings, redis, redis_answers), *servers, router]
 
 
@@ -102,17 +102,23 @@ def plan_text(plan: Sequence[LocalProcess]) -> str:
 
 
 def server_process(
-    pool: PoolSettings, name: str, free_port: Callable[[], int], nerite: str, *, standby: bool = False
+    pool: PoolSettings,
+    name: str,
+    free_port: Callable[[], int],
+    nerite: str,
+    *,
+    standby: bool = False,
+    host: str = "127.0.0.1",
 ) -> LocalProcess:
     """Return the process of a server of a pool. With ``standby`` it loads no model before it is woken."""
     http, grpc, metrics = free_port(), free_port(), free_port()
     arguments = (
         "serve", pool.source.models,
-        "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1",
+        f"--http-address={host}", f"--grpc-address={host}", f"--metrics-address={host}",
         f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *pool.source.flags,
     )  # fmt: skip
-    address = f"127.0.0.1:{http}"
-    member = f"{address} grpc=127.0.0.1:{grpc} metrics=127.0.0.1:{metrics} name={name}"
+    address = join_address(host, http)
+    member = f"{address} grpc={join_address(host, grpc)} metrics={join_address(host, metrics)} name={name}"
     served = LocalProcess(name, nerite, arguments, address, _READY, pool.name, member)
     return served._replace(arguments=(*arguments, _STANDBY), ready_path=_LIVE, standby=True) if standby else served
 
@@ -122,7 +128,9 @@ def awake(process: LocalProcess) -> LocalProcess:
     return process._replace(arguments=process.arguments[:-1], ready_path=_READY, standby=False)
 
 
-def _router(settings: ClusterSettings, members_file: Callable[[str], str], nerite: str, *, waits: bool) -> LocalProcess:
+def router_process(
+    settings: ClusterSettings, members_file: Callable[[str], str], nerite: str, *, waits: bool
+) -> LocalProcess:
     """Return the process of the router; with ``waits`` it is ready when a member is."""
     local = [pool.name for pool in settings.pools if pool.source.models]
     members = [word for pool in local for word in ("--members", f"{pool}={members_file(pool)}")]
