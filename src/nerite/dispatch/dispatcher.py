@@ -124,6 +124,11 @@ class Dispatcher:
         return self._answers.entered
 
     @property
+    def holds_sequences(self) -> bool:
+        """Whether an instance has the state of a sequence that goes on."""
+        return any(self._picker.holds(instance) for instance in self._instances)
+
+    @property
     def settled(self) -> bool:
         """Whether no state is kept for any request that was executed."""
         return self._answers.settled
