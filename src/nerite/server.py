@@ -130,6 +130,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         demand.figures.refused = lambda: waits.refused
         demand.figures.waiting = lambda: len(waits)
         demand.on_failed = self._load_failed
+        demand.on_loaded = self._descriptions.remember
 
     def _order_of(self, caller: Caller | None) -> int:
         """Return the class of a caller, as the policy has it now."""

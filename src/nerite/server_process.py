@@ -95,7 +95,9 @@ def welcome_lines(
         return lines
     url = f"http://{host}:{ports['HTTP']}"
     if repository.control_mode == "demand":
-        lines.append(f"Models are loaded when they are asked for (docs/demand.md): {url}/v2/repository/index lists them")
+        lines.append(
+            f"Models are loaded when they are asked for (docs/demand.md): {url}/v2/repository/index lists them"
+        )
     if ready:
         lines.append(f"Try it: {_example_command(ready, url)}")
         lines.append(f"A command for each model: {url}/v2/docs")

@@ -111,8 +111,8 @@ class RepositoryOptions:
         "/v2/repository/wake asks for it (docs/autoscaling.md).", flag.SWITCH)] = False
     control_mode: Annotated[ControlMode, Flag(
         "model-control-mode", "When models are loaded: 'none' loads all at start; 'poll' also reloads them when files "
-        "change; 'explicit' loads those of --load-model, and those that clients request; 'demand' loads a model when a "
-        "request needs it, and unloads the least recently used ones when memory is short (docs/demand.md).")] = "none"
+        "change; 'explicit' loads those of --load-model, and those that clients request; 'demand' loads a model when "
+        "a request needs it, and unloads the least recently used when memory is short (docs/demand.md).")] = "none"
     poll_secs: Annotated[int, Flag(
         "repository-poll-secs", "Seconds between two checks of the files in control modes 'poll' and 'demand'.", COUNT)] = 15
     """Zero in other control modes, once the command line has been read."""

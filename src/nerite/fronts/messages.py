@@ -1,9 +1,10 @@
 """Messages between the core and a front process. Framing and records are those of workers (``workers.ipc``).
 
 From a front: an inference (CALL) or a request of another kind (RELAY_HTTP, RELAY_GRPC), each with a number of its own;
-what becomes of them (CANCEL, PAUSE, RESUME); connections taken over (ADOPTED) and ended (CLOSED); and the state it has
-taken over (ACKNOWLEDGE); and which models its requests wait for (WANTED). From the core: responses (ANSWER), pieces of relayed replies (RELAYED), accepted connections
-(CONNECTION), and what all fronts must know (STATE). START and CONNECTION are preceded by a descriptor.
+what becomes of them (CANCEL, PAUSE, RESUME); connections taken over (ADOPTED) and ended (CLOSED); the state it has
+taken over (ACKNOWLEDGE); and models that its requests wait for (WANTED). From the core: responses (ANSWER), pieces of
+relayed replies (RELAYED), accepted connections (CONNECTION), what all fronts must know (STATE), and models that are
+waited for in vain (NOT_LOADED). START and CONNECTION are preceded by a descriptor.
 """
 
 from __future__ import annotations

@@ -273,7 +273,9 @@ class ModelRecord:
     @property
     def gone(self) -> bool:
         """True if the model was unloaded or is about to be."""
-        leaves = [each.state is ModelState.UNLOADING or each.reason.startswith(UNLOADED) for each in self.states.values()]
+        leaves = [
+            each.state is ModelState.UNLOADING or each.reason.startswith(UNLOADED) for each in self.states.values()
+        ]
         return self.going or (bool(leaves) and all(leaves))
 
     @property

@@ -165,7 +165,9 @@ class MeasuredLoads:
         try:
             document: dict[str, Any] = orjson.loads(self.path.read_bytes())
             self._found = {
-                name: MeasuredLoad(str(digest), {str(place): int(size) for place, size in sizes.items()}, float(seconds))
+                name: MeasuredLoad(
+                    str(digest), {str(place): int(size) for place, size in sizes.items()}, float(seconds)
+                )
                 for name, (digest, sizes, seconds) in document["models"].items()
             }
         except FileNotFoundError:

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from nerite.config.model_parameters import DemandMode
 from nerite.config.options import RepositoryOptions
-from nerite.core.errors import Internal, NeriteError, NotFound, Unavailable
+from nerite.core.errors import NeriteError, NotFound, Unavailable
 from nerite.core.failures import report
 from nerite.core.sizes import size_text
 from nerite.models.running_version import RunningVersion
-from nerite.repository.catalogue import ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import ModelState, VersionState
 from nerite.repository.demand_figures import DemandFigures
 from nerite.repository.demand_survey import DemandSurvey, SurveyedModel, demanded
 from nerite.repository.load_waits import retry_seconds
@@ -75,6 +75,8 @@ class OnDemandModels:
         """Counters for the metrics."""
         self.on_failed: Callable[[str, NeriteError], None] = lambda model, error: None
         """Told that the requests which wait for a model wait in vain."""
+        self.on_loaded: Callable[[str], None] = lambda model: None
+        """Told that a model was loaded."""
         self._models: dict[str, SurveyedModel] = {}
         self._wants: dict[str, dict[object, int]] = {}
         """Class of the most important request of each process, by model."""
@@ -351,6 +353,7 @@ class OnDemandModels:
             took = seconds if each == name else self.residency.seconds(each)
             self.residency.loaded(each, size, took, time.monotonic_ns())
             self._keep(each, size, took)
+            self.on_loaded(each)
         for record in self._manager.records.all_named(name):
             record.retry_after = retry_seconds(seconds)
         self.figures.loads["loaded"] += 1

@@ -18,7 +18,7 @@ from nerite.core.sizes import size_text
 HOST: Final = "host"
 """The memory of the machine. A GPU is called ``GPU`` and its number."""
 PASSING_NS: Final = 5_000_000_000
-"""How long others pass a model that waits for busy ones, and after which the least recently used of these is drained."""
+"""How long others pass a model that waits for busy ones; then the least recently used of these is drained."""
 _FIRST_BACKOFF_NS: Final = 1_000_000_000
 _LONGEST_BACKOFF_NS: Final = 60_000_000_000
 
@@ -385,9 +385,7 @@ class ModelResidency:
 
     def _by_use(self) -> list[str]:
         """Return the models in memory by the last use of each and of the ensembles that need it."""
-        last = {
-            name: max(self._models[each].used_ns for each in self._leavers(name)) for name in self.in_memory()
-        }
+        last = {name: max(self._models[each].used_ns for each in self._leavers(name)) for name in self.in_memory()}
         return sorted(last, key=lambda name: last[name])
 
     def _is_free(
@@ -469,8 +467,12 @@ class ModelResidency:
             stays = model.residence is not Residence.ABSENT and (model.name in closure or self.is_pinned(model.name))
             if stays:
                 _add(fixed, model.size)
-        if all(fixed.get(place, 0) + size <= self.budget.get(place, size) for place, size in need.items() if size
-               if place in self.budget):
+        if all(
+            fixed.get(place, 0) + size <= self.budget.get(place, size)
+            for place, size in need.items()
+            if size
+            if place in self.budget
+        ):
             return ""
         return self.shortage(name, activity) or "it does not fit"
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from nerite.config.mistake import nearest
 from nerite.core import tensor as dtypes
 from nerite.core.client_text import checked
-from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Restricted
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound, NotLoaded, Restricted
 from nerite.core.failures import report
 from nerite.core.request import NOBODY, InferenceRequest, RepeatedRequest, RequestHeader
 from nerite.core.signature import Signature
@@ -41,6 +41,7 @@ from nerite.scheduling.weighted_route import KeySource, WeightedRoute
 from nerite.transports import access
 from nerite.transports.access import Lock, SenderHeaders
 from nerite.transports.http import reply, routes
+from nerite.transports.http.awaited_load import AwaitedLoad
 from nerite.transports.http.handler import BackgroundCalls
 from nerite.transports.http.infer_request import Call, HttpTarget
 from nerite.transports.http.reply import json_reply
@@ -133,7 +134,8 @@ class TextModels:
         """Return the descriptions of all models that this API serves."""
         found = []
         names = {route.name for route in self._server.routes}
-        for name in sorted(names.union(running.name for running in self._server.running_versions())):
+        running = (running.name for running in self._server.running_versions())
+        for name in sorted(names.union(running, self._server.loadable)):
             try:
                 found.append(self.describe(name))
             except NeriteError:  # another kind of model, or an ambiguous name
@@ -142,6 +144,8 @@ class TextModels:
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return the description of a model. Raises ``ApiError`` if this API does not serve it."""
+        if name in self._server.loadable:
+            return describe_model(name, self.began)
         try:
             signature = self._server.signature(name, "")
         except NotFound:
@@ -296,8 +300,12 @@ class OpenAi:
         def call(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             try:
                 answer(connection, body, sender, **arguments)
+            except NotLoaded as absent:
+                again = partial(call, connection, head, body)
+                refuse = partial(_send_error, connection)
+                AwaitedLoad(self._server.waits, connection, absent.without_frames(), sender.caller, again, refuse)
             except NeriteError as error:
-                connection.send([reply_of(error).encode()])
+                _send_error(connection, error)
             except Exception as error:
                 failure = report("openai", error, f"in a request to {quoted_text(head.path)}")
                 connection.send([reply_of(failure).encode()])
@@ -429,7 +437,15 @@ class OpenAi:
         if len(body) < large_bodies.LARGE:
             then(reader.here(body))
             return
-        read = partial(reader.resume, then)
+
+        def read(*parsed: Any) -> None:
+            try:
+                reader.resume(then, *parsed)
+            except NotLoaded as absent:
+                again = partial(_again, connection, partial(reader.resume, then, *parsed))
+                refuse = partial(_send_error, connection)
+                AwaitedLoad(self._server.waits, connection, absent.without_frames(), None, again, refuse)
+
         large_bodies.PromptHelper(self._server.helpers, connection, reader.there, [body], read, "reading the body")
 
     def _asked(
@@ -494,6 +510,20 @@ class OpenAi:
 
     def _submit(self, request: InferenceRequest) -> None:
         self._server.version_of(request).submit(request)
+
+
+def _again(connection: HttpExchange, answer: Callable[[], None]) -> None:
+    """Answer a request that has waited for its model."""
+    try:
+        answer()
+    except NeriteError as error:
+        _send_error(connection, error)
+    except Exception as error:
+        _send_error(connection, report("openai", error, "in a large request"))
+
+
+def _send_error(connection: HttpExchange, error: NeriteError) -> None:
+    connection.send([reply_of(error).encode()])
 
 
 def _stream(index: int, prompt: int, wanted: CompletionFields, parser: ToolParser | None = None) -> CompletionStream:
