@@ -403,7 +403,7 @@ class ServerProcess:
         """Prepare the load of the models, and return when it is asked for."""
         server.standby = standby = Standby()
         options = self._options.repository
-        chosen = options.control_mode == "explicit" and options.startup_models != ("*",)
+        chosen = options.control_mode in ("explicit", "demand") and options.startup_models != ("*",)
         wanted = options.startup_models if chosen else None
         loop = asyncio.get_running_loop()
         preparing = loop.run_in_executor(self._loader, prepare_models, self._repositories, wanted, self._maker.prepare)

@@ -114,7 +114,8 @@ class RepositoryOptions:
         "change; 'explicit' loads those of --load-model, and those that clients request; 'demand' loads a model when "
         "a request needs it, and unloads the least recently used when memory is short (docs/demand.md).")] = "none"
     poll_secs: Annotated[int, Flag(
-        "repository-poll-secs", "Seconds between two checks of the files in control modes 'poll' and 'demand'.", COUNT)] = 15
+        "repository-poll-secs", "Seconds between two checks of the files in control modes 'poll' and 'demand'.",
+        COUNT)] = 15
     """Zero in other control modes, once the command line has been read."""
     startup_models: Annotated[tuple[str, ...], Flag(
         "load-model", "Model to load at start in control mode 'explicit'; '*' alone loads all. In control mode "
