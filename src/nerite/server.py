@@ -129,6 +129,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         waits.obstacle_to = demand.obstacle_to
         demand.figures.refused = lambda: waits.refused
         demand.figures.waiting = lambda: len(waits)
+        demand.figures.waits = lambda: waits.begun
         demand.on_failed = self._load_failed
         demand.on_loaded = self._descriptions.remember
 

@@ -207,6 +207,7 @@ class FrontPool:
         if (demand := self._server.demand) is not None:
             waits = self._server.waits
             demand.figures.waiting = lambda: len(waits) + self._counted("waiting_for_models")
+            demand.figures.waits = lambda: waits.begun + self._counted("waits_begun")
             demand.figures.refused = lambda: waits.refused + self._counted("waits_refused")
         self.publish()
         for index in range(len(self.fronts)):

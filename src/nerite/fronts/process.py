@@ -215,6 +215,7 @@ class FrontProcess:
         return {
             "bytes_refused": bounds.bytes.refused,
             "waiting_for_models": len(self._entry.waits),
+            "waits_begun": self._entry.waits.begun,
             "waits_refused": self._entry.waits.refused,
             "refused": dict(bounds.refused),
             "closed": dict(bounds.closed),

@@ -26,6 +26,8 @@ class DemandFigures:
         self.load_seconds = Histogram(_BOUNDS)
         self.waiting: Callable[[], int] = lambda: 0
         """Returns the number of requests that wait for models, in all processes."""
+        self.waits: Callable[[], int] = lambda: 0
+        """Returns the number of requests that have waited for models so far."""
         self.refused: Callable[[], int] = lambda: 0
         """Returns the number of requests whose wait was refused, or has ended without their model."""
 
@@ -52,6 +54,8 @@ METRICS: Final = MetricTable[DemandFigures]((
            lambda figures: figures.load_seconds),
     Metric("nerite_demand_waiting_requests", "gauge", "Requests that wait for a model to be loaded",
            lambda figures: figures.waiting()),
+    Metric("nerite_demand_waits_total", "counter", "Requests whose model was not loaded when they came",
+           lambda figures: figures.waits()),
     Metric("nerite_demand_refused_requests_total", "counter", "Requests that were refused because too many waited for "
            "models, or whose model was not loaded in time", lambda figures: figures.refused()),
 ))  # fmt: skip

@@ -50,6 +50,8 @@ class LoadWaits:
         """Returns the class of a caller."""
         self.obstacle_to: Callable[[str], str] = lambda model: ""
         """Returns why a model is not loaded yet, as far as this process knows."""
+        self.begun = 0
+        """Requests that have waited, or still do."""
         self.refused = 0
         """Requests that were refused because too many waited, or that have waited for too long."""
         self._seconds = seconds
@@ -88,6 +90,7 @@ class LoadWaits:
         before = self._order(absent.model)
         self._held.setdefault(absent.model, {})[held.number] = held
         self._count += 1
+        self.begun += 1
         seconds, too_late = self._seconds, False
         if caller is not None and caller.patience_ns:
             left = (arrived_ns + caller.patience_ns - self._clock()) / 1e9

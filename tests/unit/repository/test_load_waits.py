@@ -1,4 +1,4 @@
-"""Requests that wait for a model: in which order they go on, how many and how long they wait, and that each ends once."""
+"""Requests that wait for a model: who goes on first, how many and how long they wait, and that each ends once."""
 
 from __future__ import annotations
 
