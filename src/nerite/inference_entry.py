@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Final, Generic, TypeAlias, TypeVar, cast
 
 from nerite.core.errors import NeriteError, NotFound, NotLoaded, Unsupported
 from nerite.core.failures import report
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import (
     Assignment,
+    CancelReason,
     InferenceRequest,
     ReplySink,
     RequestHeader,
@@ -46,6 +47,32 @@ Version = TypeVar("Version", bound=ServableVersion, covariant=True)
 
 def _nothing(*_: object) -> None:
     """Do nothing: no request waits."""
+
+
+class _AwaitedVersion:
+    """Stands for a version while a request waits for its load, which ends by itself."""
+
+    label = ""
+
+    def submit(self, request: InferenceRequest) -> None:
+        raise AssertionError("its epoch is never the current one")
+
+    def given_up(self, why: CancelReason) -> None:
+        """Count nothing: no version had the request."""
+
+    def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
+        """Record nothing."""
+
+    def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Return nothing: no other request has to be answered first."""
+        return ()
+
+    def begun(self, request: InferenceRequest) -> bool:
+        """Return False: the request can still be refused."""
+        return False
+
+
+_AWAITED: Final = _AwaitedVersion()
 
 
 class InferenceEntry(ABC, Generic[Version]):
@@ -128,6 +155,7 @@ class InferenceEntry(ABC, Generic[Version]):
             try:
                 route = self._resolve(request, decoupled)
             except NotLoaded as absent:
+                request.header.route = RequestRoute(None, _AWAITED)
                 self.waits.hold_request(absent.without_frames(), request, partial(self.infer, request, decoupled))
                 return
             except NeriteError as error:

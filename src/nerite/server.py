@@ -197,6 +197,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         for arm in route.by_weight:
             try:
                 self._manager.find(arm.model, arm.version)
+            except NotLoaded:  # requests have it loaded
+                continue
             except NeriteError as error:
                 failures.append(error.without_frames())
         if len(failures) == len(route.by_weight):
@@ -378,7 +380,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             self._tenant_admission.write_metrics(page)
         if self._ledger is not None:
             self._ledger.write_metrics(page)
-        if self.demand is not None:
+        if self.demand is not None and any(self.demand.residency):
             self.demand.figures.write_metrics(page)
 
     def quota(self) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def test_a_language_model_is_listed_and_loaded(tmp_path: Path) -> None:
         assert (status, body.rstrip().endswith(b"[DONE]")) == (200, True)
 
 
-def test_the_least_recently_used_makes_room_and_never_one_that_works(tmp_path: Path) -> None:
+def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
     models = tmp_path / "models"
     for name in ("a", "b", "c"):
         python_model(models, name, BIG % 60)
@@ -236,7 +236,7 @@ def test_a_load_that_fails_is_told_and_not_tried_by_every_request(tmp_path: Path
         assert server.ready()
 
 
-def test_a_wait_ends_with_the_deadline_with_the_client_and_with_its_limit(tmp_path: Path) -> None:
+def test_a_wait_has_an_end(tmp_path: Path) -> None:
     models = tmp_path / "models"
     python_model(models, "slow", "def initialize(self, args):\n    time.sleep(3)\n" + adds(1))
     python_model(models, "other", adds(1))

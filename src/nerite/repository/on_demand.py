@@ -174,6 +174,8 @@ class OnDemandModels:
                 failures.append((name, outcome.without_frames()))
             elif outcome is not None:
                 raise outcome
+        if not self._models:
+            return failures
         budget = ", ".join(f"{size_text(size)} of {place}" for place, size in self.residency.budget.items())
         _log.info(
             "%d models are loaded on demand, %d are pinned, within a budget of %s memory",
@@ -217,9 +219,10 @@ class OnDemandModels:
                     self._manager.records.forget(record)
             if self.residency.residence(name) is Residence.ABSENT:
                 self.residency.forget(name)
-        self._models = now
-        self._manager.changed()
-        self._act_soon()
+        if self._models or now:
+            self._models = now
+            self._manager.changed()
+            self._act_soon()
 
     def _describe(self, model: SurveyedModel) -> None:
         known = self._measured.get(model.name, model.digest) if model.digest else None
@@ -296,6 +299,7 @@ class OnDemandModels:
                 self._here.pop(name, None)
             elif residence is Residence.ABSENT and versions:
                 self.residency.loaded(name, self.residency.size(name), self.residency.seconds(name), now_ns)
+                self._settle(name)
             for version in versions:
                 if version.in_flight:
                     self.residency.used(name, now_ns)
@@ -354,13 +358,11 @@ class OnDemandModels:
             self.residency.loaded(each, size, took, time.monotonic_ns())
             self._keep(each, size, took)
             self.on_loaded(each)
+            self._settle(each)
         for record in self._manager.records.all_named(name):
             record.retry_after = retry_seconds(seconds)
         self.figures.loads["loaded"] += 1
         self.figures.load_seconds.note(seconds)
-        for done in self._awaited.pop(name, ()):
-            if not done.done():
-                done.set_result(None)
         self._tell(name, seconds)
 
     async def _measured_size(self, name: str, versions: list[RunningVersion], growth: Amounts) -> dict[str, int]:
@@ -399,16 +401,20 @@ class OnDemandModels:
         self.residency.failed(name, error.message, now)
         _, until_ns = self.residency.obstacle(name, now)
         wait = math.ceil((until_ns - now) / _SLOTS)
-        for done in self._awaited.pop(name, ()):
-            if not done.done():
-                done.set_exception(error)
+        self._settle(name, error)
         self.on_failed(name, Unavailable(f"model '{name}' could not be loaded: {error.message}", wait))
 
     def _in_vain(self, model: str, error: NeriteError) -> None:
-        for done in self._awaited.pop(model, ()):
-            if not done.done():
-                done.set_exception(error)
+        self._settle(model, error)
         self.on_failed(model, error)
+
+    def _settle(self, model: str, error: NeriteError | None = None) -> None:
+        """End the calls of ``load`` for a model."""
+        for done in self._awaited.pop(model, ()):
+            if not done.done() and error is None:
+                done.set_result(None)
+            elif not done.done() and error is not None:
+                done.set_exception(error)
 
     async def _evict(self, orders: Iterable[ResidencyOrder]) -> None:
         """Unload models in this order; one that has got a request meanwhile stays, and what it needs."""
