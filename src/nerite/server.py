@@ -453,6 +453,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             await self.demand.load(model)
         else:
             await self._manager.load(model, overrides)
+            if self.demand is not None:
+                self.demand.adopt()
 
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
         """Unload a model on request."""

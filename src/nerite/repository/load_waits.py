@@ -99,7 +99,7 @@ class LoadWaits:
         held.timer = asyncio.get_running_loop().call_later(seconds, self._expire, held, too_late)
         if before is None or order < before:
             self.on_wanted(absent.model, order)
-        return held
+        return held if held.number in self._held.get(absent.model, {}) else None
 
     def hold_request(self, absent: NotLoaded, request: InferenceRequest, go_on: GoOn) -> None:
         """Let an inference wait. It is answered if it cannot go on, or is cancelled."""

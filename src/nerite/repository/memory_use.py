@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from nerite.core.memory import memory_of, resident_of_family
+from nerite.instances.in_process import InProcessInstance
 from nerite.models.running_version import RunningVersion
 from nerite.observability.gpus import Gpu, GpuLibrary
 from nerite.observability.machine import cgroup_limit, memory_sizes
@@ -117,7 +118,7 @@ def worker_shares(versions: Iterable[RunningVersion], everyone: Iterable[Running
 
 def runs_here(versions: Iterable[RunningVersion]) -> bool:
     """Return whether an instance of some versions runs in the server's own process."""
-    return any(instance.process() is None for version in versions for instance in version.instances)
+    return any(isinstance(instance, InProcessInstance) for version in versions for instance in version.instances)
 
 
 def _pids(versions: Iterable[RunningVersion]) -> list[int]:

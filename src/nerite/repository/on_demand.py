@@ -48,7 +48,7 @@ _log = logging.getLogger("nerite.repository")
 _POLL_SECONDS: Final = 0.05
 """Between two looks whether a busy model has become idle, while another waits for its memory."""
 _MEASURE_SECONDS: Final = 10.0
-_SLOTS: Final = 1_000_000_000
+_NS: Final = 1_000_000_000
 
 
 class OnDemandModels:
@@ -88,6 +88,8 @@ class OnDemandModels:
         """The models that were loaded by others during each load in progress."""
         self._here: dict[str, int] = {}
         """Memory of models in the server's own process."""
+        self._strangers = 0
+        """Memory of the workers of models that clients have loaded."""
         self._baseline = gauge.use()
         """What the server used before it had models."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,7 +118,7 @@ class OnDemandModels:
             return
         why, until_ns = self.residency.obstacle(model, now)
         if until_ns:
-            error = Unavailable(f"model '{model}' could not be loaded: {why}", math.ceil((until_ns - now) / _SLOTS))
+            error = Unavailable(f"model '{model}' could not be loaded: {why}", math.ceil((until_ns - now) / _NS))
             self._in_vain(model, error)
             return
         self.residency.want(model, min(wants.values()), now)
@@ -212,6 +214,7 @@ class OnDemandModels:
         for name, each in now.items():
             if self._models.get(name) != each:
                 self._describe(each)
+        self.adopt()
         for name in self._models.keys() - now.keys():
             for record in self._manager.records.all_named(name):
                 record.on_demand = False
@@ -231,7 +234,7 @@ class OnDemandModels:
             model.estimate if known is None else known.size,
             model.needs,
             pinned=model.mode is DemandMode.PINNED,
-            keep_alive_ns=round(model.keep_alive * _SLOTS),
+            keep_alive_ns=round(model.keep_alive * _NS),
         )
         if known is not None:
             self.residency.expect_seconds(model.name, known.seconds)
@@ -284,27 +287,31 @@ class OnDemandModels:
             seconds.append(_POLL_SECONDS)
         next_ns = self.residency.next_change_ns(now_ns)
         if next_ns is not None:
-            seconds.append(max((next_ns - now_ns) / _SLOTS, _POLL_SECONDS))
+            seconds.append(max((next_ns - now_ns) / _NS, _POLL_SECONDS))
         if seconds:
             self._timer = asyncio.get_running_loop().call_later(min(seconds), self._act)
 
     def _reconcile(self, now_ns: int) -> None:
-        """Bring what the decider knows up to date: models may be loaded and unloaded by others, too."""
+        """Note when models were used, and which were unloaded by clients."""
         wall_ns = time.time_ns()
-        for name in self.residency:
+        for name in self.residency.in_memory():
             versions = self._versions(name)
-            residence = self.residency.residence(name)
-            if residence is Residence.RESIDENT and not versions:
+            if not versions:
                 self.residency.unloaded(name)
                 self._here.pop(name, None)
-            elif residence is Residence.ABSENT and versions:
-                self.residency.loaded(name, self.residency.size(name), self.residency.seconds(name), now_ns)
-                self._settle(name)
             for version in versions:
                 if version.in_flight:
                     self.residency.used(name, now_ns)
                 elif last := version.statistics.last_inference_ms:
                     self.residency.used(name, now_ns - max(wall_ns - last * 1_000_000, 0))
+
+    def adopt(self) -> None:
+        """Take note of models that clients have loaded."""
+        now = time.monotonic_ns()
+        for name in {version.name for version in self._manager.running()}:
+            if name in self.residency and self.residency.residence(name) is Residence.ABSENT:
+                self.residency.loaded(name, self.residency.size(name), self.residency.seconds(name), now)
+                self._settle(name)
 
     def _versions(self, name: str) -> list[RunningVersion]:
         return [version for record in self._manager.records.all_named(name) for version in record.running.values()]
@@ -400,7 +407,7 @@ class OnDemandModels:
         now = time.monotonic_ns()
         self.residency.failed(name, error.message, now)
         _, until_ns = self.residency.obstacle(name, now)
-        wait = math.ceil((until_ns - now) / _SLOTS)
+        wait = math.ceil((until_ns - now) / _NS)
         self._settle(name, error)
         self.on_failed(name, Unavailable(f"model '{name}' could not be loaded: {error.message}", wait))
 
@@ -421,9 +428,8 @@ class OnDemandModels:
         for order in orders:
             idle = order.step is Step.EVICT
 
-            def stays(model: str = order.model, idle: bool = idle) -> bool:
-                busy = any(self._activity(each) is not Activity.IDLE for each in self.residency.needed_by(model))
-                return idle and busy
+            def stays(model: str = order.model, worst: Activity = Activity.IDLE if idle else Activity.WORKS) -> bool:
+                return any(self._activity(each) > worst for each in self.residency.needed_by(model))
 
             closing: list[asyncio.Task[None]] = []
             kept = False
@@ -447,7 +453,7 @@ class OnDemandModels:
             await asyncio.wait(closing)
         if self._here.pop(name, None) is not None:
             await self._in_loader(self._gauge.trim)
-        self._measure_overhead(await self._in_loader(self._gauge.use), 0)
+        self._measure_overhead(await self._in_loader(self._gauge.use))
         self.residency.unloaded(name)
         if name not in self._models and name in self.residency:
             self.residency.forget(name)
@@ -457,6 +463,7 @@ class OnDemandModels:
 
     async def _measure_all(self) -> None:
         """Measure the workers of the models in memory again: they grow with use."""
+        self.adopt()
         for name in self.residency.in_memory():
             versions = self._versions(name)
             shares = worker_shares(versions, self._manager.running())
@@ -469,18 +476,19 @@ class OnDemandModels:
             self._keep(name, size, self.residency.seconds(name))
         strangers = [each for each in self._manager.running() if each.name not in self.residency]
         amounts = await self._in_loader(self._gauge.of_workers, worker_shares(strangers, self._manager.running()))
-        self._measure_overhead(await self._in_loader(self._gauge.use), amounts.get(HOST, 0))
+        self._strangers = amounts.get(HOST, 0)
+        self._measure_overhead(await self._in_loader(self._gauge.use))
         if self._unwritten:
             self._unwritten = False
             await self._in_loader(self._measured.write, self._measured.encoded())
         self._act_soon()
 
-    def _measure_overhead(self, use: MemoryUse, strangers: int) -> None:
+    def _measure_overhead(self, use: MemoryUse) -> None:
         """Find out what is used by the server itself, and on GPUs by other processes. Not while a load changes it."""
         if self._loading:
             return
         used = use.process - self._baseline.process - sum(self._here.values())
-        overhead = {HOST: max(used, 0) + strangers}
+        overhead = {HOST: max(used, 0) + self._strangers}
         sizes = [self.residency.size(name) for name in self.residency.in_memory()]
         for place, amount in use.gpus.items():
             overhead[place] = max(amount - sum(size.get(place, 0) for size in sizes), 0)

@@ -316,7 +316,10 @@ class ModelResidency:
         times = [
             model.used_ns + model.keep_alive_ns
             for model in self._models.values()
-            if model.residence is Residence.RESIDENT and model.keep_alive_ns and not model.pinned
+            if model.residence is Residence.RESIDENT
+            and model.keep_alive_ns
+            and not model.pinned
+            and len(self._leavers(model.name)) == 1
         ]
         return min(times, default=None)
 
