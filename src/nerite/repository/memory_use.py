@@ -187,7 +187,7 @@ class MeasuredLoads:
 
     def encoded(self) -> bytes:
         """Return the content of the file."""
-        return orjson.dumps({"version": 1, "models": self._found}, option=orjson.OPT_INDENT_2)
+        return orjson.dumps({"version": 1, "models": self._found}, list, orjson.OPT_INDENT_2)
 
     def write(self, content: bytes) -> None:
         """Replace the file, which a crash leaves either old or new. Blocks; a failure is logged once."""

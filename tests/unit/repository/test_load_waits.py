@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from time import monotonic_ns
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,14 @@ from nerite.core.response import InferenceResponse
 from nerite.repository.load_waits import LoadWaits, retry_seconds
 
 ABSENT = NotLoaded.of("m", 7)
+
+
+def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
 
 
 class Client:
@@ -40,6 +51,7 @@ class Client:
         waits.hold(absent, caller, monotonic_ns(), lambda: self.went_on.append(name), self.give_up)
 
 
+@on_loop
 async def test_the_best_class_goes_on_first_and_within_a_class_whoever_came_first() -> None:
     client = Client()
     waits = client.waits()
@@ -53,6 +65,7 @@ async def test_the_best_class_goes_on_first_and_within_a_class_whoever_came_firs
     assert (len(waits), client.wanted[-1]) == (0, ("m", None))
 
 
+@on_loop
 async def test_when_too_many_wait_the_newest_of_the_worst_class_gives_way() -> None:
     client = Client()
     waits = client.waits(most=2)
@@ -70,6 +83,7 @@ async def test_when_too_many_wait_the_newest_of_the_worst_class_gives_way() -> N
     assert waits.refused == 2
 
 
+@on_loop
 async def test_a_load_that_fails_ends_the_wait() -> None:
     client = Client()
     waits = client.waits()
@@ -80,6 +94,7 @@ async def test_a_load_that_fails_ends_the_wait() -> None:
     assert waits.models == ["other"]
 
 
+@on_loop
 async def test_a_wait_has_an_end() -> None:
     client = Client()
     client.hold(client.waits(seconds=0.01))
@@ -90,6 +105,7 @@ async def test_a_wait_has_an_end() -> None:
     assert client.wanted[-1] == ("m", None)
 
 
+@on_loop
 async def test_the_deadline_of_a_request_ends_its_wait() -> None:
     client = Client()
     waits = client.waits()
@@ -113,6 +129,7 @@ def request(answers: Answers) -> InferenceRequest:
     return InferenceRequest(RequestHeader("m", "", ()), [], answers, monotonic_ns())
 
 
+@on_loop
 async def test_a_cancelled_request_waits_no_longer_and_ends_once() -> None:
     client = Client()
     waits, answers, went_on = client.waits(), Answers(), []
@@ -126,6 +143,7 @@ async def test_a_cancelled_request_waits_no_longer_and_ends_once() -> None:
     assert client.wanted == [("m", 0), ("m", None)]
 
 
+@on_loop
 async def test_a_request_goes_on_with_its_cancellation_left_to_others() -> None:
     waits, answers, went_on = Client().waits(), Answers(), []
     asked = request(answers)
@@ -134,6 +152,7 @@ async def test_a_request_goes_on_with_its_cancellation_left_to_others() -> None:
     assert went_on == [None]
 
 
+@on_loop
 async def test_when_the_server_stops_all_waits_end_and_none_begins() -> None:
     client = Client()
     waits = client.waits()
@@ -143,6 +162,7 @@ async def test_when_the_server_stops_all_waits_end_and_none_begins() -> None:
     assert [error.message for error in client.told] == ["stopping", "stopping"]
 
 
+@on_loop
 async def test_a_call_with_a_task_waits_for_the_load_or_its_failure() -> None:
     waits = Client().waits()
     first, second = (asyncio.ensure_future(waits.until_loaded(NotLoaded.of(name))) for name in ("m", "other"))
