@@ -358,8 +358,9 @@ class Catalogue:
             return tried[0]
         running = [record for record in tried if record.running]
         if not running:
-            if len(loadable := [record for record in tried if record.on_demand]) == 1:
-                return loadable[0]
+            on_demand = [record for record in tried if record.on_demand]
+            if len(on_demand) == 1:
+                return on_demand[0]
             raise NotFound(f"Identifier of model '{name}' is not found in global map")
         if len(running) > 1:
             raise InvalidArgument(

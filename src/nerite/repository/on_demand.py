@@ -375,7 +375,7 @@ class OnDemandModels:
     async def _measured_size(self, name: str, versions: list[RunningVersion], growth: Amounts) -> dict[str, int]:
         """Return what a model takes: of its workers as they are, of the server's process by the ``growth``."""
         shares = worker_shares(versions, self._manager.running())
-        size = await self._in_loader(self._gauge.of_workers, shares)
+        size: dict[str, int] = await self._in_loader(self._gauge.of_workers, shares)
         if runs_here(versions):
             # Memory that another model has freed may be used again without growth: files are in memory once at least.
             known = self._models.get(name)
