@@ -342,17 +342,17 @@ class OnDemandModels:
             self._failed(name, report("admission", error, f"during the load of model '{name}'"))
             return
         else:
-            seconds = time.monotonic() - began
+            seconds, ended_ns = time.monotonic() - began, time.monotonic_ns()
             after = await self._in_loader(self._gauge.use)
-            await self._measure_load(name, members, sorted(overlapped), before, after, seconds)
+            growth = grown(before, after)
+            await self._measure_load(name, members, sorted(overlapped), growth, seconds, ended_ns)
         finally:
             del self._loading[load], self._overlapped[load]
             self._act_soon()
 
     async def _measure_load(
-        self, name: str, members: list[str], others: list[str], before: MemoryUse, after: MemoryUse, seconds: float
+        self, name: str, members: list[str], others: list[str], growth: Amounts, seconds: float, ended_ns: int
     ) -> None:
-        growth = grown(before, after)
         weights = {each: sum(self.residency.size(each).values()) + 1 for each in (*members, *others)}
         whole = sum(weights.values())
         for each in members:
@@ -362,7 +362,7 @@ class OnDemandModels:
             share = weights[each] / whole
             size = await self._measured_size(each, versions, {place: round(n * share) for place, n in growth.items()})
             took = seconds if each == name else self.residency.seconds(each)
-            self.residency.loaded(each, size, took, time.monotonic_ns())
+            self.residency.loaded(each, size, took, ended_ns)
             self._keep(each, size, took)
             self.on_loaded(each)
             self._settle(each)

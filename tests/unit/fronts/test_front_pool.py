@@ -46,6 +46,7 @@ class Server(FakeServer):
         self.regions = SharedMemoryRegions(allowed=True)
         self.routes: list[WeightedRoute] = []
         self.on_models_changed: Callable[[], None] = lambda: None
+        self.on_load_failed: Callable[[str, NeriteError], None] = lambda model, error: None
         self.version_directory = lambda running: None
 
     def change(self, reason: str) -> None:
