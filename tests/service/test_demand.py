@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -237,13 +236,11 @@ def test_a_wait_has_an_end(tmp_path: Path) -> None:
     python_model(models, "other", adds(1))
     flags = ("--demand-max-waiting=2", "--demand-wait-seconds=1", "--model-load-thread-count=1")
     with demanding(models, *flags) as server:
-        began = time.monotonic()
         answers = together(*[lambda: server.ask("POST", "/v2/models/slow/infer", asked(1.0))] * 3)
         texts = sorted(body.decode() for _, _, body in answers)
         assert {status for status, _, _ in answers} == {503}
         assert sum("as many as --demand-max-waiting allows" in text for text in texts) == 1
         assert sum("was not loaded within 1 s (--demand-wait-seconds)" in text for text in texts) == 2
-        assert time.monotonic() - began < 3
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
             tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))

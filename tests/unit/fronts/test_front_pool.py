@@ -16,6 +16,7 @@ from front_channel import FakeFront, FakeServer, Process, TimedLoop
 
 from doubles import samples
 from nerite.config.options import ServerOptions
+from nerite.core.errors import NeriteError
 from nerite.fronts import pool as pool_module
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import DrainStep
