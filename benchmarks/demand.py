@@ -32,7 +32,7 @@ import numpy as np
 from contestants import ROOT, free_ports, stopped, wait_ready
 from page import command_line, machine, publish
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests"))
 
 import tree_models
 from llm_models import language_model
@@ -147,7 +147,9 @@ class DemandServer(NamedTuple):
         """Send the request of a model; return the status."""
         connection.request("POST", model.path, model.body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        answer.read()
+        body = answer.read()
+        if answer.status != 200:
+            print(f"{model.name}: {answer.status} {body[:500].decode(errors='replace')}", file=sys.stderr)
         return answer.status
 
     def figures(self) -> dict[str, float]:
@@ -184,7 +186,8 @@ def send(server: DemandServer, sent: Sequence[tuple[float, DemandedModel]]) -> l
         while (job := jobs.get()) is not None:
             try:
                 status = server.ask(job[1], connection)
-            except OSError:
+            except OSError as error:
+                print(f"{job[1].name}: {error!r}", file=sys.stderr)
                 status = 0
                 connection.close()
             outcomes.append(Outcome(job[1].name, time.monotonic() - job[0], status))

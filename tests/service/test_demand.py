@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from llm_models import language_model
+from pages import Page
 from serving import Serving, adds, ensemble, eventually, pbtxt, python_model, serving, step
 
 ON_DEMAND = "unloaded: on demand"
@@ -262,10 +264,12 @@ def test_in_explicit_mode_those_that_say_so_are_loaded_on_demand(tmp_path: Path)
         assert states(server)["other"] == ("", "")
 
 
-def test_a_new_model_is_found_and_a_changed_one_is_read_again(tmp_path: Path) -> None:
+def test_a_new_model_is_found_by_the_server_of_the_page(tmp_path: Path) -> None:
+    *command, mode, budget = shlex.split(Page("docs/demand.md").block("nerite serve"))
+    assert (command, mode) == (["nerite", "serve", "models"], "--model-control-mode=demand")
     models = tmp_path / "models"
     python_model(models, "first", adds(1))
-    with demanding(models, "--repository-poll-secs=1") as server:
+    with demanding(models, "--repository-poll-secs=1", budget) as server:
         assert server.ask("POST", "/v2/models/second/infer", asked(1.0))[0] == 404
         python_model(models, "second", adds(2))
         eventually(lambda: states(server).get("second") == ("UNAVAILABLE", ON_DEMAND))
