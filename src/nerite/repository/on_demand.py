@@ -48,6 +48,8 @@ _log = logging.getLogger("nerite.repository")
 _POLL_SECONDS: Final = 0.05
 """Between two looks whether a busy model has become idle, while another waits for its memory."""
 _MEASURE_SECONDS: Final = 10.0
+_TRIM_SECONDS: Final = 1.0
+"""Between two times at which freed memory is given back: that takes milliseconds, in which no thread gets memory."""
 _NS: Final = 1_000_000_000
 
 
@@ -88,6 +90,7 @@ class OnDemandModels:
         """The models that were loaded by others during each load in progress."""
         self._here: dict[str, int] = {}
         """Memory of models in the server's own process."""
+        self._trimmed_at = 0.0
         self._strangers = 0
         """Memory of the workers of models that clients have loaded."""
         self._baseline = gauge.use()
@@ -451,7 +454,8 @@ class OnDemandModels:
     async def _closed(self, name: str, closing: list[asyncio.Task[None]]) -> None:
         if closing:
             await asyncio.wait(closing)
-        if self._here.pop(name, None) is not None:
+        if self._here.pop(name, None) is not None and time.monotonic() - self._trimmed_at >= _TRIM_SECONDS:
+            self._trimmed_at = time.monotonic()
             await self._in_loader(self._gauge.trim)
         self._measure_overhead(await self._in_loader(self._gauge.use))
         self.residency.unloaded(name)
