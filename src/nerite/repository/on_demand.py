@@ -139,7 +139,7 @@ class OnDemandModels:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(model, []).append(done)
-        self.residency.want(model, 0, time.monotonic_ns())
+        self.residency.want(model, 0, time.monotonic_ns(), ordered=True)
         self._act_soon()
         try:
             await done

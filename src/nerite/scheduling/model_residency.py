@@ -66,7 +66,7 @@ class ResidencyOrder(NamedTuple):
 
 class _Model:
     __slots__ = (
-        "backoff_ns", "failure", "keep_alive_ns", "name", "needs", "number", "order", "pinned", "residence",
+        "backoff_ns", "failure", "keep_alive_ns", "name", "needs", "number", "order", "ordered", "pinned", "residence",
         "retry_ns", "seconds", "since_ns", "size", "used_ns",
     )  # fmt: skip
 
@@ -81,6 +81,8 @@ class _Model:
         self.seconds = 0.0
         self.order = -1
         """Class of the most important request that waits; negative if none does."""
+        self.ordered = False
+        """It may be loaded beside any number of others, one of which may wait for it."""
         self.number = 0
         self.since_ns = 0
         self.failure = ""
@@ -126,13 +128,17 @@ class ModelResidency:
         for need in model.needs:
             self._dependents[need].discard(name)
 
-    def want(self, name: str, order: int, now_ns: int) -> None:
-        """Note that requests wait for a model, the most important of which has class ``order``."""
+    def want(self, name: str, order: int, now_ns: int, *, ordered: bool = False) -> None:
+        """Note that requests wait for a model, the most important of which has class ``order``.
+
+        ``ordered``: someone has it loaded, perhaps another model during its own load.
+        """
         model = self._models[name]
         if model.order < 0:
             self._number += 1
             model.number, model.since_ns, model.order = self._number, now_ns, order
         model.order = order
+        model.ordered = model.ordered or ordered
 
     def leave(self, name: str) -> None:
         """Note that no request waits for a model any more."""
@@ -144,7 +150,7 @@ class ModelResidency:
         model = self._models.setdefault(name, _Model(name))
         model.residence, model.size, model.seconds = Residence.RESIDENT, dict(size), seconds
         model.used_ns = max(model.used_ns, now_ns)
-        model.order = -1
+        model.order, model.ordered = -1, False
         model.failure, model.retry_ns, model.backoff_ns = "", 0, 0
 
     def failed(self, name: str, why: str, now_ns: int) -> None:
@@ -154,7 +160,7 @@ class ModelResidency:
             if model.residence is Residence.LOADING:
                 model.residence = Residence.ABSENT
         model = self._models[name]
-        model.order = -1
+        model.order, model.ordered = -1, False
         model.backoff_ns = min(max(2 * model.backoff_ns, _FIRST_BACKOFF_NS), _LONGEST_BACKOFF_NS)
         model.failure, model.retry_ns = why, now_ns + model.backoff_ns
 
@@ -294,8 +300,9 @@ class ModelResidency:
                 orders.append(ResidencyOrder(Step.REFUSE, name, impossible))
                 continue
             if self._fits(need, reserved, leaving=False):
-                if loads >= self._most_loads:
-                    break
+                if loads >= self._most_loads and not model.ordered:
+                    _add(reserved, need)
+                    continue
                 loads += 1
                 for each in closure:
                     if self._models[each].residence is Residence.ABSENT:

@@ -105,6 +105,18 @@ def test_pinned_models_stay_and_what_cannot_fit_beside_them_is_refused_with_the_
     assert made.wanted == []
 
 
+def test_a_load_that_another_load_may_wait_for_does_not_wait_for_it() -> None:
+    made = residency(100, most_loads=1, a=10, b=10, c=10)
+    made.want("a", 0, 1)
+    made.want("b", 0, 2)
+    assert steps(made.decide(3, IDLE)) == [(Step.LOAD, "a")]
+    made.want("c", 0, 4, ordered=True)
+    assert steps(made.decide(5, IDLE)) == [(Step.LOAD, "c")]
+    made.loaded("a", {HOST: 10}, 1.0, 6)
+    made.loaded("c", {HOST: 10}, 1.0, 6)
+    assert steps(made.decide(7, IDLE)) == [(Step.LOAD, "b")]
+
+
 def test_the_better_class_goes_first() -> None:
     made = residency(100, most_loads=1, a=10, b=10)
     made.want("a", 5, 1)
