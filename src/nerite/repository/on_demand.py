@@ -91,6 +91,8 @@ class OnDemandModels:
         self._here: dict[str, int] = {}
         """Memory of models in the server's own process."""
         self._trimmed_at = 0.0
+        self._trimming = False
+        """Memory that was freed is about to be given back."""
         self._strangers = 0
         """Memory of the workers of models that clients have loaded."""
         self._baseline = gauge.use()
@@ -454,13 +456,22 @@ class OnDemandModels:
     async def _closed(self, name: str, closing: list[asyncio.Task[None]]) -> None:
         if closing:
             await asyncio.wait(closing)
-        if self._here.pop(name, None) is not None and time.monotonic() - self._trimmed_at >= _TRIM_SECONDS:
-            self._trimmed_at = time.monotonic()
-            await self._in_loader(self._gauge.trim)
+        if self._here.pop(name, None) is not None and not self._trimming:
+            self._trimming = True
+            self._run(self._give_back())
         self._measure_overhead(await self._in_loader(self._gauge.use))
         self.residency.unloaded(name)
         if name not in self._models and name in self.residency:
             self.residency.forget(name)
+        self._act_soon()
+
+    async def _give_back(self) -> None:
+        """Give freed memory back to the system, and measure what the server's process still has of it."""
+        await asyncio.sleep(max(self._trimmed_at + _TRIM_SECONDS - time.monotonic(), 0))
+        self._trimmed_at = time.monotonic()
+        self._trimming = False
+        await self._in_loader(self._gauge.trim)
+        self._measure_overhead(await self._in_loader(self._gauge.use))
         self._act_soon()
 
     # Measurements.
@@ -489,7 +500,7 @@ class OnDemandModels:
 
     def _measure_overhead(self, use: MemoryUse) -> None:
         """Find out what is used by the server itself, and on GPUs by other processes. Not while a load changes it."""
-        if self._loading:
+        if self._loading or self._trimming:
             return
         used = use.process - self._baseline.process - sum(self._here.values())
         overhead = {HOST: max(used, 0) + self._strangers}

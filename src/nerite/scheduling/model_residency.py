@@ -472,7 +472,7 @@ class ModelResidency:
     def _impossible(self, name: str, need: Amounts, activity: Callable[[str], Activity]) -> str:
         """Return why a model can never be loaded; empty if it can, once others have left."""
         closure = self._closure(name)
-        fixed = dict(self._overhead)
+        fixed: dict[str, int] = {}  # without the overhead, which may shrink when other models leave
         for model in self._models.values():
             stays = model.residence is not Residence.ABSENT and (model.name in closure or self.is_pinned(model.name))
             if stays:

@@ -117,6 +117,16 @@ def test_a_load_that_another_load_may_wait_for_does_not_wait_for_it() -> None:
     assert steps(made.decide(7, IDLE)) == [(Step.LOAD, "b")]
 
 
+def test_what_the_server_itself_uses_is_waited_for() -> None:
+    made = residency(100, a=60)
+    made.measured_overhead({HOST: 50})
+    made.want("a", 0, 1)
+    assert made.decide(2, IDLE) == []
+    assert made.shortage("a", IDLE).startswith("it needs 60 B of host memory, and 50 B of 100 B are used")
+    made.measured_overhead({HOST: 20})
+    assert steps(made.decide(3, IDLE)) == [(Step.LOAD, "a")]
+
+
 def test_the_better_class_goes_first() -> None:
     made = residency(100, most_loads=1, a=10, b=10)
     made.want("a", 5, 1)
