@@ -317,7 +317,7 @@ def main(about: str | None) -> None:
     """Read the command line, measure, and write or print the section."""
     flags = command_line(about, 120.0, 1)
     flags.add_argument("--models", type=int, default=200, help="number of models (default: %(default)s)")
-    flags.add_argument("--rate", type=float, default=40.0, help="requests a second (default: %(default)g)")
+    flags.add_argument("--rate", type=float, default=10.0, help="requests a second (default: %(default)g)")
     given: Any = flags.parse_args()
     publish("demand", report(given.models, given.rate, given.seconds), given)
 
