@@ -56,6 +56,7 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/balancing.py
 	$(BIN)/python benchmarks/autoscaling.py
 	$(BIN)/python benchmarks/standby.py
+	$(BIN)/python benchmarks/demand.py
 	$(BIN)/python benchmarks/routers.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/overload.py

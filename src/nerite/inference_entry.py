@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Final, Generic, TypeAlias, TypeVar, cast
 
-from nerite.core.errors import NeriteError, NotFound, Unsupported
+from nerite.core.errors import NeriteError, NotFound, NotLoaded, Unsupported
 from nerite.core.failures import report
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import (
     Assignment,
+    CancelReason,
     InferenceRequest,
     ReplySink,
     RequestHeader,
@@ -30,6 +32,7 @@ from nerite.core.signature import Signature
 from nerite.core.tensor import ALIGNMENT, Buffer
 from nerite.regions import SharedMemoryRegions
 from nerite.repository import refusals
+from nerite.repository.load_waits import LoadWaits
 from nerite.routes.split import RouteSplit
 from nerite.routes.table import RouteState, RouteTable
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
@@ -42,14 +45,52 @@ _NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transacti
 Version = TypeVar("Version", bound=ServableVersion, covariant=True)
 
 
+def _nothing(*_: object) -> None:
+    """Do nothing: no request waits."""
+
+
+class _AwaitedVersion:
+    """Stands for a version while a request waits for its load, which ends by itself."""
+
+    label = ""
+
+    def submit(self, request: InferenceRequest) -> None:
+        raise AssertionError("its epoch is never the current one")
+
+    def given_up(self, why: CancelReason) -> None:
+        """Count nothing: no version had the request."""
+
+    def traced_one(self, whole_ns: int, trace_id: int, at: int) -> None:
+        """Record nothing."""
+
+    def waits_for(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Return nothing: no other request has to be answered first."""
+        return ()
+
+    def begun(self, request: InferenceRequest) -> bool:
+        """Return False: the request can still be refused."""
+        return False
+
+
+_AWAITED: Final = _AwaitedVersion()
+
+
 class InferenceEntry(ABC, Generic[Version]):
     """Accepts requests for the models that ``_running`` finds."""
 
     def __init__(
-        self, regions: SharedMemoryRegions, helpers: HelperPool | None, routes: RouteTable, *, owns_routes: bool
+        self,
+        regions: SharedMemoryRegions,
+        helpers: HelperPool | None,
+        routes: RouteTable,
+        waits: LoadWaits,
+        *,
+        owns_routes: bool,
     ) -> None:
         """Without ``helpers`` large JSON cannot be read. ``owns_routes``: the table is not a replica."""
         self._owns_routes = owns_routes
+        self.waits = waits
+        """Requests that wait until their model is loaded."""
         self.regions = regions
         """Shared memory regions of clients."""
         self.routes = routes
@@ -80,10 +121,29 @@ class InferenceEntry(ABC, Generic[Version]):
     def version_directory(self, running: ServableVersion) -> Path | None:
         """Return the directory of a version's files, or None if it no longer has one."""
 
+    @property
+    @abstractmethod
+    def loadable(self) -> Iterable[str]:
+        """The language models that are not loaded and that a request would have loaded."""
+
     def renew_routes(self) -> None:
         """Invalidate the routes of all headers, because a version was loaded or unloaded, or a weight changed."""
         self._epoch = object()
         self._splits.clear()
+
+    def offer_loaded(self) -> None:
+        """Let the requests go on that have waited for a model which is loaded now."""
+        if self.waits:
+            self.waits.offer(self._is_loaded)
+
+    def _is_loaded(self, model: str) -> bool:
+        try:
+            self._running(model, "", "")
+        except NotLoaded:
+            return False
+        except NeriteError:  # whoever waits is told why
+            return True
+        return True
 
     def infer(self, request: InferenceRequest, decoupled: str = _NOT_OVER_HTTP) -> None:
         """Answer a request through ``request.respond``; guarantees exactly one final response.
@@ -94,6 +154,10 @@ class InferenceEntry(ABC, Generic[Version]):
         if route is None or route.epoch is not self._epoch:
             try:
                 route = self._resolve(request, decoupled)
+            except NotLoaded as absent:
+                request.header.route = RequestRoute(None, _AWAITED)
+                self.waits.hold_request(absent.without_frames(), request, partial(self.infer, request, decoupled))
+                return
             except NeriteError as error:
                 request.respond(InferenceResponse.failed(error))
                 return
@@ -176,6 +240,8 @@ class InferenceEntry(ABC, Generic[Version]):
 
             split = RouteSplit(state, find, self._epoch, self._coin, owns=self._owns_routes)
             self._splits[name, namespace] = split
+            for absent in split.absent:  # requests go to the other arms until these are loaded
+                self.waits.hold(absent, None, 0, _nothing, _nothing)
         return split
 
     def split_or_rest(self, name: str, namespace: str = "") -> RouteSplit:

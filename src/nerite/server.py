@@ -19,9 +19,9 @@ from nerite.config.open_ports import LOAD, open_ports, remedy, rights
 from nerite.config.options import ServerOptions
 from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
+from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, NotFound, NotLoaded, Unavailable, Unsupported
 from nerite.core.failures import report
-from nerite.core.request import InferenceRequest
+from nerite.core.request import Caller, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
 from nerite.core.text import MAX_VALUE
@@ -38,9 +38,11 @@ from nerite.observability.trace import TraceSettings
 from nerite.observability.tracing import Tracing
 from nerite.regions import SharedMemoryRegions
 from nerite.repository import refusals
-from nerite.repository.catalogue import ModelState, version_origin
+from nerite.repository.catalogue import UNLOADED, ModelRecord, ModelState, loadable_text_models, version_origin
 from nerite.repository.descriptions import Descriptions
+from nerite.repository.load_waits import LoadWaits
 from nerite.repository.manager import ModelManager
+from nerite.repository.on_demand import OnDemandModels
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
 from nerite.repository.standby import Standby
 from nerite.routes.metrics import write_route_metrics
@@ -82,7 +84,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     ) -> None:
         """``manager_of`` creates the model manager, given this server and a callback for loaded and unloaded models."""
         regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
-        super().__init__(regions, helpers, RouteTable() if routes is None else routes, owns_routes=True)
+        waits = LoadWaits(options.repository.demand_wait_seconds, options.repository.demand_max_waiting)
+        super().__init__(regions, helpers, RouteTable() if routes is None else routes, waits, owns_routes=True)
         self.routes.on_changed = self._routes_changed
         self._shadows = RunningShadows(self.routes, self._running)
         self._options = options
@@ -102,6 +105,10 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._header_names: Sequence[str] = ()
         self._watched: WeakSet[RunningVersion] = WeakSet()
         """Versions that report when they cannot run requests."""
+        self.demand: OnDemandModels | None = None
+        """Set by ``load_on_demand`` for a server whose models are loaded when requests ask for them."""
+        self.on_load_failed: Callable[[str, NeriteError], None] = lambda model, error: None
+        """Called when requests in other processes wait in vain for a model."""
         self.standby: Standby | None = None
         """Set for a server that loads its models when it is told to."""
         self._starting = True
@@ -112,6 +119,27 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     def manager(self) -> ModelManager:
         """The model manager."""
         return self._manager
+
+    def load_on_demand(self, demand: OnDemandModels) -> None:
+        """Have requests load models from now on."""
+        self.demand = demand
+        waits = self.waits
+        waits.on_wanted = lambda model, order: demand.want(self, model, order)
+        waits.order_of = self._order_of
+        waits.obstacle_to = demand.obstacle_to
+        demand.figures.refused = lambda: waits.refused
+        demand.figures.waiting = lambda: len(waits)
+        demand.figures.waits = lambda: waits.begun
+        demand.on_failed = self._load_failed
+        demand.on_loaded = self._descriptions.remember
+
+    def _order_of(self, caller: Caller | None) -> int:
+        """Return the class of a caller, as the policy has it now."""
+        return 0 if self._tenant_admission is None else self._tenant_admission.policy.order_of(caller)
+
+    def _load_failed(self, model: str, error: NeriteError) -> None:
+        self.waits.fail(model, error)
+        self.on_load_failed(model, error)
 
     def _models_changed(self) -> None:
         """Invalidate the routes of all headers, because a version was loaded or unloaded, or a weight changed."""
@@ -125,6 +153,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         if self._cache is not None:
             self._renew_origins(lasting=self._cache.shared)
         self.on_models_changed()
+        self.offer_loaded()
 
     def _renew_origins(self, *, lasting: bool) -> None:
         """Recompute the origins in cache keys: those of an ensemble depend on the versions of its steps."""
@@ -168,6 +197,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         for arm in route.by_weight:
             try:
                 self._manager.find(arm.model, arm.version)
+            except NotLoaded:  # requests have it loaded
+                continue
             except NeriteError as error:
                 failures.append(error.without_frames())
         if len(failures) == len(route.by_weight):
@@ -220,6 +251,10 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         """Answer requests that have one header and whose data a front has checked, as ``infer`` does."""
         try:
             version = self.version_of(requests[0])
+        except NotLoaded:
+            for request in requests:
+                self.infer(request, "")
+            return
         except Exception as error:
             where = f"of a request to model '{requests[0].header.model_name}'"
             refusal = error if isinstance(error, NeriteError) else report("admission", error, where)
@@ -271,23 +306,35 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             return
         running: list[RunningVersion] = []
         for record in self._manager.records:
-            for version, state in record.states.items():
+            for version, state in record.states.items() if self._counts(record) else ():
                 if version in record.optional:
                     continue
-                if state.state is not ModelState.READY and state.reason != "unloaded":
+                if state.state is not ModelState.READY and not state.reason.startswith(UNLOADED):
                     answered(False)
                     return
             running += (each for version, each in record.running.items() if version not in record.optional)
         all_ready([version.ask_ready for version in running], answered)
 
+    def _counts(self, record: ModelRecord) -> bool:
+        """Return whether the server is ready only if a model is: not one that requests have loaded."""
+        return not record.on_demand or (self.demand is not None and self.demand.residency.is_pinned(record.name))
+
     def ask_model_ready(self, model: str, version: str, answered: Callable[[bool], None]) -> None:
-        """Report whether a model is ready; False if it does not exist. Raises Triton's errors for the version."""
+        """Report whether a model is ready; False if it does not exist. Raises Triton's errors for the version.
+
+        A model that the next request loads is ready, unless its last load has failed.
+        """
         try:
             self._manager.meant(model)
         except NeriteError:
             answered(False)
+            return
+        try:
+            running = self._manager.find(model, version)
+        except NotLoaded as absent:
+            answered(self.demand is not None and self.demand.can_load(absent.model))
         else:
-            self._manager.find(model, version).ask_ready(answered)
+            running.ask_ready(answered)
 
     # Metadata and statistics
 
@@ -333,6 +380,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             self._tenant_admission.write_metrics(page)
         if self._ledger is not None:
             self._ledger.write_metrics(page)
+        if self.demand is not None and any(self.demand.residency):
+            self.demand.figures.write_metrics(page)
 
     def quota(self) -> dict[str, Any]:
         """Return the used and remaining quota of each tenant, by model, and whether there is a ledger of their use."""
@@ -400,7 +449,12 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             overrides = LoadOverrides.of(parameters)
         except InvalidArgument as error:
             raise refusals.not_polled(model, error.message) from None
-        await self._manager.load(model, overrides)
+        if self.demand is not None and overrides is None and self.demand.manages(model):
+            await self.demand.load(model)
+        else:
+            await self._manager.load(model, overrides)
+            if self.demand is not None:
+                self.demand.adopt()
 
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
         """Unload a model on request."""
@@ -419,8 +473,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
 
     @property
     def is_controlled_by_hand(self) -> bool:
-        """Whether models are loaded and unloaded by API calls (control mode ``explicit``)."""
-        return self._options.repository.control_mode == "explicit"
+        """Whether API calls may load and unload models (control modes ``explicit`` and ``demand``)."""
+        return self._options.repository.control_mode in ("explicit", "demand")
 
     @property
     def control_note(self) -> str:
@@ -447,7 +501,13 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     def stop_accepting(self) -> None:
         """Reject new requests from now on."""
         self._draining = self._stopping = True
+        self.waits.stop(refusals.stopping())
         self._models_changed()
+
+    @property
+    def loadable(self) -> Iterator[str]:
+        """The language models that are not loaded and that a request would have loaded."""
+        return loadable_text_models(self._manager.records)
 
     @property
     def in_flight(self) -> list[tuple[str, str, int]]:

@@ -47,7 +47,10 @@ from nerite.observability.gpus import start_gpu_metrics
 from nerite.observability.log import log
 from nerite.observability.log_records import LogTable
 from nerite.repository.catalogue import ModelRecord
+from nerite.repository.demand_survey import DemandSurvey
 from nerite.repository.manager import ModelManager
+from nerite.repository.memory_use import MeasuredLoads, MemoryGauge, measurements_file
+from nerite.repository.on_demand import OnDemandModels
 from nerite.repository.polling import Poller
 from nerite.repository.remote import is_remote, repository_at
 from nerite.repository.repositories import LocalRepository, Repository
@@ -92,10 +95,14 @@ def welcome_lines(
     if "HTTP" not in ports:
         return lines
     url = f"http://{host}:{ports['HTTP']}"
+    if repository.control_mode == "demand":
+        lines.append(
+            f"Models are loaded when they are asked for (docs/demand.md): {url}/v2/repository/index lists them"
+        )
     if ready:
         lines.append(f"Try it: {_example_command(ready, url)}")
         lines.append(f"A command for each model: {url}/v2/docs")
-    elif repository.control_mode == "explicit":
+    elif repository.control_mode in ("explicit", "demand"):
         lines.append(f"Load a model: curl -X POST {url}/v2/repository/models/NAME/load")
     else:
         then = "it is loaded automatically" if repository.control_mode == "poll" else "restart the server"
@@ -246,6 +253,8 @@ class ServerProcess:
             return ModelManager(repository, self._repositories, self._maker, self._loader, on_change, routes)
 
         server = InferenceServer(self._options, manager, cache, tenant_admission, helpers, routes, self._ledger)
+        if self._options.repository.control_mode in ("explicit", "demand"):
+            server.load_on_demand(self._on_demand(server, MemoryGauge(library, found), [gpu.number for gpu in found]))
         router_keys = self._key_files.get(self._options.router_key_file)
         identified = self._policy is not None or router_keys is not None
         callers = Callers(lambda: tenant_admission.policy, router_keys) if identified else None
@@ -286,6 +295,8 @@ class ServerProcess:
             if self._responses is not None:
                 await self._responses.close()
             self._rollouts.close()
+            if server.demand is not None:
+                await server.demand.close()
             await server.manager.close()
             if self._ledger is not None:
                 await self._ledger.close()
@@ -300,6 +311,13 @@ class ServerProcess:
             fork_server.close()
             self._loader.shutdown(wait=False, cancel_futures=True)
             environments.stop_installer()
+
+    def _on_demand(self, server: InferenceServer, gauge: MemoryGauge, gpus: Sequence[int]) -> OnDemandModels:
+        """Return what loads models when requests ask for them."""
+        options = self._options.repository
+        survey = DemandSurvey(self._repositories, options, gpus)
+        measured = MeasuredLoads(measurements_file(options.paths, os.environ))
+        return OnDemandModels(server.manager, survey, gauge, measured, options, self._loader)
 
     def _open_repositories(self) -> list[Repository]:
         """Return the repositories that the options name. Raises ``NeriteError`` for an invalid one."""
@@ -409,7 +427,7 @@ class ServerProcess:
         """Prepare the load of the models, and return when it is asked for."""
         server.standby = standby = Standby()
         options = self._options.repository
-        chosen = options.control_mode == "explicit" and options.startup_models != ("*",)
+        chosen = options.control_mode in ("explicit", "demand") and options.startup_models != ("*",)
         wanted = options.startup_models if chosen else None
         loop = asyncio.get_running_loop()
         preparing = loop.run_in_executor(self._loader, prepare_models, self._repositories, wanted, self._maker.prepare)
@@ -454,12 +472,15 @@ class ServerProcess:
         return not (failures and exits)
 
     async def _load_models(self, server: InferenceServer) -> list[tuple[str, NeriteError]]:
-        """Load all models, or in control mode ``explicit`` those named at start-up; return the failures."""
+        """Load the models that the control mode loads at start; return the failures."""
         options = self._options.repository
+        failures = [] if server.demand is None else await server.demand.start()
+        if options.control_mode == "demand":
+            return failures
         names = sorted({name for offered in (await server.manager.offered()).values() for name in offered})
         if options.control_mode == "explicit" and options.startup_models != ("*",):
             names = list(options.startup_models)
-        return await server.manager.load_all(names)
+        return failures + await server.manager.load_all(names)
 
     def _print_welcome(self, server: InferenceServer) -> None:
         """Print the start-up message: without log prefixes to a terminal, so that it can be pasted; else to the log."""
@@ -481,6 +502,8 @@ class ServerProcess:
             yield self._ledger.run
         if self._options.stall_seconds:
             yield SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds).run
+        if server.demand is not None and any(server.demand.residency):
+            yield server.demand.run
         if self._options.repository.control_mode == "poll":
             yield Poller(server.manager, self._options.repository.poll_secs).run
         for file in self._key_files.values():

@@ -114,6 +114,12 @@ FLAGS: Final = {
     "router-key-file": "service/test_router_ledger.py::test_a_server_believes_routers_with_a_key_alone",
     "rollout-state": "service/test_rollouts.py::test_a_rollout_goes_on_after_a_restart",
     "standby": "service/test_standby.py::test_the_models_are_loaded_when_it_is_woken",
+    "demand-host-memory": "service/test_demand.py::test_the_least_recently_used_makes_room",
+    "demand-gpu-memory": "unit/repository/test_memory_use.py::"
+    "test_a_budget_is_a_share_of_what_there_is_unless_it_is_given",
+    "demand-keep-alive": "service/test_demand.py::test_a_language_model_is_listed_and_loaded",
+    "demand-wait-seconds": "service/test_demand.py::test_a_wait_has_an_end",
+    "demand-max-waiting": "service/test_demand.py::test_a_wait_has_an_end",
     "quota-redis": "service/test_shared_quotas.py::test_three_servers_share_a_quota",
     "policy-file": "service/test_cache.py::test_tenants_have_answers_of_their_own",
     "allow-console": "service/test_console.py::test_the_console_can_be_left_out",

@@ -27,6 +27,7 @@ BY_THE_PROGRAM: Final = {
     "frameworks/tensorrt/execution.py:runtime", "frameworks/tensorrt/engine.py:_runtime",
     "frameworks/tensorrt/engine.py:tensorrt",
     "core/failures.py:counts", "observability/otlp.py:_key",
+    "repository/demand_figures.py:evictions", "repository/demand_figures.py:loads",
     "observability/log_records.py:_ESCAPES",
     "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
@@ -75,6 +76,10 @@ BY_THE_OPERATOR: Final = {
     "rollouts/fleet.py:_answered", "rollouts/fleet.py:replicas", "router/http_members.py:suspects",
     "router/http_members.py:_keys", "router/member_memory.py:_figures", "router/replica_scaling.py:_actuators",
     "balancing/outliers.py:_records", "balancing/pool_balancer.py:_members",
+    "repository/demand_survey.py:_known", "repository/descriptions.py:_last", "repository/memory_use.py:_found",
+    "repository/on_demand.py:_models", "scheduling/model_residency.py:_dependents",
+    "scheduling/model_residency.py:_overhead", "scheduling/model_residency.py:budget",
+    "scheduling/model_residency.py:size",
 }  # fmt: skip
 """What is in them are models, their versions, tensors, files and instances, resources, members of pools, and tenants
 of the policy."""

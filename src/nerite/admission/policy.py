@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
+from nerite.core.request import Caller
 from nerite.ledger.prices import MILLION, PriceList, read_prices
 from nerite.redis.settings import RedisSettings, settings_of_address
 
@@ -140,6 +141,13 @@ class AdmissionPolicy:
     def tenant(self, name: str) -> Tenant:
         """Return a tenant by name; the default tenant if it is unknown."""
         return self.tenants.get(name, self.everybody)
+
+    def order_of(self, caller: Caller | None) -> int:
+        """Return the order of a caller's class."""
+        if caller is None:
+            return 0
+        tenant = self.tenant(caller.tenant)
+        return (self.class_of(tenant, caller.wanted_class) or self.classes[tenant.level]).order
 
     def class_of(self, tenant: Tenant, wanted: str = "") -> PriorityClass | None:
         """Return the class of a request; None if the tenant may not use the class ``wanted``."""

@@ -83,9 +83,9 @@ def _unknown_setting(flag: str, name: str, known: Mapping[str, object], prefix: 
 
 def _repository(values: Values, options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
     repository = options.repository
-    if repository.startup_models and repository.control_mode != "explicit":
+    if repository.startup_models and repository.control_mode not in ("explicit", "demand"):
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
-    if repository.control_mode != "poll":
+    if repository.control_mode not in ("poll", "demand"):
         repository = replace(repository, poll_secs=0)
     if not repository.paths and environment.get("AIP_STORAGE_URI"):
         repository = replace(repository, paths=(environment["AIP_STORAGE_URI"],))

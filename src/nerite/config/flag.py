@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from nerite.core.sizes import size_of
+
 
 class BadValue(ValueError):
     """A value that a flag does not accept. ``str()`` is Triton's text for it.
@@ -198,6 +200,14 @@ def pattern(text: str) -> re.Pattern[str] | None:
         raise BadValue(f"invalid regular expression '{text}': {error}") from None
 
 
+def memory_size(text: str) -> int:
+    """Return the bytes of a size of memory, such as ``16GiB``. Raises ``BadValue``."""
+    try:
+        return size_of(int(text) if text.isdecimal() else text)
+    except ValueError as error:
+        raise BadValue(f"{error}. Got {text}") from None
+
+
 SWITCH = ValueKind("", boolean)
 """No value on the command line; a boolean in the environment or a file."""
 SWITCH_OFF = ValueKind("", lambda text: not boolean(text))
@@ -210,6 +220,7 @@ COUNT = ValueKind("integer", lambda text: max(0, integer(text)))
 AT_LEAST_ONE = ValueKind("integer", lambda text: max(1, integer(text)))
 BYTES = ValueKind("integer", lambda text: integer(text, INT64))
 PORT = ValueKind("integer", lambda text: integer(text, (0, 65535)))
+SIZE = ValueKind("size", lambda text: memory_size(text))
 FLOAT = ValueKind("float", decimal)
 SECONDS = ValueKind("float", lambda text: decimal(text, 0))
 PATHS = ValueKind("path", lambda text: (text,))

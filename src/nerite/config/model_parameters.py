@@ -1,7 +1,8 @@
-"""Parameters of a model's configuration that the server itself uses: bounds of the queue, and sharing of caches."""
+"""Parameters of a model's configuration that the server itself uses: queue, caches, and loading on demand."""
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -10,7 +11,12 @@ from nerite.config.mistake import Mistake
 from nerite.config.model_config import ModelConfig
 from nerite.config.options import QueueOptions
 
-_EXAMPLES: Final = {"MAX_QUEUED_REQUESTS": "1000", "MAX_QUEUE_SECONDS": "0.5", "QUEUE_BURST_SECONDS": "30"}
+_EXAMPLES: Final = {
+    "MAX_QUEUED_REQUESTS": "1000",
+    "MAX_QUEUE_SECONDS": "0.5",
+    "QUEUE_BURST_SECONDS": "30",
+    "KEEP_ALIVE_SECONDS": "600",
+}
 """The parameters, each with an example of a value."""
 
 
@@ -74,4 +80,44 @@ def check_tenants_share_cache(config: ModelConfig) -> Iterator[Mistake]:
             path=("parameters", PARAMETER),
             remedy='Write value { string_value: "true" } if tenants may learn from response times what others have '
             "requested, or remove the parameter.",
+        )
+
+
+class DemandMode(enum.Enum):
+    """Whether requests have a model loaded; the parameter ``LOAD_ON_DEMAND``."""
+
+    NEVER = "false"
+    ON_DEMAND = "true"
+    PINNED = "pinned"
+    """It is loaded at start, and stays."""
+
+
+ON_DEMAND_PARAMETER: Final = "LOAD_ON_DEMAND"
+KEEP_ALIVE_PARAMETER: Final = "KEEP_ALIVE_SECONDS"
+
+
+def demand_mode_of(config: ModelConfig, default: DemandMode) -> DemandMode:
+    """Return whether requests have a model loaded; ``default`` if it does not say, or wrongly."""
+    parameter = config.parameters.get(ON_DEMAND_PARAMETER)
+    try:
+        return default if parameter is None else DemandMode(parameter.string_value)
+    except ValueError:
+        return default
+
+
+def keep_alive_of(config: ModelConfig, default: float) -> float:
+    """Return the seconds without requests after which a model is unloaded; 0: not for that reason."""
+    seconds = _number(config, KEEP_ALIVE_PARAMETER, default)
+    return seconds if 0 <= seconds < math.inf else default
+
+
+def check_demand_mode(config: ModelConfig) -> Iterator[Mistake]:
+    """Find a value that is none of the three."""
+    parameter = config.parameters.get(ON_DEMAND_PARAMETER)
+    if parameter is not None and parameter.string_value not in [mode.value for mode in DemandMode]:
+        yield Mistake(
+            message=f"parameter '{ON_DEMAND_PARAMETER}' of model '{config.name}' is '{parameter.string_value}'; it "
+            "must be true, false or pinned",
+            path=("parameters", ON_DEMAND_PARAMETER),
+            remedy='Write value { string_value: "pinned" } if the model is to stay in memory, or remove the parameter.',
         )

@@ -52,7 +52,7 @@ def open_ports(options: ServerOptions) -> list[OpenPort]:
     commands = [
         category
         for category, offered in (
-            (LOAD, options.repository.control_mode == "explicit"),
+            (LOAD, options.repository.control_mode in ("explicit", "demand")),
             ("shared-memory", options.device.allow_client_shared_memory),
             ("trace", True),
             ("logging", True),

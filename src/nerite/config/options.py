@@ -48,7 +48,7 @@ GRPC_RESTRICTED_PREFIX = "triton-grpc-protocol-"
 
 LogFormat = Literal["default", "ISO8601", "json"]
 """``default`` and ``ISO8601`` are Triton's; ``json`` is one object per line."""
-ControlMode = Literal["none", "poll", "explicit"]
+ControlMode = Literal["none", "poll", "explicit", "demand"]
 LoadFiles = Literal["guarded", "any", "none"]
 CompressionLevel = Literal["none", "low", "medium", "high"]
 
@@ -111,14 +111,32 @@ class RepositoryOptions:
         "/v2/repository/wake asks for it (docs/autoscaling.md).", flag.SWITCH)] = False
     control_mode: Annotated[ControlMode, Flag(
         "model-control-mode", "When models are loaded: 'none' loads all at start; 'poll' also reloads them when files "
-        "change; 'explicit' loads those of --load-model, and those that clients request.")] = "none"
+        "change; 'explicit' loads those of --load-model, and those that clients request; 'demand' loads a model when "
+        "a request needs it, and unloads the least recently used when memory is short (docs/demand.md).")] = "none"
     poll_secs: Annotated[int, Flag(
-        "repository-poll-secs", "Seconds between two checks of the files in control mode 'poll'.", COUNT)] = 15
-    """Zero unless the control mode is ``poll``, once the command line has been read."""
+        "repository-poll-secs", "Seconds between two checks of the files in control modes 'poll' and 'demand'.",
+        COUNT)] = 15
+    """Zero in other control modes, once the command line has been read."""
     startup_models: Annotated[tuple[str, ...], Flag(
-        "load-model", "Model to load at start in control mode 'explicit'; '*' alone loads all. May be repeated.",
+        "load-model", "Model to load at start in control mode 'explicit'; '*' alone loads all. In control mode "
+        "'demand' it also stays in memory. May be repeated.",
         flag.NAMES, union)] = ()
     """Sorted; ``("*",)`` stands for all models."""
+    host_budget: Annotated[int, nerite_flag(
+        "demand-host-memory", "Memory of the machine that models which are loaded on demand may take, as in 16GiB; 0 "
+        "is 80% of the machine's, or of the container's.", flag.SIZE, default="80% of what there is")] = 0
+    gpu_budget: Annotated[int, nerite_flag(
+        "demand-gpu-memory", "Memory of each GPU that models which are loaded on demand may take, as in 20GiB; 0 is "
+        "90% of the GPU's.", flag.SIZE, default="90% of what there is")] = 0
+    keep_alive_seconds: Annotated[float, nerite_flag(
+        "demand-keep-alive", "Seconds without a request after which a model that was loaded on demand is unloaded; 0 "
+        "keeps it until its memory is needed. KEEP_ALIVE_SECONDS of a model takes precedence.", SECONDS)] = 0
+    demand_wait_seconds: Annotated[float, nerite_flag(
+        "demand-wait-seconds", "Maximum seconds that a request waits for its model to be loaded.",
+        SECONDS)] = 120.0
+    demand_max_waiting: Annotated[int, nerite_flag(
+        "demand-max-waiting", "Maximum number of requests that wait for models to be loaded, in each process that "
+        "serves connections; further ones are refused with status 503.", flag.AT_LEAST_ONE)] = 1000
     config_name: Annotated[str, Flag(
         "model-config-name", "Use configs/<name>.pbtxt of a model instead of config.pbtxt where it exists.",
         flag.config_name)] = ""

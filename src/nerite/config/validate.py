@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from nerite.config.defaults import ENSEMBLE, FRAMEWORKS, PLATFORMS, TENSORRT, Gpus, fitting
 from nerite.config.mistake import FieldPath, Mistake, nearest
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
-from nerite.config.model_parameters import check_queue_bounds, check_tenants_share_cache
+from nerite.config.model_parameters import check_demand_mode, check_queue_bounds, check_tenants_share_cache
 from nerite.config.schema import MessageSchema, schema_of
 from nerite.config.text import Parsed
 from nerite.config.validate_ensemble import check_ensemble
@@ -263,6 +263,7 @@ _CONFIG_CHECKS: Final = (
     Check(("model_metrics",), _check_metrics),
     Check(("parameters",), check_queue_bounds),
     Check(("parameters",), check_tenants_share_cache),
+    Check(("parameters",), check_demand_mode),
 )
 _TENSOR_CHECKS: Final = (
     Check(("input", "max_batch_size", "platform"), check_inputs),

@@ -114,6 +114,19 @@ class Unavailable(NeriteError):
     grpc_status = 14
 
 
+class NotLoaded(Unavailable):
+    """The model is not in memory, but a request has it loaded: whoever can wait for that does."""
+
+    model = ""
+
+    @classmethod
+    def of(cls, model: str, retry_after: int = 0) -> NotLoaded:
+        """Return the error for a model whose load is likely to take ``retry_after`` seconds."""
+        error = cls(f"model '{model}' is not loaded; it is loaded on demand", retry_after)
+        error.model = model
+        return error
+
+
 class QueueFull(Unavailable):
     """Rejected because the model's queue has its maximum size."""
 

@@ -52,3 +52,31 @@ def _children_of_thread(task: Path) -> list[str]:
         return (task / "children").read_text().split()
     except OSError:  # the thread has ended
         return []
+
+
+def resident_of(pid: int) -> int:
+    """Return the resident bytes of a process without shared memory: its own, and the files that it has mapped.
+
+    Pages that it shares with others count in part (the proportional set size), where the OS says so.
+    """
+    try:
+        fields = _fields_of(f"/proc/{pid}/smaps_rollup")
+        return fields["Pss"] - fields.get("Pss_Shmem", 0)
+    except (OSError, KeyError, ValueError):
+        return memory_of(pid)
+
+
+def resident_of_family(pid: int) -> int:
+    """Return ``resident_of`` a process and all its living descendants."""
+    return resident_of(pid) + sum(resident_of_family(child) for child in _children(pid))
+
+
+def _fields_of(file: str) -> dict[str, int]:
+    """Return the sizes in a file of ``/proc``, in bytes."""
+    found = {}
+    for line in Path(file).read_text().splitlines():
+        name, colon, rest = line.partition(":")
+        words = rest.split()
+        if colon and len(words) == 2 and words[1] == "kB":
+            found[name] = int(words[0]) * 1024
+    return found

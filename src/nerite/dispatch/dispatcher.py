@@ -21,7 +21,7 @@ from nerite.dispatch.answers import ResponseDispatcher, tell_of_batch, tell_of_r
 from nerite.dispatch.busy_poll import BusyPoll, LoopTimer
 from nerite.dispatch.deadlocks import break_deadlocks
 from nerite.dispatch.instance_picker import BatchSplit, Leases, unanswered
-from nerite.dispatch.interface import InstancePicker
+from nerite.dispatch.interface import InstancePicker, Responses
 from nerite.instances.instance import Batch, Done, ModelInstance, Part
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.decider import BatchReason
@@ -122,6 +122,11 @@ class Dispatcher:
     def in_flight(self) -> int:
         """Number of requests that wait, run, or have not had their last response."""
         return self._answers.entered
+
+    @property
+    def holds_sequences(self) -> bool:
+        """Whether an instance has the state of a sequence that goes on."""
+        return any(self._picker.holds(instance) for instance in self._instances)
 
     @property
     def settled(self) -> bool:
@@ -272,11 +277,7 @@ class Dispatcher:
             instance.done, instance.part, instance.traced = self._on_done, self._on_part, True
 
     def _observed_done(
-        self,
-        instance: ModelInstance,
-        batch: Batch,
-        responses: Sequence[InferenceResponse | None],
-        timings: ExecutionTimes | None,
+        self, instance: ModelInstance, batch: Batch, responses: Responses, timings: ExecutionTimes | None
     ) -> None:
         tell_of_batch(batch, responses, timings)
         self._done(instance, batch, responses, timings)
@@ -304,8 +305,7 @@ class Dispatcher:
                 now = monotonic_ns()
                 if self._timed:
                     self._expire(now)
-                chosen = self._picker.choose(now)
-                if chosen is None:
+                if (chosen := self._picker.choose(now)) is None:
                     break
                 self._start(*chosen)
             wake_at = self._picker.wake_at()
@@ -359,11 +359,7 @@ class Dispatcher:
         self._done(instance, split.batch, split.responses, split.timings)
 
     def _done(
-        self,
-        instance: ModelInstance,
-        batch: Batch,
-        responses: Sequence[InferenceResponse | None],
-        timings: ExecutionTimes | None,
+        self, instance: ModelInstance, batch: Batch, responses: Responses, timings: ExecutionTimes | None
     ) -> None:
         """End the lease of an executed batch: start the instance's next batch, then pass on the responses."""
         if not self._leases.end(batch, timings):

@@ -47,6 +47,8 @@ class VersionScheduler(QueueStage, Protocol):
 
 # Instance pickers: each decides for one model which instance runs which batch next.
 
+Responses: TypeAlias = Sequence[InferenceResponse | None]
+"""The response to each request of a batch; None for one that gets its responses otherwise."""
 Refusal: TypeAlias = tuple[InferenceRequest, NeriteError]
 """A waiting request that is refused, and the error to answer with."""
 May: TypeAlias = Callable[[ModelInstance], bool]

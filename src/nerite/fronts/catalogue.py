@@ -85,6 +85,9 @@ class CatalogueWriter:
             "states": {version: [state.state.value, state.reason] for version, state in record.states.items()},
             "running": {version: self._version(record, running) for version, running in record.running.items()},
             "latest": record.latest,
+            "on_demand": record.on_demand,
+            "text_model": record.text_model,
+            "retry_after": record.retry_after,
         }
 
     def _version(self, record: ModelRecord, running: RunningVersion) -> dict[str, Any]:
@@ -170,6 +173,8 @@ def follow(catalogue: Catalogue, descriptions: Iterable[Description], core: Core
             version: VersionState(ModelState(state), reason) for version, (state, reason) in each["states"].items()
         }
         record.latest = each["latest"]
+        record.on_demand, record.text_model = each["on_demand"], each["text_model"]
+        record.retry_after = each["retry_after"]
         before = cast(dict[int, FrontVersion], record.running)
         running = {}
         for version, described in each["running"].items():

@@ -52,6 +52,9 @@ class FrontEvents(Protocol):
     def retire(self, share: float, most: float) -> None:
         """Have clients reconnect that send about ``share`` of the requests, and not more than ``most``."""
 
+    def not_loaded(self, model: str, error: NeriteError) -> None:
+        """End the requests that wait for a model."""
+
     def lost(self) -> None:
         """End: the core is gone."""
 
@@ -162,6 +165,10 @@ class CoreConnection(CorkedChannel):
         self._send(messages.json_frame(kinds.LOG, record))
         self._flush()
 
+    def wanted(self, model: str, order: int | None) -> None:
+        """Report the class of the most important request that waits for a model; None: none does."""
+        self._send(messages.json_frame(kinds.WANTED, [model, order]))
+
     def acknowledge(self, number: int) -> None:
         """Report that a change of the shared state was taken over."""
         self._send(messages.json_frame(kinds.ACKNOWLEDGE, number))
@@ -209,6 +216,9 @@ class CoreConnection(CorkedChannel):
             self._adopt(count, kinds.read_limit(body))
         elif kind == kinds.STATE:
             self._events.change(bytes(body))
+        elif kind == kinds.NOT_LOADED:
+            model, error = messages.read_json(body)
+            self._events.not_loaded(model, messages.error_of(error))
         elif kind == kinds.DRAIN:
             self._events.drain(kinds.DrainStep(count))
         elif kind == kinds.ASK_FIGURES:

@@ -330,6 +330,9 @@ class FrontConnection(CorkedChannel):
             self.figures = figures
             self.silent = 0
             _done(self._asked.popleft())
+        elif kind == kinds.WANTED:
+            if self._server.demand is not None:
+                self._server.demand.want(self, *messages.read_json(body))
         elif kind == kinds.READY:
             self.ready = True
             self._owner.ready(self)
@@ -412,6 +415,10 @@ class FrontConnection(CorkedChannel):
         )
         exchange.run(memoryview(content))
 
+    def not_loaded(self, model: str, error: NeriteError) -> None:
+        """Have the front end the requests that wait for a model."""
+        self._send(messages.json_frame(kinds.NOT_LOADED, [model, messages.error_json(error)]))
+
     def forget_heads(self) -> None:
         """Discard the routes of heads, because access rules have changed."""
         self._heads.clear()
@@ -455,6 +462,8 @@ class FrontConnection(CorkedChannel):
             _done(self._asked.popleft())
 
     def _lost(self) -> None:
+        if self._server.demand is not None:
+            self._server.demand.gone(self)
         calls, self.calls = self.calls, {}
         exchanges, self.exchanges = self.exchanges, {}
         for request in calls.values():

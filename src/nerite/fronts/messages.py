@@ -1,9 +1,10 @@
 """Messages between the core and a front process. Framing and records are those of workers (``workers.ipc``).
 
 From a front: an inference (CALL) or a request of another kind (RELAY_HTTP, RELAY_GRPC), each with a number of its own;
-what becomes of them (CANCEL, PAUSE, RESUME); connections taken over (ADOPTED) and ended (CLOSED); and the state it has
-taken over (ACKNOWLEDGE). From the core: responses (ANSWER), pieces of relayed replies (RELAYED), accepted connections
-(CONNECTION), and what all fronts must know (STATE). START and CONNECTION are preceded by a descriptor.
+what becomes of them (CANCEL, PAUSE, RESUME); connections taken over (ADOPTED) and ended (CLOSED); the state it has
+taken over (ACKNOWLEDGE); and models that its requests wait for (WANTED). From the core: responses (ANSWER), pieces of
+relayed replies (RELAYED), accepted connections (CONNECTION), what all fronts must know (STATE), and models that are
+waited for in vain (NOT_LOADED). START and CONNECTION are preceded by a descriptor.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
 ADOPTED: Final = 78  # a connection was taken over
+WANTED: Final = 77  # JSON: a model that requests wait for, and the class of the most important one; null: none waits
 # From the core.
 START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes
 ANSWER: Final = 82  # the count is an ``AnswerKind``
 ANSWERS: Final = 88  # last responses with one header (``groups``)
+NOT_LOADED: Final = 89  # JSON: a model that requests wait for in vain, and the error to answer them with
 RELAYED: Final = 83  # the count is a ``RelayedPiece``
 CONNECTION: Final = 84  # the count is the number of the port; the body the limit of connections if it is reached, or 0
 DRAIN: Final = 85  # the count is a ``DrainStep``

@@ -203,6 +203,12 @@ class FrontPool:
     async def start(self) -> None:
         """Start all fronts, and return when they can serve. Raises ``Internal`` if one cannot."""
         self._server.on_models_changed = self.publish
+        self._server.on_load_failed = self._not_loaded
+        if (demand := self._server.demand) is not None:
+            waits = self._server.waits
+            demand.figures.waiting = lambda: len(waits) + self._counted("waiting_for_models")
+            demand.figures.waits = lambda: waits.begun + self._counted("waits_begun")
+            demand.figures.refused = lambda: waits.refused + self._counted("waits_refused")
         self.publish()
         for index in range(len(self.fronts)):
             self._run(self._spawn(index))
@@ -359,6 +365,14 @@ class FrontPool:
             published.log,
             published.routes,
         )
+
+    def _not_loaded(self, model: str, error: NeriteError) -> None:
+        for front in self.fronts:
+            if front is not None and front.ready:
+                front.not_loaded(model, error)
+
+    def _counted(self, figure: str) -> int:
+        return sum(front.figures.get(figure, 0) for front in self.fronts if front is not None)
 
     def rules_changed(self) -> None:
         """Send new keys or a new policy to all fronts."""

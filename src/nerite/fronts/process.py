@@ -17,6 +17,7 @@ import uvloop
 
 from nerite.admission.policy import AdmissionPolicy
 from nerite.core.byte_budget import BUDGETS
+from nerite.core.errors import NeriteError
 from nerite.core.failures import internal_errors, report
 from nerite.core.servable_version import ServableVersion
 from nerite.fronts import messages as kinds
@@ -31,7 +32,8 @@ from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.observability.log import install_logging, log
 from nerite.observability.log_records import LogRecord
 from nerite.regions import SharedMemoryRegions
-from nerite.repository.catalogue import Catalogue
+from nerite.repository.catalogue import Catalogue, loadable_text_models
+from nerite.repository.load_waits import LoadWaits
 from nerite.routes.table import RouteTable
 from nerite.scheduling.weighted_route import WeightedRoute
 from nerite.transports.access import AccessKeys, Callers
@@ -54,7 +56,9 @@ class FrontEntry(InferenceEntry[FrontVersion]):
     def __init__(self, core: CoreConnection, start: FrontStart, helpers: HelperPool) -> None:
         options = start.options
         regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
-        super().__init__(regions, helpers, RouteTable(), owns_routes=False)
+        waits = LoadWaits(options.repository.demand_wait_seconds, options.repository.demand_max_waiting)
+        super().__init__(regions, helpers, RouteTable(), waits, owns_routes=False)
+        waits.on_wanted = core.wanted
         self._core = core
         self._catalogue = Catalogue(self.routes, namespacing=options.repository.namespacing)
 
@@ -77,6 +81,12 @@ class FrontEntry(InferenceEntry[FrontVersion]):
         if routes is not None:
             self.routes.replace_all(routes)
         self.renew_routes()
+        self.offer_loaded()
+
+    @property
+    def loadable(self) -> Iterator[str]:
+        """The language models that are not loaded and that a request would have loaded."""
+        return loadable_text_models(self._catalogue)
 
 
 class FrontProcess:
@@ -143,6 +153,7 @@ class FrontProcess:
         if options.stall_seconds:
             LoopWatchdog(self._loop, options.stall_seconds)
         IdleCheck(self._bounds, options.connections.idle_seconds).start()
+        self._entry.waits.order_of = lambda caller: self._current_policy().order_of(caller)
         self._take_over(start.state)
         self._core.acknowledge(start.number)
         self._core.ready()
@@ -204,6 +215,9 @@ class FrontProcess:
         bounds = self._bounds
         return {
             "bytes_refused": bounds.bytes.refused,
+            "waiting_for_models": len(self._entry.waits),
+            "waits_begun": self._entry.waits.begun,
+            "waits_refused": self._entry.waits.refused,
             "refused": dict(bounds.refused),
             "closed": dict(bounds.closed),
             "caches": {budget.name: [budget.used, budget.evictions] for budget in BUDGETS if budget.used},
@@ -213,6 +227,10 @@ class FrontProcess:
     def retire(self, share: float, most: float) -> None:
         """Have clients reconnect that send about ``share`` of the requests, and not more than ``most``."""
         self._retirement.begin(share, most)
+
+    def not_loaded(self, model: str, error: NeriteError) -> None:
+        """End the requests that wait for a model."""
+        self._entry.waits.fail(model, error)
 
     def lost(self) -> None:
         """End: the core is gone."""

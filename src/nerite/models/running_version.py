@@ -190,6 +190,11 @@ class RunningVersion:
         return self._pipeline.first.in_flight
 
     @property
+    def holds_sequences(self) -> bool:
+        """Whether it has the state of a sequence that goes on."""
+        return isinstance(self._scheduler, Dispatcher) and self._scheduler.holds_sequences
+
+    @property
     def progress(self) -> tuple[int, int]:
         """Changes whenever a request ends or gets one of several responses, as long as no new ones come."""
         return self.in_flight, sum(each.compute_infer.count for each in self.statistics.responses)

@@ -99,6 +99,14 @@ class GpuLibrary:
             return False
         return bool(status == nvml.NVML_P2P_STATUS_OK)
 
+    def memory_of_processes(self, gpu: Gpu) -> dict[int, int]:
+        """Return the bytes that each process uses on a GPU; empty if it does not report them.
+
+        The ids are those of the machine, which a container does not know.
+        """
+        found = self._call("nvmlDeviceGetComputeRunningProcesses", gpu) or ()
+        return {int(each.pid): int(each.usedGpuMemory) for each in found if each.usedGpuMemory}
+
     def read(self, gpu: Gpu) -> GpuReadings:
         """Read a GPU. May take some milliseconds."""
         rates = self._call("nvmlDeviceGetUtilizationRates", gpu)

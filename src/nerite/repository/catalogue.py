@@ -21,7 +21,7 @@ from nerite.config.mistake import ConfigSource, Mistake, nearest
 from nerite.config.model_config import ModelConfig, ModelEnsembling, ModelTransactionPolicy
 from nerite.config.validate_ensemble import EnsembleCandidate, find_step_models
 from nerite.core.byte_budget import REFUSALS, Memo
-from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound, NotLoaded, Unavailable
 from nerite.core.signature import Signature
 from nerite.models.running_version import RunningVersion
 from nerite.routes import route_file
@@ -152,6 +152,12 @@ class ModelState(enum.Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
+UNLOADED: Final = "unloaded"
+"""Begins the reason of versions that are unavailable because they were unloaded, or not loaded yet."""
+ON_DEMAND: Final = "unloaded: on demand"
+"""The reason of versions that the next request loads."""
+
+
 @dataclass
 class VersionState:
     """State of a model version, with the reason if there is one to report."""
@@ -215,17 +221,31 @@ class ModelRecord:
     """Its directory has a route to it, or is that of a route and nothing else."""
     unreadable: str = ""
     """The mistake in the files because of which no load was tried."""
+    on_demand: bool = False
+    """A request for it has it loaded."""
+    retry_after: int = 0
+    """Seconds that a load is likely to take; 0: not known."""
+    text_model: bool = False
+    """While it is not loaded: it is likely to be one that the OpenAI API lists."""
+
+    def unloaded(self) -> VersionState:
+        """Return the state of a version that is not loaded."""
+        return VersionState(ModelState.UNAVAILABLE, ON_DEMAND if self.on_demand else UNLOADED)
 
     def find(self, version: str) -> RunningVersion:
         """Return the running version that ``version`` names; empty means the latest. Raises Triton's errors."""
         if not version:
             if self.latest < 0:
+                if self.on_demand:
+                    raise NotLoaded.of(self.name, self.retry_after)
                 raise NotFound(f"Request for unknown model: '{self.name}' has no available versions")
             return self.running[self.latest]
         number = version_number(version)
         running = self.running.get(number)
         if running is not None:
             return running
+        if self.on_demand and not self.running and number in self.states:
+            raise NotLoaded.of(self.name, self.retry_after)
         if number in self.states:
             raise Unavailable(f"Request for unknown model: '{self.name}' version {number} is not at ready state")
         ready = ", ".join(map(str, sorted(self.running))) or "none"
@@ -253,7 +273,9 @@ class ModelRecord:
     @property
     def gone(self) -> bool:
         """True if the model was unloaded or is about to be."""
-        leaves = [each.state is ModelState.UNLOADING or each.reason == "unloaded" for each in self.states.values()]
+        leaves = [
+            each.state is ModelState.UNLOADING or each.reason.startswith(UNLOADED) for each in self.states.values()
+        ]
         return self.going or (bool(leaves) and all(leaves))
 
     @property
@@ -324,6 +346,9 @@ class Catalogue:
         tried = [record for record in self._named.get(name, {}).values() if record.known]
         if self._routes and not any(record.running for record in tried) and (route := self._routes.get(name)):
             if (found := self._arm(name)) is None:
+                for arm in route.by_weight:
+                    if (loadable := self._named.get(arm.model)) and any(each.on_demand for each in loadable.values()):
+                        raise NotLoaded.of(arm.model)
                 arms = ", ".join(arm.label for arm in route.by_weight)
                 raise Unavailable(f"route '{name}' has no arm that is ready: load one of {arms}")
             return found[0]
@@ -333,6 +358,9 @@ class Catalogue:
             return tried[0]
         running = [record for record in tried if record.running]
         if not running:
+            on_demand = [record for record in tried if record.on_demand]
+            if len(on_demand) == 1:
+                return on_demand[0]
             raise NotFound(f"Identifier of model '{name}' is not found in global map")
         if len(running) > 1:
             raise InvalidArgument(
@@ -398,6 +426,11 @@ class Catalogue:
             REFUSALS.put(self._near, name, near, getsizeof(name) + getsizeof(near))
         unknown = f"Request for unknown model: '{name}' is not found" + (f" (did you mean '{near}'?)" if near else "")
         return InvalidArgument(unknown) if self._namespacing else NotFound(unknown)
+
+
+def loadable_text_models(records: Iterable[ModelRecord]) -> Iterator[str]:
+    """Yield the names of language models that are not loaded and that a request would have loaded."""
+    return (record.name for record in records if record.on_demand and record.text_model and not record.running)
 
 
 # The repository index: every model in the repositories, with the state of its versions.
@@ -529,7 +562,7 @@ def _candidate(record: ModelRecord) -> EnsembleCandidate | None:
     if record.assembly is not None:
         failure = f"which is not valid. Model '{name}' failed with error: {record.unreadable}"
         return EnsembleCandidate(name, {}, failure=failure)
-    if all(state.reason in ("", "unloaded") for state in record.states.values()):
+    if all(state.reason in ("", UNLOADED, ON_DEMAND) for state in record.states.values()):
         return None
     reasons = "\n".join(_failures(record))
     return EnsembleCandidate(

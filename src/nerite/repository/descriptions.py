@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded
 from nerite.models.running_version import RunningVersion
 from nerite.observability import custom_metrics
 from nerite.observability.custom_metrics import Reading
@@ -21,6 +21,20 @@ class Descriptions:
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
+        self._last: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+        """Metadata and configuration as of the last load, of models that are loaded on demand."""
+
+    def remember(self, model: str) -> None:
+        """Keep the description of a model that is loaded on demand, for when it is not loaded."""
+        self._last[model] = self.metadata(model, ""), self.config(model, "")
+
+    def _remembered(self, model: str, version: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what is known of a model that is not loaded. Raises ``NotLoaded`` if it is not known."""
+        last = self._last.get(model)
+        if last is not None and (not version or last[0]["versions"] == [version]):
+            return last
+        self._manager.find(model, version)
+        raise NotLoaded.of(model)
 
     def running(self, model: str = "") -> list[RunningVersion]:
         """Return the running versions of a model, ascending; none if unknown; those of all models without a name."""
@@ -34,6 +48,8 @@ class Descriptions:
     def metadata(self, model: str, version: str) -> dict[str, Any]:
         """Return a model's versions and signature. Raises Triton's errors."""
         record = self._manager.meant(model)
+        if record.on_demand and not record.running:
+            return self._remembered(model, version)[0]
         running = self._manager.find(model, version)
         batch = [-1] if running.config.max_batch_size > 0 else []
 
@@ -52,6 +68,9 @@ class Descriptions:
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         """Return a model's complete configuration in Triton's JSON form. Raises Triton's errors."""
+        record = self._manager.meant(model)
+        if record.on_demand and not record.running:
+            return self._remembered(model, version)[1]
         return self._manager.find(model, version).config_json
 
     def statistics(self, model: str, version: str) -> list[dict[str, Any]]:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -32,14 +30,7 @@ from nerite.repository.declared_routes import DeclaredRoutes, with_arms, with_ke
 from nerite.repository.ensembles import EnsembleLinker
 from nerite.repository.kept_versions import KeptVersions, default_version, remaining_versions
 from nerite.repository.loading_round import LoadingRound, Waits
-from nerite.repository.repositories import (
-    LoadOverrides,
-    RegisteredRepository,
-    Repositories,
-    Repository,
-    new_override_folder,
-    write_files,
-)
+from nerite.repository.repositories import LoadOverrides, RegisteredRepository, Repositories, Repository
 from nerite.repository.version_maker import ContentHashes, VersionMaker
 from nerite.routes.table import RouteTable
 
@@ -77,9 +68,17 @@ class ModelManager:
         self._background: set[asyncio.Task[None]] = set()
 
     @property
-    def records(self) -> Iterable[ModelRecord]:
-        """Every model that was ever loaded or tried, by namespace and name."""
+    def records(self) -> Catalogue:
+        """Every model that was ever loaded or tried, or can be loaded on demand, by namespace and name."""
         return self._catalogue
+
+    def running(self) -> list[RunningVersion]:
+        """Return all versions that take requests."""
+        return [running for record in self._catalogue for running in record.running.values()]
+
+    def changed(self) -> None:
+        """Tell whoever depends on them that records have changed."""
+        self._on_change()
 
     @property
     def unread(self) -> bool:
@@ -166,14 +165,10 @@ class ModelManager:
         """Return the model's directory by namespace, and record ``load`` as their user."""
         if delivery is None or not delivery.files:
             return await self._sources.fetch(name, load)
-        folder = Path()
         try:
-            folder = await self._in_loader(new_override_folder)
-            # Taken before it exists, so that however the load ends the directory is removed with its last user.
-            self._sources.folders.take(folder, load, partial(shutil.rmtree, folder, ignore_errors=True))
-            await self._in_loader(write_files, delivery, folder)
+            folder = await self._sources.unpack(delivery, load)
         except OSError as error:
-            why = f"The files of the load request cannot be written: {system_error(error, folder)}."
+            why = f"The files of the load request cannot be written: {system_error(error)}."
             raise refusals.not_polled(name, f"{why} Set TMPDIR to use another directory.") from None
         namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
         return dict.fromkeys(namespaces, folder)
@@ -290,7 +285,7 @@ class ModelManager:
             for running in made.values():
                 self._in_background(self._close(None, running))
             for version in made:
-                record.states[version] = VersionState(ModelState.UNAVAILABLE, "unloaded")
+                record.states[version] = record.unloaded()
             for version in record.running:
                 record.states[version] = VersionState(ModelState.READY)
             raise refusals.failed(record, failures)
@@ -438,7 +433,7 @@ class ModelManager:
         self._kept.pop(record.name, None)
         record.optional = frozenset()
         for version in kept.versions - record.running.keys():
-            record.states[version] = VersionState(ModelState.UNAVAILABLE, "unloaded")
+            record.states[version] = record.unloaded()
         if remaining:
             if record.assembly is not None:
                 record.assembly = replace(record.assembly, versions=remaining)
@@ -491,8 +486,10 @@ class ModelManager:
         for record in self._catalogue.all_named(name):
             await self.unload_one(record, dependents=dependents)
 
-    async def unload_one(self, record: ModelRecord, *, dependents: bool = False) -> list[asyncio.Task[None]]:
-        """Unload a model once no load of it, or of an ensemble that needs it, is in progress.
+    async def unload_one(
+        self, record: ModelRecord, *, dependents: bool = False, unless: Callable[[], bool] = lambda: False
+    ) -> list[asyncio.Task[None]]:
+        """Unload a model once no load of it, or of an ensemble that needs it, is in progress; do nothing ``unless``.
 
         Ensembles that need it are withdrawn at once; the model stays until they have drained. Returns the tasks that
         drain the model and those ensembles.
@@ -502,6 +499,8 @@ class ModelManager:
                 async with each.lock:  # held for the duration of the load
                     pass
         async with record.lock:
+            if unless():
+                return []
             spare = self._ensembles.spare_without(record) if dependents else []
             self._mark_unloading(record)
             closing = self._ensembles.revise((record.name,))
@@ -529,7 +528,7 @@ class ModelManager:
         record.assembly = None
         self._routes.follow(record, None)
         if -1 in record.states and record.states[-1].state is ModelState.READY:
-            record.states[-1] = VersionState(ModelState.UNAVAILABLE, "unloaded")
+            record.states[-1] = record.unloaded()
         record.going = bool(record.running)
         for version in record.running:
             record.states[version] = VersionState(ModelState.UNLOADING)
@@ -570,7 +569,7 @@ class ModelManager:
             return
         state = record.states.get(running.version)
         if state is not None and running.version not in record.running and state.state is not ModelState.LOADING:
-            record.states[running.version] = VersionState(ModelState.UNAVAILABLE, "unloaded")
+            record.states[running.version] = record.unloaded()
         _log.info("successfully unloaded '%s' version %d", running.name, running.version)
 
     async def close(self) -> None:

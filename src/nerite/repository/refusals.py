@@ -115,8 +115,8 @@ def failed(record: ModelRecord, failures: Mapping[int, NeriteError]) -> NeriteEr
 
 
 def control_note(mode: str) -> str:
-    """Explain the control mode and how to change it; return an empty text in mode ``explicit``."""
-    if mode == "explicit":
+    """Explain the control mode and how to change it; return an empty text if requests load and unload models."""
+    if mode in ("explicit", "demand"):
         return ""
     how = "follow the files of their repositories" if mode == "poll" else "are loaded when the server starts"
     return (

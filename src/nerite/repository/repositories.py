@@ -11,6 +11,7 @@ import logging
 import os
 import posixpath
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -321,6 +322,14 @@ class Repositories:
         if len(found) > 1 and not self._namespacing:
             raise refusals.in_several(name, [repository.location for repository, _ in found])
         return {self._namespace(repository): folder for repository, folder in found}
+
+    async def unpack(self, delivery: LoadOverrides, user: object) -> Path:
+        """Write the files of a load request to a directory of their own, whose user is ``user``. Raises ``OSError``."""
+        folder: Path = await self._blocking(new_override_folder)
+        # Taken before it exists, so that however the load ends the directory is removed with its last user.
+        self.folders.take(folder, user, partial(shutil.rmtree, folder, ignore_errors=True))
+        await self._blocking(write_files, delivery, folder)
+        return folder
 
     async def leave(self, user: object) -> None:
         """Release the directories whose last user was ``user``."""

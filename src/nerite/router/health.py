@@ -12,6 +12,7 @@ import orjson
 from nerite.balancing.member import Member, ServerKind
 from nerite.core.failures import report
 from nerite.observability.log import log
+from nerite.repository.catalogue import ON_DEMAND
 from nerite.router.http_members import HttpMembers, MemberAnswer
 from nerite.router.pools import MemberIndex, RouterPool
 
@@ -78,15 +79,17 @@ async def check_member(
     index = None
     adapters: frozenset[str] = frozenset()
     if member.kind in _KSERVE:
-        asked = _ALL if whole else _READY_ONES
+        asked = _ALL if whole or member.kind is ServerKind.NERITE else _READY_ONES
         entries = entries_of(await members.ask(member, "POST", "/v2/repository/index", asked, seconds, fields))
         if entries is None:
             models = None
         elif whole:
-            models = _names(entries, ("READY",))
+            models = _names(entries, ("READY",)) | _loadable(entries)
             if unready and any(map(_makes_unready, entries)):
                 unready = ""
             index = MemberIndex(_names(entries), _names(entries, _IN_MEMORY))
+        elif asked is _ALL:
+            models = _names(entries, ("READY",)) | _loadable(entries)
         else:  # an entry that says nothing of its state is ready, because nothing else was asked for
             models = _names(entries, ("READY", None))
         if models is not None and member.kind is ServerKind.NERITE:
@@ -108,7 +111,7 @@ def _makes_unready(entry: Mapping[str, Any]) -> bool:
 
     With strict readiness a server is not ready while it loads a model, and after a load has failed.
     """
-    return entry.get("state", "READY") != "READY" and entry.get("reason") != "unloaded"
+    return entry.get("state", "READY") != "READY" and not str(entry.get("reason")).startswith("unloaded")
 
 
 def _has_ledger(answer: MemberAnswer) -> bool | None:
@@ -134,6 +137,11 @@ def entries_of(answer: MemberAnswer, key: str = "") -> list[dict[str, Any]] | No
     if key:
         found = found.get(key) if isinstance(found, dict) else None
     return [each for each in found[:_MAX_MODELS] if isinstance(each, dict)] if isinstance(found, list) else None
+
+
+def _loadable(entries: list[dict[str, Any]]) -> frozenset[str]:
+    """Return the models that a member loads when a request asks for them."""
+    return frozenset(entry["name"] for entry in entries if entry.get("reason") == ON_DEMAND)
 
 
 def _names(entries: list[dict[str, Any]], states: Collection[str | None] = ()) -> frozenset[str]:

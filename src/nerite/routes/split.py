@@ -7,7 +7,7 @@ from random import Random
 from typing import Final
 
 from nerite.core.byte_budget import ROUTES, Memo
-from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.errors import NeriteError, NotLoaded, Unavailable
 from nerite.core.failures import report
 from nerite.core.headers import request_header_bytes
 from nerite.core.request import Assignment, CancelReason, InferenceRequest, RequestHeader, RequestRoute
@@ -92,7 +92,11 @@ class RouteSplit:
         "_shadow",
         "_state",
         "_take",
+        "absent",
     )  # fmt: skip
+
+    absent: list[NotLoaded]
+    """For each arm that is not loaded, but will be if that is waited for."""
 
     def __init__(self, state: RouteState, find: FindArm, epoch: object, coin: Random, *, owns: bool) -> None:
         """``owns``: this process counts, observes, and keeps sequences on their arms. Fronts do not.
@@ -102,10 +106,13 @@ class RouteSplit:
         route = self._route = state.route
         versions: list[ServableVersion | None] = []
         refusals: list[str] = []
+        self.absent: list[NotLoaded] = []
         for arm in route.arms:
             try:
                 versions.append(find(arm.model, arm.version))
             except NeriteError as error:
+                if isinstance(error, NotLoaded) and arm.weight > 0:
+                    self.absent.append(error.without_frames())
                 versions.append(None)
                 refusals.append(f"{arm.label} ({error.message})")
         usable = [version is not None and version.usable for version in versions]
@@ -115,6 +122,8 @@ class RouteSplit:
                 version is not None and arm.weight > 0 for version, arm in zip(versions, route.arms, strict=True)
             ]
             if not any(open_arms):
+                if self.absent:
+                    raise self.absent[0]
                 raise Unavailable(f"route '{route.name}' has no arm that is ready: {'; '.join(refusals)}")
         self._state = state
         self._owns = owns

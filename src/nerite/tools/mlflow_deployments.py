@@ -292,7 +292,7 @@ class NeriteDeployments(BaseDeploymentClient):
         return [
             {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason, **noted[each.name]}
             for each in versions
-            if noted[each.name] and each.state and each.reason != _UNLOADED
+            if noted[each.name] and each.state and not each.reason.startswith(_UNLOADED)
         ]
 
     def get_deployment(self, name: str, endpoint: str | None = None) -> dict[str, Any]:

@@ -59,6 +59,9 @@ class VersionActivity:
     """Worker restarts since the model was loaded."""
 
 
+_ON_DEMAND: Final = "on demand"
+"""State of a version that the next request loads."""
+
 ORDERS: Final[Mapping[str, Callable[[VersionActivity], float]]] = {
     "requests": lambda each: each.requests or 0.0,
     "failures": lambda each: each.failures or 0.0,
@@ -103,7 +106,7 @@ def _of(version: ModelVersion, before: ServerSample, after: ServerSample) -> Ver
     return VersionActivity(
         version.name,
         version.version,
-        version.state,
+        _ON_DEMAND if version.reason == f"unloaded: {_ON_DEMAND}" else version.state,
         rate("nv_inference_request_success"),
         rate("nv_inference_request_failure"),
         quantile(durations, 0.5),
@@ -111,8 +114,28 @@ def _of(version: ModelVersion, before: ServerSample, after: ServerSample) -> Ver
         now("nv_inference_pending_request_count"),
         rows / batches if rows and batches else None,
         rate("vllm:generation_tokens_total"),
-        now("nerite_model_memory_bytes"),
+        _memory_of(version, after) or now("nerite_model_memory_bytes"),
         now("nerite_worker_restarts_total"),
+    )
+
+
+def _memory_of(version: ModelVersion, look: ServerSample) -> float | None:
+    """Return what a model that is loaded on demand takes; None for another."""
+    loaded = version.state in ("READY", "UNLOADING")
+    return look.metrics.total("nerite_model_resident_bytes", model=version.name, place="host") if loaded else None
+
+
+def demand_text(look: ServerSample) -> str:
+    """Return what is in memory of the models that are loaded on demand; empty if none are."""
+    total = look.metrics.total
+    known = total("nerite_demand_models")
+    if not known:
+        return ""
+    loaded, waiting = total("nerite_demand_models_in_memory"), total("nerite_demand_waiting_requests")
+    used, budget = (total(f"nerite_memory_{name}_bytes", place="host") for name in ("used", "budget"))
+    return (
+        f"{_count(loaded)} of {_count(known)} models on demand are loaded, {_bytes(used)} of {_bytes(budget)} used, "
+        f"{_count(waiting)} requests wait for one"
     )
 
 
@@ -238,8 +261,11 @@ def frame(
     size: tuple[int, int],
     by: str,
     lost: str = "",
+    note: str = "",
 ) -> str:
     """Return a screen of ``size`` (columns, rows) with its escape sequences; ``lines`` comes from ``table``.
+
+    ``note`` is a second line about the server.
 
     ``lost`` is the reason why the server cannot be reached; the figures are those of the last samples then.
     """
@@ -255,7 +281,7 @@ def frame(
         ]
     shown = [
         summary(server, whole)[:width],
-        f"stale: {lost}"[:width] if lost else "",
+        (f"stale: {lost}" if lost else note)[:width],
         f"\x1b[7m{head[:width]:<{width}}\x1b[0m",
         *(row[:width] for row in rows),
         *[""] * (room - len(rows)),
@@ -363,6 +389,7 @@ class _Monitor:
                             (size[0], size[1]),
                             self._sort,
                             lost,
+                            demand_text(after),
                         )
                     )
                 pressed = keyboard.key(self._options.interval)

@@ -56,6 +56,8 @@ class CountingSocket(socket.socket):
 class FakeServer:
     """Keeps requests, or answers them at once."""
 
+    demand = None
+
     def __init__(self) -> None:
         self.requests: list[InferenceRequest] = []
         self.answers: Callable[[InferenceRequest], None] | None = None

@@ -16,6 +16,7 @@ from front_channel import FakeFront, FakeServer, Process, TimedLoop
 
 from doubles import samples
 from nerite.config.options import ServerOptions
+from nerite.core.errors import NeriteError
 from nerite.fronts import pool as pool_module
 from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import DrainStep
@@ -46,6 +47,7 @@ class Server(FakeServer):
         self.regions = SharedMemoryRegions(allowed=True)
         self.routes: list[WeightedRoute] = []
         self.on_models_changed: Callable[[], None] = lambda: None
+        self.on_load_failed: Callable[[str, NeriteError], None] = lambda model, error: None
         self.version_directory = lambda running: None
 
     def change(self, reason: str) -> None:

@@ -14,6 +14,7 @@ from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import TensorSpec
 from nerite.inference_entry import InferenceEntry
 from nerite.regions import SharedMemoryRegions
+from nerite.repository.load_waits import LoadWaits
 from nerite.routes.table import RouteTable
 from nerite.scheduling.weighted_route import RouteArm, StickyKey, WeightedRoute
 
@@ -43,7 +44,8 @@ class Entry(InferenceEntry[Any]):
     def __init__(self, *models: str, owns: bool = True) -> None:
         self.versions = {(name, number): FakeVersion(name, number) for name in models or ("m",) for number in "12"}
         self.changes = 0
-        super().__init__(SharedMemoryRegions(allowed=False), None, RouteTable(), owns_routes=owns)
+        waits = LoadWaits(60.0, 100)
+        super().__init__(SharedMemoryRegions(allowed=False), None, RouteTable(), waits, owns_routes=owns)
         self.routes.on_changed = self._changed
 
     def _changed(self) -> None:
@@ -55,6 +57,10 @@ class Entry(InferenceEntry[Any]):
             return self.versions[model, version or "2"]
         except KeyError:
             raise NotFound(f"no {model}:{version}") from None
+
+    @property
+    def loadable(self) -> Iterable[str]:
+        return ()
 
     def running_versions(self) -> Iterable[Any]:
         return self.versions.values()

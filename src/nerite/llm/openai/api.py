@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from nerite.config.options import OpenAiOptions
 from nerite.core.client_text import checked
-from nerite.core.errors import InvalidArgument, NeriteError, Restricted
+from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded, Restricted
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest, RepeatedRequest
 from nerite.core.text import quoted_text
@@ -53,6 +53,7 @@ from nerite.llm.openai.tool_calls import ToolParser
 from nerite.transports import access
 from nerite.transports.access import Lock, SenderHeaders
 from nerite.transports.http import reply, routes
+from nerite.transports.http.awaited_load import AwaitedLoad
 from nerite.transports.http.handler import BackgroundCalls
 from nerite.transports.http.head import header_bytes_of
 from nerite.transports.http.infer_request import Call, HttpTarget
@@ -178,11 +179,15 @@ class OpenAi:
         def call(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             try:
                 answer(connection, body, sender, **arguments)
+            except NotLoaded as absent:
+                again = partial(call, connection, head, body)
+                refuse = partial(_send_error, connection, refusal)
+                AwaitedLoad(self._server.waits, connection, absent.without_frames(), sender.caller, again, refuse)
             except NeriteError as error:
-                connection.send([refusal(error).encode()])
+                _send_error(connection, refusal, error)
             except Exception as error:
                 failure = report("openai", error, f"in a request to {quoted_text(head.path)}")
-                connection.send([refusal(failure).encode()])
+                _send_error(connection, refusal, failure)
 
         return call
 
@@ -492,7 +497,15 @@ class OpenAi:
         if sum(map(len, parts)) < large_bodies.LARGE:
             then(reader.here(*parts))
             return
-        read = partial(reader.resume, then)
+
+        def read(*parsed: Any) -> None:
+            try:
+                reader.resume(then, *parsed)
+            except NotLoaded as absent:
+                again = partial(_again, connection, refusal, partial(reader.resume, then, *parsed))
+                refuse = partial(_send_error, connection, refusal)
+                AwaitedLoad(self._server.waits, connection, absent.without_frames(), None, again, refuse)
+
         large_bodies.PromptHelper(
             *(self._server.helpers, connection, reader.there, parts, read, "reading the body"), refusal=refusal
         )
@@ -568,6 +581,20 @@ class OpenAi:
 
     def _submit(self, request: InferenceRequest) -> None:
         self._server.version_of(request).submit(request)
+
+
+def _again(connection: HttpExchange, refusal: Callable[[NeriteError], Reply], answer: Callable[[], None]) -> None:
+    """Answer a request that has waited for its model."""
+    try:
+        answer()
+    except NeriteError as error:
+        _send_error(connection, refusal, error)
+    except Exception as error:
+        _send_error(connection, refusal, report("openai", error, "in a large request"))
+
+
+def _send_error(connection: HttpExchange, refusal: Callable[[NeriteError], Reply], error: NeriteError) -> None:
+    connection.send([refusal(error).encode()])
 
 
 def _stream(index: int, prompt: int, wanted: CompletionFields, parser: ToolParser | None = None) -> CompletionStream:

@@ -145,7 +145,8 @@ class TextModels:
         names = {route.name for route in self._server.routes}.union(
             alias for alias in self._aliases if not _PATTERN.intersection(alias)
         )
-        for name in sorted(names.union(running.name for running in self._server.running_versions())):
+        running = (running.name for running in self._server.running_versions())
+        for name in sorted(names.union(running, self._server.loadable)):
             try:
                 found.append(self.describe(name))
             except NeriteError:  # another kind of model, or an ambiguous name
@@ -156,6 +157,8 @@ class TextModels:
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return the description of a model. Raises ``ApiError`` if this API does not serve it."""
+        if name in self._server.loadable:
+            return describe_model(name, self.began)
         try:
             signature = self._server.signature(name, "")
         except NotFound:

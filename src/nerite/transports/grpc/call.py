@@ -1,12 +1,17 @@
-"""What a gRPC connection knows of the calls on it."""
+"""What a gRPC connection knows of the calls on it, and the wait of a stream for a model."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
+from time import monotonic_ns
 from typing import Any, Protocol
 
-from nerite.core.errors import NeriteError
-from nerite.core.request import CancelReason
+from nerite.core.errors import NeriteError, NotLoaded
+from nerite.core.failures import report
+from nerite.core.request import CancelReason, RequestHeader
+from nerite.repository.load_waits import LoadWaits
 
 
 class ConnectionCall(Protocol):
@@ -56,3 +61,57 @@ class StreamingCall(ConnectionCall, Protocol):
 
     def __init__(self, connection: Any, stream_id: int, target: Any, /) -> None:
         """``connection`` is the caller, and ``target`` the ``stream`` of the call's target."""
+
+
+class WaitingStream(Protocol):
+    """A stream whose input waits until a model is loaded."""
+
+    on_end: Callable[[], None] | None
+    """Called when the stream ends."""
+
+    def resumes(self) -> bool:
+        """Return whether the stream has not ended."""
+
+    def refuse(self, request_id: str, error: NeriteError) -> None:
+        """Report why a message was rejected. The stream goes on."""
+
+    def proceed(self) -> None:
+        """Handle the input that has arrived meanwhile."""
+
+    def abandon(self, error: NeriteError) -> None:
+        """Fail the stream."""
+
+
+def hold_message(
+    waits: LoadWaits,
+    call: WaitingStream,
+    absent: NotLoaded,
+    header: RequestHeader,
+    request_id: str,
+    begin: Callable[[], bool],
+) -> bool:
+    """Let the message of a stream wait for its model, and the input behind it; return False if it was rejected.
+
+    ``begin`` begins its inference when the model is loaded; it returns False if it has to wait again.
+    """
+
+    def go_on() -> None:
+        call.on_end = None
+        if not call.resumes():
+            return
+        try:
+            if begin():
+                call.proceed()
+        except Exception as error:
+            call.abandon(report("grpc", error, "in a call"))
+
+    def give_up(error: NeriteError) -> None:
+        call.on_end = None
+        if call.resumes():
+            call.refuse(request_id, error)
+            call.proceed()
+
+    held = waits.hold(absent, header.caller, monotonic_ns(), go_on, give_up)
+    if held is not None:
+        call.on_end = partial(waits.leave, held)
+    return held is not None

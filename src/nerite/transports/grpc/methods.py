@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
 from nerite.core.client_text import checked
-from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded, Unsupported
 from nerite.core.failures import report
 from nerite.core.text import MAX_NAME, MAX_VALUE
 from nerite.observability.log import log
@@ -82,7 +83,21 @@ class GrpcAdministration:
 
     def handler(self, path: str) -> Handler:
         """Return the handler of the method at ``path``."""
-        return self._handlers[path.rpartition("/")[2]]
+        return partial(self._handle, self._handlers[path.rpartition("/")[2]])
+
+    def _handle(self, handler: Handler, request: Any, answer: Answer) -> Coroutine[Any, Any, None] | None:
+        try:
+            return handler(request, answer)
+        except NotLoaded as absent:
+            return self._after_load(absent.without_frames(), handler, request, answer)
+
+    async def _after_load(self, absent: NotLoaded, handler: Handler, request: Any, answer: Answer) -> None:
+        """Answer a question about a model when it is loaded."""
+        try:
+            await self._server.waits.until_loaded(absent)
+            handler(request, answer)
+        except NeriteError as error:
+            answer(error)
 
     def _live(self, request: Any, answer: Answer) -> None:
         answer(wire.ServerLiveResponse(live=self._server.live))

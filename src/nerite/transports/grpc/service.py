@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from nerite.config.options import CompressionLevel
 from nerite.core.byte_budget import GRPC_PLANS, Memo
-from nerite.core.errors import Internal, NeriteError, Restricted
+from nerite.core.errors import Internal, NeriteError, NotLoaded, Restricted
 from nerite.core.execution_observer import REQUEST_ID, TraceContext, parse, with_request_id
 from nerite.core.failures import report
 from nerite.core.headers import parameters_bytes
@@ -349,6 +349,8 @@ class _Inference:
         if name and not isinstance(error, Internal):  # an unreadable message names no model
             try:
                 self._server.find(name, version, _DECOUPLED_ERROR)
+            except NotLoaded:  # the request is wrong all the same
+                pass
             except NeriteError as unknown:
                 error = unknown.without_frames()
         access_log.log_refusal(wire.id_of(message), error)

@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import NeriteError, NotLoaded
 from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, InferenceRequest
@@ -24,6 +24,7 @@ from nerite.http2 import Http2Connection
 from nerite.scheduling.request_queue import ResponseOrder
 from nerite.transports import access_log
 from nerite.transports.grpc import messages, wire
+from nerite.transports.grpc.call import hold_message
 from nerite.transports.grpc.infer_request import Read
 from nerite.transports.grpc.messages import OpenedMessage
 from nerite.transports.limits import COUNTED, ByteReservation, TransportLimits
@@ -79,8 +80,8 @@ class StreamTarget(Protocol):
     def infer(self, call: StreamCall, framed: memoryview) -> bool:
         """Begin the inference of a message through ``call.begin``, or reject it through ``call.refuse``.
 
-        Return False if the message is parsed in a thread; ``call.go_on`` is then called first, and ``call.proceed``
-        when done.
+        Return False if the message is parsed in a thread, or waits for its model; ``call.go_on`` is called after the
+        thread, and ``call.proceed`` when done.
         """
 
     def too_large(self, size: int) -> NeriteError:
@@ -121,6 +122,7 @@ class StreamCall:
         "_stopping",
         "connection",
         "deadline",
+        "on_end",
         "share",
         "stream_id",
         "target",
@@ -155,6 +157,11 @@ class StreamCall:
         self._requests: dict[InferenceRequest, int | None] = {}
         """Requests in progress with their position in the response order; None for decoupled models."""
         self._order: ResponseOrder[Sequence[Buffer]] = ResponseOrder()
+        self.on_end: Callable[[], None] | None = None
+
+    def resumes(self) -> bool:
+        """Return whether the stream has not ended."""
+        return self._alive
 
     @property
     def outer_span(self) -> TraceContext | None:
@@ -398,6 +405,8 @@ class StreamCall:
         """Discard the call; return its requests in progress."""
         requests = list(self._requests)
         self._requests.clear()
+        if self.on_end is not None:
+            self.on_end()
         self._message = self._buffered_input = None
         for share in (self.share, *self._request_shares.values()):
             share.give_back()
@@ -509,8 +518,7 @@ class StreamInference:
         if content is None:
             self._messages.read_aside(framed, partial(self._resume, call))
             return False
-        self._begin(call, content)
-        return True
+        return self._begin(call, content)
 
     def _resume(self, call: StreamCall, opened: OpenedMessage) -> None:
         """Begin an inference whose message was parsed in a thread, unless the stream has ended."""
@@ -519,22 +527,26 @@ class StreamInference:
         try:
             if isinstance(opened.content, NeriteError):
                 self._refuse(call, opened.message, opened.content)
-            else:
-                self._begin(call, opened.content)
+            elif not self._begin(call, opened.content):
+                return
             call.proceed()
         except Exception as error:
             call.abandon(report("grpc", error, "in a call"))
 
-    def _begin(self, call: StreamCall, content: Read) -> None:
+    def _begin(self, call: StreamCall, content: Read) -> bool:
         header, request_id, data = content
         try:
             request = self._server.request(header, data, call, monotonic_ns(), request_id)
             version = self._server.version_of(request)
+        except NotLoaded as absent:
+            begin = partial(self._begin, call, content)
+            return not hold_message(self._server.waits, call, absent.without_frames(), header, request_id, begin)
         except NeriteError as error:
             call.refuse(request_id, error)
-            return
+            return True
         call.begin(request, version.decoupled)
         version.submit(request)
+        return True
 
     def _refuse(self, call: StreamCall, message: memoryview, error: NeriteError) -> None:
         call.refuse(wire.id_of(message), error)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nerite.core import headers
 from nerite.core.byte_budget import HTTP_PLANS, Memo
 from nerite.core.errors import InvalidArgument
-from nerite.core.request import RequestHeader, SharedMemoryInput, with_request_id
+from nerite.core.request import Caller, RequestHeader, SharedMemoryInput, with_request_id
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.access import SenderHeaders
@@ -58,6 +58,11 @@ class HttpInferReader:
         self._plans: Memo[bytes, HttpInferPlan] = Memo()
         self._headers: Memo[tuple[object, ...], tuple[RequestHeader, int]] = Memo()
         """Interned headers by their identity, each with its size in memory in bytes."""
+
+    @property
+    def caller(self) -> Caller | None:
+        """The sender, as admission control sees it."""
+        return self._sender.caller
 
     def plan(self, text: bytes) -> HttpInferPlan:
         """Return the plan for a body whose JSON part is ``text``. Raises Triton's errors."""

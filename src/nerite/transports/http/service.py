@@ -10,13 +10,14 @@ from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.text import quoted_text
 from nerite.transports import access_log, output_parameters
 from nerite.transports.http import content_coding, infer_response, large_json, reply
+from nerite.transports.http.awaited_load import AwaitedLoad
 from nerite.transports.http.handler import HttpExchange, HttpQuestion
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpInferReader, HttpTarget
@@ -89,11 +90,28 @@ class HttpService:
             else:
                 assert target.call is not None
                 target.call(connection, head, body)
+        except NotLoaded as absent:
+            again = partial(self._call_again, target, connection, head, body)
+            refuse = partial(self._send_error, connection)
+            AwaitedLoad(self._server.waits, connection, absent.without_frames(), head.caller, again, refuse)
         except NeriteError as error:
-            connection.send([reply.error_reply(error).encode()])
+            self._send_error(connection, error)
         except Exception as error:
             self._failed(connection, head, error)
         return None
+
+    def _call_again(self, target: HttpTarget, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        """Answer a request that has waited for its model."""
+        assert target.call is not None
+        try:
+            target.call(connection, head, body)
+        except NeriteError as error:
+            self._send_error(connection, error)
+        except Exception as error:
+            self._failed(connection, head, error)
+
+    def _send_error(self, connection: HttpExchange, error: NeriteError) -> None:
+        connection.send([reply.error_reply(error).encode()])
 
     def _decompress_in_thread(self, connection: HttpExchange, target: HttpTarget, body: memoryview) -> None:
         """Decompress the body of an inference in a thread, then answer it."""
@@ -156,10 +174,24 @@ class HttpService:
             else:
                 plan = reader.raw(self._server.signature(reader.model_name, reader.model_version), body)
             self._submit(connection, reader, plan, body, json_size, now)
+        except NotLoaded as absent:
+            again = partial(self._infer_again, connection, target, reader, body)
+            refuse = partial(self._refuse, connection, target)
+            AwaitedLoad(self._server.waits, connection, absent.without_frames(), reader.caller, again, refuse)
+            return None
         except NeriteError as error:
             self._refuse(connection, target, error)
             return None
         return HttpQuestion(json_size, plan, plan.footprint) if plan.repeats and not target.encoding else None
+
+    def _infer_again(
+        self, connection: HttpExchange, target: HttpTarget, reader: HttpInferReader, body: memoryview
+    ) -> None:
+        """Answer an inference that has waited for its model."""
+        try:
+            self._infer(connection, target, reader, body)
+        except Exception as error:
+            self._failed(connection, connection.head, error)
 
     def _infer_in_helper(
         self,
@@ -214,6 +246,8 @@ class HttpService:
         assert target.reader is not None
         try:
             self._server.find(target.reader.model_name, target.reader.model_version)
+        except NotLoaded:  # the request is wrong all the same, or its model could not be loaded
+            pass
         except NeriteError as unknown:
             error, content_type = unknown.without_frames(), target.dialect.early_type
         access_log.log_refusal(connection.request.id if connection.request is not None else "", error)

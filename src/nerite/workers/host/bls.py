@@ -8,7 +8,7 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 
 from nerite.core.byte_budget import MODEL_CALLS, Memo
-from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.errors import NeriteError, NotLoaded, Unavailable
 from nerite.core.failures import report
 from nerite.core.headers import request_header_bytes
 from nerite.core.model_calls import CallRequest
@@ -76,8 +76,8 @@ class ModelControlCalls:
     ) -> None:
         try:
             running = self._server.find(model, version, "")
-        except NeriteError:
-            answer(False)
+        except NeriteError as error:
+            answer(isinstance(error, NotLoaded))  # a call has it loaded
             return
         if (running.name, running.version) == (control_caller.model, control_caller.version):
             # The model is executing, and cannot be queried while it waits for this.
@@ -306,6 +306,8 @@ class BlsServer:
         prefix = f"Model {model} - Error when running inference: "
         try:
             self._server.find(model, version, "")
+        except NotLoaded:
+            return error.prefixed(prefix)
         except NeriteError as why:
             return type(why)(
                 f"{prefix}Failed for execute the inference request. Model '{model}' is not ready.\n    {why.message}"

@@ -68,7 +68,7 @@ export class ModelView {
     const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
-    say(this.reason, version.reason === "unloaded" ? "" : version.reason);
+    say(this.reason, version.reason.startsWith("unloaded") ? "" : version.reason);
     this.showVersions(models.of(this.name), version.version);
     const at = key(this.name, version.version);
     this.draw(at, history);

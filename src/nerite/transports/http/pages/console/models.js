@@ -46,10 +46,14 @@ export class Models {
   }
 }
 
+/** The reason of versions that the next request loads. */
+const ON_DEMAND = "unloaded: on demand";
+
 /** Return the state of a version in words, and the CSS class of its colour. */
 export function stateOf({ state, reason }) {
   if (state === "READY") return ["ready", "good"];
-  if (state === "" || reason === "unloaded") return [state ? "unloaded" : "not loaded", "idle"];
+  if (state === "" || reason.startsWith("unloaded"))
+    return [reason === ON_DEMAND ? "on demand" : state ? "unloaded" : "not loaded", "idle"];
   if (state === "UNAVAILABLE") return ["failed", "bad"];
   return [state.toLowerCase(), "idle"];
 }

@@ -1,0 +1,69 @@
+"""Figures of models that are loaded on demand, and their metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from nerite.observability.exposition import Metric, MetricTable, Page
+from nerite.observability.histogram import Histogram
+from nerite.scheduling.model_residency import ModelResidency
+
+_BOUNDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""Seconds."""
+
+
+class DemandFigures:
+    """What became of loads and evictions, and what is in memory."""
+
+    def __init__(self, residency: ModelResidency) -> None:
+        self.residency = residency
+        self.loads: Counter[str] = Counter({"loaded": 0, "failed": 0, "refused": 0})
+        """By what became of them."""
+        self.evictions: Counter[str] = Counter({"memory": 0, "drained": 0, "keep-alive": 0})
+        """By reason."""
+        self.load_seconds = Histogram(_BOUNDS)
+        self.waiting: Callable[[], int] = lambda: 0
+        """Returns the number of requests that wait for models, in all processes."""
+        self.waits: Callable[[], int] = lambda: 0
+        """Returns the number of requests that have waited for models so far."""
+        self.refused: Callable[[], int] = lambda: 0
+        """Returns the number of requests whose wait was refused, or has ended without their model."""
+
+    def sizes(self, place: str) -> dict[str, int]:
+        """Return what each model in memory takes of a place."""
+        return {name: self.residency.size(name).get(place, 0) for name in self.residency.in_memory()}
+
+    def write_metrics(self, page: Page) -> None:
+        """Write the metrics."""
+        page.write(METRICS, [METRICS.row(self)])
+        page.write(PLACES, [PLACES.row((self, place), place) for place in self.residency.budget])
+
+
+METRICS: Final = MetricTable[DemandFigures]((
+    Metric("nerite_demand_models", "gauge", "Models that are loaded on demand or pinned",
+           lambda figures: sum(1 for _ in figures.residency)),
+    Metric("nerite_demand_models_in_memory", "gauge", "Models in memory of those that are loaded on demand or pinned",
+           lambda figures: len(figures.residency.in_memory())),
+    Metric("nerite_demand_loads_total", "counter", "Loads on demand by outcome",
+           lambda figures: dict(figures.loads), "outcome"),
+    Metric("nerite_demand_evictions_total", "counter", "Models that were unloaded to make room, or after their "
+           "keep-alive, by reason", lambda figures: dict(figures.evictions), "reason"),
+    Metric("nerite_demand_load_seconds", "histogram", "Duration of loads on demand",
+           lambda figures: figures.load_seconds),
+    Metric("nerite_demand_waiting_requests", "gauge", "Requests that wait for a model to be loaded",
+           lambda figures: figures.waiting()),
+    Metric("nerite_demand_waits_total", "counter", "Requests whose model was not loaded when they came",
+           lambda figures: figures.waits()),
+    Metric("nerite_demand_refused_requests_total", "counter", "Requests that were refused because too many waited for "
+           "models, or whose model was not loaded in time", lambda figures: figures.refused()),
+))  # fmt: skip
+PLACES: Final = MetricTable[tuple[DemandFigures, str]]((
+    Metric("nerite_memory_budget_bytes", "gauge", "Memory that models may take of the host and of each GPU",
+           lambda place: place[0].residency.budget[place[1]]),
+    Metric("nerite_memory_used_bytes", "gauge", "Memory used of the budget: by models that are loading, loaded or "
+           "leaving, and by the server", lambda place: place[0].residency.used_bytes().get(place[1], 0)),
+    Metric("nerite_model_resident_bytes", "gauge", "Memory of each model that is loaded on demand or pinned, as "
+           "measured", lambda place: place[0].sizes(place[1]), "model"),
+), ("place",))  # fmt: skip

@@ -1,0 +1,210 @@
+"""What models take of the memory of the host and of each GPU: measured, and kept for the next start of the server.
+
+A model in worker processes is measured by these: the resident memory of the processes, in proportion where pages are
+shared, and what the driver says that they use of each GPU. For a model in the server's own process, and on GPUs whose
+driver does not tell processes apart, it is by how much the use grows during the load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from nerite.core.memory import memory_of, resident_of_family
+from nerite.instances.in_process import InProcessInstance
+from nerite.models.running_version import RunningVersion
+from nerite.observability.gpus import Gpu, GpuLibrary
+from nerite.observability.machine import cgroup_limit, memory_sizes
+from nerite.repository.catalogue import ModelFingerprint
+from nerite.scheduling.model_residency import HOST, Amounts
+
+_log = logging.getLogger("nerite.repository")
+_SHARE_OF_HOST: Final = 0.8
+_SHARE_OF_GPU: Final = 0.9
+_WORKER_BYTES: Final = 32 << 20
+"""Of a Python process with numpy, for the estimate of a model that was never loaded."""
+
+
+class MemoryUse(NamedTuple):
+    """What the server's own process uses of the host, and all processes use of each GPU."""
+
+    process: int
+    gpus: Mapping[str, int]
+
+
+class MemoryGauge:
+    """Measures memory. Its methods block, and may be called on any thread."""
+
+    def __init__(
+        self, library: GpuLibrary, gpus: Sequence[Gpu], in_process: Callable[[], int] = lambda: memory_of(os.getpid())
+    ) -> None:
+        """``in_process`` returns the memory of the server's own process."""
+        self._library = library
+        self._gpus = {gpu_place(gpu.number): gpu for gpu in gpus}
+        self._in_process = in_process
+
+    def budget(self, host: int, gpu: int) -> dict[str, int]:
+        """Return the budget of each place; a size of 0 stands for a share of what there is."""
+        budget = {HOST: host or int(_memory_of_host() * _SHARE_OF_HOST)}
+        for place, each in self._gpus.items():
+            memory = self._library.memory(each)
+            if memory is not None:
+                budget[place] = min(gpu or int(memory.total * _SHARE_OF_GPU), memory.total)
+        return budget
+
+    def use(self) -> MemoryUse:
+        """Measure the server's own process, and the GPUs."""
+        found = {place: self._library.memory(gpu) for place, gpu in self._gpus.items()}
+        return MemoryUse(self._in_process(), {place: each.used for place, each in found.items() if each is not None})
+
+    def of_workers(self, shares: Mapping[int, float]) -> dict[str, int]:
+        """Measure worker processes, of each of which a model has a share."""
+        amounts = {HOST: round(sum(resident_of_family(pid) * share for pid, share in shares.items()))}
+        for place, gpu in self._gpus.items() if shares else ():
+            by_process = self._library.memory_of_processes(gpu)
+            if used := round(sum(by_process.get(pid, 0) * share for pid, share in shares.items())):
+                amounts[place] = used
+        return amounts
+
+    def trim(self) -> None:
+        """Give memory that was freed in this process back to the system."""
+        try:
+            ctypes.CDLL(None).malloc_trim(0)
+        except (OSError, AttributeError):  # not the C library of GNU
+            return
+
+
+def _memory_of_host() -> int:
+    """Return the memory of the machine, or what the container may use of it."""
+    try:
+        total = memory_sizes()["MemTotal"]
+    except OSError:
+        return 1 << 62
+    return min(total, cgroup_limit() or total)
+
+
+def gpu_place(number: int) -> str:
+    """Return the name of the place of a GPU."""
+    return f"GPU {number}"
+
+
+def grown(before: MemoryUse, after: MemoryUse) -> dict[str, int]:
+    """Return by how much the use of each place has grown."""
+    growth = {HOST: after.process - before.process}
+    growth |= {place: used - before.gpus.get(place, used) for place, used in after.gpus.items()}
+    return {place: amount for place, amount in growth.items() if amount > 0}
+
+
+def worker_shares(versions: Iterable[RunningVersion], everyone: Iterable[RunningVersion]) -> dict[int, float]:
+    """Return the worker processes of some versions, and their share of each by the number of instances in it.
+
+    ``everyone``: all versions that run.
+    """
+    seats: dict[int, int] = {}
+    for each in _pids(everyone):
+        seats[each] = seats.get(each, 0) + 1
+    shares: dict[int, float] = {}
+    for each in _pids(versions):
+        shares[each] = shares.get(each, 0.0) + 1 / max(seats.get(each, 1), 1)
+    return {pid: min(share, 1.0) for pid, share in shares.items()}
+
+
+def runs_here(versions: Iterable[RunningVersion]) -> bool:
+    """Return whether an instance of some versions runs in the server's own process."""
+    return any(isinstance(instance, InProcessInstance) for version in versions for instance in version.instances)
+
+
+def _pids(versions: Iterable[RunningVersion]) -> list[int]:
+    processes = [instance.process() for version in versions for instance in version.instances]
+    return [process[0] for process in processes if process is not None]
+
+
+def files_estimate(seen: ModelFingerprint, versions: Iterable[int], gpus: Sequence[int], *, worker: bool) -> Amounts:
+    """Return what a model that was never loaded is expected to take: as much as its files, and its process if any."""
+    chosen = [entry for version in versions for entry in seen.versions.get(version, ())]
+    size = sum(entry[1] for entry in (*chosen, *seen.shared))
+    amounts = {HOST: size + (_WORKER_BYTES if worker else 0)}
+    for number in gpus:
+        amounts[gpu_place(number)] = size
+    return amounts
+
+
+def fingerprint_digest(seen: ModelFingerprint) -> str:
+    """Return a text that changes when files of a model are added, removed, or change their size."""
+    entries = [*seen.shared, *([seen.config] if seen.config else [])]
+    entries += [(f"{version}/{name}", size, 0) for version, files in seen.versions.items() for name, size, _ in files]
+    listed = sorted(f"{name} {size}" for name, size, _ in entries)
+    return hashlib.sha256("\n".join(listed).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class MeasuredLoad(NamedTuple):
+    """What a load of a model has shown."""
+
+    digest: str
+    """Of the files that were loaded."""
+    size: Amounts
+    seconds: float
+
+
+class MeasuredLoads:
+    """The last measurement of each model, in a file that outlives the server. For one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._found: dict[str, MeasuredLoad] = {}
+        self._problem = ""
+
+    def read(self) -> None:
+        """Read the file. One that cannot be read is as good as none. Blocks."""
+        try:
+            document: dict[str, Any] = orjson.loads(self.path.read_bytes())
+            self._found = {
+                name: MeasuredLoad(
+                    str(digest), {str(place): int(size) for place, size in sizes.items()}, float(seconds)
+                )
+                for name, (digest, sizes, seconds) in document["models"].items()
+            }
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.warning("measured sizes of models cannot be read, and are measured again: %s: %s", self.path, error)
+
+    def get(self, name: str, digest: str) -> MeasuredLoad | None:
+        """Return the measurement of a model with these files."""
+        found = self._found.get(name)
+        return found if found is not None and found.digest == digest else None
+
+    def put(self, name: str, load: MeasuredLoad) -> None:
+        """Replace the measurement of a model."""
+        self._found[name] = load
+
+    def encoded(self) -> bytes:
+        """Return the content of the file."""
+        return orjson.dumps({"version": 1, "models": self._found}, list, orjson.OPT_INDENT_2)
+
+    def write(self, content: bytes) -> None:
+        """Replace the file, which a crash leaves either old or new. Blocks; a failure is logged once."""
+        new = self.path.with_suffix(".new")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_bytes(content)
+            new.rename(self.path)
+        except OSError as error:
+            if not self._problem:
+                _log.warning("measured sizes of models cannot be kept for the next start: %s", error)
+            self._problem = str(error)
+
+
+def measurements_file(repositories: Sequence[str], environment: Mapping[str, str]) -> Path:
+    """Return the file for the models of some repositories, in the user's state directory."""
+    usual = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or Path.home()) / ".local" / "state"
+    places = sorted(path if "://" in path else str(Path(path).absolute()) for path in repositories)
+    digest = hashlib.sha256("\0".join(places).encode("utf-8", "surrogateescape")).hexdigest()
+    return Path(usual).absolute() / "nerite" / "memory" / f"{digest[:16]}.json"

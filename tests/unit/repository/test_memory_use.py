@@ -1,0 +1,121 @@
+"""What models take: measured, estimated, and kept over restarts."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from nerite.core.memory import resident_of, resident_of_family
+from nerite.observability.gpus import Gpu, GpuLibrary, GpuMemory
+from nerite.repository.catalogue import ModelFingerprint
+from nerite.repository.memory_use import (
+    MeasuredLoad,
+    MeasuredLoads,
+    MemoryGauge,
+    MemoryUse,
+    files_estimate,
+    fingerprint_digest,
+    grown,
+    measurements_file,
+)
+
+GIB = 1 << 30
+SEEN = ModelFingerprint((("labels.txt", 10, 1),), {1: (("model.onnx", 1000, 1),), 2: (("model.onnx", 500, 1),)})
+
+
+class Library(GpuLibrary):
+    """Two GPUs, of which the second is used by a process of another container."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.processes = {0: {10: 4 * GIB, 11: 2 * GIB}, 1: dict[int, int]()}
+
+    def memory(self, gpu: Gpu) -> GpuMemory | None:
+        return GpuMemory(20 * GIB, (6 + gpu.number) * GIB)
+
+    def memory_of_processes(self, gpu: Gpu) -> dict[int, int]:
+        return self.processes[gpu.number]
+
+
+GPUS = [Gpu(number, f"GPU-{number}", "G", 9.0, None) for number in range(2)]
+
+
+def test_the_memory_of_a_process_is_counted_once_with_its_children() -> None:
+    own = resident_of(os.getpid())
+    block = bytearray(os.urandom(1 << 20)) * 32
+    assert resident_of(os.getpid()) - own > 24 << 20
+    assert resident_of_family(os.getpid()) >= resident_of(os.getpid()) - (1 << 20)
+    assert len(block) == 32 << 20
+
+
+def test_a_budget_is_a_share_of_what_there_is_unless_it_is_given() -> None:
+    gauge = MemoryGauge(Library(), GPUS)
+    assert gauge.budget(GIB, 0) == {"host": GIB, "GPU 0": 18 * GIB, "GPU 1": 18 * GIB}
+    assert gauge.budget(GIB, 50 * GIB)["GPU 0"] == 20 * GIB, "not more than there is"
+    assert gauge.budget(0, 0)["host"] > GIB // 8
+
+
+def test_workers_are_measured_by_their_share_of_each_process() -> None:
+    gauge = MemoryGauge(Library(), GPUS)
+    size = gauge.of_workers({10: 1.0, 11: 0.5})
+    assert size["GPU 0"] == 5 * GIB
+    assert "GPU 1" not in size, "the driver does not tell: what has grown counts there"
+
+
+def test_a_growth_is_that_of_each_place() -> None:
+    before, after = MemoryUse(100, {"GPU 0": 10, "GPU 1": 5}), MemoryUse(130, {"GPU 0": 50, "GPU 1": 5})
+    assert grown(before, after) == {"host": 30, "GPU 0": 40}
+    assert grown(after, before) == {}
+
+
+def test_before_the_first_load_the_files_tell() -> None:
+    assert files_estimate(SEEN, [1], [], worker=False) == {"host": 1010}
+    worker = files_estimate(SEEN, [1, 2], [0, 1], worker=True)
+    assert worker["host"] > 1510
+    assert (worker["GPU 0"], worker["GPU 1"]) == (1510, 1510)
+
+
+def test_measurements_outlive_the_server_as_long_as_the_files_are_the_same(tmp_path: Path) -> None:
+    digest = fingerprint_digest(SEEN)
+    kept = MeasuredLoads(tmp_path / "state" / "memory.json")
+    kept.read()
+    kept.put("m", MeasuredLoad(digest, {"host": 5}, 2.5))
+    kept.write(kept.encoded())
+    again = MeasuredLoads(kept.path)
+    again.read()
+    assert again.get("m", digest) == MeasuredLoad(digest, {"host": 5}, 2.5)
+    changed = ModelFingerprint((), SEEN.versions)
+    assert fingerprint_digest(changed) != digest
+    assert again.get("m", fingerprint_digest(changed)) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"models": {"m": 1}}', b'{"models": {"m": ["d", {"host": "x"}, 1]}}']
+)
+def test_a_spoiled_file_is_as_good_as_none(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "memory.json"
+    file.write_bytes(content)
+    kept = MeasuredLoads(file)
+    with caplog.at_level(logging.WARNING):
+        kept.read()
+    assert "are measured again" in caplog.text
+    assert kept.get("m", "d") is None
+
+
+def test_a_directory_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    kept = MeasuredLoads(tmp_path / "file" / "memory.json")
+    with caplog.at_level(logging.WARNING):
+        kept.write(b"{}")
+        kept.write(b"{}")
+    assert caplog.text.count("cannot be kept") == 1
+
+
+def test_each_set_of_repositories_has_a_file(tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    one, same, other = (measurements_file(paths, environment) for paths in (["a", "b"], ["b", "a"], ["c"]))
+    assert one == same != other
+    assert one.parent == tmp_path / "nerite" / "memory"

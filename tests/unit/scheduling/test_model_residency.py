@@ -1,0 +1,299 @@
+"""Which models are in memory: never over the budget, never one that works evicted, and each that is wanted served."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from nerite.scheduling.model_residency import (
+    HOST,
+    PASSING_NS,
+    Activity,
+    ModelResidency,
+    Residence,
+    ResidencyOrder,
+    Step,
+)
+
+SECOND = 1_000_000_000
+IDLE: Callable[[str], Activity] = lambda name: Activity.IDLE  # noqa: E731
+
+
+def residency(budget: int, *, most_loads: int = 4, **sizes: int) -> ModelResidency:
+    made = ModelResidency({HOST: budget}, most_loads)
+    for name, size in sizes.items():
+        made.describe(name, {HOST: size})
+    return made
+
+
+def in_memory(made: ModelResidency, *names: str, now: int = 0) -> None:
+    for name in names:
+        made.loaded(name, made.size(name), 1.0, now)
+        now += 1
+
+
+def steps(orders: list[ResidencyOrder]) -> list[tuple[Step, str]]:
+    return [order[:2] for order in orders]
+
+
+def test_a_model_that_fits_is_loaded_once_however_often_it_is_wanted() -> None:
+    made = residency(100, a=60)
+    made.want("a", 0, 1)
+    made.want("a", 0, 2)
+    assert steps(made.decide(3, IDLE)) == [(Step.LOAD, "a")]
+    made.want("a", 0, 4)
+    assert made.decide(5, IDLE) == []
+    made.loaded("a", {HOST: 70}, 2.0, 6)
+    assert made.decide(7, IDLE) == []
+    assert made.used_bytes() == {HOST: 70}
+    assert made.seconds("a") == 2.0
+
+
+def test_the_least_recently_used_goes_and_the_load_waits_until_it_is_gone() -> None:
+    made = residency(100, a=40, b=40, c=40)
+    in_memory(made, "a", "b")
+    made.used("a", 10)
+    made.want("c", 0, 20)
+    assert steps(made.decide(20, IDLE)) == [(Step.EVICT, "b")]
+    assert made.decide(21, IDLE) == []
+    made.unloaded("b")
+    assert steps(made.decide(22, IDLE)) == [(Step.LOAD, "c")]
+
+
+def test_no_more_are_evicted_than_are_needed() -> None:
+    made = residency(100, small=10, large=80, new=60)
+    in_memory(made, "small", "large")
+    made.want("new", 0, 20)
+    assert steps(made.decide(20, IDLE)) == [(Step.EVICT, "large")], "without it, the small one need not go"
+
+
+def test_a_busy_model_is_not_evicted_and_another_passes_for_a_while() -> None:
+    made = residency(100, busy=60, new=60, tiny=20)
+    in_memory(made, "busy")
+    made.want("new", 0, 20)
+    made.want("tiny", 0, 21)
+
+    def activity(name: str) -> Activity:
+        return Activity.WORKS if name == "busy" else Activity.IDLE
+
+    assert steps(made.decide(22, activity)) == [(Step.LOAD, "tiny")]
+    made.loaded("tiny", {HOST: 20}, 1.0, 23)
+    assert made.decide(24, activity) == []
+    late = made.decide(20 + PASSING_NS, activity)
+    assert steps(late) == [(Step.DRAIN, "busy")], "it gets no more requests, and goes when it has answered those it has"
+
+
+def test_state_of_clients_is_never_drained() -> None:
+    made = residency(100, stateful=60, new=60)
+    in_memory(made, "stateful")
+    made.want("new", 0, 0)
+    assert made.decide(10 * PASSING_NS, lambda name: Activity.HOLDS) == []
+
+
+def test_pinned_models_stay_and_what_cannot_fit_beside_them_is_refused_with_the_numbers() -> None:
+    made = residency(100, new=60)
+    made.describe("pinned", {HOST: 50}, pinned=True)
+    in_memory(made, "pinned")
+    made.want("new", 0, 20)
+    (order,) = made.decide(20, IDLE)
+    assert order.step is Step.REFUSE
+    assert order.reason == (
+        "it needs 60 B of host memory, and 50 B of 100 B are used: 50 B are pinned (pinned), nothing is busy"
+    )
+    assert made.wanted == []
+
+
+def test_a_load_that_another_load_may_wait_for_does_not_wait_for_it() -> None:
+    made = residency(100, most_loads=1, a=10, b=10, c=10)
+    made.want("a", 0, 1)
+    made.want("b", 0, 2)
+    assert steps(made.decide(3, IDLE)) == [(Step.LOAD, "a")]
+    made.want("c", 0, 4, ordered=True)
+    assert steps(made.decide(5, IDLE)) == [(Step.LOAD, "c")]
+    made.loaded("a", {HOST: 10}, 1.0, 6)
+    made.loaded("c", {HOST: 10}, 1.0, 6)
+    assert steps(made.decide(7, IDLE)) == [(Step.LOAD, "b")]
+
+
+def test_what_the_server_itself_uses_is_waited_for() -> None:
+    made = residency(100, a=60)
+    made.measured_overhead({HOST: 50})
+    made.want("a", 0, 1)
+    assert made.decide(2, IDLE) == []
+    assert made.shortage("a", IDLE).startswith("it needs 60 B of host memory, and 50 B of 100 B are used")
+    made.measured_overhead({HOST: 20})
+    assert steps(made.decide(3, IDLE)) == [(Step.LOAD, "a")]
+
+
+def test_the_better_class_goes_first() -> None:
+    made = residency(100, most_loads=1, a=10, b=10)
+    made.want("a", 5, 1)
+    made.want("b", 2, 2)
+    assert steps(made.decide(3, IDLE)) == [(Step.LOAD, "b")]
+
+
+def test_an_ensemble_is_loaded_with_its_models_and_leaves_before_them() -> None:
+    made = residency(100, part=30, other=30, new=80)
+    made.describe("whole", {}, ["part", "other"])
+    made.want("whole", 0, 1)
+    assert steps(made.decide(1, IDLE)) == [(Step.LOAD, "whole")]
+    assert made.used_bytes() == {HOST: 60}
+    for name in ("part", "other", "whole"):
+        made.loaded(name, made.size(name), 1.0, 2)
+    made.used("whole", 50)
+    made.want("new", 0, 60)
+    assert steps(made.decide(60, IDLE)) == [(Step.EVICT, "whole"), (Step.EVICT, "part"), (Step.EVICT, "other")]
+
+
+def test_a_model_of_a_pinned_ensemble_is_pinned() -> None:
+    made = residency(100, part=60, new=60)
+    made.describe("whole", {}, ["part"], pinned=True)
+    in_memory(made, "part", "whole")
+    assert made.is_pinned("part")
+    made.want("new", 0, 9)
+    assert [order.step for order in made.decide(9, IDLE)] == [Step.REFUSE]
+
+
+def test_a_model_leaves_after_its_keep_alive() -> None:
+    made = residency(100)
+    made.describe("a", {HOST: 10}, keep_alive_ns=5 * SECOND)
+    in_memory(made, "a")
+    assert made.next_change_ns(SECOND) == 5 * SECOND
+    assert made.decide(5 * SECOND - 1, IDLE) == []
+    assert made.decide(6 * SECOND, lambda name: Activity.WORKS) == []
+    assert [order[:3] for order in made.decide(6 * SECOND, IDLE)] == [(Step.EVICT, "a", "keep-alive")]
+
+
+def test_models_that_have_grown_beyond_the_budget_make_room_again() -> None:
+    made = residency(100, a=40, b=40)
+    in_memory(made, "a", "b")
+    made.measured("b", {HOST: 80})
+    assert steps(made.decide(9, IDLE)) == [(Step.EVICT, "a")]
+
+
+def test_each_gpu_has_a_budget_of_its_own() -> None:
+    made = ModelResidency({HOST: 100, "GPU 0": 50, "GPU 1": 50}, 4)
+    for name, gpu in (("zero", "GPU 0"), ("one", "GPU 1"), ("new", "GPU 1")):
+        made.describe(name, {HOST: 1, gpu: 40})
+    in_memory(made, "zero", "one")
+    made.want("new", 0, 9)
+    assert steps(made.decide(9, IDLE)) == [(Step.EVICT, "one")], "what is on another GPU would not help"
+
+
+def test_after_a_failure_the_next_load_waits_twice_as_long_each_time() -> None:
+    made = residency(100, a=10)
+    waits = []
+    now = 0
+    for _ in range(3):
+        made.want("a", 0, now)
+        assert steps(made.decide(now, IDLE)) == [(Step.LOAD, "a")]
+        made.failed("a", "no such file", now)
+        why, until = made.obstacle("a", now)
+        assert why == "no such file"
+        waits.append((until - now) / SECOND)
+        now = until
+    assert waits == [1, 2, 4]
+    assert made.obstacle("a", now) == ("", 0)
+
+
+def test_one_that_was_not_evicted_after_all_is_used_again() -> None:
+    made = residency(100, a=60, new=60)
+    in_memory(made, "a")
+    made.want("new", 0, 9)
+    made.decide(9, IDLE)
+    made.kept("a", 10)
+    assert made.residence("a") is Residence.RESIDENT
+    assert steps(made.decide(11, IDLE)) == [(Step.EVICT, "a")]
+
+
+class Simulation:
+    """A server whose models are asked for at random, whose requests take a while, and that follows every order."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.budget = {HOST: 1000, "GPU 0": 600}
+        self.residency = ModelResidency(self.budget, self.random.randint(1, 4))
+        self.names = [f"model{number}" for number in range(30)]
+        for number, name in enumerate(self.names):
+            size = {HOST: self.random.randint(10, 300)}
+            if number % 3 == 0:
+                size["GPU 0"] = self.random.randint(10, 300)
+            self.residency.describe(name, size, pinned=number == 0, keep_alive_ns=number % 5 * 7 * SECOND)
+        for number in range(4):
+            name = f"ensemble{number}"
+            self.residency.describe(name, {}, self.random.sample(self.names[1:], 2))
+            self.names.append(name)
+        self.now = 0
+        self.waiting: dict[str, int] = {}
+        self.busy: dict[str, int] = {}
+        """Until when a model works."""
+        self.ends: list[tuple[int, Callable[[], None]]] = []
+        self.longest = 0
+
+    def activity(self, name: str) -> Activity:
+        """Steps of an ensemble keep its models busy from time to time, the ensemble all the time."""
+        return Activity.WORKS if self.busy.get(name, 0) > self.now else Activity.IDLE
+
+    def run(self, seconds: int) -> None:
+        for tick in range(seconds * 4):
+            self.now = tick * SECOND // 4
+            if self.now < (seconds - 120) * SECOND:
+                self.ask()
+            for at, end in sorted(self.ends, key=lambda each: each[0]):
+                if at <= self.now:
+                    self.ends.remove((at, end))
+                    end()
+            for order in self.residency.decide(self.now, self.activity):
+                self.follow(order)
+            used = self.residency.used_bytes()
+            assert all(used.get(place, 0) <= limit for place, limit in self.budget.items()), used
+
+    def ask(self) -> None:
+        if self.random.random() < 0.4:
+            name = self.names[min(int(self.random.paretovariate(0.7)), len(self.names)) - 1]
+            if self.residency.residence(name) is Residence.RESIDENT:
+                self.use(name)
+            else:
+                self.waiting.setdefault(name, self.now)
+                self.residency.want(name, self.random.randint(0, 1), self.now)
+
+    def use(self, name: str) -> None:
+        self.busy[name] = max(self.busy.get(name, 0), self.now + self.random.randint(1, 3 * SECOND))
+        self.residency.used(name, self.now)
+
+    def follow(self, order: ResidencyOrder) -> None:
+        name = order.model
+        if order.step is Step.LOAD:
+            members = [
+                each for each in self.residency.closure(name) if self.residency.residence(each) is Residence.LOADING
+            ]
+
+            def loaded() -> None:
+                for each in members:
+                    self.residency.loaded(each, self.residency.size(each), 1.0, self.now)
+                    if each in self.waiting:
+                        self.longest = max(self.longest, self.now - self.waiting.pop(each))
+                        self.use(each)
+
+            self.ends.append((self.now + self.random.randint(0, 2 * SECOND), loaded))
+        elif order.step is Step.REFUSE:
+            del self.waiting[name]
+        else:
+            needed = self.residency.needed_by(name)
+            assert all(self.residency.residence(each) is Residence.LEAVING for each in needed), "nothing is left behind"
+            if order.step is Step.EVICT:
+                assert self.activity(name) is Activity.IDLE
+            done = max(self.busy.get(name, 0), self.now) + self.random.randint(0, SECOND)
+            self.ends.append((done, lambda: self.residency.unloaded(name)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens(seed: int) -> None:
+    """Within the budget at all times, none evicted that works, and none that is wanted waits forever."""
+    simulation = Simulation(seed)
+    simulation.run(300)
+    assert simulation.waiting == {}
+    assert simulation.residency.wanted == []
+    assert simulation.longest < 120 * SECOND
