@@ -19,6 +19,7 @@ from nerite.core.text import quoted_text
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai import anthropic, large_bodies, sampling
 from nerite.llm.openai.batch_api import BatchApi
+from nerite.llm.openai.body_reading import read_body, send_error
 from nerite.llm.openai.chat_templates import ChatModel, ChatModels
 from nerite.llm.openai.checkpoint_settings import CheckpointSettingsCache
 from nerite.llm.openai.embeddings import (
@@ -32,7 +33,6 @@ from nerite.llm.openai.embeddings import (
 )
 from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
 from nerite.llm.openai.fields import ApiError, UnknownField, reply_of
-from nerite.llm.openai.large_bodies import BodyReader
 from nerite.llm.openai.requests import (
     DEFAULT_TOKENS,
     ChatRequest,
@@ -138,6 +138,7 @@ class OpenAi:
         self._background_calls = BackgroundCalls(reply_of)
         self._chats = ChatModels(server)
         self._responses = ResponseApi(responses)
+        self._read = partial(read_body, server)
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a request under ``/v1``."""
@@ -181,13 +182,13 @@ class OpenAi:
                 answer(connection, body, sender, **arguments)
             except NotLoaded as absent:
                 again = partial(call, connection, head, body)
-                refuse = partial(_send_error, connection, refusal)
+                refuse = partial(send_error, connection, refusal)
                 AwaitedLoad(self._server.waits, connection, absent.without_frames(), sender.caller, again, refuse)
             except NeriteError as error:
-                _send_error(connection, refusal, error)
+                send_error(connection, refusal, error)
             except Exception as error:
                 failure = report("openai", error, f"in a request to {quoted_text(head.path)}")
-                _send_error(connection, refusal, failure)
+                send_error(connection, refusal, failure)
 
         return call
 
@@ -483,33 +484,6 @@ class OpenAi:
         requests = [rerank_requests(each, running.signature, sender, address) for each in rankings]
         self._begin(Scoring(connection, made, asked.model, rankings), made, requests, sender)
 
-    def _read(
-        self,
-        connection: HttpExchange,
-        body: memoryview,
-        reader: BodyReader,
-        then: Callable[[Any], None],
-        refusal: Callable[[NeriteError], Reply] = reply_of,
-        more: Sequence[bytes] = (),
-    ) -> None:
-        """Parse a body and what belongs to it, in a helper process if they are large; call ``then`` with the result."""
-        parts = [body, *more]
-        if sum(map(len, parts)) < large_bodies.LARGE:
-            then(reader.here(*parts))
-            return
-
-        def read(*parsed: Any) -> None:
-            try:
-                reader.resume(then, *parsed)
-            except NotLoaded as absent:
-                again = partial(_again, connection, refusal, partial(reader.resume, then, *parsed))
-                refuse = partial(_send_error, connection, refusal)
-                AwaitedLoad(self._server.waits, connection, absent.without_frames(), None, again, refuse)
-
-        large_bodies.PromptHelper(
-            *(self._server.helpers, connection, reader.there, parts, read, "reading the body"), refusal=refusal
-        )
-
     def _asked(
         self,
         model: TextModel,
@@ -581,20 +555,6 @@ class OpenAi:
 
     def _submit(self, request: InferenceRequest) -> None:
         self._server.version_of(request).submit(request)
-
-
-def _again(connection: HttpExchange, refusal: Callable[[NeriteError], Reply], answer: Callable[[], None]) -> None:
-    """Answer a request that has waited for its model."""
-    try:
-        answer()
-    except NeriteError as error:
-        _send_error(connection, refusal, error)
-    except Exception as error:
-        _send_error(connection, refusal, report("openai", error, "in a large request"))
-
-
-def _send_error(connection: HttpExchange, refusal: Callable[[NeriteError], Reply], error: NeriteError) -> None:
-    connection.send([refusal(error).encode()])
 
 
 def _stream(index: int, prompt: int, wanted: CompletionFields, parser: ToolParser | None = None) -> CompletionStream:
