@@ -38,10 +38,18 @@ class EntryPoint:
     """``--help`` exits with status 0, and an error prints a short usage instead of the full help."""
     address: str
     """Address that ports listen on by default."""
+    about: str = ""
+    """What the arguments may be, for the help."""
 
 
 NERITE = EntryPoint(
-    "nerite serve", "nerite serve [flags] [repository ...]", repositories=True, brief=True, address="127.0.0.1"
+    "nerite serve",
+    "nerite serve [flags] [repository ...]",
+    repositories=True,
+    brief=True,
+    address="127.0.0.1",
+    about="A repository is a directory of models, as Triton's. FILE.py or FILE.py:NAME are functions that are served "
+    "as models; with --reload they are loaded again whenever a file is saved.",
 )
 TRITON = EntryPoint("tritonserver", "tritonserver [options]", repositories=False, brief=False, address="0.0.0.0")
 
@@ -240,10 +248,12 @@ _SOURCES = (
 )
 
 
-def usage(synopsis: str, width: int = 0) -> str:
+def usage(entry: EntryPoint, width: int = 0) -> str:
     """Return the help for a terminal of ``width`` columns; 0 stands for the width of this terminal."""
     width = max(50, min(width or shutil.get_terminal_size((100, 24)).columns, 120))
-    lines = [f"Usage: {synopsis}"]
+    lines = [f"Usage: {entry.synopsis}"]
+    if entry.about:
+        lines += ["", *textwrap.wrap(entry.about, width)]
     for group in GROUPS:
         lines += ["", f"{group}:"] if group else [""]
         for flag in FLAGS:
@@ -271,9 +281,9 @@ def run(arguments: Sequence[str], entry: EntryPoint = NERITE) -> int:
         log.configure(command.options.log)
     except HelpRequested:
         if entry.brief:
-            show(usage(entry.synopsis))
+            show(usage(entry))
             return 0
-        print(usage(entry.synopsis), file=sys.stderr)
+        print(usage(entry), file=sys.stderr)
         return 1
     except UsageError as error:
         print(complaint(error, entry), file=sys.stderr)
@@ -296,7 +306,7 @@ def complaint(error: UsageError, entry: EntryPoint) -> str:
         return text
     if entry.brief:
         return f"{text}\n\nUsage: {entry.synopsis}\nAll flags: {entry.program} --help"
-    help_text = usage(entry.synopsis)
+    help_text = usage(entry)
     return f"{error.text}\n{help_text}\n\n{error.remedy}" if error.early else f"{help_text}\n\n{text}\n"
 
 

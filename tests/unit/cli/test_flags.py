@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nerite.cli.command import UsageError
+from nerite.cli.command_line import NERITE, parse_command_line, usage
 from nerite.cli.command_line import TRITON as TRITONSERVER
-from nerite.cli.command_line import parse_command_line, usage
 from nerite.cli.flags import BY_NAME, FLAGS, GROUPS, at, reference
 from nerite.config.flag import AUTO
 from nerite.config.options import ConnectionOptions, QueueOptions, ServerOptions
@@ -291,7 +291,7 @@ def test_a_value_changes_the_options(name: str) -> None:
 
 @pytest.mark.parametrize("width", [50, 80, 120])
 def test_help_names_every_flag_and_keeps_to_the_width(width: int) -> None:
-    lines = usage("nerite serve [flags] [repository ...]", width).split("\n")
+    lines = usage(NERITE, width).split("\n")
     for flag in FLAGS:
         assert any(line.split()[:1] == [f"--{flag.name}"] for line in lines), flag.name
     for group in GROUPS[1:]:
@@ -300,7 +300,7 @@ def test_help_names_every_flag_and_keeps_to_the_width(width: int) -> None:
 
 
 def test_help_shows_defaults_and_what_has_no_effect() -> None:
-    text = usage("x", 120)
+    text = usage(TRITONSERVER, 120)
     assert "Port to listen on; 0 picks a free one. Default: 8001." in text
     assert "Address to listen on. Default: that of --http-address." in text
     assert "Default: 8. (No effect: one event loop serves every connection.)" in text
