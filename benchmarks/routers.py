@@ -194,7 +194,7 @@ def groups(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
     names = _matching(NAMES, given.routers)
     cases = _matching(("cost", "sizes", *(each.name for each in CASES), "openvino", "memory"), given.cases)
     whole = "" if given.routers else "routers "
-    on = f"Measured on {machine()}; {given.rounds} rounds of {given.seconds:g} s.\n\n"
+    on = f"Measured on {machine()}; {given.rounds} round{'s' * (given.rounds > 1)} of {given.seconds:g} s.\n\n"
     if "cost" in cases:
         about = f"{on}{_COST_RATE:g} requests/s of {_COST_TOKENS} tokens.\n\n"
         yield whole and f"{whole}cost", about + cost_table(names, _COST_TOKENS, _COST_RATE, given)

@@ -111,7 +111,7 @@ BROKEN = (
         pbtxt(), ["errors", "memory<=+100%"], "worse", "in the candidate",
     ),
     Case(
-        "first token late", stream(1, 0.005, 0.2), stream(2, 0.6, 0),
+        "first token late", stream(1, 0.005, 0.5), stream(2, 1.5, 0),
         STREAMS, ["errors", "ttft_p90"], "worse", " ms against ",
     ),
     Case(

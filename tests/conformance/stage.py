@@ -15,14 +15,15 @@ from conformance.servers import Server, start_nerite, start_triton
 LOST = ("Socket closed", "Connection refused", "Connection reset", "failed to connect")
 """What a gRPC client says of a connection that is gone."""
 RESTARTS = 3
-"""How often Triton may end by itself in one scene."""
+"""How often Triton may end by itself, or hang, in one scene."""
 
 
 class Stage:
     """Holds the two servers of one scene, and changes them when another scene is asked for.
 
-    Triton may end by itself: of some unloads it crashes, seldom. Then it is started again and asked what it was
-    asked before, to come to the same state, and the question is put once more. Nerite has to live.
+    Triton may end by itself: of some unloads it crashes, seldom. It may also leave a request without an answer. Then it
+    is started again and asked what it was asked before, to come to the same state, and the question is put once more.
+    Nerite has to live, and to answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +55,7 @@ class Stage:
         return [without_hashes(answer) for answer in ask(self.nerite, steps)]
 
     def ask_triton(self, steps: Sequence[Step]) -> list[Answer]:
-        """Ask, again where Triton ended by itself. Raises ``RuntimeError`` where it does so again and again."""
+        """Ask, again where Triton ended or hung. Raises ``RuntimeError`` where it does so again and again."""
         while True:
             assert self.triton is not None
             try:
@@ -64,8 +65,10 @@ class Stage:
                     raise
             else:
                 if not ended(self.triton, 1.0 if any(map(lost, answers)) else 0.0):
-                    self.asked.append(steps)
-                    return answers
+                    if not any(answer.get("broken") == TimeoutError.__name__ for answer in answers):
+                        self.asked.append(steps)
+                        return answers
+                    self.triton.stop()
             self.restart(self.triton)
 
     def restart(self, dead: Server) -> None:
