@@ -516,7 +516,12 @@ class RoutedExchange:
         return second
 
     def take_over(self, first: RoutedExchange) -> None:
-        """Take over the account and the admission of the first exchange, which ends before this one."""
+        """Take over the account and the admission of the first exchange, which ends before this one.
+
+        Does nothing if that is over: it has passed them on, or closed them.
+        """
+        if first._over:
+            return
         account, first.account = first.account, None
         self.account = account
         self._admission, first._admission = first._admission, None

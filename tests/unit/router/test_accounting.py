@@ -156,6 +156,7 @@ def test_the_second_exchange_goes_on_with_the_account_when_the_first_is_refused(
         first.failed(AttemptEnd.LOST, "broke")
         assert first.over and len(client.told) == 1
         assert rows.rows == []
+        second.take_over(first)  # as its relay does when the second one answers
         second.done(AttemptEnd.ANSWERED, "200")
 
     asyncio.run(run())
