@@ -141,7 +141,7 @@ class Watch:
 
     def _look(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._server.ports["HTTPService"], timeout=PATIENCE)
-        while not self._over.wait(0.005):
+        while not self.seconds or not self._over.wait(0.005):
             began = time.monotonic()
             connection.request("GET", "/v2/health/live")
             assert connection.getresponse().read() == b""

@@ -344,18 +344,23 @@ def test_whatever_happens_every_request_ends_once(actions: list[tuple[str, int]]
             elif action == "turn":
                 await asyncio.sleep(0)
             elif alive:
-                exchange = alive[number % len(alive)].exchange
+                chosen = alive[number % len(alive)]
+                exchange = chosen.exchange
+                call = chosen.calls[-1] if chosen.calls else None
                 if action == "cancel":
                     exchange.cancel()
-                elif not any(not call.cancelled for call in alive[number % len(alive)].calls[-1:]):
+                elif call is None or call.cancelled:
                     pass  # it waits for room: nothing can come from a member
                 elif action == "answer":
                     exchange.done(AttemptEnd.ANSWERED, "200")
                 elif action == "begin":
                     exchange.answer_begins()
                 elif action == "lose":
+                    call.cancel()  # nothing comes from it any more
                     exchange.failed(AttemptEnd.LOST, "is gone")
-                elif not exchange.refused("503"):
+                elif exchange.refused("503"):
+                    call.cancel()
+                else:
                     exchange.done(AttemptEnd.REFUSED, "503")
             lent = sum(load.requests for load in own.balancer.members) - own.under_way
             assert lent == 0
