@@ -1,0 +1,66 @@
+// Page of the chat: a choice among the language models, and the chat with one of them.
+
+import { Chat, writes } from "./chat.js";
+import { element, say } from "./elements.js";
+import * as server from "./server.js";
+
+/** Return the names of the language models: not those of embeddings, images or rankings, which are listed with them. */
+export async function languageModels() {
+  const { data } = await server.get("v1/models");
+  const found = await Promise.all(
+    data.map(async ({ id, parent }) => {
+      if (parent) return id; // An adapter of a language model.
+      try {
+        return writes(await server.get(server.place(id))) ? id : null;
+      } catch {
+        return null; // Its tensors are not known, because it is not loaded.
+      }
+    }),
+  );
+  return found.filter(Boolean);
+}
+
+export class Talks {
+  title = "Chat";
+
+  constructor(console, name = "") {
+    this.console = console;
+    this.wanted = name;
+    this.chat = null;
+    this.choice = element("select", { name: "model", on: { change: () => this.choose(this.choice.value) } });
+    this.field = element("label", { className: "field", hidden: true }, "Model", this.choice);
+    this.note = element("p", { className: "muted" }, "…");
+    this.place = element("div");
+    this.root = element("div", {}, element("div", { className: "head" }, element("h1", {}, "Chat"), this.field), this.note, this.place);
+    this.list();
+  }
+
+  update() {}
+
+  close() {
+    this.closed = true;
+    this.chat?.close();
+  }
+
+  async list() {
+    try {
+      const names = await languageModels();
+      if (this.closed) return;
+      say(this.note, names.length ? "" : "No language model is loaded.");
+      this.field.hidden = !names.length;
+      if (!names.length) return;
+      const first = names.includes(this.wanted) ? this.wanted : names[0];
+      this.choice.replaceChildren(...names.map((name) => element("option", { value: name, selected: name === first }, name)));
+      this.choose(first);
+    } catch (error) {
+      say(this.note, error.message);
+    }
+  }
+
+  choose(name) {
+    this.chat?.close();
+    this.chat = new Chat(name);
+    this.place.replaceChildren(this.chat.root);
+    history.replaceState(null, "", `#/chat/${encodeURIComponent(name)}`);
+  }
+}
