@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -11,11 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nerite import __version__
+from nerite.core.signature import SignatureInput
 from nerite.transports.access import Lock
 from nerite.transports.http import reply
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.openapi import NO_SAMPLE, ServedModel, openapi_document, sample_of, served_models
+from nerite.transports.http.json_tensors import HALVES
+from nerite.transports.http.openapi import (
+    NO_SAMPLE,
+    ServedModel,
+    openapi_document,
+    sample_input,
+    sample_of,
+    served_models,
+)
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.routes import ENDPOINT_DESCRIPTIONS
 from nerite.transports.http.routes import ENDPOINTS as ROUTES
@@ -57,7 +67,7 @@ def docs_page(
     """
     key_header = key_headers.get("inference", "")
     opened = " open" if len({each.model for each in served}) <= _MAX_OPEN else ""
-    models = "".join(_model(each, key_header, url, opened) for each in served)
+    models = "".join(_model(each, key_header, url, opened, number) for number, each in enumerate(served))
     rest = "".join(
         f"<tr><td>{escape(model)}<td>{escape(version)}<td class={state or 'none'}>{state or 'not loaded'}"
         for model, version, state in idle
@@ -83,7 +93,7 @@ def docs_page(
 """
 
 
-def _model(each: ServedModel, key_header: str, url: str, opened: str) -> str:
+def _model(each: ServedModel, key_header: str, url: str, opened: str, number: int) -> str:
     signature = each.signature
     batch = f"batches of up to {signature.max_batch_size}" if signature.max_batch_size else "no batching"
     tensors = "".join(
@@ -94,12 +104,19 @@ def _model(each: ServedModel, key_header: str, url: str, opened: str) -> str:
     return (
         f"<details{opened}><summary><strong>{escape(each.model)}</strong> <span>version {each.version}</span> "
         f'<span class="READY">READY</span> <small>{escape(each.platform)}, {batch}</small></summary><div>'
-        f"{_table(('', 'Name', 'Type', 'Shape'), tensors)}{_example(each, key_header, url)}</div></details>\n"
+        f"{_table(('', 'Name', 'Type', 'Shape'), tensors)}{_example(each, key_header, url, number)}</div></details>\n"
     )
 
 
-def _example(each: ServedModel, key_header: str, url: str) -> str:
-    """Return a sample command for a model, and a form that sends the same request."""
+_LANGUAGES: Final = (("curl", "curl"), ("python", "Python"), ("cli", "Command line"))
+"""Key and name of the languages in which a request is shown."""
+
+
+def _example(each: ServedModel, key_header: str, url: str, number: int) -> str:
+    """Return fields for the values of a request, the commands that send it, and a button that does.
+
+    The script of the page keeps the commands in step with the fields; without it, there is the one for curl.
+    """
     sample = sample_of(each.signature, decoupled=each.decoupled)
     if not each.paths:
         return "<p>The name of this model is not valid in a URL path: use gRPC.</p>"
@@ -108,14 +125,50 @@ def _example(each: ServedModel, key_header: str, url: str) -> str:
     path = each.paths[0]
     what = escape(f"{each.model}, version {each.version}")
     key = f'<label>{escape(key_header)} <input name="{escape(key_header)}"></label>' if key_header else ""
-    zeros = f"<p>followed by {sample.zeros} zero bytes of tensor data</p>" if sample.zeros else ""
+    data = {
+        "model": each.model,
+        "version": "" if each.latest else each.version,
+        "url": url,
+        "key": key_header,
+        "streams": "yes" if sample.streams else "",
+        "binary": "yes" if sample.binary else "",
+    }
+    tabs = "".join(
+        f'<button type="button" role="tab" data-language="{key}" id="tab-{number}-{key}" aria-controls="panel-{number}" '
+        f'aria-selected="{"false" if at else "true"}" tabindex="{-1 if at else 0}">{name}</button>'
+        for at, (key, name) in enumerate(_LANGUAGES)
+    )
     return (
-        f'<div><pre tabindex="0" aria-label="Command for {what}">{escape(sample.curl(url + path, key_header))}'
-        f'</pre><button type="button" class="copy" aria-label="Copy the command for {what}">Copy</button></div>'
-        f'<form action="{escape(path)}" data-zeros="{sample.zeros}">'
-        f'<textarea rows="3" spellcheck="false" aria-label="Body of a request to {what}">{escape(sample.text)}'
-        f'</textarea>{zeros}{key}<button aria-label="Send the request to {what}">Send</button>'
-        f'<output aria-live="polite"></output></form>'
+        f'<form action="{escape(path)}" {" ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())}>'
+        f"{''.join(_field(each, declared) for declared in each.signature.inputs.values())}"
+        f'<div class="tabs" role="tablist" aria-label="Ways to send the request to {what}">{tabs}</div>'
+        f'<div class="command"><pre tabindex="0" role="tabpanel" id="panel-{number}" '
+        f'aria-labelledby="tab-{number}-curl">{escape(sample.curl(url + path, key_header))}</pre>'
+        f'<button type="button" class="copy" aria-label="Copy the command for {what}">Copy</button></div>'
+        f'{key}<button aria-label="Send the request to {what}">Send</button><output aria-live="polite"></output></form>'
+    )
+
+
+def _field(each: ServedModel, declared: SignatureInput) -> str:
+    """Return the fields for shape and values of an input."""
+    shape, text = sample_input(each.signature, declared)
+    open_sizes = len(shape) > len(declared.dims) or -1 in declared.dims
+    name = escape(declared.name)
+    shown = escape(each.shape(declared))
+    empty = "Left out" if declared.optional else "Zeros"
+    only = " readonly" if declared.datatype in HALVES else ""
+    sizes = (
+        f'<label>shape <input name="shape" size="14" spellcheck="false" value="{json.dumps(shape)}" '
+        f'aria-label="Shape of {name}"></label>'
+        if open_sizes
+        else f'<input name="shape" type="hidden" value="{json.dumps(shape)}">'
+    )
+    return (
+        f'<fieldset data-name="{name}" data-datatype="{declared.datatype.name}" '
+        f'data-declared="{shown}"{" data-optional" if declared.optional else ""}>'
+        f"<legend><code>{name}</code> {declared.datatype.name} {shown}</legend>{sizes}"
+        f'<textarea name="data" rows="2" spellcheck="false" aria-label="Values of {name}" placeholder="{empty}"{only}>'
+        f"{escape(text)}</textarea></fieldset>"
     )
 
 

@@ -11,7 +11,8 @@ const STORE = "nerite-chat";
 
 /** Return whether a model generates text, judging by its tensors. */
 export function writes({ inputs, outputs }) {
-  return outputs.some(({ name }) => name === "text_output") && inputs.some(({ name }) => ["text_input", "prompt"].includes(name));
+  const names = new Set(outputs.map(({ name }) => name));
+  return names.has("text_output") && !names.has("embedding") && inputs.some(({ name }) => ["text_input", "prompt"].includes(name));
 }
 
 /** The settings of a chat, which are kept until the tab is closed. Those that are empty are left to the model. */
