@@ -133,19 +133,25 @@ def _example(each: ServedModel, key_header: str, url: str, number: int) -> str:
         "streams": "yes" if sample.streams else "",
         "binary": "yes" if sample.binary else "",
     }
-    tabs = "".join(
-        f'<button type="button" role="tab" data-language="{key}" id="tab-{number}-{key}" aria-controls="panel-{number}" '
-        f'aria-selected="{"false" if at else "true"}" tabindex="{-1 if at else 0}">{name}</button>'
-        for at, (key, name) in enumerate(_LANGUAGES)
-    )
+    attributes = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
+    tabs = "".join(_tab(language, name, number) for language, name in _LANGUAGES)
     return (
-        f'<form action="{escape(path)}" {" ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())}>'
+        f'<form action="{escape(path)}" {attributes}>'
         f"{''.join(_field(each, declared) for declared in each.signature.inputs.values())}"
         f'<div class="tabs" role="tablist" aria-label="Ways to send the request to {what}">{tabs}</div>'
         f'<div class="command"><pre tabindex="0" role="tabpanel" id="panel-{number}" '
         f'aria-labelledby="tab-{number}-curl">{escape(sample.curl(url + path, key_header))}</pre>'
         f'<button type="button" class="copy" aria-label="Copy the command for {what}">Copy</button></div>'
         f'{key}<button aria-label="Send the request to {what}">Send</button><output aria-live="polite"></output></form>'
+    )
+
+
+def _tab(language: str, name: str, number: int) -> str:
+    chosen = language == _LANGUAGES[0][0]
+    return (
+        f'<button type="button" role="tab" data-language="{language}" id="tab-{number}-{language}" '
+        f'aria-controls="panel-{number}" aria-selected="{str(chosen).lower()}" tabindex="{0 if chosen else -1}">'
+        f"{name}</button>"
     )
 
 
