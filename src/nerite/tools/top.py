@@ -250,7 +250,7 @@ class ActivityTable(NamedTuple):
         """What is left out; empty if nothing is."""
         if not self.left_out:
             return ""
-        return f"not shown: {', '.join(self.left_out)} (a window of {self.whole_width} columns shows all)"
+        return f"not shown: {', '.join(self.left_out)} (needs width {self.whole_width})"
 
 
 def table(happened: Sequence[VersionActivity], width: int | None = None) -> ActivityTable:
@@ -304,7 +304,8 @@ def frame(
     ``lost`` is the reason why the server cannot be reached; the figures are those of the last samples then.
     """
     width, height = size
-    keys = f"sorted by {by}   q quit  " + "  ".join(f"{key} {name}" for key, name in KEYS.items())
+    keys = [f"sorted by {by} ", *(f"{key} {name}" for key, name in {"q": "quit", **KEYS}.items())]
+    wide = "  ".join(keys)
     room = max(height - 5, 1)
     head, *rows = listed.lines
     server_text, machine = summary(server, whole)
@@ -324,7 +325,7 @@ def frame(
         *(row[:width] for row in rows),
         *[""] * (room - len(rows)),
         listed.note[:width],
-        (keys if len(keys) <= width else " ".join(keys.split()))[:width],
+        (wide if len(wide) <= width else " ".join(keys))[:width],
     ]
     return "\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in shown)
 
