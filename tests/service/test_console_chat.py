@@ -148,7 +148,8 @@ def test_tokens_a_second(server: Serving, browser: Browser) -> None:
     parts = json.dumps([f"data: {json.dumps(each)}\n\n" for each in events])
     stream = (
         f"new ReadableStream({{ async start(out) {{ for (const part of {parts}) {{ "
-        "out.enqueue(new TextEncoder().encode(part)); await new Promise((done) => setTimeout(done, 50)); } out.close(); } })"
+        "out.enqueue(new TextEncoder().encode(part)); "
+        "await new Promise((done) => setTimeout(done, 50)); } out.close(); } })"
     )
     browser.evaluate(f"window.fetch = async () => new Response({stream})")
     browser.evaluate(f"{MESSAGE}.value = 'count'")

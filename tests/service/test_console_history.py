@@ -212,9 +212,8 @@ def test_no_page_is_wider_than_the_window(server: Serving, browser: Browser, wid
     browser.until("document.querySelectorAll('.models tbody tr').length === 4")
     for page in PAGES:
         browser.evaluate(f"location.hash = '#/{page}'")
-        browser.until(
-            "document.querySelector('main h1')?.offsetParent && !document.querySelector('main').innerText.includes('…\\n')"
-        )
+        browser.until("!!document.querySelector('main h1')?.offsetParent")
+        browser.until("!document.querySelector('main').innerText.includes('…\\n')")
         wide = browser.evaluate(
             "[document.documentElement.scrollWidth, ...[...document.querySelectorAll('main *')]"
             ".filter((each) => !each.closest('.wide, .graph, pre, svg, .plot, .unseen') && each.offsetParent)"
