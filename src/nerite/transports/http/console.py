@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -16,7 +17,7 @@ import orjson
 from nerite.config.open_ports import open_ports, remedy
 from nerite.config.options import METRICS_CATEGORY, ServerOptions
 from nerite.core.client_text import checked
-from nerite.core.errors import Forbidden, InvalidArgument, NeriteError
+from nerite.core.errors import Forbidden, InvalidArgument
 from nerite.core.failures import report
 from nerite.models.running_version import RunningVersion
 from nerite.observability.metrics_history import INTERVAL, SAMPLES, MetricsHistory, VersionReading
@@ -303,20 +304,20 @@ class Console:
         return _unstored({**document, "versions": versions})
 
     def _send_log(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
-        try:
-            answer = self._read_log(ConsoleQuery.parse(head.query, ("model", "level", "after")))
-        except NeriteError as error:
-            answer = reply.error_reply(error)
-        connection.send([answer.encode()])
+        self._background_calls.start(connection, self._read_log(head.query))
 
-    def _read_log(self, query: ConsoleQuery) -> Reply:
-        instances: Iterable[str] = ()
-        if query.model:
-            running = [each for each in self._server.running_versions() if each.name == query.model]
-            instances = {instance.name for each in running for instance in each.instances}
-        count, found = self._log.read(query.level, query.after, query.model, frozenset(instances))
-        newest = list(found)[-_MAX_RECORDS:]
-        return _unstored({"last": count, "records": [each.to_json() for each in newest]})
+    async def _read_log(self, text: str) -> Reply:
+        """Return the newest records that are asked for, and the number of the last record of all."""
+        query = ConsoleQuery.parse(text, ("model", "level", "after"))
+        running = [each for each in self._server.running_versions() if each.name == query.model]
+        instances = frozenset(instance.name for each in running for instance in each.instances)
+        last, found = self._log.read(query.level, query.after, query.model, instances)
+        turns = LoopTurns()
+        newest: deque[dict[str, Any]] = deque(maxlen=_MAX_RECORDS)
+        for each in found:
+            newest.append(each.to_json())
+            await turns.go_on()
+        return _unstored({"last": last, "records": list(newest)})
 
 
 def _unstored(value: object) -> Reply:

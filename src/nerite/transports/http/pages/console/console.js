@@ -13,7 +13,7 @@ import { RolloutView } from "./rollout.js";
 import { Rollouts } from "./rollouts.js";
 import * as server from "./server.js";
 import { Settings } from "./settings.js";
-import { languageModels, Talks } from "./talks.js";
+import { hasLanguageModel, Talks } from "./talks.js";
 import { Tenants } from "./tenants.js";
 import { Usage } from "./usage.js";
 import { Workers } from "./workers.js";
@@ -106,10 +106,9 @@ addEventListener("hashchange", () => {
 });
 shown.open();
 shown.watch();
-languageModels().then(
-  (names) => (document.querySelector('header nav [href="#/chat"]').hidden = !names.length),
-  () => {},
-);
+hasLanguageModel().then((has) => {
+  document.querySelector('header nav [href="#/chat"]').hidden = !has;
+}, () => {});
 server.get("v2/quota").then(({ tenants = [], ledger = false }) => {
   document.querySelector('header nav [href="#/tenants"]').hidden = !tenants.length;
   document.querySelector('header nav [href="#/usage"]').hidden = !ledger;

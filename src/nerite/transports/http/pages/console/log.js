@@ -23,12 +23,13 @@ export class LogLines {
     this.model = model;
     this.level = level;
     this.last = 0;
+    this.refused = false;
     this.list.replaceChildren();
   }
 
   /** Ask for lines that are not shown yet. */
   async update() {
-    if (this.asking) return;
+    if (this.asking || this.refused) return;
     this.asking = true;
     const { model, level, last } = this;
     try {
@@ -36,6 +37,7 @@ export class LogLines {
       if (model === this.model && level === this.level) this.show(answer);
     } catch (error) {
       if (error.status) say(this.note, error.message);
+      this.refused = error.status >= 400 && error.status < 500;
     }
     this.asking = false;
     if (model !== this.model || level !== this.level) await this.update();

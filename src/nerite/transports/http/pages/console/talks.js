@@ -4,20 +4,29 @@ import { Chat, writes } from "./chat.js";
 import { element, say } from "./elements.js";
 import * as server from "./server.js";
 
-/** Return the names of the language models: not those of embeddings, images or rankings, which are listed with them. */
-export async function languageModels() {
+const LOOKED_AT = 20;
+
+/** Return whether a model of the OpenAI API is a language model: models of embeddings and rankings are listed with them. */
+async function isLanguageModel({ id, parent }) {
+  if (parent) return true; // An adapter of a language model.
+  try {
+    return writes(await server.get(server.place(id)));
+  } catch {
+    return false; // Its tensors are not known, because it is not loaded.
+  }
+}
+
+/** Return whether one of the first models is a language model. */
+export async function hasLanguageModel() {
   const { data } = await server.get("v1/models");
-  const found = await Promise.all(
-    data.map(async ({ id, parent }) => {
-      if (parent) return id; // An adapter of a language model.
-      try {
-        return writes(await server.get(server.place(id))) ? id : null;
-      } catch {
-        return null; // Its tensors are not known, because it is not loaded.
-      }
-    }),
-  );
-  return found.filter(Boolean);
+  for (const model of data.slice(0, LOOKED_AT)) if (await isLanguageModel(model)) return true;
+  return data.length > LOOKED_AT;
+}
+
+async function languageModels() {
+  const { data } = await server.get("v1/models");
+  const found = await Promise.all(data.map(isLanguageModel));
+  return data.filter((_, at) => found[at]).map(({ id }) => id);
 }
 
 export class Talks {
