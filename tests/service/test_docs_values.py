@@ -155,3 +155,8 @@ def test_the_tabs_have_keys(browser: Browser) -> None:
     # The choice is that of all models.
     chosen = "[...document.querySelectorAll('[aria-selected=true]')].every((tab) => tab.dataset.language === 'cli')"
     assert browser.evaluate(chosen)
+
+
+def test_the_page_is_no_wider_than_a_phone(browser: Browser) -> None:
+    browser.size(390, 800)
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
