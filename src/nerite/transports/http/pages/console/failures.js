@@ -49,11 +49,13 @@ function item(version) {
 
 /** What is known of the failure of one version, with the recent log of its model. */
 export class Failure {
-  constructor(name) {
+  /** `retry` loads the model again. */
+  constructor(name, retry) {
     this.name = name;
     this.place = element("div");
     this.log = new LogLines({ model: name, most: 50 });
-    const whole = element("a", { href: `#/log/${encodeURIComponent(name)}` }, "Whole log of this model");
+    const whole = element("a", { className: "more", href: `#/log/${encodeURIComponent(name)}` }, "Whole log of this model");
+    this.retry = element("button", { type: "button", className: "main", on: { click: retry } }, "Load again");
     const recent = element("div", {}, element("h3", {}, "Recent log"), this.log.root, whole);
     this.root = element("section", { className: "failures", hidden: true, "aria-label": "Why it failed" }, this.place, recent);
   }
@@ -68,13 +70,14 @@ export class Failure {
     this.shown = shown;
     const { what, frames, remedy } = explain(reason);
     const frame = ({ file, line, name }) => element("li", {}, element("code", {}, `${file}:${line}`), ` in ${name}`);
-    const then = fixed ? "Then restart the server." : "Then load it again: Actions, Load.";
+    const then = fixed ? "Then restart the server." : "Then load it again.";
     const mend = remedy || (frames.length ? `Correct ${frames[0].file}, line ${frames[0].line}, or what it depends on.` : "");
     this.place.replaceChildren(
       element("h2", {}, "Why it failed"),
       element("p", { className: "reason" }, what),
       ...(frames.length ? [element("h3", {}, "Where"), element("ol", { className: "frames" }, ...frames.map(frame))] : []),
       ...(mend ? [element("h3", {}, "What to do"), element("p", {}, `${mend} ${then}`)] : []),
+      ...(fixed ? [] : [element("p", { className: "bar" }, this.retry)]),
       element("details", {}, element("summary", {}, "The whole reason"), element("pre", {}, reason)),
     );
   }

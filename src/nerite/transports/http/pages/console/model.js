@@ -39,10 +39,10 @@ export class ModelView {
     this.plots = [];
     this.state = element("span");
     this.reason = element("p", { className: "reason" });
-    this.failure = new Failure(name);
     this.samples = new Samples(() => this.draw());
     this.others = element("nav", { "aria-label": "Versions", className: "versions" });
     this.actions = new Actions(name, console.models, console);
+    this.failure = new Failure(name, () => this.actions.loadNow());
     this.grid = element("div", { className: "plots" });
     this.stages = new Stages();
     this.facts = element("dl", { className: "facts" });

@@ -72,7 +72,7 @@ export class Actions {
     this.report = { changed, failed };
     const button = (text, listener) =>
       element("button", { type: "button", "aria-label": `${text} ${name}`, on: { click: listener } }, text);
-    this.load = button("Load", () => (this.ready ? this.confirmReload() : this.run("Loading…", () => server.load(name))));
+    this.load = button("Load", () => (this.ready ? this.confirmReload() : this.loadNow()));
     this.unload = button("Unload", () => this.confirmUnload());
     const log = element("a", { href: `#/log/${encodeURIComponent(name)}`, "aria-label": `Log of ${name}` }, "Log");
     this.menu = new Menu(`Actions for ${name}`, this.load, this.unload, log);
@@ -95,20 +95,24 @@ export class Actions {
     this.unload.hidden = fixed || !this.ready || Boolean(doing);
   }
 
+  loadNow() {
+    return this.run("Loading…", () => server.load(this.name));
+  }
+
   async confirmReload() {
     const content = [element("p", {}, "The loaded versions answer requests until the new ones are ready.")];
-    await this.confirm(`Reload ${this.name}?`, content, "Reload", "Loading…", () => server.load(this.name));
+    await this.confirm(`Reload ${this.name}?`, content, "Reload", () => this.loadNow());
   }
 
   async confirmUnload() {
     const content = [element("p", {}, "Requests to it are rejected until it is loaded again.")];
-    await this.confirm(`Unload ${this.name}?`, content, "Unload", "Unloading…", () => server.unload(this.name));
+    await this.confirm(`Unload ${this.name}?`, content, "Unload", () => this.run("Unloading…", () => server.unload(this.name)));
   }
 
-  async confirm(title, content, yes, doing, work) {
+  async confirm(title, content, yes, work) {
     const chosen = await askInDialog(title, content, yes);
     if (chosen !== null) this.menu.button.focus();
-    if (chosen) await this.run(doing, work);
+    if (chosen) await work();
   }
 
   async run(doing, work) {

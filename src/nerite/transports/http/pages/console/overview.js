@@ -76,10 +76,11 @@ export class Overview {
     const recent = [...this.rows.values()].map((row) => row.values);
     const total = (column) => recent.reduce((sum, values) => sum + (values[NAMES.length + column] ?? 0), 0);
     const known = history.readings.length > 1;
-    const told = (column) => (known ? format.number(total(column)) : "–");
-    this.tile("Requests/s", told(RATE));
-    this.tile("Errors/s", told(ERRORS), known && total(ERRORS) > 0);
-    this.tile("Queued", told(QUEUE));
+    // Until there are two readings of the counts, what the last sample says.
+    const now = (column, line) => (known ? total(column) : (this.samples.line(line).at(-1) ?? null));
+    this.tile("Requests/s", format.number(now(RATE, "requests")));
+    this.tile("Errors/s", format.number(now(ERRORS, "failures")), now(ERRORS, "failures") > 0);
+    this.tile("Queued", format.number(now(QUEUE, "queue")));
     const { cpu, memoryUsed, memoryTotal } = history.machine;
     if (cpu !== undefined) this.tile("CPU", format.share(cpu));
     if (memoryUsed !== undefined) this.tile("Memory in use", format.share(memoryUsed / memoryTotal));
@@ -205,6 +206,7 @@ class Row {
   /** Draw the rate of requests in the chosen time, and their share of those to all models. */
   draw(rates, share) {
     this.spark.show(rates);
+    if (this.values[NAMES.length + RATE] === null && rates.length) say(this.texts[RATE], format.number(rates.at(-1)));
     this.share.setAttribute("width", 100 * share);
     const idle = !share && !this.failed && !this.values[NAMES.length + RATE];
     this.root.classList.toggle("idle", idle);

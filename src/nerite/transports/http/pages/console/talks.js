@@ -39,7 +39,7 @@ export class Talks {
     this.choice = element("select", { name: "model", on: { change: () => this.choose(this.choice.value) } });
     this.field = element("label", { className: "field", hidden: true }, "Model", this.choice);
     this.note = element("p", { className: "muted" }, "…");
-    this.place = element("div");
+    this.place = element("div", { className: "alone" });
     this.root = element("div", {}, element("div", { className: "head" }, element("h1", {}, "Chat"), this.field), this.note, this.place);
     this.list();
   }
