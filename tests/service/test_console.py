@@ -279,10 +279,10 @@ def test_a_chat_with_the_keyboard(browser: Browser, tmp_path: Path) -> None:
         assert browser.evaluate(said) == []
         browser.press(*"again", "Enter")
         browser.until(f"{said}.join('|') === 'again|u:again'")
-    browser.evaluate("document.querySelector('.talk textarea').value = 'lost'")
+    browser.evaluate("document.querySelector('.talk [aria-label=Message]').value = 'lost'")
     browser.evaluate("document.querySelector('.talk form').requestSubmit()")
     browser.until("document.querySelector('.talk [role=status]').innerText === 'The server does not answer.'")
-    assert browser.evaluate("document.querySelector('.talk textarea').value") == "lost"
+    assert browser.evaluate("document.querySelector('.talk [aria-label=Message]').value") == "lost"
     assert [each for each in browser.complaints if "Failed to load resource" not in each] == []
     browser.complaints.clear()
 
