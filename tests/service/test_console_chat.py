@@ -102,7 +102,7 @@ def test_a_language_model_is_chosen_at_the_start(server: Serving, browser: Brows
     (line,) = [line for line in server.text.splitlines() if "Try it: " in line]
     assert "/v1/chat/completions" in line and "talker" in line
     browser.open(f"http://{server.http}/ui")
-    browser.until("document.querySelector('header [href=\"#/chat\"]').hidden === false")
+    browser.until("document.querySelector('header [href=\"#/chat\"]')?.hidden === false")
     browser.evaluate("document.querySelector('header [href=\"#/chat\"]').click()")
     browser.until("!!document.querySelector('.talk')")
     names = "[...document.querySelector('[name=model]').options].map((option) => option.value)"

@@ -46,12 +46,13 @@ export class ModelView {
     this.grid = element("div", { className: "plots" });
     this.stages = new Stages();
     this.facts = element("dl", { className: "facts" });
-    this.steps = element("div");
+    this.steps = element("div", { className: "steps" });
+    this.range = rangePicker(() => this.update());
     this.parts = element("div");
     this.root = element(
       "div",
       {},
-      element("div", { className: "head" }, element("h1", {}, name), this.state, this.others, rangePicker(() => this.update()), this.actions.root),
+      element("div", { className: "head" }, element("h1", {}, name), this.state, this.others, this.range, this.actions.root),
       this.reason,
       this.failure.root,
       this.facts,
@@ -78,7 +79,7 @@ export class ModelView {
     this.showVersions(models.of(this.name), version.version);
     const at = key(this.name, version.version);
     this.at = at;
-    this.grid.hidden = colour === "bad";
+    this.grid.hidden = this.range.hidden = colour === "bad"; // A version that failed has nothing to draw.
     this.samples.update(this.name, version.version);
     this.draw();
     this.stages.update(history.recent(at), history.ever(at));
@@ -99,7 +100,7 @@ export class ModelView {
     this.chat?.close();
   }
 
-  /** Draw what has happened in the chosen time. A version that failed has nothing to draw. */
+  /** Draw what has happened in the chosen time. */
   draw() {
     if (this.closed) return;
     const generates = "generatedTokens" in this.console.history.recent(this.at).now;
