@@ -446,7 +446,10 @@ def test_what_the_server_refuses_is_said(models: Path, browser: Browser, tmp_pat
 def test_a_queue_is_seen(models: Path, server: Serving, browser: Browser) -> None:
     browser.open(f"http://{server.http}/ui")
     with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(server.infer, "held", [-1.0]) for _ in range(3)]
+        asked = [pool.submit(server.infer, "held", [-1.0])]
+        # The others are not in its batch.
+        eventually(lambda: any(each["busy"] for each in server.json("GET", "/ui/instances")))
+        asked += [pool.submit(server.infer, "held", [-1.0]) for _ in range(2)]
         browser.until(f"{cell('held', 'Queue')} === '2'")
         let_go(models / "held")
         assert [each.result() for each in asked] == [[-1.0]] * 3
