@@ -165,3 +165,26 @@ def test_where_there_are_no_metrics(server: Serving, tmp_path: Path) -> None:
     done = run([str(NERITE), "top", "--url", server.http, "--metrics-url", "127.0.0.1:9", "--once"])
     assert (done.returncode, done.stdout) == (1, "")
     assert "--metrics-url HOST:PORT" in done.stderr
+    python_model(tmp_path / "models", "numbers", IDENTITY, pbtxt(batch=8))
+    with serving(tmp_path / "models", tmp_path / "log", "--allow-metrics=false") as without:
+        done = run([str(NERITE), "top", "--url", without.http, "--once"])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the HTTP port has no metrics (" in done.stderr and "--metrics-url HOST:PORT" in done.stderr
+
+
+def test_the_metrics_are_found_on_the_http_port(server: Serving) -> None:
+    ask(server)
+    done = run([str(NERITE), "top", "number", "--url", server.http, "--interval", "0.1", "--json"])
+    (told,) = json.loads(done.stdout)
+    assert (told["model"], told["requests"]) == ("numbers", 0)
+
+
+def test_a_window_of_80_columns(server: Serving) -> None:
+    terminal = Terminal(command(server, "--interval", "0.2"), (24, 80))
+    try:
+        eventually(lambda: "not shown: " in terminal.look())
+        assert "Requests/s" in terminal.text
+        terminal.press("q")
+        assert terminal.process.wait(PATIENCE) == 0
+    finally:
+        terminal.close()

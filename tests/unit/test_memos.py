@@ -60,6 +60,7 @@ BY_THE_OPERATOR: Final = {
     "observability/exposition.py:_bucket_template", "observability/exposition.py:_split",
     "observability/exposition.py:_label",
     "observability/load_times.py:_intervals",
+    "observability/metrics_history.py:_answered", "observability/metrics_history.py:_noted",
     "observability/tracing.py:_template", "observability/trace.py:_models",
     "observability/trace.py:_set", "repository/catalogue.py:_named", "repository/version_maker.py:_known",
     "repository/ensembles.py:_verdicts", "repository/loading_round.py:_cycles",

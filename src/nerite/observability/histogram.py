@@ -62,6 +62,23 @@ class Histogram:
         return made
 
 
+def quantile_of(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
+    """Return a quantile of values that are counted by bucket, as Prometheus estimates it; NaN if there are none.
+
+    ``counts`` has one number for each bound, and one for the values above the last bound.
+    """
+    rank = share * sum(counts)
+    passed = 0
+    for place, count in enumerate(counts):
+        if count and passed + count >= rank:
+            if place == len(bounds):
+                return bounds[-1]
+            low = bounds[place - 1] if place else 0.0
+            return low + (bounds[place] - low) * (rank - passed) / count
+        passed += count
+    return math.nan
+
+
 def one_two_five(most: int) -> list[float]:
     """Return 1, 2, 5, 10, 20, 50, and so on up to ``most``."""
     bounds: list[float] = []

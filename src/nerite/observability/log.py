@@ -34,6 +34,7 @@ from nerite.observability.log_records import (
     TextFormatter,
     bounded,
 )
+from nerite.observability.recent_log import RecentLog
 
 BURST: Final = 10
 """Number of equal lines that are written within ``SECOND``; further ones are counted."""
@@ -150,6 +151,8 @@ class Log:
         self.format: LogFormat = "default"
         self.forward: Callable[[LogRecord], None] | None = None
         """Takes the records of a process whose log another process writes. Called on any thread."""
+        self.recent: RecentLog | None = None
+        """Keeps the last records that are written, if anybody reads them there."""
         self._streams = (out, err)
         self._file: LogSink | None = None
         self._formatter: LogFormatter = _formatter("default")
@@ -279,6 +282,8 @@ class Log:
         self._put(record)
 
     def _put(self, record: LogRecord) -> None:
+        if self.recent is not None:
+            self.recent.add(record)
         sink = self._file or self._streams[record.level in _TO_STDERR]
         text = self._formatter.format(record)
         lost = sink.lost

@@ -228,51 +228,90 @@ _COLUMNS: Final[Mapping[str, Callable[[VersionActivity], str]]] = {
     "Memory": lambda each: _bytes(each.memory),
     "Restarts": lambda each: _count(each.restarts),
 }
-_TEXT_COLUMNS: Final = 3
-"""Number of leading columns that contain text and are aligned to the left."""
+_TEXT_COLUMNS: Final = frozenset({"Model", "Version", "State"})
+"""Columns that contain text and are aligned to the left."""
+_LEAST_FIRST: Final = ("Restarts", "Batch", "Version", "p50 ms", "Tokens/s", "Memory", "Queue", "Failures/s", "p99 ms")
+"""Columns that a narrow terminal leaves out, in this order."""
+_GAP: Final = "  "
 
 
-def table(happened: Sequence[VersionActivity]) -> list[str]:
-    """Return a line of headings, and a line for each version. Columns are as wide as their longest cell."""
-    rows = [list(_COLUMNS), *([cell(each) for cell in _COLUMNS.values()] for each in happened)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if place < _TEXT_COLUMNS else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+class ActivityTable(NamedTuple):
+    """A table of activities."""
+
+    lines: Sequence[str]
+    """A line of headings, and a line for each version."""
+    left_out: Sequence[str] = ()
+    """Headings of the columns for which there was no room."""
+    whole_width: int = 0
+    """Width at which nothing is left out."""
+
+    @property
+    def note(self) -> str:
+        """What is left out; empty if nothing is."""
+        if not self.left_out:
+            return ""
+        return f"not shown: {', '.join(self.left_out)} (needs width {self.whole_width})"
+
+
+def table(happened: Sequence[VersionActivity], width: int | None = None) -> ActivityTable:
+    """Return a table whose columns are as wide as their longest cell, without those for which ``width`` has no room.
+
+    Columns without a value go first, and then the least important.
+    """
+    cells = {head: [head, *(cell(each) for each in happened)] for head, cell in _COLUMNS.items()}
+    widths = {head: max(map(len, column)) for head, column in cells.items()}
+    empty = [head for head in _LEAST_FIRST if {*cells[head][1:]} <= {_UNKNOWN}]
+    shown = list(cells)
+
+    def needed() -> int:
+        return sum(widths[head] + len(_GAP) for head in shown) - len(_GAP)
+
+    whole = needed()
+    for head in dict.fromkeys((*empty, *_LEAST_FIRST)):
+        if width is None or needed() <= width:
+            break
+        shown.remove(head)
+    columns = [
+        [f"{cell:<{widths[head]}}" if head in _TEXT_COLUMNS else f"{cell:>{widths[head]}}" for cell in cells[head]]
+        for head in shown
     ]
+    lines = [_GAP.join(row).rstrip() for row in zip(*columns, strict=True)]
+    return ActivityTable(lines, [head for head in cells if head not in shown], whole)
 
 
-def summary(server: str, whole: Mapping[str, float | None]) -> str:
-    """Return the line about the server as a whole."""
+def summary(server: str, whole: Mapping[str, float | None]) -> tuple[str, str]:
+    """Return the texts about the server as a whole, and about its machine."""
     return (
         f"{server}   {_count(whole['requests'])} requests/s, {_count(whole['failures'])} failures/s, "
-        f"{_count(whole['waiting'])} waiting   machine: CPU {_part(whole['processors'])}, "
-        f"memory {_part(whole['memory'])}"
+        f"{_count(whole['waiting'])} waiting",
+        f"machine: CPU {_part(whole['processors'])}, memory {_part(whole['memory'])}",
     )
 
 
 def frame(
     server: str,
     whole: Mapping[str, float | None],
-    lines: Sequence[str],
+    listed: ActivityTable,
     size: tuple[int, int],
     by: str,
     lost: str = "",
     note: str = "",
 ) -> str:
-    """Return a screen of ``size`` (columns, rows) with its escape sequences; ``lines`` comes from ``table``.
+    """Return a screen of ``size`` (columns, rows) with its escape sequences.
 
-    ``note`` is a second line about the server.
+    ``note`` is a second line about the server. What the table leaves out is said below it.
 
     ``lost`` is the reason why the server cannot be reached; the figures are those of the last samples then.
     """
     width, height = size
-    keys = "  ".join(f"{key} {name}" for key, name in KEYS.items())
+    keys = [f"sorted by {by} ", *(f"{key} {name}" for key, name in {"q": "quit", **KEYS}.items())]
+    wide = "  ".join(keys)
     room = max(height - 5, 1)
-    head, *rows = lines
+    head, *rows = listed.lines
+    server_text, machine = summary(server, whole)
+    first = f"{server_text}   {machine}"
+    if len(first) > width and not (lost or note):
+        first, note = server_text, machine
     hidden = len(rows) - room
     if hidden > 0:
         rows = [
@@ -280,19 +319,20 @@ def frame(
             f"... and {hidden + 1} more: enlarge the window, or filter by name: nerite top NAME",
         ]
     shown = [
-        summary(server, whole)[:width],
+        first[:width],
         (f"stale: {lost}" if lost else note)[:width],
         f"\x1b[7m{head[:width]:<{width}}\x1b[0m",
         *(row[:width] for row in rows),
         *[""] * (room - len(rows)),
-        "",
-        f"sorted by {by}   q quit  {keys}"[:width],
+        listed.note[:width],
+        (wide if len(wide) <= width else " ".join(keys))[:width],
     ]
     return "\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in shown)
 
 
 _PROGRAM: Final = "nerite top"
 _METRICS_PORT: Final = 8002
+_REMEDY: Final = "Specify their address with --metrics-url HOST:PORT."
 _FIRST_INTERVAL: Final = 0.3
 """Maximum number of seconds before the first screen."""
 _EPILOG: Final = """\
@@ -325,20 +365,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--once", action="store_true", help="print one table and exit")
     parser.add_argument("--json", action="store_true", help="print the figures of one interval as a JSON list and exit")
     add_connection(parser)
-    parser.add_argument(
-        "--metrics-url", metavar="URL", default="", help=f"address of the metrics (default: port {_METRICS_PORT})"
-    )
+    where = f"address of the metrics (default: /metrics of the HTTP port, else port {_METRICS_PORT})"
+    parser.add_argument("--metrics-url", metavar="URL", default="", help=where)
     return parser.parse_args(list(arguments))
 
 
 def _top(options: argparse.Namespace) -> int:
     address = Address.parse(options.url)
-    metrics = Address.parse(options.metrics_url) if options.metrics_url else address._replace(port=_METRICS_PORT)
-    with (
-        connected(options) as client,
-        Client(str(metrics), headers=dict(options.header), timeout=options.timeout) as metrics_client,
-    ):
-        monitor = _Monitor(client, metrics_client, options)
+    with connected(options) as client, contextlib.closing(_MetricsSource(client, address, options)) as metrics:
+        monitor = _Monitor(client, metrics, options)
         if options.once or options.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
             monitor.once()
         else:
@@ -346,10 +381,61 @@ def _top(options: argparse.Namespace) -> int:
     return 0
 
 
+class _MetricsSource:
+    """Reads the metrics of a server: where the user says, else on its HTTP port, else on Triton's metrics port."""
+
+    def __init__(self, client: Client, address: Address, options: argparse.Namespace) -> None:
+        self._options = options
+        self._other: Client | None = None
+        """Client of a port of metrics; None for the HTTP port."""
+        self._client = client
+        self._found = bool(options.metrics_url)
+        self._port = str(address._replace(port=_METRICS_PORT))
+        if self._found:
+            self._other = self._client_of(str(Address.parse(options.metrics_url)))
+
+    def close(self) -> None:
+        """Close the connection to the port of metrics, if any."""
+        if self._other is not None:
+            self._other.close()
+
+    def read(self) -> MetricsPage:
+        """Return the metrics. Raises ``ClientError`` with a remedy if there are none."""
+        if self._found:
+            try:
+                return (self._other or self._client).metrics()
+            except Unreachable as error:
+                raise ClientError(f"{error}\n    The metrics cannot be reached. {_REMEDY}") from error
+        try:
+            page = self._client.metrics()
+        except Unreachable:
+            raise
+        except ClientError as error:
+            if error.status == 403:  # the port has them, for those with a key
+                raise
+            page = self._on_metrics_port(error)
+        self._found = True
+        return page
+
+    def _on_metrics_port(self, refusal: ClientError) -> MetricsPage:
+        other = self._client_of(self._port)
+        try:
+            page = other.metrics()
+        except ClientError as error:
+            other.close()
+            first = str(refusal).partition("\n")[0]
+            raise ClientError(f"the HTTP port has no metrics ({first})\n    {error}\n    {_REMEDY}") from error
+        self._other = other
+        return page
+
+    def _client_of(self, url: str) -> Client:
+        return Client(url, headers=dict(self._options.header), timeout=self._options.timeout)
+
+
 class _Monitor:
     """Samples a server and prints its activity."""
 
-    def __init__(self, client: Client, metrics: Client, options: argparse.Namespace) -> None:
+    def __init__(self, client: Client, metrics: _MetricsSource, options: argparse.Namespace) -> None:
         self._client = client
         self._metrics = metrics
         self._options = options
@@ -363,7 +449,7 @@ class _Monitor:
         if self._options.json:
             show_json([asdict(each) for each in activity])
         else:
-            show("\n".join(table(activity)))
+            show("\n".join(table(activity).lines))
 
     def run(self, server: str) -> None:
         """Show the full-screen view until the user quits."""
@@ -385,7 +471,7 @@ class _Monitor:
                         frame(
                             server,
                             total_activity(activity, after),
-                            table(activity),
+                            table(activity, size[0]),
                             (size[0], size[1]),
                             self._sort,
                             lost,
@@ -399,8 +485,4 @@ class _Monitor:
 
     def _sample(self) -> ServerSample:
         models = [each for each in self._client.models() if self._options.model in each.name]
-        try:
-            return ServerSample(time.monotonic(), models, self._metrics.metrics())
-        except Unreachable as error:
-            remedy = "The metrics of the server cannot be reached. Specify their address with --metrics-url HOST:PORT."
-            raise ClientError(f"{error}\n    {remedy}") from error
+        return ServerSample(time.monotonic(), models, self._metrics.read())

@@ -14,11 +14,13 @@ from nerite.config.options import ServerOptions
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.gpus import GpuMetrics
 from nerite.observability.log import log
+from nerite.observability.recent_log import RecentLog
 from nerite.server import InferenceServer
 from nerite.transports import tcp
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.clouds import SagemakerModels, SagemakerRouter, SagemakerService, VertexRouter, default_model
 from nerite.transports.engine_load import LoadSource
+from nerite.transports.http.console import Console, HistorySampler, log_refusal
 from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.item_submission import ItemSubmission
 from nerite.transports.http.listener import HttpListener
@@ -26,7 +28,6 @@ from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.origins import BrowserGuard
 from nerite.transports.http.router import Router
 from nerite.transports.http.service import HttpService
-from nerite.transports.http.web_pages import Console
 from nerite.transports.limits import TransportLimits
 from nerite.transports.listeners import IdleCheck, ListenerFactory, TargetOf, limits_of
 from nerite.transports.tcp import tls_context
@@ -131,6 +132,10 @@ class ServerPorts:
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
         self._idle_check = IdleCheck(self._bounds, options.connections.idle_seconds)
+        self._sampling: asyncio.Task[None] | None = None
+        """Takes samples for the console."""
+        if options.http.enabled and options.http.console and log.recent is None:
+            log.recent = RecentLog()  # before the models are loaded, so that the console tells how that went
 
     async def check(self) -> None:
         """Raise ``NeriteError`` for an unavailable port early: the steps before ``open`` may take long."""
@@ -226,6 +231,8 @@ class ServerPorts:
     def abort(self) -> None:
         """Close all remaining connections immediately."""
         self._idle_check.stop()
+        if self._sampling is not None:
+            self._sampling.cancel()
         for listener in self._listeners.values():
             listener.abort()
         self._bounds.aside.close()
@@ -266,7 +273,7 @@ class ServerPorts:
         router = self._router(options.header_forward_pattern, metrics=scraped, console=options.console)
         target_of: TargetOf = router.target
         if options.console:
-            target_of = Console(self._server, metrics, self._factory.locks, target_of).target
+            target_of = self._console(metrics, target_of).target
         target_of = self._factory.guarded(self._factory.cross_origin(target_of), options.address)
         service = HttpService(self._server, target_of, self._bounds, max_input_size=options.max_input_size)
         tls = tls_context(options.tls, ["http/1.1"])
@@ -277,6 +284,17 @@ class ServerPorts:
             listener = self._listener("HTTP", service, options.max_input_size)
         port = await listener.open(options.address, options.port, reuse_port=options.reuse_port, tls=tls)
         self._note("HTTP", "HTTPService", options.address, port)
+
+    def _console(self, metrics: MetricsService | None, target_of: TargetOf) -> Console:
+        """Return the console, for which samples of the metrics are taken from now on."""
+        history = None
+        if metrics is not None:
+            sampler = HistorySampler(self._server, self.refresh)
+            self._sampling = asyncio.get_running_loop().create_task(sampler.run())
+            history = sampler.history
+        assert log.recent is not None
+        refusal = log_refusal(self._options)
+        return Console(self._server, metrics, self._factory.locks, target_of, history, log.recent, refusal)
 
     async def _open_sagemaker(self) -> None:
         options, max_input_size = self._options.sagemaker, self._options.http.max_input_size

@@ -87,7 +87,7 @@ def test_orders() -> None:
 
 def test_a_table() -> None:
     shown = table([VersionActivity("m", "2", "READY", 1234.5, 0, 0.0005, 0.25, 3, 7.5, 61.0, 2.5e9, 1), LINES[2]])
-    assert [line.split() for line in shown[1:]] == [
+    assert [line.split() for line in shown.lines[1:]] == [
         ["m", "2", "READY", "1,234", "0", "0.50", "250", "3", "7.5", "61", "2.5", "GB", "1"],
         ["absent", "not", "loaded", *["-"] * 9],
     ]
@@ -96,13 +96,46 @@ def test_a_table() -> None:
 def test_a_frame_fits() -> None:
     many = [VersionActivity(f"model-{number}", "1", "READY", 1.0) for number in range(30)]
     told = {"requests": 30.0, "failures": 0.0, "waiting": 0.0, "processors": None, "memory": None}
-    drawn = frame("http://here:8000", told, table(many), (60, 12), "name")
+    drawn = frame("http://here:8000", told, table(many, 60), (60, 12), "name")
     lines = [re.sub(r"\x1b\[[\d?]*[A-Za-z]", "", line) for line in drawn.split("\r\n")]
     assert len(lines) == 12
     assert max(map(len, lines)) <= 60
     assert "http://here:8000   30 requests/s" in lines[0]
     assert "... and 24 more" in lines[9]
-    assert lines[11].startswith("sorted by name   q quit")
-    assert lines[1] == ""
-    lost = frame("http://here:8000", told, table(many), (60, 12), "name", "nobody answers").split("\r\n")
+    assert lines[11].startswith("sorted by name  q quit")
+    assert lines[1] == "machine: CPU -, memory -"
+    assert lines[10].startswith("not shown: ")
+    lost = frame("http://here:8000", told, table(many, 60), (60, 12), "name", "nobody answers").split("\r\n")
     assert (lost[1], len(lost), lost[2:]) == ("stale: nobody answers\x1b[K", 12, drawn.split("\r\n")[2:])
+
+
+def test_what_a_narrow_window_leaves_out() -> None:
+    several = [
+        VersionActivity("embedder", "3", "READY", 1234.5, 0, 0.0005, 0.25, 3, 7.5, None, 2.5e9, 1),
+        VersionActivity("a-model-with-a-long-name", "12", "UNAVAILABLE", 1.5, 0.5, 0.5, 1.5, 100, 1, None, 2.5e6, 0),
+    ]
+    whole = table(several)
+    assert (whole.left_out, whole.note) == ([], "")
+    assert table(several, whole.whole_width) == whole
+    narrow = table(several, 80)
+    assert max(map(len, narrow.lines)) <= 80
+    # What says nothing goes first, then what is the least important.
+    left_out = ["Version", "p50 ms", "Batch", "Tokens/s", "Memory", "Restarts"]
+    assert narrow.left_out == left_out
+    assert narrow.note == f"not shown: {', '.join(left_out)} (needs width {whole.whole_width})"
+    assert len(narrow.note) <= 80
+    assert table(several, 5).lines[0].split() == ["Model", "State", "Requests/s"]
+
+
+def test_a_window_of_80_columns() -> None:
+    told = {"requests": 30.0, "failures": 0.0, "waiting": 0.0, "processors": 0.5, "memory": 0.25}
+    drawn = frame("http://here:8000", told, table(LINES, 80), (80, 12), "requests")
+    lines = [re.sub(r"\x1b\[[\d?]*[A-Za-z]", "", line) for line in drawn.split("\r\n")]
+    assert lines[:2] == [
+        "http://here:8000   30 requests/s, 0 failures/s, 0 waiting",
+        "machine: CPU 50%, memory 25%",
+    ]
+    assert lines[10].startswith("not shown: ")
+    assert lines[11].endswith("m memory")
+    wide = frame("http://here:8000", told, table(LINES), (200, 12), "requests").split("\r\n")
+    assert wide[0].endswith("machine: CPU 50%, memory 25%\x1b[K")

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -15,6 +15,7 @@ from nerite import __version__
 from nerite.core import tensor as dtypes
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput, shape_text
 from nerite.core.tensor import DataType
+from nerite.llm.openai.text_model import is_embedding, is_text
 from nerite.transports.http.json_tensors import HALVES
 from nerite.transports.http.openapi_schemas import (
     COMMON,
@@ -95,6 +96,20 @@ def sample_of(signature: Signature, *, decoupled: bool) -> SampleRequest | None:
     zeros = sum(each["parameters"]["binary_data_size"] for each in inputs if "parameters" in each)
     asked = {"parameters": {"binary_data_output": True}} if outside else {}
     return SampleRequest({"inputs": inputs, **asked}, zeros, outside)
+
+
+def sample_input(signature: Signature, declared: SignatureInput) -> tuple[tuple[int, ...], str]:
+    """Return the shape of an input in a sample request, and its values as people enter them.
+
+    Values are JSON, or a single text as it is; empty stands for zeros, or for an optional input that is left out.
+    """
+    batch = (1,) if signature.max_batch_size > 0 else ()
+    shape = (*batch, *(1 if size == -1 else size for size in declared.dims))
+    count = math.prod(shape)
+    if declared.optional or count > _MAX_JSON_ELEMENTS or declared.datatype in HALVES:
+        return shape, ""
+    data = _sample_data(declared, count)
+    return shape, str(data[0]) if declared.datatype is dtypes.BYTES and count == 1 else json.dumps(data)
 
 
 def _input(declared: SignatureInput, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -180,6 +195,30 @@ def served_models(records: Iterable[ModelRecord]) -> list[ServedModel]:
         if names[record.name] == 1
         for number, version in sorted(record.running.items())
     ]
+
+
+def example_command(records: Sequence[ModelRecord], url: str) -> str:
+    """Return a working curl command: a chat with the first language model, else a short request to the first model.
+
+    Models of images and embeddings come last, as their answers tell nothing. Without a short request: model metadata.
+    """
+    served = [each for each in served_models(records) if each.latest and each.paths]
+    talks = next((each for each in served if is_text(each.signature)), None)
+    if talks is not None:
+        body = {"model": talks.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100}
+        return f"curl {shlex.quote(f'{url}/v1/chat/completions')} -d {shlex.quote(json.dumps(body))}"
+    for each in sorted(served, key=_is_unreadable):
+        sample = sample_of(each.signature, decoupled=each.decoupled)
+        if sample is not None and sample.brief:
+            return sample.curl(url + each.paths[0])
+    return f"curl {url}/v2/models/{records[0].name}"
+
+
+def _is_unreadable(each: ServedModel) -> bool:
+    """Return whether people can tell little from the answers of a model: it embeds, or takes images."""
+    inputs = each.signature.inputs.values()
+    images = any(len(declared.dims) == 3 and {declared.dims[0], declared.dims[2]} & {1, 3} for declared in inputs)
+    return images or is_embedding(each.signature)
 
 
 _JSON: Final = "application/json"

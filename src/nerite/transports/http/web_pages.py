@@ -1,25 +1,31 @@
-"""The web pages of the HTTP port: the documentation of its models and endpoints, and the console under ``/ui``."""
+"""The documentation pages of the HTTP port: its models and endpoints, and the paths of ``GET /``."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nerite import __version__
-from nerite.config.options import METRICS_CATEGORY
-from nerite.transports import access
+from nerite.core.signature import SignatureInput
 from nerite.transports.access import Lock
 from nerite.transports.http import reply
-from nerite.transports.http.handler import BackgroundCalls, HttpExchange, LoopTurns
+from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.infer_request import HttpTarget
-from nerite.transports.http.metrics_service import MetricsService
-from nerite.transports.http.openapi import NO_SAMPLE, ServedModel, openapi_document, sample_of, served_models
+from nerite.transports.http.json_tensors import HALVES
+from nerite.transports.http.openapi import (
+    NO_SAMPLE,
+    ServedModel,
+    openapi_document,
+    sample_input,
+    sample_of,
+    served_models,
+)
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.routes import ENDPOINT_DESCRIPTIONS
 from nerite.transports.http.routes import ENDPOINTS as ROUTES
@@ -61,7 +67,7 @@ def docs_page(
     """
     key_header = key_headers.get("inference", "")
     opened = " open" if len({each.model for each in served}) <= _MAX_OPEN else ""
-    models = "".join(_model(each, key_header, url, opened) for each in served)
+    models = "".join(_model(each, key_header, url, opened, number) for number, each in enumerate(served))
     rest = "".join(
         f"<tr><td>{escape(model)}<td>{escape(version)}<td class={state or 'none'}>{state or 'not loaded'}"
         for model, version, state in idle
@@ -87,7 +93,7 @@ def docs_page(
 """
 
 
-def _model(each: ServedModel, key_header: str, url: str, opened: str) -> str:
+def _model(each: ServedModel, key_header: str, url: str, opened: str, number: int) -> str:
     signature = each.signature
     batch = f"batches of up to {signature.max_batch_size}" if signature.max_batch_size else "no batching"
     tensors = "".join(
@@ -98,12 +104,19 @@ def _model(each: ServedModel, key_header: str, url: str, opened: str) -> str:
     return (
         f"<details{opened}><summary><strong>{escape(each.model)}</strong> <span>version {each.version}</span> "
         f'<span class="READY">READY</span> <small>{escape(each.platform)}, {batch}</small></summary><div>'
-        f"{_table(('', 'Name', 'Type', 'Shape'), tensors)}{_example(each, key_header, url)}</div></details>\n"
+        f"{_table(('', 'Name', 'Type', 'Shape'), tensors)}{_example(each, key_header, url, number)}</div></details>\n"
     )
 
 
-def _example(each: ServedModel, key_header: str, url: str) -> str:
-    """Return a sample command for a model, and a form that sends the same request."""
+_LANGUAGES: Final = (("curl", "curl"), ("python", "Python"), ("cli", "Command line"))
+"""Key and name of the languages in which a request is shown."""
+
+
+def _example(each: ServedModel, key_header: str, url: str, number: int) -> str:
+    """Return fields for the values of a request, the commands that send it, and a button that does.
+
+    The script of the page keeps the commands in step with the fields; without it, there is the one for curl.
+    """
     sample = sample_of(each.signature, decoupled=each.decoupled)
     if not each.paths:
         return "<p>The name of this model is not valid in a URL path: use gRPC.</p>"
@@ -112,14 +125,56 @@ def _example(each: ServedModel, key_header: str, url: str) -> str:
     path = each.paths[0]
     what = escape(f"{each.model}, version {each.version}")
     key = f'<label>{escape(key_header)} <input name="{escape(key_header)}"></label>' if key_header else ""
-    zeros = f"<p>followed by {sample.zeros} zero bytes of tensor data</p>" if sample.zeros else ""
+    data = {
+        "model": each.model,
+        "version": "" if each.latest else each.version,
+        "url": url,
+        "key": key_header,
+        "streams": "yes" if sample.streams else "",
+        "binary": "yes" if sample.binary else "",
+    }
+    attributes = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
+    tabs = "".join(_tab(language, name, number) for language, name in _LANGUAGES)
     return (
-        f'<div><pre tabindex="0" aria-label="Command for {what}">{escape(sample.curl(url + path, key_header))}'
-        f'</pre><button type="button" class="copy" aria-label="Copy the command for {what}">Copy</button></div>'
-        f'<form action="{escape(path)}" data-zeros="{sample.zeros}">'
-        f'<textarea rows="3" spellcheck="false" aria-label="Body of a request to {what}">{escape(sample.text)}'
-        f'</textarea>{zeros}{key}<button aria-label="Send the request to {what}">Send</button>'
-        f'<output aria-live="polite"></output></form>'
+        f'<form action="{escape(path)}" {attributes}>'
+        f"{''.join(_field(each, declared) for declared in each.signature.inputs.values())}"
+        f'<div class="tabs" role="tablist" aria-label="Ways to send the request to {what}">{tabs}</div>'
+        f'<div class="command"><pre tabindex="0" role="tabpanel" id="panel-{number}" '
+        f'aria-labelledby="tab-{number}-curl">{escape(sample.curl(url + path, key_header))}</pre>'
+        f'<button type="button" class="copy" aria-label="Copy the command for {what}">Copy</button></div>'
+        f'{key}<button aria-label="Send the request to {what}">Send</button><output aria-live="polite"></output></form>'
+    )
+
+
+def _tab(language: str, name: str, number: int) -> str:
+    chosen = language == _LANGUAGES[0][0]
+    return (
+        f'<button type="button" role="tab" data-language="{language}" id="tab-{number}-{language}" '
+        f'aria-controls="panel-{number}" aria-selected="{str(chosen).lower()}" tabindex="{0 if chosen else -1}">'
+        f"{name}</button>"
+    )
+
+
+def _field(each: ServedModel, declared: SignatureInput) -> str:
+    """Return the fields for shape and values of an input."""
+    shape, text = sample_input(each.signature, declared)
+    open_sizes = len(shape) > len(declared.dims) or -1 in declared.dims
+    name = escape(declared.name)
+    shown = escape(each.shape(declared))
+    empty = "Left out" if declared.optional else "Zeros"
+    only = " readonly" if declared.datatype in HALVES else ""
+    sizes = (
+        f'<label>shape <input name="shape" size="14" spellcheck="false" value="{json.dumps(shape)}" '
+        f'aria-label="Shape of {name}"></label>'
+        if open_sizes
+        else f'<input name="shape" type="hidden" value="{json.dumps(shape)}">'
+    )
+    return (
+        f'<fieldset data-name="{name}" data-datatype="{declared.datatype.name}" '
+        f'data-declared="{shown}"{" data-optional" if declared.optional else ""}>'
+        f"<legend><code>{name}</code> {declared.datatype.name} {shown}</legend>{sizes}"
+        f'<textarea name="data" rows="2" spellcheck="false" aria-label="Values of {name}" placeholder="{empty}"{only}>'
+        f"{escape(text)}</textarea></fieldset>"
     )
 
 
@@ -140,9 +195,10 @@ def _table(titles: Iterable[str], rows: str) -> str:
     return f'<div class="wide"><table><thead><tr>{heads}<tbody>{rows}</table></div>'
 
 
-_NO_STORE: Final = b"Cache-Control: no-store\r\n"
+CONSOLE_PATH: Final = "/ui"
+NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _DOCS_HEADERS: Final = (
-    b"Content-Security-Policy: %b\r\nX-Content-Type-Options: nosniff\r\n" % DOCS_POLICY.encode() + _NO_STORE
+    b"Content-Security-Policy: %b\r\nX-Content-Type-Options: nosniff\r\n" % DOCS_POLICY.encode() + NO_STORE
 )
 _TO_DOCS: Final = Reply(302, content_type=reply.PLAIN, headers=b"Location: v2/docs\r\n")
 _is_host = re.compile(r"[0-9A-Za-z.\-_]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?").fullmatch
@@ -183,7 +239,7 @@ class Documentation:
         """Send the OpenAPI document."""
         served = served_models(self._server.manager.records)
         made = openapi_document(served, self._key_headers, _url(connection, head))
-        connection.send([reply.json_reply(made)._replace(headers=_NO_STORE).encode()])
+        connection.send([reply.json_reply(made)._replace(headers=NO_STORE).encode()])
 
     async def _page(self, url: str) -> Reply:
         idle = await self._idle()
@@ -205,124 +261,3 @@ def _url(connection: HttpExchange, head: RequestHead) -> str:
     secure = connection.secure or head.headers.get("x-forwarded-proto") == "https"
     host = head.headers.get("host", "")
     return f"{'https' if secure else 'http'}://{host if _is_host(host) else 'localhost:8000'}"
-
-
-# The console: static files, and the data that the page polls.
-
-_CONSOLE_FOLDER: Final = Path(__file__).with_name("pages") / "console"
-_TYPES: Final = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-"""Content types by suffix. Files with other suffixes, such as licences, are not served."""
-_CONSOLE_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-)
-"""The page's Content-Security-Policy: only its own scripts, only its own server, and no script made from text."""
-_CONSOLE_HEADERS: Final = (
-    f"Content-Security-Policy: {_CONSOLE_POLICY}\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
-    # Cached, but revalidated each time, so that an upgrade takes effect at once.
-    "Cache-Control: no-cache\r\n"
-)
-
-
-class ConsoleFile:
-    """Static file of the console, with an entity tag made from its content."""
-
-    def __init__(self, path: Path) -> None:
-        content = path.read_bytes()
-        self._tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        headers = f"{_CONSOLE_HEADERS}ETag: {self._tag}\r\n".encode()
-        self._whole = Reply(200, content, _TYPES[path.suffix], headers)
-        self._same = Reply(304, headers=headers)
-
-    def reply(self, head: RequestHead) -> Reply:
-        """Return the file, or 304 if the client already has it."""
-        return self._same if self._tag in head.headers.get("if-none-match", "") else self._whole
-
-
-def console_files() -> dict[str, ConsoleFile]:
-    """Read the files of the console; return them by name."""
-    return {path.name: ConsoleFile(path) for path in sorted(_CONSOLE_FOLDER.rglob("*")) if path.suffix in _TYPES}
-
-
-CONSOLE_PATH: Final = "/ui"
-_METRICS: Final = f"{CONSOLE_PATH}/metrics"
-_INSTANCES: Final = f"{CONSOLE_PATH}/instances"
-_CONTROL: Final = f"{CONSOLE_PATH}/control"
-_TO_CONSOLE: Final = Reply(308, content_type=reply.PLAIN, headers=b"Location: ../ui\r\n")
-"""Links of the page are relative, so that it also works behind a proxy that adds a path prefix."""
-_NO_METRICS: Final = Reply(404, b'{"error":"metrics are disabled: the server runs with --allow-metrics=false"}')
-
-
-class Console:
-    """Router of the paths under ``/ui``; passes all other paths on to another router.
-
-    The files need no key: they reveal nothing about the server. The page gets everything it shows from the usual
-    endpoints, with the keys that those need. Its numbers are the page of the metrics port, which needs the keys of
-    statistics and of metrics here; the list of instances needs the key of statistics, and the note about model control
-    that of the model repository.
-    """
-
-    def __init__(
-        self,
-        server: InferenceServer,
-        metrics: MetricsService | None,
-        locks: Mapping[str, Lock],
-        target_of: Callable[[RequestHead], HttpTarget],
-    ) -> None:
-        """``metrics`` is None if the server has no metrics page."""
-        self._server = server
-        self._metrics = metrics
-        self._background_calls = BackgroundCalls()
-        self._locks = locks
-        self._target_of = target_of
-        found = console_files()
-        self._files = {
-            CONSOLE_PATH: found.pop("index.html"),
-            **{f"{CONSOLE_PATH}/{name}": file for name, file in found.items()},
-        }
-
-    def target(self, head: RequestHead) -> HttpTarget:
-        """Return the target of a head."""
-        if not head.path.startswith(CONSOLE_PATH):
-            return self._target_of(head)
-        file = self._files.get(head.path)
-        if file is None and head.path not in (_METRICS, _INSTANCES, _CONTROL, f"{CONSOLE_PATH}/"):
-            return self._target_of(head)
-        if head.method not in ("GET", "HEAD"):
-            return HttpTarget(reply.NOT_ALLOWED_JSON)
-        if file is not None:
-            return HttpTarget(file.reply(head))
-        if head.path == _INSTANCES:
-            return HttpTarget(refusal=access.key_refusal(self._locks, "statistics", head), call=self._send_instances)
-        if head.path == _CONTROL:
-            refusal = access.key_refusal(self._locks, "model-repository", head)
-            return HttpTarget(reply.json_reply({"note": self._server.control_note}), refusal)
-        return self._metrics_target(head) if head.path == _METRICS else HttpTarget(_TO_CONSOLE)
-
-    def _metrics_target(self, head: RequestHead) -> HttpTarget:
-        categories = ("statistics", METRICS_CATEGORY)
-        refusals = (access.key_refusal(self._locks, category, head) for category in categories)
-        refusal = next((each for each in refusals if each is not None), None)
-        if self._metrics is None:
-            return HttpTarget(_NO_METRICS, refusal)
-        return HttpTarget(refusal=refusal, call=self._send_metrics)
-
-    def _send_instances(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
-        self._background_calls.start(connection, self._instances())
-
-    async def _instances(self) -> Reply:
-        turns = LoopTurns()
-        listed = []
-        for instance in self._server.instances():
-            listed.append(instance)
-            await turns.go_on()
-        return reply.json_reply(listed)._replace(headers=_NO_STORE)
-
-    def _send_metrics(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
-        assert self._metrics is not None
-        self._metrics.send_page(connection, head, "text/plain; charset=utf-8", _NO_STORE)

@@ -1,9 +1,11 @@
 // Entry point of the console: polls the server and shows the page that the URL fragment names.
 
 import { Batches } from "./batches.js";
+import { closeDialogs } from "./dialog.js";
 import { say } from "./elements.js";
 import { parse } from "./exposition.js";
 import { History } from "./history.js";
+import { Log } from "./log.js";
 import { ModelView } from "./model.js";
 import { Models } from "./models.js";
 import { Overview } from "./overview.js";
@@ -11,6 +13,7 @@ import { RolloutView } from "./rollout.js";
 import { Rollouts } from "./rollouts.js";
 import * as server from "./server.js";
 import { Settings } from "./settings.js";
+import { hasLanguageModel, Talks } from "./talks.js";
 import { Tenants } from "./tenants.js";
 import { Usage } from "./usage.js";
 import { Workers } from "./workers.js";
@@ -20,7 +23,7 @@ const LIST_EVERY = 10_000;
 /** After a slow poll, wait this many times its duration: metrics of a thousand models are expensive. */
 const REST = 10;
 const LONGEST = 15_000;
-const VIEWS = { batches: Batches, models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, usage: Usage, workers: Workers };
+const VIEWS = { batches: Batches, chat: Talks, log: Log, models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, usage: Usage, workers: Workers };
 
 const pulse = document.getElementById("pulse");
 const notice = document.getElementById("notice");
@@ -41,12 +44,14 @@ class Console {
   open() {
     const [page, ...rest] = location.hash.slice(2).split("/").map(decodeURIComponent);
     this.view?.close();
+    closeDialogs();
     this.warn("action", "");
     this.view = new (Object.hasOwn(VIEWS, page) ? VIEWS[page] : Overview)(this, ...rest);
     place.replaceChildren(this.view.root);
     document.title = `${this.view.title} – ${document.getElementById("server").textContent}`;
     for (const link of document.querySelectorAll("header nav a")) {
-      const here = link.getAttribute("href") === (location.hash || "#/");
+      const [, part] = link.getAttribute("href").split("/");
+      const here = part === (page ?? "") || (part === "rollouts" && page === "rollout") || (part === "" && page === "models");
       if (here) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
@@ -101,12 +106,15 @@ addEventListener("hashchange", () => {
 });
 shown.open();
 shown.watch();
+hasLanguageModel().then((has) => {
+  document.querySelector('header nav [href="#/chat"]').hidden = !has;
+}, () => {});
 server.get("v2/quota").then(({ tenants = [], ledger = false }) => {
   document.querySelector('header nav [href="#/tenants"]').hidden = !tenants.length;
   document.querySelector('header nav [href="#/usage"]').hidden = !ledger;
 }, () => {});
 server.get("v2").then(({ name, version }) => {
   document.getElementById("server").textContent = name;
-  document.getElementById("server").title = `${name} ${version}`;
+  document.getElementById("server").title = `Nerite ${version}`;
   document.title = `${shown.view.title} – ${name}`;
 }, () => {});

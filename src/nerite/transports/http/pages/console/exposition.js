@@ -24,6 +24,8 @@ const HISTOGRAMS = {
   "vllm:time_to_first_token_seconds": "firstToken",
   "vllm:inter_token_latency_seconds": "betweenTokens",
 };
+/** Failed requests are counted by the reason. */
+const REASONS = "nerite_request_failures_total";
 const MACHINE = { nv_cpu_utilization: "cpu", nv_cpu_memory_used_bytes: "memoryUsed", nv_cpu_memory_total_bytes: "memoryTotal" };
 /** Of shadows: with the label that their counts are told apart by. */
 const SHADOW_COUNTS = {
@@ -77,6 +79,11 @@ export function parse(text) {
     if (name in COUNTS) {
       const counts = of(read(line));
       counts[COUNTS[name]] = (counts[COUNTS[name]] ?? 0) + value;
+      continue;
+    }
+    if (name === REASONS) {
+      const labels = read(line);
+      if (value) (of(labels).reasons ??= {})[labels.reason] = value;
       continue;
     }
     const part = PART.exec(name);

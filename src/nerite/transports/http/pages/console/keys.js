@@ -29,7 +29,9 @@ async function askOnce(header, used, insist) {
     element("p", {}, `${why} Keys are kept until this tab is closed.`),
     element("label", {}, element("code", {}, header), input),
   ];
-  const given = (await askInDialog("Restricted", content, "Unlock", "Not now")) && input.value;
+  const answer = await askInDialog("Restricted", content, "Unlock", "Not now");
+  if (answer === null) return false; // Another page was opened: it asks again.
+  const given = answer && input.value;
   declined[given ? "delete" : "add"](header);
   if (!given) return false;
   kept[header] = given;

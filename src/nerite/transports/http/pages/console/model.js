@@ -3,16 +3,18 @@
 import { Chat, writes } from "./chat.js";
 import { element, say } from "./elements.js";
 import { key } from "./exposition.js";
+import { Failure } from "./failures.js";
 import * as format from "./format.js";
 import { Graph } from "./graph.js";
 import { Actions, stateOf } from "./models.js";
 import { Plot } from "./plot.js";
+import { range, rangePicker, Samples } from "./samples.js";
 import * as server from "./server.js";
 import { Form } from "./settings.js";
 import { Stages } from "./stages.js";
 import { TryIt } from "./tryit.js";
 
-/** Title, names of the lines in the legend, their names in the history, formatter of the values. */
+/** Title, names of the lines in the legend, their names in the samples, formatter of the values. */
 const PLOTS = [
   ["Throughput", ["requests/s", "errors/s", "rows/s"], ["requests", "failures", "rows"], format.number],
   ["Latency", ["p50", "p90", "p99"], ["p50", "p90", "p99"], format.seconds],
@@ -20,11 +22,11 @@ const PLOTS = [
   ["Batch size", ["rows, mean"], ["batch"], format.number],
 ];
 const TOKEN_PLOTS = [
-  ["Tokens per second", ["generated", "prompt"], ["generatedTokens", "promptTokens"], format.number],
-  ["Time to first token", ["p50", "p99"], ["firstToken50", "firstToken99"], format.seconds],
-  ["Time between tokens", ["p50", "p99"], ["between50", "between99"], format.seconds],
+  ["Tokens per second", ["generated", "prompt"], ["generated_tokens", "prompt_tokens"], format.number],
+  ["Time to first token", ["p50", "p99"], ["first_token_p50", "first_token_p99"], format.seconds],
+  ["Time between tokens", ["p50", "p99"], ["between_p50", "between_p99"], format.seconds],
   ["In the engine", ["running", "waiting"], ["running", "waiting"], format.number],
-  ["KV cache", ["in use"], ["kvUsage"], format.share],
+  ["KV cache", ["in use"], ["kv_usage"], format.share],
 ];
 
 export class ModelView {
@@ -37,18 +39,22 @@ export class ModelView {
     this.plots = [];
     this.state = element("span");
     this.reason = element("p", { className: "reason" });
+    this.samples = new Samples(() => this.draw());
     this.others = element("nav", { "aria-label": "Versions", className: "versions" });
     this.actions = new Actions(name, console.models, console);
+    this.failure = new Failure(name, () => this.actions.loadNow());
     this.grid = element("div", { className: "plots" });
     this.stages = new Stages();
     this.facts = element("dl", { className: "facts" });
-    this.steps = element("div");
+    this.steps = element("div", { className: "steps" });
+    this.range = rangePicker(() => this.update());
     this.parts = element("div");
     this.root = element(
       "div",
       {},
-      element("div", { className: "head" }, element("h1", {}, name), this.state, this.others, this.actions.root),
+      element("div", { className: "head" }, element("h1", {}, name), this.state, this.others, this.range, this.actions.root),
       this.reason,
+      this.failure.root,
       this.facts,
       this.steps,
       this.grid,
@@ -68,10 +74,14 @@ export class ModelView {
     const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
-    say(this.reason, version.reason.startsWith("unloaded") ? "" : version.reason);
+    say(this.reason, "");
+    this.failure.show(colour === "bad" ? version.reason || "The server gives no reason." : "", models.fixed);
     this.showVersions(models.of(this.name), version.version);
     const at = key(this.name, version.version);
-    this.draw(at, history);
+    this.at = at;
+    this.grid.hidden = this.range.hidden = colour === "bad"; // A version that failed has nothing to draw.
+    this.samples.update(this.name, version.version);
+    this.draw();
     this.stages.update(history.recent(at), history.ever(at));
     this.graph?.update();
     const made = [version.version, version.state, version.hash].join(" ");
@@ -85,18 +95,24 @@ export class ModelView {
   }
 
   close() {
+    this.closed = true;
     for (const { plot } of this.plots) plot.close();
     this.chat?.close();
   }
 
-  draw(at, history) {
-    const wanted = "generatedTokens" in history.recent(at).now ? [...PLOTS, ...TOKEN_PLOTS] : PLOTS;
+  /** Draw what has happened in the chosen time. */
+  draw() {
+    if (this.closed) return;
+    const generates = "generatedTokens" in this.console.history.recent(this.at).now;
+    const wanted = generates ? [...PLOTS, ...TOKEN_PLOTS] : PLOTS;
     for (const [title, labels, lines, text] of wanted.slice(this.plots.length)) {
       const plot = new Plot(title, labels, text);
       this.plots.push({ plot, lines });
       this.grid.append(plot.root);
     }
-    for (const { plot, lines } of this.plots) plot.show(history.times, lines.map((name) => history.line(at, name)));
+    for (const { plot, lines } of this.plots) {
+      plot.show(this.samples.data.times, lines.map((name) => this.samples.line(name)), range());
+    }
   }
 
   showVersions(all, current) {
@@ -154,9 +170,11 @@ export class ModelView {
       const kinds = [...new Set(groups.map((group) => group.kind?.replace("KIND_", "")))].join(", ");
       if (groups.length) facts.push(["Instances", `${instances} (${kinds})`]);
     }
-    if (now.memory) {
-      facts.push(["Worker memory", format.bytes(now.memory)], ["Worker restarts", format.number(now.restarts)]);
-    }
+    const estimate = this.console.models.estimates.get(this.at);
+    if (now.memory) facts.push(["Worker memory", format.bytes(now.memory)], ["Worker restarts", format.number(now.restarts)]);
+    else if (estimate) facts.push(["Memory, estimated", `${format.bytes(estimate)}, the size of its files`]);
+    const failed = Object.entries(now.reasons ?? {}).map(([reason, count]) => `${format.number(count)} ${reason.replaceAll("_", " ")}`);
+    if (failed.length) facts.push(["Failed requests", failed.join(", ")]);
     if (now.loadSeconds) facts.push(["Load time", format.seconds(now.loadSeconds)]);
     const text = JSON.stringify(facts);
     if (this.facts.dataset.shown === text) return;

@@ -1,13 +1,17 @@
 // The models of the repositories, and buttons to load and unload them.
 
 import { askInDialog } from "./dialog.js";
-import { element } from "./elements.js";
+import { element, say } from "./elements.js";
+import { key } from "./exposition.js";
+import { Menu } from "./menu.js";
 import * as server from "./server.js";
 
 /** Every version of every model: name, version (empty if it was never loaded), state, reason, and content hash. */
 export class Models {
   constructor() {
     this.versions = [];
+    /** Estimated memory of the versions that run in the server's own process, in bytes. */
+    this.estimates = new Map();
     /** The status of the last rollout of each model. */
     this.rollouts = [];
     this.busy = new Map();
@@ -22,6 +26,8 @@ export class Models {
       .map(({ name, version = "", state = "", reason = "", hash = "" }) => ({ name, version, state, reason, hash }))
       .sort((one, other) => one.name.localeCompare(other.name) || Number(one.version) - Number(other.version));
     this.rollouts = (await server.get("v2/rollouts")).rollouts;
+    const estimates = await server.get("ui/estimates").catch(() => []); // Needs another key, without which there are none.
+    this.estimates = new Map(estimates.map(({ model, version, bytes }) => [key(model, version), bytes]));
   }
 
   of(name) {
@@ -58,7 +64,7 @@ export function stateOf({ state, reason }) {
   return [state.toLowerCase(), "idle"];
 }
 
-/** Buttons that load and unload a model, if the server allows it. `changed` is called before and after; `failed` gets errors. */
+/** Menu that loads and unloads a model, if the server allows it. `changed` is called before and after; `failed` gets errors. */
 export class Actions {
   constructor(name, models, { changed, failed }) {
     this.name = name;
@@ -66,32 +72,47 @@ export class Actions {
     this.report = { changed, failed };
     const button = (text, listener) =>
       element("button", { type: "button", "aria-label": `${text} ${name}`, on: { click: listener } }, text);
-    this.load = button("Load", () => this.run("Loading…", () => server.load(name)));
+    this.load = button("Load", () => (this.ready ? this.confirmReload() : this.loadNow()));
     this.unload = button("Unload", () => this.confirmUnload());
-    this.root = element("span", { className: "buttons" }, this.load, this.unload);
+    const log = element("a", { href: `#/log/${encodeURIComponent(name)}`, "aria-label": `Log of ${name}` }, "Log");
+    this.menu = new Menu(`Actions for ${name}`, this.load, this.unload, log);
+    this.doing = element("small", { role: "status" });
+    this.root = element("span", { className: "buttons" }, this.doing, this.menu.root);
     this.update();
   }
 
   update() {
     const doing = this.models.busy.get(this.name);
-    const ready = this.models.of(this.name).some((each) => each.state === "READY");
-    const name = ready ? "Reload" : "Load";
-    if (this.load.textContent !== (doing ?? name)) {
-      this.load.textContent = doing ?? name;
-      this.load.setAttribute("aria-label", `${doing ?? name} ${this.name}`);
+    this.ready = this.models.of(this.name).some((each) => each.state === "READY");
+    say(this.doing, doing ?? "");
+    const name = this.ready ? "Reload" : "Load";
+    if (this.load.textContent !== name) {
+      this.load.textContent = name;
+      this.load.setAttribute("aria-label", `${name} ${this.name}`);
     }
-    // Not `disabled`, which would take the focus away from the button.
-    this.load.setAttribute("aria-disabled", String(Boolean(doing)));
-    this.unload.hidden = !ready || Boolean(doing);
-    this.root.hidden = this.models.fixed !== "";
+    const fixed = this.models.fixed !== "";
+    this.load.hidden = fixed || Boolean(doing);
+    this.unload.hidden = fixed || !this.ready || Boolean(doing);
+  }
+
+  loadNow() {
+    return this.run("Loading…", () => server.load(this.name));
+  }
+
+  async confirmReload() {
+    const content = [element("p", {}, "The loaded versions answer requests until the new ones are ready.")];
+    await this.confirm(`Reload ${this.name}?`, content, "Reload", () => this.loadNow());
   }
 
   async confirmUnload() {
     const content = [element("p", {}, "Requests to it are rejected until it is loaded again.")];
-    if (await askInDialog(`Unload ${this.name}?`, content, "Unload")) {
-      this.load.focus();
-      await this.run("Unloading…", () => server.unload(this.name));
-    }
+    await this.confirm(`Unload ${this.name}?`, content, "Unload", () => this.run("Unloading…", () => server.unload(this.name)));
+  }
+
+  async confirm(title, content, yes, work) {
+    const chosen = await askInDialog(title, content, yes);
+    if (chosen !== null) this.menu.button.focus();
+    if (chosen) await work();
   }
 
   async run(doing, work) {

@@ -1,11 +1,14 @@
 // Overview page: a sortable and filterable table of all models, and the load of the whole server.
 
-import { element, say } from "./elements.js";
+import { element, say, shape } from "./elements.js";
 import { key } from "./exposition.js";
+import { explain, Failures } from "./failures.js";
 import * as format from "./format.js";
 import { Actions, stateOf } from "./models.js";
 import { Plot } from "./plot.js";
 import { markOf } from "./rollouts.js";
+import { range, rangePicker, Samples } from "./samples.js";
+import { Sparkline } from "./sparkline.js";
 
 /** Name of a column, function that returns its value, formatter of the value. */
 const NUMBERS = [
@@ -14,8 +17,9 @@ const NUMBERS = [
   ["p50", (change) => change.quantile("whole", 0.5), format.seconds],
   ["p99", (change) => change.quantile("whole", 0.99), format.seconds],
   ["Queue", (change) => change.now.queue ?? null, format.number],
-  ["Memory", (change) => change.now.memory || null, format.bytes],
+  ["Memory", (change, estimate) => change.now.memory || estimate || null, format.bytes],
 ];
+const [RATE, ERRORS, QUEUE, MEMORY] = [0, 1, 4, 5];
 const NAMES = ["Model", "Version", "State"];
 
 export class Overview {
@@ -36,14 +40,17 @@ export class Overview {
     this.count = element("span", { className: "muted", role: "status" });
     this.heads = [...NAMES, ...NUMBERS.map(([name]) => name)].map((name, column) => this.head(name, column));
     this.body = element("tbody");
-    this.actions = element("th", { scope: "col" }, "Actions");
+    const actions = element("th", { scope: "col" }, element("span", { className: "unseen" }, "Actions"));
     this.fixed = element("p", { className: "muted" });
-    const head = element("thead", {}, element("tr", {}, ...this.heads, this.actions));
+    const head = element("thead", {}, element("tr", {}, ...this.heads, actions));
     this.summary = element("dl", { className: "tiles" });
+    this.samples = new Samples(() => this.draw());
+    this.failures = new Failures();
     this.root = element(
       "div",
       {},
-      element("h1", {}, "Models"),
+      element("div", { className: "head" }, element("h1", {}, "Models"), rangePicker(() => this.update())),
+      this.failures.root,
       element("div", { className: "summary" }, this.summary, this.plot.root),
       element("p", { className: "bar" }, this.filter, this.count),
       element("div", { className: "wide" }, element("table", { className: "models" }, head, this.body)),
@@ -54,31 +61,46 @@ export class Overview {
   update() {
     const { models, history } = this.console;
     const seen = new Set();
-    this.actions.hidden = models.fixed !== "";
     say(this.fixed, models.fixed ?? "");
+    this.failures.show(models.versions);
+    this.samples.update();
     for (const version of models.versions) {
       const at = key(version.name, version.version);
       seen.add(at);
       if (!this.rows.has(at)) this.rows.set(at, new Row(version, this.console));
-      this.rows.get(at).update(version, history.recent(at), markOf(models.rollouts, version.name, version.version));
+      const mark = markOf(models.rollouts, version.name, version.version);
+      this.rows.get(at).update(version, history.recent(at), mark, models.estimates.get(at));
     }
     for (const at of this.rows.keys()) if (!seen.has(at)) this.rows.delete(at);
-    const sums = history.all();
-    this.plot.show(history.times, [sums.requests, sums.failures]);
     this.tile("Ready", `${count(models, "READY")} of ${new Set(models.versions.map((each) => each.name)).size}`);
     const recent = [...this.rows.values()].map((row) => row.values);
-    const total = (column) => recent.reduce((sum, values) => sum + (values[column] ?? 0), 0);
-    const known = history.times.length > 0;
-    this.tile("Requests/s", known ? format.number(total(3)) : "–");
-    this.tile("Errors/s", known ? format.number(total(4)) : "–");
-    this.tile("Queued", known ? format.number(total(7)) : "–");
+    const total = (column) => recent.reduce((sum, values) => sum + (values[NAMES.length + column] ?? 0), 0);
+    const known = history.readings.length > 1;
+    // Until there are two readings of the counts, what the last sample says.
+    const now = (column, line) => (known ? total(column) : (this.samples.line(line).at(-1) ?? null));
+    this.tile("Requests/s", format.number(now(RATE, "requests")));
+    this.tile("Errors/s", format.number(now(ERRORS, "failures")), now(ERRORS, "failures") > 0);
+    this.tile("Queued", format.number(now(QUEUE, "queue")));
     const { cpu, memoryUsed, memoryTotal } = history.machine;
     if (cpu !== undefined) this.tile("CPU", format.share(cpu));
     if (memoryUsed !== undefined) this.tile("Memory in use", format.share(memoryUsed / memoryTotal));
+    this.draw();
     this.arrange();
   }
 
+  /** Draw what has happened in the chosen time. */
+  draw() {
+    if (this.closed) return;
+    const { times, versions } = this.samples.data;
+    this.plot.show(times, [this.samples.line("requests"), this.samples.line("failures")], range());
+    const rates = new Map(versions.map(({ model, version, requests }) => [key(model, version), requests]));
+    const sum = (values) => values.reduce((total, value) => total + value, 0);
+    const whole = sum([...rates.values()].map(sum));
+    for (const [at, row] of this.rows) row.draw(rates.get(at) ?? [], whole ? sum(rates.get(at) ?? []) / whole : 0);
+  }
+
   close() {
+    this.closed = true;
     this.plot.close();
   }
 
@@ -93,13 +115,14 @@ export class Overview {
     return element("th", { scope: "col", className: column < NAMES.length ? "" : "number" }, button);
   }
 
-  tile(name, text) {
+  tile(name, text, bad = false) {
     if (!this.tiles.has(name)) {
       const value = element("dd");
       this.tiles.set(name, value);
       this.summary.append(element("div", {}, element("dt", {}, name), value));
     }
     say(this.tiles.get(name), text);
+    this.tiles.get(name).classList.toggle("bad", bad);
   }
 
   arrange() {
@@ -111,6 +134,7 @@ export class Overview {
     const rows = [...this.rows.values()].filter((row) => words.every((word) => row.text.includes(word)));
     const missing = (value) => value === null || value === undefined;
     rows.sort((one, other) => {
+      if (one.failed !== other.failed) return other.failed - one.failed;
       const [first, second] = [one.values[column], other.values[column]];
       if (missing(first) || missing(second)) return missing(first) - missing(second);
       const order = typeof first === "string" ? first.localeCompare(second) : first - second;
@@ -135,29 +159,40 @@ class Row {
     const href = `#/models/${encodeURIComponent(name)}${version && `/${version}`}`;
     this.mark = element("a", { className: "mark", hidden: true });
     this.state = element("span");
-    this.reason = element("small");
-    this.cells = NUMBERS.map(() => element("td", { className: "number" }));
+    this.reason = element("a", { className: "why", href });
+    this.spark = new Sparkline();
+    this.share = shape("rect", { height: 3, width: 0, rx: 1 });
+    this.load = shape("svg", { class: "load", viewBox: "0 0 100 3", preserveAspectRatio: "none", "aria-hidden": "true" }, this.share);
+    this.texts = NUMBERS.map(() => element("span"));
+    this.cells = NUMBERS.map(([head], at) => element("td", { className: "number", "data-head": head }, this.texts[at]));
+    this.cells[RATE].prepend(this.spark.root);
+    this.cells[RATE].append(this.load);
     this.actions = new Actions(name, console.models, console);
-    this.last = element("td", {}, this.actions.root);
     this.root = element(
       "tr",
       {},
       element("th", { scope: "row" }, element("a", { href }, name), this.mark),
-      element("td", {}, version),
-      element("td", {}, this.state, this.reason),
+      element("td", { className: "version", "data-head": "Version" }, version),
+      element("td", { className: "status" }, this.state, this.reason),
       ...this.cells,
-      this.last,
+      element("td", { className: "acts" }, this.actions.root),
     );
   }
 
-  update(version, change, mark) {
+  update(version, change, mark, estimate) {
     const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
-    say(this.reason, colour === "bad" ? version.reason : "");
-    this.reason.title = this.reason.textContent;
-    const numbers = NUMBERS.map(([, read]) => read(change));
-    NUMBERS.forEach(([, , text], at) => say(this.cells[at], text(numbers[at])));
+    this.failed = colour === "bad";
+    say(this.reason, this.failed ? explain(version.reason).what : "");
+    this.reason.title = this.failed ? version.reason : "";
+    const numbers = NUMBERS.map(([, read]) => read(change, estimate));
+    NUMBERS.forEach(([, , text], at) => say(this.texts[at], text(numbers[at])));
+    const estimated = !change.now.memory && Boolean(estimate);
+    this.cells[MEMORY].classList.toggle("estimated", estimated);
+    this.cells[MEMORY].title = estimated ? "Estimated by the size of its files: it runs in the server's process" : "";
+    if (estimated) say(this.texts[MEMORY], `≈ ${format.bytes(estimate)}`);
+    this.cells[ERRORS].classList.toggle("bad", numbers[ERRORS] > 0);
     this.mark.hidden = !mark;
     if (mark) {
       say(this.mark, mark.text);
@@ -166,6 +201,16 @@ class Row {
     this.values = [version.name, Number(version.version) || null, state, ...numbers];
     this.text = `${version.name} ${state}`.toLowerCase();
     this.actions.update();
-    this.last.hidden = this.actions.root.hidden;
+  }
+
+  /** Draw the rate of requests in the chosen time, and their share of those to all models. */
+  draw(rates, share) {
+    this.spark.show(rates);
+    if (this.values[NAMES.length + RATE] === null && rates.length) say(this.texts[RATE], format.number(rates.at(-1)));
+    this.share.setAttribute("width", 100 * share);
+    const idle = !share && !this.failed && !this.values[NAMES.length + RATE];
+    this.root.classList.toggle("idle", idle);
+    this.root.classList.toggle("failed", this.failed);
+    this.cells[RATE].title = share ? `${format.share(share)} of all requests in the chosen time` : "";
   }
 }

@@ -5,7 +5,6 @@ import uPlot from "./uPlot.esm.js";
 
 const HEIGHT = 170;
 const LEAST = 60;
-const MOST = 5 * 60;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
@@ -21,6 +20,7 @@ export class Plot {
   constructor(title, lines, format) {
     this.lines = lines;
     this.format = format;
+    this.range = LEAST;
     this.place = element("div", { className: "plot" });
     this.root = element("figure", {}, element("figcaption", {}, title), this.place);
     this.data = [[], ...lines.map(() => [])];
@@ -39,8 +39,9 @@ export class Plot {
     dark.addEventListener("change", this.build);
   }
 
-  /** Show one list of values per line, at these times; null is a gap. */
-  show(times, values) {
+  /** Show one list of values per line, at these times, of a range in seconds; null is a gap. */
+  show(times, values, range = LEAST) {
+    this.range = range;
     this.data = [times, ...values];
     this.drawing?.setData(this.data);
     const now = this.lines.map((line, at) => `${line} ${this.format(values[at].at(-1) ?? null)}`);
@@ -53,11 +54,11 @@ export class Plot {
     this.drawing?.destroy();
   }
 
-  /** Return the time range: the last minute, or up to five minutes if that much is known. */
+  /** Return the time range: the chosen one, or less if less is known, but at least a minute. */
   span() {
     const [first, last] = [this.data[0][0], this.data[0].at(-1)];
     if (last === undefined) return [Date.now() / 1000 - LEAST, Date.now() / 1000];
-    return [last - Math.min(Math.max(last - first, LEAST), MOST), last];
+    return [last - Math.min(Math.max(last - first, LEAST), this.range), last];
   }
 
   options() {

@@ -25,7 +25,8 @@ export async function ask(path, { insist = false, headers = {}, ...request } = {
     }
     if (answer.ok) return answer;
     const message = reason(await answer.text()) || `${answer.status} ${answer.statusText}`;
-    const header = answer.status === 403 && /expecting header '([^']+)'/.exec(message)?.[1];
+    // Under /v1, a missing key has the status that clients of OpenAI expect.
+    const header = [401, 403].includes(answer.status) && /expecting header '([^']+)'/.exec(message)?.[1];
     if (!header) throw new Refusal(answer.status, message);
     if (!(await keys.askFor(header, known[header], insist))) throw new Refusal(403, message);
   }

@@ -6,6 +6,21 @@ import * as server from "./server.js";
 const LEVELS = [["OFF"], ["TIMESTAMPS"], ["TENSORS"], ["TIMESTAMPS", "TENSORS"]];
 const FORMATS = ["default", "ISO8601", "json"];
 const FIXED = new Set(["log_file", "trace_file", "trace_mode"]);
+/** What each setting does. */
+const MEANINGS = {
+  log_file: "File that the log is written to; set at the start by --log-file. Without one: stdout and stderr.",
+  log_info: "Write normal events, such as loads and what models print.",
+  log_warning: "Write possible problems.",
+  log_error: "Write failures.",
+  log_verbose_level: "0 for no details; 1 and more also write failed requests and internals.",
+  log_format: "default and ISO8601 are Triton's lines; json is one object per line.",
+  trace_level: "What is recorded of a traced request: the times of its stages, its tensors, both, or nothing.",
+  trace_rate: "One of so many requests is traced.",
+  trace_count: "Number of requests to trace from now on; -1 for no limit.",
+  log_frequency: "Begin a new trace file after so many traces; 0 for one file.",
+  trace_file: "File that the traces are written to; set at the start by --trace-config.",
+  trace_mode: "triton writes a file, opentelemetry sends spans; set at the start by --trace-config.",
+};
 
 export class Settings {
   title = "Settings";
@@ -59,10 +74,16 @@ export class Form {
   show(settings) {
     const focused = this.rows.contains(document.activeElement) && document.activeElement.name;
     this.fields = Object.entries(settings).map(([name, current]) => ({ name, current, ...control(name, current) }));
-    this.rows.replaceChildren(...this.fields.map(({ name, input }) => element("label", {}, element("span", {}, name), input)));
+    this.rows.replaceChildren(...this.fields.map(row));
     this.save.hidden = !this.fields.length;
     if (focused) this.rows.querySelector(`[name="${focused}"]`)?.focus();
   }
+}
+
+function row({ name, input }) {
+  const meaning = element("small", { id: `about-${name}` }, MEANINGS[name] ?? "");
+  input.setAttribute("aria-describedby", meaning.id);
+  return element("div", {}, element("label", {}, element("span", {}, name), input), meaning);
 }
 
 /** Return the control of a setting, and a function that returns its value, of the same type as `current`. */

@@ -1,4 +1,4 @@
-// Table that updates only the cells that change, so that text selections and the focus are kept.
+// Table that updates only the cells that change, so that text selections and the focus are kept. Cards on narrow screens.
 
 import { element, say } from "./elements.js";
 
@@ -20,9 +20,9 @@ export class Table {
   }
 
   row() {
-    const cells = this.columns.map(([, kind = ""], column) => {
+    const cells = this.columns.map(([head, kind = ""], column) => {
       if (!column) return element("th", { scope: "row" }, element("a"));
-      return element("td", { className: kind }, ...(kind === "status" ? [element("span"), element("small")] : []));
+      return element("td", { className: kind, "data-head": head }, ...(kind === "status" ? [element("span"), element("small")] : []));
     });
     return element("tr", {}, ...cells);
   }
