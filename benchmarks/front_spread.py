@@ -36,8 +36,8 @@ from page import machine
 sys.path.insert(0, str(ROOT / "src"))
 
 from nerite.client.connection import Address
-from nerite.tools.bench.generator import ExactTimer
 from nerite.tools.bench.grpc_generator import GrpcClientCall, GrpcLine, header_block
+from nerite.tools.bench.loops import ExactTimer
 from nerite.wire.grpc_service import ModelInferRequest
 
 CONNECTIONS: Final = (8, 16, 32, 64)

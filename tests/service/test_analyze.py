@@ -49,9 +49,9 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
     said = analyze(folder, "sleeps", *FEW, "--html", "page.html")
     assert "| max_batch=8 " in said
     page = (folder / "page.html").read_text()
-    titles = ["Latency by throughput", "Memory", "Search", "Changes", "Measurements"]
+    titles = ["Latency by throughput", "Throughput", "Memory", "Search", "Changes", "Measurements", "Origin"]
     assert re.findall("<h2>(.*?)</h2>", page) == titles
-    assert page.count('class="plot"') == 2 and page.count('class="bars"') == 1
+    assert page.count('class="plot"') == 2 and page.count('class="bars"') == 2
     assert '<span class="added">+max_batch_size: 8</span>' in page
     assert "<script src" not in page and "url(" not in page
     assert "\n-max_batch_size: 1\n+max_batch_size: 8\n" in said

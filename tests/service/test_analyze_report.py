@@ -77,7 +77,7 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path, width: int, dark: boo
         browser.point("document.querySelector('.plot .u-over')")
         browser.until(f"/^[\\d,.]+ at [\\d,.]+$/.test({VALUES})")
         bars = browser.evaluate("[...document.querySelectorAll('.bars i')].map((bar) => bar.offsetWidth)")
-        assert len(bars) == 5 and min(bars) > 0
+        assert len(bars) == 10 and min(bars) > 0  # throughput and memory
         ground = browser.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
         assert (sum(ground) < 200) == dark
         assert browser.evaluate("document.documentElement.scrollWidth") <= width

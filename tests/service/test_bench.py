@@ -129,6 +129,7 @@ def test_the_page_is_whole_and_needs_nothing_else(server: Serving, tmp_path: Pat
         "Latency by throughput",
         "Distribution of the latency",
         "Where the time goes",
+        "Origin",
     ]
     assert re.findall("<h2>(.*?)</h2>", page) == titles
     assert page.count('class="plot"') == 4 and page.count('class="bars"') == 1

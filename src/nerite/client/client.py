@@ -62,6 +62,17 @@ class Client:
         """Return whether the server, or a model, is ready to infer."""
         return self._is_ok(f"{model_path(model, version)}/ready" if model else "/v2/health/ready")
 
+    def server_version(self) -> str:
+        """Return name and version of the server, or "" if it does not tell."""
+        for path in ("/v2", "/version"):
+            try:
+                found = self._json("GET", path)
+            except ClientError:
+                continue
+            if isinstance(found, dict) and "version" in found:
+                return f"{found.get('name', '')} {found['version']}".strip()
+        return ""
+
     def models(self) -> list[ModelVersion]:
         """Return every version of every model in the repository, with its state."""
         return [ModelVersion.read(entry) for entry in self._json("POST", "/v2/repository/index")]

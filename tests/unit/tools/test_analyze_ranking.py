@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from nerite.tools.analyze.finding import REFUSED, Figure, Finding, Goal, combined
+from nerite.tools.analyze.finding import (
+    HEADINGS,
+    REFUSED,
+    AnalyzeHeading,
+    Figure,
+    Finding,
+    Goal,
+    combined,
+    render,
+    verdict,
+)
+from nerite.tools.bench.noise import half_width
+from nerite.tools.bench.provenance import Provenance
 
 
 def finding(*figures: tuple[int, float, float], memory: int = 100, **changes: int) -> Finding:
@@ -80,7 +92,9 @@ def test_several_turns_are_medians_and_one_refusal_is_enough() -> None:
     first = finding((1, 10.0, 1.0), (8, 90.0, 2.0), memory=5, a=1)
     turns = [first, finding((8, 60.0, 3.0), memory=7, a=1), finding((8, 70.0, 9.0), memory=9, a=1)]
     together = combined(turns)
-    assert together.figures == (Figure(1, 10.0, 1.0, 1.0), Figure(8, 70.0, 3.0, 3.0))
+    low, high = together.figures
+    assert (low, replace(high, error=0.0)) == (Figure(1, 10.0, 1.0, 1.0), Figure(8, 70.0, 3.0, 3.0))
+    assert high.error == pytest.approx(half_width([90.0, 60.0, 70.0]))
     assert (together.memory, together.turns, together.changes) == (7, 3, {"a": 1})
     assert combined([first, Finding({"a": 1}, refused="died")]).refused == "died"
 
@@ -99,3 +113,19 @@ def test_as_json() -> None:
     assert Finding.from_json(whole.to_json()) == whole
     with pytest.raises(KeyError):
         Finding.from_json({})
+
+
+def test_the_error_of_several_models_is_that_of_their_mean() -> None:
+    figure = Figure.of_several({name: Figure(8, 100.0, 1.0, 2.0, error=10.0) for name in "ab"})
+    assert figure.rate == pytest.approx(100) and figure.error == pytest.approx(10 / 2**0.5)
+
+
+def test_the_current_configuration_may_be_the_best() -> None:
+    now, near, worse = finding((8, 99.0, 1.0)), finding((8, 100.0, 1.0), a=1), finding((8, 50.0, 1.0), a=2)
+    said = "The current configuration is the best of 3: no other is better by more than 2%."
+    assert verdict([now, near, worse], Goal()) == said
+    heading = AnalyzeHeading("m", (), Provenance.now("nerite analyze m"))
+    page = render(heading, [now, near, worse], Goal(), [HEADINGS], "")
+    assert said in page and "with the current configuration" not in page and "nerite analyze m" in page
+    assert verdict([worse, near, now], Goal(p99=0.5)) == "No configuration meets the limits."
+    assert "1.98 times the throughput" in verdict([finding((8, 50.5, 1.0)), near], Goal())

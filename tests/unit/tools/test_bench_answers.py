@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import socketserver
 import threading
@@ -13,8 +14,8 @@ import pytest
 
 from nerite.client.connection import Address
 from nerite.tools.bench.forms import Script
-from nerite.tools.bench.generator import ClosedLoop
 from nerite.tools.bench.http_generator import ChatEvents, Events, HttpPort, Recorder, RequestSlot
+from nerite.tools.bench.loops import ClosedLoop
 from nerite.tools.bench.measurement import Records
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -35,7 +36,7 @@ class Few(ClosedLoop):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
-        self.done = asyncio.Event()
+        self.finished = asyncio.Event()
         self.asked = 0
 
     def following(self) -> bytes:
@@ -53,7 +54,7 @@ class Few(ClosedLoop):
     def _look(self) -> None:
         if self.asked == ANSWERS:
             self.end()
-            self.done.set()
+            self.finished.set()
 
 
 def asked(
@@ -75,7 +76,7 @@ def asked(
         work = Few(Recorder())
         slot = HttpPort(address, None, events).slot(work, Script(work.following))
         work.begin([slot])
-        await asyncio.wait_for(work.done.wait(), 30)
+        await asyncio.wait_for(work.finished.wait(), 30)
         slot.close()
         return work.recorder.take()
 
@@ -118,6 +119,22 @@ def test_the_events_of_a_stream(piece: int) -> None:
     assert set(records.parts) == {2.0}
     assert len(records.gaps) == len(records.ended)
     assert (records.first <= records.last).all()
+
+
+def test_tokens_without_text_are_an_answer() -> None:
+    usage = {"completion_tokens": 1, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}
+    event = f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(event)
+    records = asked(head + event, events=ChatEvents)
+    assert records.reasons == []
+    assert set(zip(records.tokens, records.prompt, records.cached, strict=True)) == {(1, 7, 3)}
+
+
+def test_the_text_of_an_answer_is_kept_for_the_next_turn() -> None:
+    events = ChatEvents()
+    for content in ("Who", " else?"):
+        events.feed(f"data: {json.dumps({'choices': [{'delta': {'content': content}}]})}\n\n".encode(), 1.0)
+    assert "".join(events.pieces) == "Who else?"
 
 
 def test_chunks_of_a_chat() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from nerite.tools.bench.measurement import Measurement, Objective, Records, Rule, Window, figures
+from nerite.tools.bench.measurement import Measurement, Objective, Records, Rule, Window, figures, window_values
 
 RULE = Rule(seconds=1.0, fewest=5, percentage=10.0, most=6)
 
@@ -105,3 +105,50 @@ def test_figures_of_whole_answers() -> None:
     assert found.goodput == pytest.approx(50 / 10.05, abs=0.2)
     assert found.tokens is None
     assert figures([Window(0.0, 1.0, Records())]) is None
+
+
+def test_a_load_that_has_an_end_is_measured_as_a_whole() -> None:
+    measurement = Measurement(Rule(seconds=1.0, fewest=5, whole=True), 0.0)
+    for second, rate in enumerate((50, 10, 90)):
+        assert measurement.add(steady(second, rate), second + 1.0)
+        assert not measurement.over
+    measurement.finish(answers([3.1, 3.2]), 3.25)
+    assert measurement.over and measurement.stable
+    # What is left is too short for a window of its own.
+    assert [window.seconds for window in measurement.last] == [1, 1, 1.25]
+    found = figures(measurement.last)
+    assert found is not None and found.answered == 152 and found.seconds == 3.25
+
+
+def test_a_short_load_is_one_window() -> None:
+    measurement = Measurement(Rule(seconds=1.0, whole=True), 0.0)
+    assert not measurement.add(answers([0.1]), 20.0)
+    measurement.finish(answers([20.1]), 20.5)
+    assert [len(window.records.ended) for window in measurement.last] == [2]
+
+
+def test_cancelled_requests_are_counted_apart() -> None:
+    measurement = Measurement(RULE, 0.0)
+    records = steady(0, 50)
+    records.cancelled = np.array([0.2, 0.4, 1.2])
+    assert measurement.add(records, 1.0)
+    found = figures(measurement.windows)
+    assert found is not None and (found.answered, found.cancelled, found.failed) == (50, 2, 0)
+    assert measurement.add(steady(1, 50), 2.0)
+    assert len(measurement.windows[1].records.cancelled) == 1
+
+
+def test_figures_by_model_and_of_texts() -> None:
+    records = answers([0.1, 0.2, 0.3, 0.4], latency=0.05)
+    records.model, records.texts = np.array([0.0, 1.0, 1.0, 1.0]), np.array([8.0, 8.0, 8.0, 8.0])
+    found = figures([Window(0.0, 2.0, records)])
+    assert found is not None and found.texts == 16
+    assert {place: part.answered for place, part in found.parts.items()} == {0: 1, 1: 3}
+    assert found.parts[1].latency["p50"] == pytest.approx(50) and found.parts[1].first is None
+
+
+def test_windows_have_the_figures_of_reports() -> None:
+    values = window_values(Window(0.0, 1.0, steady(0, 50)), (Objective("latency", 200),))
+    assert values["requests_per_second"] == values["good_requests_per_second"] == 50
+    assert values["p99_latency_ms"] == pytest.approx(100)
+    assert window_values(Window(0.0, 1.0, answers([]))) == {"requests_per_second": 0.0}

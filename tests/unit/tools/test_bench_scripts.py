@@ -3,12 +3,11 @@ from __future__ import annotations
 import argparse
 import itertools
 
-import numpy as np
 import pytest
 
-from nerite.tools.bench.command import counts, numbers
 from nerite.tools.bench.forms import RequestForm, RoundRobin, Sequences, SequenceStep
-from nerite.tools.bench.generator import constant, poisson
+from nerite.tools.bench.options import counts, numbers
+from nerite.tools.bench.planning import constant
 
 
 class Said(RequestForm):
@@ -25,17 +24,6 @@ def test_constant_arrivals_of_several_generators_are_those_of_one() -> None:
     assert one == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
     shares = [list(itertools.islice(constant(10, share, 2), 3)) for share in range(2)]
     assert sorted(itertools.chain(*shares)) == one
-
-
-def test_poisson_arrivals() -> None:
-    shares = [list(itertools.islice(poisson(100, share, 2), 5_000)) for share in range(2)]
-    assert shares[0] != shares[1]
-    for share in shares:
-        gaps = np.diff(share)
-        # Of an exponential distribution the deviation is the mean.
-        assert gaps.mean() == pytest.approx(0.02, rel=0.1)
-        assert gaps.std() == pytest.approx(0.02, rel=0.1)
-    assert shares[0] == list(itertools.islice(poisson(100, 0, 2), 5_000))
 
 
 def test_slots_take_turns() -> None:

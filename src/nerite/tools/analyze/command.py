@@ -33,7 +33,6 @@ from nerite.tools.analyze.finding import (
     AnalyzeHeading,
     Finding,
     Goal,
-    comparison,
     difference,
     findings,
     line,
@@ -41,18 +40,13 @@ from nerite.tools.analyze.finding import (
     render,
     row,
     settled,
+    verdict,
 )
 from nerite.tools.analyze.search import SETTINGS, Space, Subject, Subjects, Value, budget, search, space_of
 from nerite.tools.analyze.trial import Checkpoint, Conditions, Load, completed, conditions, measured
-from nerite.tools.bench.command import (
-    add_measurement,
-    add_requests,
-    add_tensors,
-    counts,
-    rule_of,
-    tensor_load,
-    write_file,
-)
+from nerite.tools.bench.options import add_measurement, add_requests, add_tensors, counts, rule_of, tensor_load
+from nerite.tools.bench.provenance import Provenance, command_line
+from nerite.tools.bench.report import write_file
 from nerite.tools.bench.session import ServerReading
 
 PROGRAM = "nerite analyze"
@@ -82,6 +76,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; exit if it is invalid."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    options.command = command_line(PROGRAM, arguments)
     models: list[str] = options.models
     if len(set(models)) < len(models):
         parser.error("a model is specified twice")
@@ -287,15 +282,13 @@ def _conclude(
     diff = difference(subjects, best.changes)
     if options.html is not None:
         table = [HEADINGS, *(row(each, goal) for each in ranked)]
-        heading = AnalyzeHeading(" + ".join(options.models), about)
+        heading = AnalyzeHeading(" + ".join(options.models), about, Provenance.now(options.command))
         write_file(options.html, render(heading, found, goal, table, diff))
+    show(verdict(found, goal))
     if not goal.kept(best):
-        show("No configuration meets the limits.")
         return 1
     if not best.changes:
-        show("No other configuration is better than the current one.")
         return 0
-    show(comparison(found[0], best, goal))
     show(f"\n{diff}")
     if not options.apply:
         show("\nPass --apply to write these changes.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from nerite.cli.command import megabytes
 from nerite.tools.analyze.search import Score, Search, Space, Subjects, Value
 from nerite.tools.bench import report
-from nerite.tools.bench.report import Series, bars, lines, plot_figure
+from nerite.tools.bench.noise import half_width
+from nerite.tools.bench.provenance import Provenance
+from nerite.tools.bench.report import ErrorBar, Series, bars, error_bars, lines, plot_figure
 
 
 def named(changes: Mapping[str, Value]) -> str:
@@ -35,6 +38,8 @@ class Figure:
     failed: int = 0
     each: Mapping[str, float] = field(default_factory=dict)
     """Responses per second by model, if several are under load together."""
+    error: float = 0.0
+    """Half the width of the 95 % confidence interval of the rate; 0 if unknown."""
 
     @classmethod
     def of_several(cls, models: Mapping[str, Figure]) -> Figure:
@@ -42,13 +47,17 @@ class Figure:
         figures = list(models.values())
         if len(figures) == 1:
             return figures[0]
+        rate = statistics.geometric_mean(figure.rate for figure in figures)
+        # Relative errors of the factors of a geometric mean add up as squares.
+        relative = math.hypot(*(figure.error / figure.rate for figure in figures)) / len(figures)
         return cls(
             figures[0].concurrency,
-            statistics.geometric_mean(figure.rate for figure in figures),
+            rate,
             max(figure.mean for figure in figures),
             max(figure.p99 for figure in figures),
             sum(figure.failed for figure in figures),
             {model: figure.rate for model, figure in models.items()},
+            rate * relative,
         )
 
 
@@ -100,6 +109,8 @@ def _median(figures: Sequence[Figure]) -> Figure:
         statistics.median(figure.p99 for figure in figures),
         sum(figure.failed for figure in figures),
         {model: statistics.median(figure.each[model] for figure in figures) for model in figures[0].each},
+        # Turns differ more than the windows of one.
+        half_width([figure.rate for figure in figures]) or figures[0].error,
     )
 
 
@@ -249,6 +260,7 @@ class AnalyzeHeading(NamedTuple):
     models: str
     about: Sequence[str]
     """Conditions of the measurement, shown below the title."""
+    provenance: Provenance | None = None
 
 
 def render(
@@ -256,8 +268,8 @@ def render(
 ) -> str:
     """Return the page. ``found`` begins with the current configuration, which has figures; ``table`` shows all."""
     best = goal.winners(found)
-    remarks = () if goal.kept(best[0]) else ("No configuration meets the limits.",)
-    nothing = "<p>None: no other configuration is better than the current one.</p>"
+    remarks = [verdict(found, goal)] if not (goal.kept(best[0]) and best[0].changes) else []
+    nothing = "<p>None: the current configuration is the best.</p>"
     body = [
         *report.opening(heading.models, (*heading.about, _goal_text(goal)), remarks),
         report.key(_key(found[0], best[0], goal)),
@@ -266,8 +278,20 @@ def render(
         report.difference(difference) if difference else nothing,
         "<h2>Measurements</h2>",
         report.html_table(table),
+        *([report.origin([("", heading.provenance)])] if heading.provenance is not None else []),
     ]
     return report.document(f"{heading.models}: the best configuration", body)
+
+
+def verdict(found: Sequence[Finding], goal: Goal) -> str:
+    """Return the result in a sentence. ``found`` begins with the current configuration."""
+    best = goal.winners(found)[0]
+    if not goal.kept(best):
+        return "No configuration meets the limits."
+    if best.changes:
+        return comparison(found[0], best, goal)
+    measured = sum(1 for each in found if each.figures)
+    return f"The current configuration is the best of {measured}: no other is better by more than {TIE:.0%}."
 
 
 def _goal_text(goal: Goal) -> str:
@@ -283,15 +307,14 @@ def _key(now: Finding, best: Finding, goal: Goal) -> Iterator[tuple[str, str]]:
     yield plot_figure(best_figure.rate), f"requests per second: {named(best.changes)}"
     for model, rate in best_figure.each.items():
         yield plot_figure(rate), f"of these to {model}"
-    yield plot_figure(current.rate), "with the current configuration"
+    if best.changes:
+        yield plot_figure(current.rate), "with the current configuration"
     yield (
         f"{plot_figure(best_figure.p99)} ms",
         f"99th percentile of the latency, at concurrency {best_figure.concurrency}",
     )
-    yield (
-        f"{plot_figure(best.memory / 1e6)} MB",
-        "under load; with the current configuration: " + plot_figure(now.memory / 1e6),
-    )
+    compared = f"; with the current configuration: {plot_figure(now.memory / 1e6)}" if best.changes else ""
+    yield f"{plot_figure(best.memory / 1e6)} MB", f"under load{compared}"
 
 
 def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Iterator[str]:
@@ -307,6 +330,12 @@ def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Ite
     meaning = "One point per concurrency level. Further to the right is more throughput, lower is less latency."
     yield report.html_figure(
         "Latency by throughput", meaning, lines("requests/s", "p99 latency, ms", [*curves, *cloud])
+    )
+    best_figures = [(str(place), goal.best_figure(each)) for place, each in enumerate(shown, 1)]
+    yield report.html_figure(
+        "Throughput",
+        "At the best level of each numbered configuration, with 95 % confidence intervals.",
+        error_bars("requests/s", [ErrorBar(place, one.rate, one.error) for place, one in best_figures]),
     )
     rows = [(str(place), (each.memory / 1e6,)) for place, each in enumerate(shown, 1)]
     yield report.html_figure("Memory", "Under load, for the numbered configurations.", bars("MB", ("memory",), rows))

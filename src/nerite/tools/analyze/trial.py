@@ -7,7 +7,6 @@ import importlib.metadata as metadata
 import json
 import os
 import platform
-import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,19 +16,19 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import nerite
-from nerite.backends.machine import usable_cores
 from nerite.client import ClientError
 from nerite.client.connection import Address
 from nerite.config.json_form import from_json
 from nerite.config.loading import CONFIG_FILE
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import Internal, InvalidArgument
-from nerite.observability import gpus
 from nerite.repository.catalogue import FileEntry, model_fingerprint
 from nerite.tools.add.proposal import TrialServer
 from nerite.tools.analyze.finding import Figure, Finding
 from nerite.tools.analyze.search import Value
 from nerite.tools.bench.measurement import BenchTarget, LoadLevel, Rule
+from nerite.tools.bench.noise import half_width
+from nerite.tools.bench.provenance import machine
 from nerite.tools.bench.requests import TensorLoad, prepared_tensors
 from nerite.tools.bench.session import Fleet, LevelOutcome, ServerReading, Session, together
 
@@ -184,7 +183,10 @@ def _loaded(repository: Path, models: Sequence[str], *, grpc: bool = False) -> I
 
 def _figure(outcome: LevelOutcome) -> Figure:
     found = outcome.figures
-    return Figure(outcome.level.concurrency, found.rate, found.latency.mean, found.latency["p99"], found.failed)
+    error = half_width([window.rate for window in outcome.windows[-outcome.counted :]])
+    return Figure(
+        outcome.level.concurrency, found.rate, found.latency.mean, found.latency["p99"], found.failed, error=error
+    )
 
 
 # Conditions of a measurement: everything besides the configuration that figures depend on.
@@ -214,7 +216,7 @@ def conditions(load: Mapping[str, Any], directories: Mapping[Path, ModelConfig],
     return {
         "load": dict(load),
         "files": {name: state for each in files for name, state in each},
-        "machine": dict(_machine()),
+        "machine": machine(),
         "software": dict(_software(backends)),
     }
 
@@ -249,23 +251,6 @@ def _file_states(folder: str, entries: Iterable[FileEntry]) -> Iterator[tuple[st
     for path, size, time_ns in entries:
         when = datetime.fromtimestamp(time_ns / 1e9, UTC)
         yield f"{folder}/{path}", f"{size:,} bytes of {when:%Y-%m-%d %H:%M:%S.%f}"
-
-
-def _machine() -> Iterator[tuple[str, Any]]:
-    yield "processor", _processor()
-    yield "cores", usable_cores()
-    yield "memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB"
-    library, _ = gpus.find_library()
-    found = library.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    yield "GPUs", ", ".join(gpu.name for gpu in found) or "none"
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
 
 
 def _software(backends: Iterable[str]) -> Iterator[tuple[str, str]]:

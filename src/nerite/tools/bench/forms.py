@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
 from nerite.client.connection import Address, model_path
 from nerite.client.tensors import HEADER_LENGTH
 from nerite.core.tensor import Buffer
+from nerite.tools.bench.planning import CancelPlan
 from nerite.wire import grpc_service
 
 
@@ -76,6 +78,35 @@ class RequestForm(ABC):
         """Return the encoded request, at a place in a sequence or outside of any."""
 
 
+class Dialogue:
+    """What is planned for the current request of a slot beyond its bytes, and what follows from its answer.
+
+    Set by ``Script.following``. This one plans nothing: each request stands alone.
+    """
+
+    __slots__ = ("cancel_after", "listens", "model", "texts")
+
+    def __init__(self) -> None:
+        self.cancel_after: float | None = None
+        """Seconds after which the client cancels the request; None if it does not."""
+        self.listens = False
+        """True if the next request needs the text of the answer."""
+        self.model = 0
+        """Place of the model in ``BenchPlan.models``."""
+        self.texts = 0
+        """Number of texts of the request; 0 if it is not made of texts."""
+
+    def heard(self, text: str) -> None:
+        """Take the text of the answer; called if ``listens``."""
+
+    def pause(self) -> float | None:
+        """Return the seconds from the answer to the next request of the conversation, or None if it is over."""
+        return None
+
+    def broken(self) -> None:
+        """End the conversation, because its request failed or was cancelled."""
+
+
 class Script(NamedTuple):
     """Source of the encoded requests that one slot sends."""
 
@@ -83,14 +114,16 @@ class Script(NamedTuple):
     """Returns the next request."""
     ending: Callable[[], bytes | None] = lambda: None
     """Returns the request that ends the sequence that is open on the server, or None if none is open."""
+    dialogue: Dialogue | None = None
+    """Plan of the request that ``following`` returned last; None if every request is like any other."""
 
 
 class Scripts(ABC):
     """Source of the scripts of all slots. Each of ``shares`` generators takes its share."""
 
     @abstractmethod
-    def begin(self, share: int, shares: int) -> Callable[[], Script]:
-        """Return a factory that makes a script for each slot."""
+    def begin(self, share: int, shares: int, run: int = 0) -> Callable[[], Script]:
+        """Return a factory that makes a script for each slot. ``run`` counts the levels of load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +132,37 @@ class RoundRobin(Scripts):
 
     messages: Sequence[bytes]
 
-    def begin(self, share: int, shares: int) -> Callable[[], Script]:
+    def begin(self, share: int, shares: int, run: int = 0) -> Callable[[], Script]:
         """Return a factory of scripts; each share starts at a different request."""
         count = len(self.messages)
         first = count * share // shares
         following = itertools.cycle([*self.messages[first:], *self.messages[:first]]).__next__
         return lambda: Script(following)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelling(Scripts):
+    """Sends the requests of other scripts, some of which the client cancels."""
+
+    scripts: Scripts
+    cancel: CancelPlan
+    seed: int
+
+    def begin(self, share: int, shares: int, run: int = 0) -> Callable[[], Script]:
+        """Return a factory of scripts, which draw together which of their requests are cancelled."""
+        make = self.scripts.begin(share, shares, run)
+        generator = np.random.default_rng([self.seed, share, run])
+
+        def script() -> Script:
+            inner, dialogue = make(), Dialogue()
+
+            def following() -> bytes:
+                dialogue.cancel_after = self.cancel.draw(generator)
+                return inner.following()
+
+            return Script(following, inner.ending, dialogue)
+
+        return script
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +173,7 @@ class Sequences(Scripts):
     """Contents of sequences, which are used in turn."""
     first_id: int = 1
 
-    def begin(self, share: int, shares: int) -> Callable[[], Script]:
+    def begin(self, share: int, shares: int, run: int = 0) -> Callable[[], Script]:
         """Return a factory of scripts; sequence ids are unique across all shares."""
         ids = itertools.count(self.first_id + share, shares)
         contents = itertools.cycle(self.forms)

@@ -346,6 +346,12 @@ class CallSlot(RequestSlot, GrpcClientCall):
         self._line.cancel(self)
         self.ended(reason)
 
+    def cancel(self) -> None:
+        """Cancel the call."""
+        self._line.cancel(self)
+        self.outbox.clear()
+        self.work.cancelled(self)
+
     def close(self) -> None:
         """Close the connection that this slot shares with others."""
         self._line.close()
@@ -381,6 +387,12 @@ class StreamSlot(CallSlot):
         else:
             self._open = True
             self._line.open(self, self.next(), last=False)
+
+    def cancel(self) -> None:
+        """Cancel the stream; the next request opens a new one."""
+        self._open = False
+        self._received.clear()
+        super().cancel()
 
     def received(self, data: bytes) -> None:
         """Take each complete response."""

@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import httptools
 import numpy as np
 import orjson
 
 from nerite.client.connection import Address, text_in, text_of
-from nerite.tools.bench.forms import Script
+from nerite.tools.bench.forms import Dialogue, Script
 from nerite.tools.bench.measurement import COLUMNS, Records
 
 # Parsers of event streams: they record the time of each event with content, and do no I/O.
@@ -30,6 +30,12 @@ class Events:
         """Arrival times of the events with content."""
         self.tokens = 0
         """Number of tokens as reported by the server, or 0."""
+        self.prompt_tokens = 0
+        """Number of tokens of the prompt as reported by the server, or 0."""
+        self.cached_tokens = 0
+        """How many of these the server had in its cache, or 0."""
+        self.pieces: list[str] = []
+        """Texts of the events, if these are kept."""
         self.error = ""
         self._rest = b""
 
@@ -68,9 +74,14 @@ class ChatEvents(Events):
         usage = document.get("usage")
         if usage:
             self.tokens = int(usage.get("completion_tokens") or 0)
+            self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            self.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         for choice in document.get("choices") or ():
             delta = choice.get("delta") or {}
-            if choice.get("text") or any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")):
+            if delta.get("content"):
+                self.pieces.append(delta["content"])
+                return True
+            if choice.get("text") or any(delta.get(name) for name in ("reasoning_content", "tool_calls")):
                 return True
         return False
 
@@ -78,12 +89,24 @@ class ChatEvents(Events):
 # Records of requests, kept as cheaply as possible; figures are computed later, by ``measurement``.
 
 
+class Totals(NamedTuple):
+    """Counts of all requests of a level of load, from its first request to its last, whether measured or not."""
+
+    answered: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    unfinished: int = 0
+    """Requests in progress when the load ended, which the client abandoned as well."""
+
+
 class Recorder:
     """Growing columns of ``Records``."""
 
-    __slots__ = ("due", "ended", "failed", "first", "gaps", "last", "parts", "reasons", "sent", "tokens")
+    __slots__ = (*COLUMNS, "reasons", "totals")
 
     def __init__(self) -> None:
+        self.totals = Totals()
+        """Counts of the requests of all records that were taken."""
         self._begin()
 
     def answered(self, due: float, sent: float, ended: float) -> None:
@@ -92,12 +115,19 @@ class Recorder:
         self.sent.append(sent)
         self.ended.append(ended)
 
-    def came(self, times: Sequence[float], tokens: int) -> None:
+    def planned(self, dialogue: Dialogue) -> None:
+        """Record what was planned for a request, before its answer."""
+        self.model.append(dialogue.model)
+        self.texts.append(dialogue.texts)
+
+    def came(self, times: Sequence[float], tokens: int, prompt: int = 0, cached: int = 0) -> None:
         """Record the arrival times of the parts of an answer, before the answer. ``tokens`` is 0 if unknown."""
         self.first.append(times[0])
         self.last.append(times[-1])
         self.parts.append(len(times))
         self.tokens.append(tokens or len(times))
+        self.prompt.append(prompt)
+        self.cached.append(cached)
         self.gaps.extend(after - before for before, after in itertools.pairwise(times))
 
     def refused(self, reason: str) -> None:
@@ -105,8 +135,14 @@ class Recorder:
         self.failed.append(perf_counter())
         self.reasons.append(reason)
 
+    def gave_up(self) -> None:
+        """Record a request that the client cancelled."""
+        self.cancelled.append(perf_counter())
+
     def take(self) -> Records:
         """Return the records since the last call."""
+        counts = len(self.ended), len(self.failed), len(self.cancelled), 0
+        self.totals = Totals(*(before + new for before, new in zip(self.totals, counts, strict=True)))
         taken = Records(reasons=self.reasons, **{name: np.array(getattr(self, name)) for name in COLUMNS})
         self._begin()
         return taken
@@ -115,7 +151,9 @@ class Recorder:
         self.due, self.sent, self.ended = array("d"), array("d"), array("d")
         self.first, self.last = array("d"), array("d")
         self.parts, self.tokens, self.gaps = array("d"), array("d"), array("d")
-        self.failed = array("d")
+        self.prompt, self.cached = array("d"), array("d")
+        self.model, self.texts = array("d"), array("d")
+        self.failed, self.cancelled = array("d"), array("d")
         self.reasons: list[str] = []
 
 
@@ -133,15 +171,19 @@ class SlotWork(Protocol):
     def failed(self, slot: RequestSlot, reason: str) -> None:
         """Record the failure, and continue as after an answer."""
 
+    def cancelled(self, slot: RequestSlot) -> None:
+        """Record that the client cancelled the request, and continue as after an answer."""
+
 
 class RequestSlot(ABC):
     """Sends one request at a time. It connects by itself; ``ask`` may be called immediately."""
 
-    __slots__ = ("_ending", "due", "next", "sent", "work")
+    __slots__ = ("_ending", "dialogue", "due", "next", "sent", "work")
 
     def __init__(self, work: SlotWork, script: Script) -> None:
         self.work = work
         self._ending = script.ending
+        self.dialogue = script.dialogue
         self.next = script.following
         """Returns the request to send next."""
         self.due = 0.0
@@ -164,7 +206,11 @@ class RequestSlot(ABC):
 
     @abstractmethod
     def abandon(self, reason: str) -> None:
-        """Abandon the current request."""
+        """Abandon the current request, which has failed."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Cancel the current request, as a client does that no longer wants the answer."""
 
     @abstractmethod
     def close(self) -> None:
@@ -225,15 +271,15 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         """Size of the answer being parsed, including its head; 0 if unknown."""
         self._body = bytearray()
         self._events: Events | None = None
-        self._pending = False
-        """True if a request waits for the connection."""
+        self._pending = b""
+        """Request that waits for the connection."""
         self._closed = False
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     def ask(self) -> None:
         """Send the next request, as soon as the connection is established."""
         if self._transport is None:
-            self._pending = True
+            self._pending = self.next()
         else:
             self._transport.write(self.next())
 
@@ -242,6 +288,14 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._lose(reason)
+
+    def cancel(self) -> None:
+        """Cancel the request, and abort the connection."""
+        self._pending = b""
+        if self._transport is not None:
+            self._transport.abort()
+            self._reconnect()
+        self.work.cancelled(self)
 
     def close(self) -> None:
         """Close the connection."""
@@ -260,7 +314,7 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
                 await loop.create_connection(lambda: self, address.host, address.port, ssl=self._port.context)
             except OSError as error:
                 if self._pending:
-                    self._pending = False
+                    self._pending = b""
                     self.work.failed(self, f"cannot reach {address}: {error.strerror or error}")
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -268,21 +322,23 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         """Send the waiting request."""
         self._transport = cast(asyncio.Transport, transport)
         if self._pending:
-            self._pending = False
-            self._transport.write(self.next())
+            pending, self._pending = self._pending, b""
+            self._transport.write(pending)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Reconnect."""
         if self._transport is not None:
             self._lose(f"the server closed the connection{f': {error}' if error else ''}")
 
-    def _lose(self, reason: str) -> None:
+    def _reconnect(self) -> None:
         self._transport = None
         self._parser, self._left = None, 0
-        if self._closed:
-            return
-        self._connecting = asyncio.get_running_loop().create_task(self._connect())
-        if self.sent:
+        if not self._closed:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    def _lose(self, reason: str) -> None:
+        self._reconnect()
+        if self.sent and not self._closed:
             self.work.failed(self, reason)
 
     # Answers.
@@ -352,6 +408,9 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
         status = parser.get_status_code()
         reason = "" if status == 200 else f"{status}: {text_of(status, self._body)}"
         if events is not None:
+            if events.tokens and not events.times:
+                # Tokens without text, such as the first byte of a character, came at the latest now.
+                events.times.append(perf_counter())
             reason = events.error or ("" if events.times else "the answer has no content")
         if not parser.should_keep_alive() and self._transport is not None:
             self._transport.abort()
@@ -361,5 +420,7 @@ class HttpSlot(RequestSlot, asyncio.Protocol):
             self.work.failed(self, reason)
             return
         if events is not None:
-            self.work.recorder.came(events.times, events.tokens)
+            self.work.recorder.came(events.times, events.tokens, events.prompt_tokens, events.cached_tokens)
+            if self.dialogue is not None and self.dialogue.listens:
+                self.dialogue.heard("".join(events.pieces))
         self.work.answered(self)

@@ -1,4 +1,4 @@
-"""Records of requests, the windows of a measurement, the figures computed from them, and the plan of a load."""
+"""Records of requests, the windows of a measurement, the figures computed from them, and what generators are told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ssl
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Records:
     """Columns with a row for each answered request, and separate columns for failed ones.
 
     Times are in seconds of the monotonic clock, which all processes share. The columns from ``first`` to ``gaps`` are
-    filled for streamed answers only.
+    filled for streamed answers only, ``model`` and ``texts`` for planned requests only.
     """
 
     due: Array = field(default_factory=_empty)
@@ -40,10 +40,20 @@ class Records:
     """Number of parts with content."""
     tokens: Array = field(default_factory=_empty)
     """Number of tokens as reported by the server, or else the number of parts."""
+    prompt: Array = field(default_factory=_empty)
+    """Number of tokens of the prompt as reported by the server, or 0."""
+    cached: Array = field(default_factory=_empty)
+    """How many of these the server had in its cache, or 0."""
+    model: Array = field(default_factory=_empty)
+    """Place of the model or adapter in the plan's list."""
+    texts: Array = field(default_factory=_empty)
+    """Number of texts of the request."""
     gaps: Array = field(default_factory=_empty)
     """Times between the parts of an answer: ``parts - 1`` values for each row, in the order of the rows."""
     failed: Array = field(default_factory=_empty)
     """Time at which each failed request failed."""
+    cancelled: Array = field(default_factory=_empty)
+    """Time at which the client cancelled each request that it did."""
     reasons: list[str] = field(default_factory=list)
     """Reason of each failure."""
 
@@ -59,6 +69,8 @@ class Records:
         before, after = self._chosen(early), self._chosen(~early)
         for part, mask in ((before, self.failed < moment), (after, self.failed >= moment)):
             part.failed, part.reasons = self.failed[mask], list(itertools.compress(self.reasons, mask))
+        before.cancelled = self.cancelled[self.cancelled < moment]
+        after.cancelled = self.cancelled[self.cancelled >= moment]
         return before, after
 
     @property
@@ -83,8 +95,8 @@ def _gap_counts(parts: Array) -> Array:
     return counts
 
 
-_ROWS = ("due", "sent", "ended", "first", "last", "parts", "tokens")
-COLUMNS = (*_ROWS, "gaps", "failed")
+_ROWS = ("due", "sent", "ended", "first", "last", "parts", "tokens", "prompt", "cached", "model", "texts")
+COLUMNS = (*_ROWS, "gaps", "failed", "cancelled")
 
 AGREEING = 3
 """Number of consecutive windows that must agree. Figures are computed over these windows."""
@@ -104,6 +116,8 @@ class Rule:
     """Maximum deviation of the rate and the latency of each window from their mean, in percent."""
     most: int = 10
     """Maximum number of windows, even if they do not agree."""
+    whole: bool = False
+    """The load has an end: figures are computed over all windows, from the first request to the last answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +152,19 @@ class Measurement:
         self._rule = rule
         self._began = now
         self._records: list[Records] = []
+        self._finished = False
+
+    def finish(self, records: Records, now: float) -> None:
+        """Add the last records of a load that has ended, and end the last window.
+
+        One that is much shorter than the others is joined to the one before.
+        """
+        self._finished = True
+        last = Window(self._began, now, Records.joined([*self._records, records]))
+        if self.windows and last.seconds < self._rule.seconds / 2:
+            before = self.windows.pop()
+            last = Window(before.began, now, Records.joined([before.records, last.records]))
+        self.windows.append(last)
 
     def add(self, records: Records, now: float) -> bool:
         """Add new records; return whether a window has ended.
@@ -149,7 +176,7 @@ class Measurement:
         if passed < self._rule.seconds:
             return False
         enough = sum(len(each.ended) + len(each.failed) for each in self._records) >= self._rule.fewest
-        if not enough and passed < _MAX_EXTENSION * self._rule.seconds:
+        if not enough and (self._rule.whole or passed < _MAX_EXTENSION * self._rule.seconds):
             return False
         within, later = Records.joined(self._records).split(now)
         self.windows.append(Window(self._began, now, within))
@@ -157,8 +184,15 @@ class Measurement:
         return True
 
     @property
+    def whole(self) -> bool:
+        """True if the load has an end, and the measurement ends with it."""
+        return self._rule.whole
+
+    @property
     def stable(self) -> bool:
-        """True if the last windows agree."""
+        """True if the last windows agree, or the load had an end."""
+        if self.whole:
+            return self._finished
         last = self.last
         return (
             len(last) == AGREEING
@@ -169,7 +203,9 @@ class Measurement:
 
     @property
     def over(self) -> bool:
-        """True if windows agree, the maximum number is reached, or a window had no answers."""
+        """True if windows agree, the maximum number is reached, a window had no answers, or the load has ended."""
+        if self.whole:
+            return self._finished
         return self.stable or len(self.windows) >= self._rule.most or any(not each.rate for each in self.windows)
 
     @property
@@ -180,7 +216,7 @@ class Measurement:
     @property
     def last(self) -> list[Window]:
         """Windows that the figures are computed over."""
-        return self.windows[-AGREEING:]
+        return self.windows if self._rule.whole else self.windows[-AGREEING:]
 
     def progress(self, now: float) -> float:
         """Return the completed fraction of the shortest possible measurement, from 0 to 1."""
@@ -275,6 +311,19 @@ class Tokens:
     """Tokens per second, over all answers."""
     mean: float
     """Mean number of tokens per answer."""
+    prompt: float = 0.0
+    """Mean number of tokens per prompt; 0 if the server does not report them."""
+    cached: float = 0.0
+    """Fraction of the tokens of prompts that the server had in its cache."""
+
+
+class Part(NamedTuple):
+    """Figures of the answers of one model or adapter."""
+
+    answered: int
+    latency: Spread
+    first: Spread | None
+    """Time to the first token; None if answers are not streamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +344,12 @@ class Figures:
     """Answers per second that meet all objectives; None without objectives."""
     latencies: Array = field(repr=False, default_factory=lambda: np.empty(0))
     """Evenly spaced quantiles of the latency in milliseconds, for a plot."""
+    cancelled: int = 0
+    """Number of requests that the client cancelled."""
+    texts: float | None = None
+    """Texts per second, of requests with several texts."""
+    parts: Mapping[int, Part] = field(default_factory=dict)
+    """Figures by model, if requests are sent to several models or adapters."""
 
 
 def figures(windows: Sequence[Window], objectives: tuple[Objective, ...] = ()) -> Figures | None:
@@ -315,7 +370,34 @@ def figures(windows: Sequence[Window], objectives: tuple[Objective, ...] = ()) -
         tokens=_tokens(records, seconds) if records.streamed else None,
         goodput=good(records, objectives) / seconds if objectives else None,
         latencies=np.quantile(records.latency, np.linspace(0, 1, 201)) * 1e3,
+        cancelled=len(records.cancelled),
+        texts=float(records.texts.sum()) / seconds if records.texts.any() else None,
+        parts={int(model): _part(records, records.model == model) for model in np.unique(records.model)},
     )
+
+
+def _part(records: Records, chosen: Array) -> Part:
+    first = Spread.of(measured(records, "ttft")[chosen]) if records.streamed else None
+    return Part(int(chosen.sum()), Spread.of(records.latency[chosen]), first)
+
+
+def window_values(window: Window, objectives: tuple[Objective, ...] = ()) -> dict[str, float]:
+    """Return the figures of one window by the names that reports use. They tell how much figures vary."""
+    found = figures([window], objectives)
+    if found is None:
+        return {"requests_per_second": 0.0}
+    values = {"requests_per_second": found.rate, "mean_latency_ms": found.latency.mean}
+    values |= {f"{name}_latency_ms": found.latency[name] for name in ("p50", "p90", "p99")}
+    if found.goodput is not None:
+        values["good_requests_per_second"] = found.goodput
+    if found.texts is not None:
+        values["texts_per_second"] = found.texts
+    if found.tokens is not None:
+        values["tokens_per_second"] = found.tokens.rate
+        values |= {f"{name}_time_to_first_ms": found.tokens.first[name] for name in ("p50", "p99")}
+        if found.tokens.between is not None:
+            values["mean_inter_token_ms"] = found.tokens.between.mean
+    return values
 
 
 def _tokens(records: Records, seconds: float) -> Tokens:
@@ -328,13 +410,15 @@ def _tokens(records: Records, seconds: float) -> Tokens:
         gaps=Spread.of(records.gaps) if len(records.gaps) else None,
         rate=total / seconds,
         mean=total / len(records.tokens),
+        prompt=float(records.prompt.mean()) if len(records.prompt) else 0.0,
+        cached=float(records.cached.sum() / max(records.prompt.sum(), 1)),
     )
 
 
 # Instructions for generators: what to send where, and at which load.
 
 BenchProtocol = Literal["http", "grpc", "openai"]
-Arrivals = Literal["constant", "poisson"]
+Arrivals = Literal["constant", "poisson", "gamma", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +452,29 @@ class BenchPlan:
     """Answers are streamed."""
     decoupled: bool = False
     """The model is decoupled and marks its last response."""
+    schedule: tuple[float, ...] = ()
+    """Recorded times at which requests are sent; empty without a recording."""
+    speed: float = 1.0
+    """Factor by which recorded times are shortened."""
+    ramp: float = 0.0
+    """Seconds in which a load grows to its level."""
+    budget: int | None = None
+    """Number of requests or conversations after which the load ends; None if it has no end."""
+    seed: int = 0
+    models: tuple[str, ...] = ()
+    """Names of the models and adapters that ``Records.model`` counts."""
+    per_arrival: float = 1.0
+    """Mean number of requests that follow from one arrival: the turns of a conversation."""
+
+    @property
+    def finite(self) -> bool:
+        """True if the load has an end."""
+        return self.budget is not None or bool(self.schedule)
+
+    @property
+    def expected(self) -> float:
+        """Expected number of requests of a load that has an end; 0 without an end."""
+        return (self.budget or len(self.schedule)) * self.per_arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +484,8 @@ class LoadLevel:
     concurrency: int = 0
     rate: float = 0.0
     arrivals: Arrivals = "constant"
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the gaps between arrivals."""
 
     @property
     def open(self) -> bool:
@@ -394,4 +503,6 @@ class LoadLevel:
         return self.rate if self.open else self.concurrency
 
     def __str__(self) -> str:
+        if self.arrivals == "replay":
+            return f"{self.rate:.3g}/s"
         return f"{self.rate:g}/s" if self.open else f"{self.concurrency}"

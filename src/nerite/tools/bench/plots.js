@@ -52,7 +52,7 @@ class ReportPlot {
     this.plot = JSON.parse(element.dataset.plot);
     this.data = aligned(this.plot.series);
     this.x = this.plot.levels.length > 1 ? scaleOfLevels(this.plot.levels) : scaleOf(this.data[0]);
-    this.y = scaleOf(this.plot.series.flatMap(({ points }) => points.map(([, y]) => y)));
+    this.y = scaleOf(this.plot.series.flatMap(({ points, errors }) => points.flatMap(([, y], at) => [y, y + (errors[at] ?? 0)])));
     this.drawing = null;
     new ResizeObserver(() => this.resize()).observe(element);
     dark.addEventListener("change", () => this.draw());
@@ -105,7 +105,39 @@ class ReportPlot {
         { ...axis(this.plot.y, this.y), space: 36, size: 56 },
       ],
       series: [{}, ...this.plot.series.map((series) => this.series(series, colour))],
+      hooks: { draw: [(plot) => this.errors(plot, colour)] },
     };
+  }
+
+  /** Draw the error bars. */
+  errors(plot, colour) {
+    const { ctx, bbox } = plot;
+    const pixel = devicePixelRatio;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.lineWidth = 1.5 * pixel;
+    for (const { points, errors, colour: number } of this.plot.series) {
+      ctx.strokeStyle = colour(`s${number}`);
+      ctx.beginPath();
+      errors.forEach((error, at) => {
+        if (!error) return;
+        const [x, y] = points[at];
+        const place = plot.valToPos(x, "x", true);
+        // On a logarithmic axis there is no place for what is not above 0.
+        const low = this.y.log ? Math.max(y - error, this.y.range[0]) : Math.max(0, y - error);
+        const [from, to] = [low, y + error].map((value) => plot.valToPos(value, "y", true));
+        ctx.moveTo(place, from);
+        ctx.lineTo(place, to);
+        for (const end of [from, to]) {
+          ctx.moveTo(place - 4 * pixel, end);
+          ctx.lineTo(place + 4 * pixel, end);
+        }
+      });
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   series({ name, points, joined, dotted, colour: number }, colour) {

@@ -9,16 +9,21 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nerite.client import ModelStatistics
-from nerite.tools.bench.measurement import Spread, Tokens
+from nerite.client import ClientError, ModelStatistics
+from nerite.tools.bench.measurement import Part, Spread, Tokens, window_values
+from nerite.tools.bench.noise import half_width
+from nerite.tools.bench.provenance import Provenance
 from nerite.tools.bench.session import LevelOutcome, Search
 
 
-def render_json(model: str, outcomes: Sequence[LevelOutcome], search: Search | None = None) -> str:
+def render_json(
+    model: str, provenance: Provenance, outcomes: Sequence[LevelOutcome], search: Search | None = None
+) -> str:
     """Return all levels, and the result of a search, as JSON. Times are in milliseconds."""
-    document: dict[str, Any] = {"model": model}
+    document: dict[str, Any] = {"model": model, "provenance": provenance.to_json()}
     if search is not None:
         best = search.best
         document["within"] = {
@@ -37,11 +42,14 @@ def level_json(outcome: LevelOutcome) -> dict[str, Any]:
     document: dict[str, Any] = {
         outcome.level.kind: outcome.level.value,
         **({"arrivals": outcome.level.arrivals} if outcome.level.open else {}),
+        **({"burstiness": outcome.level.burstiness} if outcome.level.arrivals == "gamma" else {}),
         "requests_per_second": figures.rate,
         "requests": figures.answered,
         "seconds": figures.seconds,
         "failed": figures.failed,
         "failures": dict(figures.failures),
+        "cancelled": figures.cancelled,
+        "totals": outcome.totals._asdict(),
         "stable": outcome.stable,
         "latency_ms": _spread(figures.latency),
         "client": {
@@ -51,10 +59,18 @@ def level_json(outcome: LevelOutcome) -> dict[str, Any]:
             "is_the_limit": outcome.client_is_the_limit,
         },
         "windows": [
-            {"seconds": window.seconds, "requests_per_second": window.rate, "mean_latency_ms": window.latency * 1e3}
-            for window in outcome.windows
+            {"seconds": window.seconds, **window_values(window, outcome.objectives)} for window in outcome.windows
         ],
+        "counted_windows": outcome.counted,
     }
+    if outcome.server_cancelled is not None:
+        document["server_cancelled"] = outcome.server_cancelled
+    if figures.texts is not None:
+        document["texts_per_second"] = figures.texts
+    if len(outcome.models) > 1:
+        document["models"] = {
+            outcome.models[place]: _part(part, figures.seconds) for place, part in figures.parts.items()
+        }
     if figures.goodput is not None:
         document["good_requests_per_second"] = figures.goodput
     if figures.tokens is not None:
@@ -62,6 +78,12 @@ def level_json(outcome: LevelOutcome) -> dict[str, Any]:
     if outcome.server is not None:
         document["server"] = _server(outcome.server)
     return document
+
+
+def _part(part: Part, seconds: float) -> dict[str, Any]:
+    first = {"time_to_first_ms": _spread(part.first)} if part.first is not None else {}
+    rate = {"requests": part.answered, "requests_per_second": part.answered / seconds}
+    return {**rate, "latency_ms": _spread(part.latency), **first}
 
 
 def _spread(spread: Spread) -> dict[str, float]:
@@ -73,6 +95,8 @@ def _tokens(tokens: Tokens) -> dict[str, Any]:
     return {
         "per_second": tokens.rate,
         "per_request": tokens.mean,
+        "per_prompt": tokens.prompt,
+        "cached_part": tokens.cached,
         "time_to_first_ms": _spread(tokens.first),
         "inter_token_ms": _spread(tokens.between) if tokens.between else None,
         "gaps_ms": _spread(tokens.gaps) if tokens.gaps else None,
@@ -132,6 +156,17 @@ class Series(NamedTuple):
     """Mark each point on the line."""
     others: bool = False
     """Points that are shown for comparison only: grey, and not joined."""
+    errors: Sequence[float] = ()
+    """Half the length of the error bar of each point; empty for none."""
+
+
+class ErrorBar(NamedTuple):
+    """A bar with its value, and half the length of its error bar."""
+
+    label: str
+    value: float
+    error: float = 0.0
+    colour: int = 0
 
 
 def document(title: str, body: Iterable[str]) -> str:
@@ -185,6 +220,7 @@ def lines(x_label: str, y_label: str, series: Sequence[Series], *, levels: Seque
                 "points": each.points,
                 "dotted": each.dotted,
                 "joined": not each.others,
+                "errors": each.errors,
                 "colour": _GREY if each.others else next(colours),
             }
             for each in series
@@ -204,8 +240,40 @@ def bars(unit: str, names: Sequence[str], rows: Sequence[tuple[str, Sequence[flo
         )
         total = f"{plot_figure(sum(values))} {unit}"
         body += f"<tr><th>{escape(label)}</th><td><div>{parts}</div></td><td>{escape(total)}</td></tr>"
-    legend = "".join(f'<li><i class="s{part}"></i>{escape(name)}</li>' for part, name in enumerate(names))
-    return f'<table class="bars">{body}</table>' + (f'<ul class="legend">{legend}</ul>' if len(names) > 1 else "")
+    return f'<table class="bars">{body}</table>{_legend(names)}'
+
+
+def error_bars(unit: str, rows: Sequence[ErrorBar], names: Sequence[str] = ()) -> str:
+    """Return a horizontal bar for each row, with its error bar. ``names`` are those of the colours, for a legend."""
+    longest = max((row.value + row.error for row in rows), default=0.0) or 1.0
+    body = ""
+    for row in rows:
+        low = max(0.0, row.value - row.error)
+        mark = (
+            f'<u style="left:{low / longest:.2%};width:{(row.value + row.error - low) / longest:.2%}"></u>'
+            if row.error
+            else ""
+        )
+        text = f"{plot_figure(row.value)}{f' ± {plot_figure(row.error)}' if row.error else ''} {unit}"
+        bar = f'<i class="s{row.colour}" style="width:{row.value / longest:.2%}"></i>{mark}'
+        body += f"<tr><th>{escape(row.label)}</th><td><div>{bar}</div></td><td>{escape(text)}</td></tr>"
+    return f'<table class="bars">{body}</table>{_legend(names)}'
+
+
+def _legend(names: Sequence[str]) -> str:
+    items = "".join(f'<li><i class="s{part}"></i>{escape(name)}</li>' for part, name in enumerate(names))
+    return f'<ul class="legend">{items}</ul>' if len(names) > 1 else ""
+
+
+def origin(reports: Sequence[tuple[str, Provenance]]) -> str:
+    """Return where each of the named reports comes from: command, machine and versions."""
+    body = "".join(
+        f"<tr><th>{escape(' '.join(filter(None, (title, name))))}</th><td>{escape(fact)}</td></tr>"
+        for title, provenance in reports
+        for name, fact in provenance.facts()
+        if fact
+    )
+    return f'<h2>Origin</h2><div class="wide"><table class="origin">{body}</table></div>'
 
 
 def plot_figure(value: float) -> str:
@@ -243,19 +311,20 @@ class BenchHeading(NamedTuple):
     server: str
     settings: str
     """Conditions of the measurement, in one line."""
-    when: str
+    provenance: Provenance
 
 
 def render_html(
     heading: BenchHeading, outcomes: Sequence[LevelOutcome], table: Sequence[Sequence[str]], remarks: Sequence[str]
 ) -> str:
     """Return the page; ``table`` has the headings and rows that the terminal shows."""
-    about = (heading.server, heading.settings, heading.when)
+    about = (heading.server, heading.settings, heading.provenance.when)
     body = [
         *opening(heading.model, about, remarks),
         key(_key(outcomes)),
         plots(_plots(outcomes)),
         html_table(table),
+        origin([("", heading.provenance)]),
     ]
     return document(f"{heading.model}: {_span(outcomes)}", body)
 
@@ -281,8 +350,9 @@ def _key(outcomes: Sequence[LevelOutcome]) -> Iterator[tuple[str, str]]:
 
 def _plots(outcomes: Sequence[LevelOutcome]) -> Iterator[str]:
     kind = "requests per second, as scheduled" if outcomes[0].level.open else "concurrent requests"
-    if len({outcome.level for outcome in outcomes}) > 1:
-        yield from _curves(kind, outcomes)
+    levels = {outcome.level for outcome in outcomes}
+    if len(levels) > 1:
+        yield from _curves(kind, outcomes, joined=len(levels) > _MOST_BARS)
     count = min(len(outcomes), _COLOURS)
     shown = [outcomes[round(at * (len(outcomes) - 1) / max(1, count - 1))] for at in range(count)]
     distribution = [
@@ -303,37 +373,129 @@ def _plots(outcomes: Sequence[LevelOutcome]) -> Iterator[str]:
         )
 
 
-def _curves(kind: str, outcomes: Sequence[LevelOutcome]) -> Iterator[str]:
-    levels = sorted({outcome.level.value for outcome in outcomes})
+_MOST_BARS: Final = 2
+"""Maximum number of levels that are shown as bars: a line would suggest that something is known in between."""
+_MEASURES: Final = {
+    "Throughput": (
+        "requests/s",
+        "Responses per second.",
+        {"answered": "requests_per_second", "good": "good_requests_per_second"},
+    ),
+    "Latency": (
+        "ms",
+        "From the scheduled time of a request to the end of its response.",
+        {name: f"{name}_latency_ms" for name in ("p50", "p90", "p99")},
+    ),
+    "Text throughput": ("texts/s", "Sum over all responses.", {"texts": "texts_per_second"}),
+    "Time to first token": (
+        "ms",
+        "From the scheduled time of a request.",
+        {name: f"{name}_time_to_first_ms" for name in ("p50", "p99")},
+    ),
+    "Inter-token latency": ("ms", "Mean over a response.", {"mean": "mean_inter_token_ms"}),
+    "Token throughput": ("tokens/s", "Sum over all responses.", {"tokens": "tokens_per_second"}),
+}
+"""Plots by title: unit, explanation, and the figures of windows by the name of the series."""
 
-    def by_level(y_label: str, **series: Sequence[float]) -> str:
-        given = [
-            Series(name, sorted(zip((outcome.level.value for outcome in outcomes), values, strict=True)))
-            for name, values in series.items()
-        ]
-        return lines(kind, y_label, given, levels=levels)
 
-    rates = {"answered": [outcome.figures.rate for outcome in outcomes]}
-    if outcomes[0].figures.goodput is not None:
-        rates["good"] = [outcome.figures.goodput or 0.0 for outcome in outcomes]
-    yield html_figure("Throughput", "Responses per second.", by_level("requests/s", **rates))
-    quantiles = {name: [outcome.figures.latency[name] for outcome in outcomes] for name in ("p50", "p90", "p99")}
-    meaning = "From the scheduled time of a request to the end of its response."
-    yield html_figure("Latency", meaning, by_level("ms", **quantiles))
-    trade = Series("p99", [(outcome.figures.rate, outcome.figures.latency["p99"]) for outcome in outcomes])
-    plot = lines("requests/s", "p99 latency, ms", [trade])
-    yield html_figure("Latency by throughput", "The bend of the curve is the load that the server can sustain.", plot)
-    tokens = [outcome.figures.tokens for outcome in outcomes if outcome.figures.tokens is not None]
-    if len(tokens) == len(outcomes):
-        first = {name: [each.first[name] for each in tokens] for name in ("p50", "p99")}
-        yield html_figure("Time to first token", "From the scheduled time of a request.", by_level("ms", **first))
-        between = [each.between.mean if each.between else 0.0 for each in tokens]
-        yield html_figure("Inter-token latency", "Mean over a response.", by_level("ms", mean=between))
-        speed = by_level("tokens/s", tokens=[each.rate for each in tokens])
-        yield html_figure("Token throughput", "Sum over all responses.", speed)
+def _curves(kind: str, outcomes: Sequence[LevelOutcome], *, joined: bool) -> Iterator[str]:
+    samples = [level_samples(level_json(outcome)) for outcome in outcomes]
+    overall = [level_values(level_json(outcome)) for outcome in outcomes]
+    for title, (unit, meaning, measures) in _MEASURES.items():
+        known = {name: key for name, key in measures.items() if all(key in values for values in overall)}
+        if known:
+            points = {
+                name: [
+                    (outcome.level.value, values[key], half_width(sample.get(key, ())))
+                    for outcome, values, sample in zip(outcomes, overall, samples, strict=True)
+                ]
+                for name, key in known.items()
+            }
+            plot = _by_level(kind, unit, points) if joined else _level_bars(unit, points)
+            yield html_figure(title, f"{meaning} With 95 % confidence intervals.", plot)
+        if title == "Latency" and joined:
+            trade = Series("p99", [(outcome.figures.rate, outcome.figures.latency["p99"]) for outcome in outcomes])
+            plot = lines("requests/s", "p99 latency, ms", [trade])
+            meaning = "The bend of the curve is the load that the server can sustain."
+            yield html_figure("Latency by throughput", meaning, plot)
+
+
+Points = Mapping[str, Sequence[tuple[float, float, float]]]
+"""Level, value and half of the error bar of each point, by the name of the series."""
+
+
+def _by_level(kind: str, unit: str, points: Points) -> str:
+    levels = sorted({level for series in points.values() for level, _, _ in series})
+    shown = []
+    for name, series in points.items():
+        ordered = sorted(series)
+        values = [(level, value) for level, value, _ in ordered]
+        shown.append(Series(name, values, errors=[error for _, _, error in ordered]))
+    return lines(kind, unit, shown, levels=levels)
+
+
+def _level_bars(unit: str, points: Points) -> str:
+    levels = sorted({level for series in points.values() for level, _, _ in series})
+    rows = [
+        ErrorBar(plot_figure(level), value, error, colour)
+        for wanted in levels
+        for colour, series in enumerate(points.values())
+        for level, value, error in series
+        if level == wanted
+    ]
+    return error_bars(unit, rows, list(points))
+
+
+# Figures of a level in the JSON: over all of the measurement, and in each window.
+
+LEVEL_VALUES: Final = {
+    "requests_per_second": ("requests_per_second",),
+    "mean_latency_ms": ("latency_ms", "mean"),
+    "p50_latency_ms": ("latency_ms", "p50"),
+    "p90_latency_ms": ("latency_ms", "p90"),
+    "p99_latency_ms": ("latency_ms", "p99"),
+    "p50_time_to_first_ms": ("tokens", "time_to_first_ms", "p50"),
+    "p99_time_to_first_ms": ("tokens", "time_to_first_ms", "p99"),
+    "mean_inter_token_ms": ("tokens", "inter_token_ms", "mean"),
+    "tokens_per_second": ("tokens", "per_second"),
+    "texts_per_second": ("texts_per_second",),
+    "good_requests_per_second": ("good_requests_per_second",),
+}
+"""Where the JSON of a level has the figures that its windows have by these names."""
+
+
+def level_values(level: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of a level in the JSON of a report."""
+    found = {}
+    for name, path in LEVEL_VALUES.items():
+        value: Any = level
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float):
+            found[name] = float(value)
+    return found
+
+
+def level_samples(level: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the figures of each window of a level that counts."""
+    windows = level.get("windows") or []
+    counted = windows[-int(level.get("counted_windows", len(windows))) :]
+    return {
+        name: [float(window[name]) for window in counted]
+        for name in LEVEL_VALUES
+        if counted and all(name in window for window in counted)
+    }
 
 
 def _shares(outcome: LevelOutcome) -> tuple[str, tuple[float, float, float]]:
     assert outcome.server is not None
     queue, compute = outcome.server.queue.mean_ms, outcome.server.mean_compute_ms
     return plot_figure(outcome.level.value), (queue, compute, max(0.0, outcome.figures.latency.mean - queue - compute))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file, which may be a device such as /dev/stdout. Raises ``ClientError``."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ClientError(f"cannot write {path}: {error.strerror}") from None

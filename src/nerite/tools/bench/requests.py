@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -28,7 +28,6 @@ from nerite.tools.bench.forms import (
     RoundRobin,
     Scripts,
     Sequences,
-    post,
 )
 from nerite.tools.bench.measurement import BenchPlan, BenchTarget
 from nerite.tools.bench.session import BenchedServer, BenchRegions
@@ -262,76 +261,3 @@ def _tensors(model: ModelDescription, request: Request) -> Iterator[BenchTensor]
 def _as_json(value: Array) -> Any:
     """Return an input as the generate extension takes it: a list, or a scalar for a single element."""
     return to_json(value.flat[0] if value.size == 1 else value.ravel())
-
-
-# Prompts for language models: generated, or read from a file.
-
-_SYLLABLES: Final = ("ka", "re", "mi", "to", "na", "lo", "shi", "ve", "du", "pa", "san", "tor", "el", "in")
-_PROMPTS: Final = 64
-"""Number of distinct generated prompts, so that prefix caching on the server does not distort the measurement."""
-_TEXTS: Final = ("prompt", "text", "text_input")
-"""Keys that may hold the prompt in a line of JSON, including those of aiperf and genai-perf."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLoad:
-    """Specifies the chat completion requests to send to a language model."""
-
-    model: str
-    words: int = 100
-    """Length of generated prompts in words."""
-    data: Path | None = None
-    """File of prompts to use instead: one per line, as text or JSON."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Additional fields of each request: ``max_tokens``, ``temperature`` and so on."""
-
-
-def prepared_prompts(wanted: PromptLoad, target: BenchTarget) -> BenchPlan:
-    """Return a plan for a model of the OpenAI API. Raises ``ClientError``."""
-    chats = made_up_prompts(wanted.words) if wanted.data is None else read_prompts(wanted.data)
-    headers = {**target.headers, "Content-Type": "application/json"}
-    path = "/chat/completions" if target.address.prefix.endswith("/v1") else "/v1/chat/completions"
-    fixed = {"model": wanted.model, "stream": True, "stream_options": {"include_usage": True}, **wanted.settings}
-    messages = [post(target.address, path, headers, [orjson.dumps({**fixed, "messages": chat})]) for chat in chats]
-    return BenchPlan(target, RoundRobin(messages), streaming=True)
-
-
-def made_up_prompts(words: int) -> list[Sequence[Mapping[str, Any]]]:
-    """Return generated prompts of ``words`` words. They are the same each time."""
-    generator = np.random.default_rng(words)
-    prompts = []
-    for _ in range(_PROMPTS):
-        sizes = generator.integers(1, 4, words)
-        prompts.append(" ".join("".join(generator.choice(_SYLLABLES, size)) for size in sizes))
-    return [_chat(prompt) for prompt in prompts]
-
-
-def read_prompts(path: Path) -> list[Sequence[Mapping[str, Any]]]:
-    """Return the chats in a file. Raises ``ClientError``."""
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClientError(f"cannot read the prompts in {path}: {error}") from None
-    if not lines:
-        raise ClientError(f"{path} contains no prompts")
-    return [_of_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-
-
-def _of_line(line: str, place: str) -> Sequence[Mapping[str, Any]]:
-    if not line.startswith("{"):
-        return _chat(line)
-    try:
-        document = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise ClientError(f"{place} is not JSON: {error}") from None
-    if isinstance(document.get("messages"), list):
-        messages: Sequence[Mapping[str, Any]] = document["messages"]
-        return messages
-    text = next((document[name] for name in _TEXTS if name in document), None)
-    if not isinstance(text, str):
-        raise ClientError(f'{place} has no prompt: write {{"prompt": TEXT}} or {{"messages": [...]}}')
-    return _chat(text)
-
-
-def _chat(prompt: str) -> Sequence[Mapping[str, Any]]:
-    return [{"role": "user", "content": prompt}]

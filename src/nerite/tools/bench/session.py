@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.shared_memory import SharedMemory
@@ -25,7 +25,9 @@ from nerite.client.connection import Unreachable
 from nerite.tools.bench.forms import BenchOutput, BenchTensor, RegionPlace, framed
 from nerite.tools.bench.generator import Begin, End, Report, Take, run
 from nerite.tools.bench.grpc_generator import GrpcClientCall, GrpcLine, header_block
+from nerite.tools.bench.http_generator import Totals
 from nerite.tools.bench.measurement import (
+    AGREEING,
     BenchPlan,
     BenchTarget,
     Figures,
@@ -48,13 +50,15 @@ class Taken(NamedTuple):
     records: Records
     spent: tuple[float, ...]
     """Seconds of processor time that each generator has used so far."""
+    done: bool
+    """True if the load has an end, and all generators have reached it."""
 
 
 class Fleet:
     """The generator processes. A context manager that starts and ends them."""
 
     def __init__(self, plan: BenchPlan, size: int = 1) -> None:
-        self._plan = plan
+        self.plan = plan
         self._size = size
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
@@ -64,7 +68,7 @@ class Fleet:
         for share in range(self._size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=run, args=(self._plan, share, self._size, theirs), name=f"bench {share}", daemon=True
+                target=run, args=(self.plan, share, self._size, theirs), name=f"bench {share}", daemon=True
             )
             process.start()
             theirs.close()
@@ -88,11 +92,13 @@ class Fleet:
     def take(self) -> Taken:
         """Return the records since the last call."""
         reports: list[Report] = self._command(Take())
-        return Taken(Records.joined([report.records for report in reports]), tuple(each.spent for each in reports))
+        records = Records.joined([report.records for report in reports])
+        return Taken(records, tuple(each.spent for each in reports), all(each.done for each in reports))
 
-    def end(self) -> None:
-        """Stop the load."""
-        self._command(End())
+    def end(self) -> Totals:
+        """Stop the load; return the counts of all its requests."""
+        totals: list[Totals] = self._command(End())
+        return Totals(*map(sum, zip(*totals, strict=True)))
 
     def _command(self, command: object) -> list[Any]:
         """Send a command to all generators; return their replies."""
@@ -111,6 +117,10 @@ LATE_SECONDS: Final = 0.001
 """99th percentile of the sending delay above which the client counts as behind its schedule."""
 
 Count = Callable[[], ModelStatistics | None]
+CountCancelled = Callable[[], float | None]
+"""Returns how many requests the server has seen given up by clients, or None if it does not tell."""
+_COUNTING_SECONDS: Final = 3.0
+"""How long to wait until the server has counted the cancellations."""
 
 
 class ServerReading(NamedTuple):
@@ -123,6 +133,9 @@ class ServerReading(NamedTuple):
     windows: int
     rate: float
     """Answers per second in the last window; 0 before the first window has ended."""
+
+
+_NO_TOTALS: Final = Totals()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +153,30 @@ class LevelOutcome:
     """CPU utilisation of the busiest generator, from 0 to 1."""
     spent: float
     """Processor time of the generators per answer, in seconds."""
+    objectives: tuple[Objective, ...] = ()
+    counted: int = AGREEING
+    """Number of windows, the last ones, that the figures are computed over."""
+    conversations: bool = False
+    """Requests have several turns."""
+    models: tuple[str, ...] = ()
+    """Names of the models and adapters that ``figures.parts`` counts."""
+    whole: bool = False
+    """The load had an end, and all of it was measured."""
+    totals: Totals = _NO_TOTALS
+    """Counts of all requests of the level, whether measured or not."""
+    server_cancelled: float | None = None
+    """Cancellations that the server has counted meanwhile; None if it does not tell."""
+
+    @property
+    def kept_up(self) -> bool:
+        """True unless requests arrive faster than they are answered.
+
+        A load that had an end was answered. Of conversations it is not known: their later turns come after a while.
+        """
+        if not self.level.open or self.whole or self.conversations:
+            return True
+        figures = self.figures
+        return figures.rate + figures.cancelled / figures.seconds >= KEPT_UP * self.level.rate
 
     @property
     def client_is_the_limit(self) -> bool:
@@ -165,12 +202,15 @@ class Session:
         warm_up: float,
         objectives: Sequence[Objective] = (),
         count: Count = lambda: None,
+        count_cancelled: CountCancelled = lambda: None,
     ) -> None:
         self.fleet = fleet
-        self.rule = rule
-        self.warm_up = warm_up
+        # A load that has an end is measured from its first request.
+        self.rule = replace(rule, whole=True) if fleet.plan.finite else rule
+        self.warm_up = 0.0 if fleet.plan.finite else warm_up + fleet.plan.ramp
         self.objectives = tuple(objectives)
         self.count = count
+        self.count_cancelled = count_cancelled
 
     def measure(self, level: LoadLevel, tell: Callable[[ServerReading], None]) -> LevelOutcome:
         """Return the outcome of a level. Raises ``ClientError`` if no request was answered."""
@@ -185,20 +225,39 @@ def together(
     Raises what ``measure`` raises.
     """
     begun: list[Session] = []
+    cancelled = [session.count_cancelled() for session in sessions]
+    # Loads that have an end are measured from their first request, so before they begin.
+    observers = {id(session): _LevelObserver(session, level) for session in sessions if session.rule.whole}
     try:
         for session in sessions:
             session.fleet.begin(level)
             begun.append(session)
         _warm_up(max(session.warm_up for session in sessions), level, tell)
-        observers = [_LevelObserver(session, level) for session in sessions]
+        observers |= {id(session): _LevelObserver(session, level) for session in sessions if not session.rule.whole}
         # Finished sessions keep up their load, because it is part of the conditions of the others.
-        while unfinished := [observer for observer in observers if not observer.over]:
+        while unfinished := [observer for observer in observers.values() if not observer.over]:
             time.sleep(_POLL_SECONDS)
             tell(min((observer.poll() for observer in unfinished), key=lambda reading: reading.part))
-        return [observer.outcome() for observer in observers]
-    finally:
+    except BaseException:
         for session in begun:
             session.fleet.end()
+        raise
+    totals = [session.fleet.end() for session in begun]
+    outcomes = [observers[id(session)].outcome() for session in sessions]
+    return [
+        replace(outcome, totals=total, server_cancelled=_cancelled_since(before, session, total))
+        for outcome, total, session, before in zip(outcomes, totals, sessions, cancelled, strict=True)
+    ]
+
+
+def _cancelled_since(before: float | None, session: Session, totals: Totals) -> float | None:
+    """Return the cancellations that the server has counted, once it has counted all or some time has passed."""
+    until = perf_counter() + _COUNTING_SECONDS
+    while before is not None and (now := session.count_cancelled()) is not None:
+        if now - before >= totals.cancelled + totals.unfinished or perf_counter() > until:
+            return now - before
+        time.sleep(_POLL_SECONDS)
+    return None
 
 
 def _warm_up(seconds: float, level: LoadLevel, tell: Callable[[ServerReading], None]) -> None:
@@ -220,6 +279,7 @@ class _LevelObserver:
         # Requests that ended after ``now`` belong to the first window.
         self._measurement.add(taken.records.split(now)[1], now)
         self._marks = [_Mark(now, taken.spent, session.count())]
+        self._ended = 0
 
     @property
     def over(self) -> bool:
@@ -231,10 +291,16 @@ class _LevelObserver:
         now = perf_counter()
         taken = self._session.fleet.take()
         measurement = self._measurement
-        if measurement.add(taken.records, now):
+        if taken.done and measurement.whole:
+            measurement.finish(taken.records, now)
             self._marks.append(_Mark(now, taken.spent, self._session.count()))
+        elif measurement.add(taken.records, now):
+            self._marks.append(_Mark(now, taken.spent, self._session.count()))
+        self._ended += sum(map(len, (taken.records.ended, taken.records.failed, taken.records.cancelled)))
+        expected = self._session.fleet.plan.expected
+        part = min(1.0, self._ended / expected) if expected else measurement.progress(now)
         rate = measurement.windows[-1].rate if measurement.windows else 0.0
-        return ServerReading(self._level, False, measurement.progress(now), len(measurement.windows), rate)
+        return ServerReading(self._level, False, part, len(measurement.windows), rate)
 
     def outcome(self) -> LevelOutcome:
         """Return the result. Raises ``ClientError`` if no request was answered."""
@@ -242,8 +308,12 @@ class _LevelObserver:
         found = figures(measurement.last, self._session.objectives)
         if found is None:
             reasons = [f"{count} x {text}" for text, count in measurement.failures.most_common(3)]
+            if cancelled := sum(len(window.records.cancelled) for window in measurement.windows):
+                reasons.append(f"{cancelled} were cancelled: use a lower --cancel-rate, or a later --cancel-after")
             raise ClientError("\n    ".join([f"no request was answered at {self._level}", *reasons]))
-        first, last = self._marks[-len(measurement.last) - 1], self._marks[-1]
+        counted = len(measurement.last)
+        first, last = self._marks[0 if measurement.whole else -counted - 1], self._marks[-1]
+        plan = self._session.fleet.plan
         spent = [after - before for before, after in zip(first.spent, last.spent, strict=True)]
         return LevelOutcome(
             level=self._level,
@@ -253,6 +323,11 @@ class _LevelObserver:
             server=last.server.since(first.server) if last.server is not None else None,
             busy=max(spent) / (last.moment - first.moment),
             spent=sum(spent) / found.answered,
+            objectives=self._session.objectives,
+            counted=counted,
+            conversations=plan.per_arrival > 1,
+            models=plan.models,
+            whole=measurement.whole,
         )
 
 
@@ -274,10 +349,9 @@ class LatencyLimit:
 
     def met_by(self, outcome: LevelOutcome) -> bool:
         """Return whether a load was within the limit, without failures, and the server kept up with the rate."""
-        figures, level = outcome.figures, outcome.level
+        figures = outcome.figures
         latency = figures.latency.mean if self.measure == "mean" else figures.latency[self.measure]
-        kept_up = not level.open or figures.rate >= KEPT_UP * level.rate
-        return latency <= self.milliseconds and kept_up and not figures.failed
+        return latency <= self.milliseconds and outcome.kept_up and not figures.failed
 
     def __str__(self) -> str:
         return f"{self.measure} of at most {self.milliseconds:g} ms"
@@ -316,7 +390,7 @@ class Search:
         if beyond.value <= within.value * _PRECISION:
             return None
         if within.open:
-            return LoadLevel(rate=float(f"{middle:.3g}"), arrivals=within.arrivals)
+            return replace(within, rate=float(f"{middle:.3g}"))
         count = min(max(round(middle), within.concurrency + 1), beyond.concurrency - 1)
         return LoadLevel(concurrency=count) if count > within.concurrency else None
 
@@ -340,6 +414,11 @@ class GrpcServer:
         """Return the configuration of a model."""
         config: Mapping[str, Any] = self._call("ModelConfig", name=name, version=version)["config"]
         return config
+
+    def server_version(self) -> str:
+        """Return name and version of the server."""
+        found = self._call("ServerMetadata")
+        return f"{found.get('name', '')} {found.get('version', '')}".strip()
 
     def models(self) -> list[ModelVersion]:
         """Return the repository index."""
