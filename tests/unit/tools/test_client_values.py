@@ -115,9 +115,9 @@ def test_no_example_of_what_nobody_would_write() -> None:
 def test_shapes_of_random_data() -> None:
     assert given_shape("scope/x:0:3,224") == ("scope/x:0", (3, 224))
     made = random_inputs([NUMBERS, IMAGE], {"numbers": (2, 3), "image": (5,)})
-    assert {name: np.shape(value) for name, value in made.items()} == {"numbers": (2, 3), "image": (5,)}  # type: ignore[arg-type]
+    assert {name: np.shape(value) for name, value in made.items()} == {"numbers": (2, 3), "image": (5,)}
     # The batch may be left out.
-    assert np.shape(random_inputs([NUMBERS], {"numbers": (3,)})["numbers"]) == (1, 3)  # type: ignore[arg-type]
+    assert np.shape(random_inputs([NUMBERS], {"numbers": (3,)})["numbers"]) == (1, 3)
     with pytest.raises(UsageError) as caught:
         random_inputs([NUMBERS], {"numbers": (2, 4)})
     assert caught.value.text == "--shape: [2, 4] does not fit the input numbers (FP32 [-1, 3])."
