@@ -46,6 +46,7 @@ from nerite.observability import gpus
 from nerite.observability.gpus import start_gpu_metrics
 from nerite.observability.log import log
 from nerite.observability.log_records import LogTable
+from nerite.repository.catalogue import ModelRecord
 from nerite.repository.demand_survey import DemandSurvey
 from nerite.repository.manager import ModelManager
 from nerite.repository.memory_use import MeasuredLoads, MemoryGauge, measurements_file
@@ -65,7 +66,7 @@ from nerite.server import InferenceServer
 from nerite.transports import access
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.http import infer_request
-from nerite.transports.http.openapi import example_command
+from nerite.transports.http.openapi import sample_of, served_models
 from nerite.transports.ports import ServerPorts
 from nerite.workers.helper_pool import HelperPool
 from nerite.workers.host.fork_server import ForkServer
@@ -99,7 +100,7 @@ def welcome_lines(
             f"Models are loaded when they are asked for (docs/demand.md): {url}/v2/repository/index lists them"
         )
     if ready:
-        lines.append(f"Try it: {example_command(ready, url)}")
+        lines.append(f"Try it: {_example_command(ready, url)}")
         lines.append(f"A command for each model: {url}/v2/docs")
     elif repository.control_mode in ("explicit", "demand"):
         lines.append(f"Load a model: curl -X POST {url}/v2/repository/models/NAME/load")
@@ -117,6 +118,16 @@ def _count(number: int, noun: str) -> str:
 
 def _failures(names: list[str]) -> str:
     return f"; {_count(len(names), 'model')} failed to load: {', '.join(names)} (reasons above)" if names else ""
+
+
+def _example_command(records: Sequence[ModelRecord], url: str) -> str:
+    """Return a working curl command: an inference with the first model whose request is short, else model metadata."""
+    served = [each for each in served_models(records) if each.latest and each.paths]
+    for each in served:
+        sample = sample_of(each.signature, decoupled=each.decoupled)
+        if sample is not None and sample.brief:
+            return sample.curl(url + each.paths[0])
+    return f"curl {url}/v2/models/{records[0].name}"
 
 
 _GC_THRESHOLD = 10_000

@@ -250,7 +250,6 @@ def test_a_language_model(tmp_path: Path) -> None:
     assert 'backend: "llm"' in text
     assert len(text.splitlines()) < 12
     with serving(repository, tmp_path / "log") as server:
-        assert f"Try it: nerite chat --url http://{server.http} docent" in server.text
         done = subprocess.run(
             [str(NERITE), "chat", "docent", "--url", server.http, "--max-tokens", "4"],
             input="Who?", capture_output=True, text=True, timeout=PATIENCE, check=True,

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -15,7 +15,6 @@ from nerite import __version__
 from nerite.core import tensor as dtypes
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput, shape_text
 from nerite.core.tensor import DataType
-from nerite.llm.openai.text_model import is_text
 from nerite.transports.http.json_tensors import HALVES
 from nerite.transports.http.openapi_schemas import (
     COMMON,
@@ -181,22 +180,6 @@ def served_models(records: Iterable[ModelRecord]) -> list[ServedModel]:
         if names[record.name] == 1
         for number, version in sorted(record.running.items())
     ]
-
-
-def example_command(records: Sequence[ModelRecord], url: str) -> str:
-    """Return a command that works for one of the ``records``: a chat with a language model if there is one.
-
-    Otherwise it is curl, with an inference by the first model whose request is short, else with model metadata.
-    """
-    served = [each for each in served_models(records) if each.latest and each.paths]
-    for each in served:
-        if is_text(each.signature):
-            return f"nerite chat --url {url} {each.model}"
-    for each in served:
-        sample = sample_of(each.signature, decoupled=each.decoupled)
-        if sample is not None and sample.brief:
-            return sample.curl(url + each.paths[0])
-    return f"curl {url}/v2/models/{records[0].name}"
 
 
 _JSON: Final = "application/json"
