@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import pty
+import shutil
 import signal
 import subprocess
 import time
@@ -17,10 +18,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_iris
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 from foreign_models import paddle
+from llm_models import language_model
 from nerite.client import Client
+from nerite.frameworks.openvino.graph import openvino
 from serving import NERITE, PATIENCE, Serving, eventually, serving
 
 FIXED = (
@@ -77,7 +82,7 @@ def test_added_while_a_server_looks(watching: tuple[Path, Serving], tmp_path: Pa
     assert report["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
     assert [each["batch"] for each in report["latencies"]] == [1, 2, 4, 8]
     assert all(each["ms"] >= each["compute_ms"] > 0 for each in report["latencies"])
-    assert [each["count"] for each in report["instances"]] == [1, 2]
+    assert [(each["count"], len(each["repeats"])) for each in report["instances"]] == [(1, 4), (2, 4)]
     assert report["accepted"]
     eventually(lambda: server.ready("my_net"))
     with Client(server.http) as client:
@@ -136,8 +141,9 @@ def test_backends_that_have_the_same_file(tmp_path: Path) -> None:
     assert f"backend: {advice['value']}" in (repository / "net" / "config.pbtxt").read_text()
 
     flags = ("--name", "named", "--backend", "openvino", "--repository", repository)
-    report = json.loads(nerite("add", net, *flags, "--json", "--max-batch", "4"))
+    report = json.loads(nerite("add", net, *flags, "--json", "--max-batch", "8", "--no"))
     assert (report["config"]["backend"], report["rivals"]) == ("openvino", [])
+    assert (report["accepted"], report["config"]["max_batch_size"]) == (False, 4)
     with serving(repository, tmp_path / "log") as server, Client(server.http) as client:
         assert client.config("named")["backend"] == "openvino"
         for name in ("net", "named"):
@@ -154,16 +160,101 @@ def test_paddle(tmp_path: Path) -> None:
     assert answer.tolist() == [[0, 2, 0, 4]]
 
 
+def pictures(path: Path) -> Path:
+    """Write a network for pictures of any size from 3 x 3 on: the means of the convolved channels."""
+    x, y = (helper.make_tensor_value_info(*each) for each in (
+        ("x", TensorProto.FLOAT, ["N", 3, "H", "W"]), ("y", TensorProto.FLOAT, ["N", 2, 1, 1])
+    ))  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3], strides=[8, 8]),
+        helper.make_node("GlobalAveragePool", ["c"], ["y"]),
+    ]
+    weights = numpy_helper.from_array(np.full((2, 3, 3, 3), 1 / 27, np.float32), "w")
+    graph = helper.make_graph(nodes, "graph", [x], [y], [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 def test_sizes_that_are_free(tmp_path: Path) -> None:
-    """They are measured with 1, which is said, unless somebody knows better."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "M"]) for name in ("x", "y"))
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / "free.onnx")
-    flags = ("--repository", tmp_path / "models", "--backend", "onnxruntime", "--max-batch", "2", "--dry-run")
-    said = "Variable dimensions of x were measured with size 1. To measure others, pass for example --shape x=128."
-    assert said in nerite("add", tmp_path / "free.onnx", *flags)
-    assert said not in nerite("add", tmp_path / "free.onnx", *flags, "--shape", "x=3")
+    """They are measured as pictures are, and the command at the end works; a misfit is refused, and nothing is left."""
+    net, repository = pictures(tmp_path / "free.onnx"), tmp_path / "models"
+    flags = ("--model-repository", repository, "--backend", "onnxruntime", "--max-batch", "2")
+    said = nerite("add", net, *flags, "--shape", "x:2,8,8", status=1)
+    assert "the shape [2, 8, 8] does not fit" in said
+    assert "Write for example --shape x:3,224,224" in said
+    assert "the model has no input 'z'" in nerite("add", net, *flags, "--shape", "z:1", status=1)
+    assert not repository.exists()
+    measured = "Variable dimensions were measured with --shape x:3,224,224;"
+    assert measured not in nerite("add", net, *flags, "--shape", "x:3,16,16", "--dry-run")
+    said = nerite("add", net, *flags)
+    assert measured in said
+    command = next(line for line in said.splitlines() if line.startswith("Try it:")).split()[2:]
+    assert command == ["nerite", "client", "infer", "free", "--random", "--shape", "x:3,224,224"]
+    with serving(repository, tmp_path / "log") as server:
+        assert "| y " in nerite("client", "--url", server.http, *command[2:])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_batch_that_is_bounded(tmp_path: Path) -> None:
+    """It is measured up to its bound, and what was measured is written, though nobody is there to agree."""
+    import torch
+
+    rows = torch.export.Dim("rows", max=6)
+    module = torch.nn.Linear(64, 64).eval()
+    exported = torch.export.export(module, (torch.zeros(2, 64),), dynamic_shapes=({0: rows},))
+    torch.export.save(exported, tmp_path / "bounded.pt2")
+    repository = tmp_path / "models"
+    report = json.loads(nerite("add", tmp_path / "bounded.pt2", "--model-repository", repository, "--json"))
+    assert "Not measured" not in " ".join(report["remarks"])
+    assert report["latencies"][-1]["batch"] <= 6
+    assert report["accepted"]
+    assert report["config"]["max_batch_size"] <= 6
+
+
+def test_openvino_does_not_compute_with_half_precision_unasked(tmp_path: Path) -> None:
+    """Outputs of values near 1 are those of float32; where the processor has BF16, a parameter disables it."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 64]) for name in ("x", "y"))
+    # Nothing but roundings: a sum of many products would average them out.
+    matrix = np.diag(np.linspace(0.9, 1.1, 64, dtype=np.float32))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "graph", [x], [y], [numpy_helper.from_array(matrix, "w")]
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "near.onnx"
+    )
+    repository = tmp_path / "models"
+    (repository / "plain" / "1").mkdir(parents=True)
+    shutil.copy(tmp_path / "near.onnx", repository / "plain" / "1" / "model.onnx")
+    (repository / "plain" / "config.pbtxt").write_text('backend: "openvino"')
+    flags = ("--backend", "openvino", "--max-batch", "4", "--json", "--model-repository", repository)
+    report = json.loads(nerite("add", tmp_path / "near.onnx", *flags))
+    halves = "BF16" in openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    chosen = [each["value"] for each in report["proposal"] if each["setting"] == "INFERENCE_PRECISION_HINT"]
+    assert chosen == (["f32"] if halves else [])
+    sent = np.random.default_rng(1).random((1, 64)).astype(np.float32)
+    with serving(repository, tmp_path / "log") as server, Client(server.http) as client:
+        np.testing.assert_allclose(client.infer("near", {"x": sent})["y"], sent @ matrix, atol=1e-3)
+        # What nobody has chosen is told.
+        assert ("model 'plain' is computed with bf16" in server.text) == halves
+        assert "model 'near' is computed with" not in server.text
+
+
+def test_a_language_model(tmp_path: Path) -> None:
+    """Its configuration is short, and the command at the end is one that works."""
+    language_model(tmp_path / "docent" / "1")
+    repository = tmp_path / "models"
+    said = nerite("add", tmp_path / "docent", "--model-repository", repository)
+    assert "Try it:    nerite chat docent" in said
+    assert "Measure it on a server: nerite bench docent --protocol openai" in said
+    text = (repository / "docent" / "config.pbtxt").read_text()
+    assert 'backend: "llm"' in text
+    assert len(text.splitlines()) < 12
+    with serving(repository, tmp_path / "log") as server:
+        done = subprocess.run(
+            [str(NERITE), "chat", "docent", "--url", server.http, "--max-tokens", "4"],
+            input="Who?", capture_output=True, text=True, timeout=PATIENCE, check=True,
+        )  # fmt: skip
+        assert done.stdout.endswith("\n")
 
 
 def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:
@@ -182,6 +273,30 @@ def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:
         answer = client.infer("iris", {"features": features[::50].astype(np.float32)})
     np.testing.assert_allclose(answer["probabilities"], model.predict_proba(features[::50]), atol=1e-5)
     assert answer["label"].ravel().tolist() == model.predict(features[::50]).tolist()
+
+
+def test_a_pipeline_of_texts(tmp_path: Path) -> None:
+    """Strings are its input; its answers are those of scikit-learn, and a backend that cannot read it says why."""
+    texts = ["Good, really good film!", "a bad film", "so good", "bad, bad acting", "Ärgerlich bad", "I find it good"]
+    labels = ["praise", "blame", "praise", "blame", "blame", "praise"]
+    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), stop_words=None), LogisticRegression())
+    (tmp_path / "reviews.pkl").write_bytes(pickle.dumps(model.fit(texts, labels)))
+    repository = tmp_path / "models"
+    flags = ("--trust", "--model-repository", repository, "--json", "--max-batch", "8")
+    report = json.loads(nerite("add", tmp_path / "reviews.pkl", *flags))
+    assert report["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}]
+    assert any(each.startswith("openvino reads files of this kind, but not this one: ") for each in report["remarks"])
+    asked = ["what a GOOD film", "Bad! Ärgerlich.", "", "I a b c", "x"]
+    with serving(repository, tmp_path / "log") as server, Client(server.http) as client:
+        answer = client.infer("reviews", {"text": [[each] for each in asked]})
+    assert [each.decode() for each in answer["label"].ravel()] == list(model.predict(asked))
+    np.testing.assert_allclose(answer["probabilities"], model.predict_proba(asked), atol=1e-5)
+
+    accents = make_pipeline(TfidfVectorizer(strip_accents="unicode"), LogisticRegression()).fit(texts, labels)
+    (tmp_path / "accents.pkl").write_bytes(pickle.dumps(accents))
+    said = nerite("add", tmp_path / "accents.pkl", "--trust", "--model-repository", repository, status=1)
+    assert "could not be converted to ONNX" in said
+    assert "serve it from a model.py" in said
 
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:

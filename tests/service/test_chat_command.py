@@ -62,10 +62,20 @@ def execute(self, requests):
 """
 
 
+VECTORS = """
+backend: "python"
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "embedding" data_type: TYPE_FP32 dims: [ 4 ] } ]
+instance_group [ { kind: KIND_CPU } ]
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("chat_command")
     python_model(folder / "models", "echo", ECHO, CONFIG)
+    # It is under /v1 as well, and is not one to chat with.
+    python_model(folder / "models", "an_embedding", "execute = print", VECTORS)
     with serving(folder / "models", folder / "log") as running:
         yield running
 
@@ -182,6 +192,7 @@ def test_ctrl_c_in_a_pipe(server: Serving) -> None:
         ([], "fail", 1, "nerite chat: it gave up\n"),
         ([], " \n", 2, "nerite chat: no message on standard input.\n    For example: echo 'How are you?' | nerite"),
         (["--temperature=9"], "x", 1, "nerite chat: Invalid value for 'temperature': 9.0"),
+        (["--parameter=temprature=1"], "x", 2, "Did you mean 'temperature'?"),
         (['--parameter=logit_bias={"1": 5}'], "x", 1, "logit_bias"),
         (["--temperature=warm"], "x", 2, "invalid float value: 'warm'"),
     ],
@@ -204,13 +215,16 @@ def test_a_model_has_to_be_chosen_where_there_are_several(tmp_path: Path) -> Non
     with serving(models, tmp_path / "log", "--model-control-mode=explicit") as server:
         done = piped(server.http)
         assert done.returncode == 1
-        assert "the server has no text model that is ready" in done.stderr
+        assert "the server has no language model that is ready." in done.stderr
+        python_model(models, "vectors", "execute = print", VECTORS)
+        assert server.ask("POST", "/v2/repository/models/vectors/load")[0] == 200
+        assert "It has models for other purposes: vectors." in piped(server.http).stderr
         for name in ("one", "two"):
             python_model(models, name, ECHO, CONFIG)
             assert server.ask("POST", f"/v2/repository/models/{name}/load")[0] == 200
         done = piped(server.http)
         assert done.returncode == 2
-        expected = "the server has several text models: one, two\n    Specify one of them: nerite chat one\n"
+        expected = "the server has several language models: one, two\n    Specify one of them: nerite chat one\n"
         assert expected in done.stderr
 
 

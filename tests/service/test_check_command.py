@@ -269,8 +269,8 @@ def test_help_and_a_wrong_command_line() -> None:
     assert done.returncode == 0
     assert "Examples:" in done.stdout
     done = check()
-    assert done.returncode == 2
-    assert "REPOSITORY" in done.stderr
+    assert done.returncode == 1
+    assert "failed to open directory models" in done.stdout
     assert check("--jsn", "x").returncode == 2
 
 

@@ -147,6 +147,24 @@ class Client:
         """Return the names of the models that the server offers in the OpenAI API, under ``/v1``."""
         return [str(entry["id"]) for entry in self._json("GET", "/v1/models")["data"]]
 
+    def chat_models(self) -> list[str]:
+        """Return the names of the language models under ``/v1``, without embeddings, image models and LoRA adapters.
+
+        On a server that does not describe its models under ``/v2``, such as vLLM, these are all that are no adapters.
+        """
+        entries = self._json("GET", "/v1/models")["data"]
+        found: dict[bool | None, list[str]] = {True: [], False: [], None: []}
+        for name in (str(entry["id"]) for entry in entries if not entry.get("parent")):
+            found[self._generates_text(name)].append(name)
+        return found[True] or found[None]
+
+    def _generates_text(self, name: str) -> bool | None:
+        """Return whether a model is a language model; None if the server does not describe it."""
+        try:
+            return self.model(name).generates_text
+        except ClientError:
+            return None
+
     def chat(
         self,
         model: str,

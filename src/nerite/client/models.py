@@ -67,6 +67,13 @@ class ModelDescription:
             outputs=tuple(map(TensorDescription.read, document.get("outputs", ()))),
         )
 
+    @property
+    def generates_text(self) -> bool:
+        """True for a language model: it takes ``text_input`` and returns ``text_output``, and is no embedding."""
+        inputs = {tensor.name for tensor in self.inputs if tensor.datatype == "BYTES"}
+        outputs = {tensor.name: tensor.datatype for tensor in self.outputs}
+        return "text_input" in inputs and outputs.get("text_output") == "BYTES" and "embedding" not in outputs
+
 
 @dataclass(frozen=True, slots=True)
 class DurationCount:

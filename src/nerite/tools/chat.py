@@ -21,6 +21,7 @@ from nerite.cli.command import (
 )
 from nerite.client import Client, ClientError
 from nerite.client.models import CompletionPart
+from nerite.config.mistake import nearest
 from nerite.tools.client_infer import parameter
 from nerite.tools.connection import add_connection, connected
 
@@ -207,6 +208,13 @@ Examples:
 """
 _SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
 """Options that are sent to the server, by their names in the OpenAI API."""
+_OTHERS = (
+    "chat_template_kwargs", "frequency_penalty", "logit_bias", "max_completion_tokens", "min_p", "min_tokens",
+    "presence_penalty", "reasoning_effort", "repetition_penalty", "response_format", "stop", "tools", "top_k",
+)  # fmt: skip
+"""Other parameters in use; servers pass over names that they do not know, so misspelt ones are refused here."""
+_MISSPELT = 0.88
+"""Similarity from which on an unknown name counts as a misspelt one."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -216,7 +224,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = new_parser(_PROGRAM, "Chat with a text model on a running server.", _EPILOG)
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="optional if the server has only one")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default="", help="language model; optional if the server has only one"
+    )
     parser.add_argument("--system", metavar="TEXT", default="", help="system message, sent before the conversation")
     parser.add_argument("--temperature", metavar="T", type=float, help="sampling temperature; 0 is greedy decoding")
     parser.add_argument("--top-p", metavar="P", type=float, help="nucleus sampling: cumulative probability to keep")
@@ -233,6 +243,10 @@ def _talk(options: argparse.Namespace) -> int:
     conversation = ChatHistory(options.system)
     settings = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
     settings |= dict(options.parameter)
+    for name, _ in options.parameter:
+        meant = nearest(name, (*_SETTINGS, *_OTHERS), _MISSPELT)
+        if meant not in ("", name):
+            raise UsageError(f"the parameter '{name}' would have no effect.", remedy=f"Did you mean '{meant}'?")
     with connected(options) as client:
         model = options.model or _only_model(client)
 
@@ -247,12 +261,14 @@ def _talk(options: argparse.Namespace) -> int:
 
 
 def _only_model(client: Client) -> str:
-    models = client.text_models()
+    models = client.chat_models()
     if not models:
-        raise ClientError("the server has no text model that is ready.\n    List its models: nerite client ls")
+        others = client.text_models()
+        instead = f" It has models for other purposes: {', '.join(others)}." if others else ""
+        raise ClientError(f"the server has no language model that is ready.{instead}\n    List all: nerite client ls")
     if len(models) > 1:
         raise UsageError(
-            f"the server has several text models: {', '.join(models)}",
+            f"the server has several language models: {', '.join(models)}",
             remedy=f"Specify one of them: {_PROGRAM} {models[0]}",
         )
     return models[0]

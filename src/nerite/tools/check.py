@@ -32,6 +32,7 @@ from nerite.repository import refusals, version_maker
 from nerite.repository.ensembles import DescribedModel, EnsembleSurvey
 from nerite.repository.version_maker import GpuPlacement
 from nerite.routes.route_file import RouteFile, is_route_alone, read_route_file, versions_of
+from nerite.tools.add.destination import DEFAULT, add_repositories, repositories_of, repository_at
 from nerite.transports.http import infer_request
 
 
@@ -174,7 +175,8 @@ def examine(repositories: Sequence[str], backends: str = ServerOptions().backend
 
 
 def _examined(options: argparse.Namespace) -> list[CheckFinding]:
-    findings = [finding for repository in options.repositories for finding in _repository(Path(repository), options)]
+    repositories = repositories_of(options) or [str(repository_at("", os.environ))]
+    findings = [finding for repository in repositories for finding in _repository(Path(repository), options)]
     return [*_connected(findings), *_duplicates(findings), *_policy(options.policy_file)]
 
 
@@ -210,9 +212,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = new_parser(
         "nerite check", "Validate model repositories without serving them, and report all mistakes at once.", _EPILOG
     )
-    parser.add_argument(
-        "repositories", metavar="REPOSITORY", nargs="+", help="a directory that contains one directory per model"
-    )
+    where = f"directories with one directory per model (default: $NERITE_MODEL_REPOSITORY, or else {DEFAULT})"
+    add_repositories(parser, where)
     parser.add_argument("--json", action="store_true", help="print the mistakes as a JSON list")
     parser.add_argument(
         "--model-config-name",

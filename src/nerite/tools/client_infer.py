@@ -131,6 +131,18 @@ def parameter(word: str) -> tuple[str, Any]:
     return name, _json(text, text)
 
 
+def given_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Parse ``INPUT:N,N``, the form of perf_analyzer. Raises ``ArgumentTypeError``."""
+    name, colon, sizes = text.rpartition(":")
+    try:
+        shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+    except ValueError:
+        shape = (-1,)
+    if not colon or not name or any(size < 0 for size in shape):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write INPUT:3,224,224")
+    return name, shape
+
+
 def content(path: str) -> bytes:
     """Return the content of a file. Raises ``UsageError`` if it cannot be read."""
     try:
@@ -178,6 +190,22 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(map(_is_text, value)))
 
 
+def random_inputs(needed: Sequence[TensorDescription], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
+    """Return random data for inputs; ``shapes`` are given with or without the batch. Raises ``UsageError``."""
+    found: dict[str, object] = {}
+    for name in shapes:
+        if all(tensor.name != name for tensor in needed):
+            known = ", ".join(tensor.name for tensor in needed) or "none"
+            raise UsageError(f"--shape: no input '{name}' gets random data.", remedy=f"Inputs that do: {known}.")
+    for tensor in needed:
+        given = shapes.get(tensor.name)
+        shape = smallest(tensor) if given is None else tensors.fit(given, tensor.shape)
+        if shape is None:
+            raise UsageError(f"--shape: {list(given or ())} does not fit the input {tensor}.")
+        found[tensor.name] = random_value(tensor, shape)
+    return found
+
+
 EXAMPLES = """\
 A VALUE is one of
   numbers='[1, 2, 3]'     JSON: a number, a string, or lists of them; missing dimensions are added
@@ -189,6 +217,7 @@ Examples:
   nerite client infer scaler numbers='[1, 2, 3]'
   nerite client infer scaler                                show which inputs it needs
   nerite client infer resnet --random                       run it with random data
+  nerite client infer yolo --random --shape images:3,640,640
   nerite client infer chat prompt=Hello --parameter temperature=0.2 --stream
 """
 
@@ -201,6 +230,8 @@ def add_infer(parser: argparse.ArgumentParser) -> None:
     add_repeated(parser, "--output", "NAME", "return only this output")
     add_repeated(parser, "--parameter", "NAME=VALUE", "a request parameter, such as priority=1", parameter)
     parser.add_argument("--random", action="store_true", help="fill missing inputs with random data")
+    shape = "with --random: shape of an input, such as pixels:3,224,224 (default: 1 for variable dimensions)"
+    add_repeated(parser, "--shape", "INPUT:SIZES", shape, given_shape)
     parser.add_argument(
         "--stream", action="store_true", help="print each response of a decoupled model as a line of JSON as it arrives"
     )
@@ -218,8 +249,10 @@ def run_infer(client: Client, options: argparse.Namespace) -> int:
     model = client.model(options.model, options.version)
     inputs = read_inputs(model, options.inputs)
     if options.random:
-        needed = _needed(client, model, options.version)
-        inputs |= {tensor.name: random_value(tensor) for tensor in needed if tensor.name not in inputs}
+        needed = [each for each in _needed(client, model, options.version) if each.name not in inputs]
+        inputs |= random_inputs(needed, dict(options.shape))
+    elif options.shape:
+        raise UsageError("--shape is the shape of random data.", remedy="Add --random.")
     try:
         if options.stream:
             _stream(client, options, inputs)

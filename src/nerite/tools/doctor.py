@@ -19,6 +19,7 @@ from nerite.config import open_ports as exposure
 from nerite.config.options import ServerOptions
 from nerite.core.text import terminal_width
 from nerite.tools import check, doctor_expected, doctor_machine
+from nerite.tools.add.destination import add_repositories, repositories_of
 from nerite.tools.doctor_expected import Expected
 from nerite.tools.doctor_machine import MB, DoctorFinding, FindingLevel, note, ok, problem, size, warning
 from nerite.transports.tcp import owner_of, port_in_use_text
@@ -208,7 +209,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("nerite doctor", "Diagnose present and likely problems on this machine.", _EPILOG)
-    parser.add_argument("repositories", metavar="REPOSITORY", nargs="*", help="model repositories to check as well")
+    add_repositories(parser, "model repositories to check as well")
     defaults = ServerOptions()
     for service, port in (("http", defaults.http), ("grpc", defaults.grpc), ("metrics", defaults.metrics)):
         parser.add_argument(
@@ -245,7 +246,7 @@ def _examine(options: argparse.Namespace) -> int:
         options.expect_gpus, options.expect_nvlink, options.expect_rdma, options.expect_nodes, options.wait
     )
     if expected._replace(wait=0) != Expected():
-        if options.repositories:
+        if repositories_of(options):
             raise UsageError("repositories are not checked beside --expect-…: use two commands")
         return _tell({"expected": list(doctor_expected.findings(expected))}, as_json=options.json)
     ports = [(f"--{service}-port", getattr(options, f"{service}_port")) for service in ("http", "grpc", "metrics")]
@@ -257,8 +258,8 @@ def _examine(options: argparse.Namespace) -> int:
         "access": list(access_findings(port for _, port in ports)),
         "gpus": list(doctor_machine.gpu_findings()),
     }
-    if options.repositories:
-        parts["repositories"] = list(repository_findings(options.repositories))
+    if repositories := repositories_of(options):
+        parts["repositories"] = list(repository_findings(repositories))
     return _tell(parts, as_json=options.json)
 
 

@@ -17,7 +17,7 @@ from nerite.backends.python.environments import (
     list_environments,
     remove_environments,
 )
-from nerite.cli.command import new_parser, show, show_table, status_of
+from nerite.cli.command import UsageError, new_parser, show, show_table, status_of
 from nerite.config.loading import poll_model_directory
 from nerite.config.mistake import mistake_text
 from nerite.config.options import ServerOptions
@@ -25,6 +25,7 @@ from nerite.core.errors import InvalidArgument
 from nerite.llm import installation
 from nerite.llm.selection import EXTRA, here
 from nerite.repository.repositories import LocalRepository
+from nerite.tools.add.destination import add_repositories, repositories_of, repository_at
 
 _EPILOG = """\
 Loading a model whose EXECUTION_ENV_PATH is an archive or a list of packages creates an environment. It is reused for
@@ -48,8 +49,12 @@ def run_environments(arguments: Sequence[str]) -> int:
 
 def _list_or_remove(options: argparse.Namespace) -> int:
     setting = options.environment_directory or os.environ.get("NERITE_ENVIRONMENT_DIRECTORY", "")
+    repositories = repositories_of(options)
     if options.create:
-        return _create([Path(each) for each in options.create], setting, options.backend_directory)
+        wanted = [*map(Path, repositories)] or [repository_at("", os.environ)]
+        return _create(wanted, setting, options.backend_directory)
+    if repositories:
+        raise UsageError(f"nothing is to be done with {repositories[0]}.", remedy="Add --create.")
     place = environments_folder(setting)
     now = time.time()
     found = [kept for kept in list_environments(place) if now - kept.used >= options.unused_for * _DAY]
@@ -84,9 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = new_parser(
         "nerite environments", "List the Python environments created for models, and remove old ones.", _EPILOG
     )
-    parser.add_argument(
-        "--create", metavar="REPOSITORY", nargs="+", help="make those of the models in repositories, and print them"
-    )
+    create = "make the environments of the models in repositories, and print them"
+    parser.add_argument("--create", action="store_true", help=create)
+    add_repositories(parser, "with --create: the repositories")
     parser.add_argument(
         "--backend-directory",
         metavar="PATH",

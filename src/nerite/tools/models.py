@@ -83,7 +83,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("nerite ls", "List the models in a repository.", _EPILOG)
-    add_repository(parser, "repository", metavar="REPOSITORY", nargs="?")
+    add_repository(parser, also_argument=True)
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     add_connection(parser, url="")
     return parser
@@ -156,7 +156,7 @@ model; one with --model-control-mode=explicit keeps it loaded until: nerite clie
 
 Examples:
   nerite rm detector
-  nerite rm detector --version 1 --repository /srv/models --yes
+  nerite rm detector --version 1 --model-repository /srv/models --yes
 """
 
 
@@ -241,7 +241,7 @@ The content hash is the one that a server reports: versions with equal files and
 
 Examples:
   nerite show detector
-  nerite show detector --version 1 --repository /srv/models --url gpu-3:8000
+  nerite show detector --version 1 --model-repository /srv/models --url gpu-3:8000
   nerite show detector --json
 """
 

@@ -13,7 +13,7 @@ from nerite.client import ModelDescription, TensorDescription
 from nerite.client.tensors import random_value, to_tensor
 from nerite.core import tensor as dtypes
 from nerite.core.tensor import DataType
-from nerite.tools.client_infer import advice, parameter, read_inputs
+from nerite.tools.client_infer import advice, given_shape, parameter, random_inputs, read_inputs
 
 NUMBERS = TensorDescription("numbers", "FP32", (-1, 3))
 PROMPT = TensorDescription("prompt", "BYTES", (-1, 1))
@@ -110,3 +110,31 @@ def test_no_example_of_what_nobody_would_write() -> None:
     text = advice(ModelDescription("m", (), "", (picture,), ()), [picture], [picture], "localhost:8000")
     assert "Example" not in text
     assert "nerite client infer m --random" in text
+
+
+def test_shapes_of_random_data() -> None:
+    assert given_shape("scope/x:0:3,224") == ("scope/x:0", (3, 224))
+    made = random_inputs([NUMBERS, IMAGE], {"numbers": (2, 3), "image": (5,)})
+    assert {name: np.shape(value) for name, value in made.items()} == {"numbers": (2, 3), "image": (5,)}
+    # The batch may be left out.
+    assert np.shape(random_inputs([NUMBERS], {"numbers": (3,)})["numbers"]) == (1, 3)
+    with pytest.raises(UsageError) as caught:
+        random_inputs([NUMBERS], {"numbers": (2, 4)})
+    assert caught.value.text == "--shape: [2, 4] does not fit the input numbers (FP32 [-1, 3])."
+    with pytest.raises(UsageError) as caught:
+        random_inputs([NUMBERS], {"number": (3,)})
+    assert caught.value.remedy == "Inputs that do: numbers."
+
+
+def test_which_models_generate_text() -> None:
+    prompt, text = TensorDescription("text_input", "BYTES", (1,)), TensorDescription("text_output", "BYTES", (1,))
+    vector, picture = TensorDescription("embedding", "FP32", (4,)), TensorDescription("image", "UINT8", (-1,))
+
+    def generates(*outputs: TensorDescription) -> bool:
+        return ModelDescription("m", ("1",), "llm", (prompt, IMAGE), outputs).generates_text
+
+    assert generates(text)
+    assert not generates(text, vector)
+    assert not generates(vector)
+    assert not generates(picture)
+    assert not ModelDescription("m", ("1",), "asr", (IMAGE,), (text,)).generates_text

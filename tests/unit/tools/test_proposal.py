@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nerite.config.model_config import ModelConfig, ModelDynamicBatching
-from nerite.tools.add.proposal import Latency, Proposal, Throughput, best_of_each, propose
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelParameter
+from nerite.tools.add.proposal import Advice, Latency, Proposal, Throughput, by_count, interleaved, propose
 
 BATCHED = ModelConfig(max_batch_size=64, dynamic_batching=ModelDynamicBatching(max_queue_delay_microseconds=5))
 
@@ -48,15 +48,32 @@ def test_a_model_without_batches() -> None:
 
 
 def test_instances() -> None:
-    more = propose(ModelConfig(), [], [Throughput(1, 100), Throughput(2, 180), Throughput(4, 190)])
+    measured = [Throughput(1, (100, 98, 103)), Throughput(2, (180, 170, 181)), Throughput(4, (190, 185, 191))]
+    more = propose(ModelConfig(), [], measured)
     assert settings(more) == {"instance_group": "[ { count: 2 } ]"}
     assert more.applied(ModelConfig()).instance_group[0].count == 2
-    same = propose(ModelConfig(), [], [Throughput(1, 100), Throughput(2, 110)])
+    same = propose(ModelConfig(), [], [Throughput(1, (100, 99)), Throughput(2, (110, 111))])
     assert settings(same) == {"instance_group": ""}
-    assert same.advice[0].reason == "more instances gain little: 100/s with 1, 110/s with 2"
+    assert same.advice[0].reason == "more instances gain little: 100/s (99 to 100) with 1, 110/s (110 to 111) with 2"
     assert same.applied(ModelConfig()).instance_group == ()
 
 
-def test_of_two_measurements_the_better_counts() -> None:
-    measured = [Throughput(1, 90), Throughput(2, 150), Throughput(2, 140), Throughput(1, 100)]
-    assert best_of_each(measured) == [Throughput(1, 100), Throughput(2, 150)]
+def test_a_gain_within_the_noise_changes_nothing() -> None:
+    """The median is 40 % higher, but one repeat with one instance was as fast."""
+    noisy = [Throughput(1, (100, 145, 99, 101)), Throughput(2, (140, 142, 139, 150))]
+    assert settings(propose(ModelConfig(), [], noisy)) == {"instance_group": ""}
+
+
+def test_repeats_are_interleaved() -> None:
+    assert interleaved((1, 2), 4) == [1, 2, 2, 1, 1, 2, 2, 1]
+    assert by_count([(1, 90.0), (2, 150.0), (2, 140.0), (1, 100.0)]) == [
+        Throughput(1, (90.0, 100.0)), Throughput(2, (150.0, 140.0))
+    ]  # fmt: skip
+
+
+def test_a_precision_is_a_parameter_beside_those_that_are_set() -> None:
+    config = ModelConfig(backend="openvino", parameters={"NUM_STREAMS": ModelParameter(string_value="1")})
+    proposal = propose(config, [], [], precision=Advice("INFERENCE_PRECISION_HINT", "f32", "it differs"))
+    assert settings(proposal) == {"INFERENCE_PRECISION_HINT": "f32"}
+    applied = {name: parameter.string_value for name, parameter in proposal.applied(config).parameters.items()}
+    assert applied == {"NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}

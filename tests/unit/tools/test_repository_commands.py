@@ -46,7 +46,10 @@ def repository(tmp_path: Path) -> Path:
     [
         (["add"], "ARTIFACT"),
         (["add", "x", "--version", "0"], "'0' is not a positive integer"),
-        (["add", "x", "--shape", "y"], "'y' is not a shape: write INPUT=N,N"),
+        (["add", "x", "--shape", "y"], "'y' is not a shape: write INPUT:3,224,224"),
+        (["add", "x", "--shape", "y=3"], "'y=3' is not a shape"),
+        (["add", "x", "--yes", "--no"], "not allowed with"),
+        (["add", "x", "--shape", "y:3", "--no-measure"], "--shape has no effect with --no-measure"),
         (["add", "x", "--input", "y:FP33:1"], "'y:FP33:1' is not a tensor: write NAME:TYPE:N,N"),
         (["add", "x", "--output", "y:FP32:-2"], "is not a tensor"),
         (["rm"], "NAME"),
@@ -79,6 +82,18 @@ def test_what_is_there(run: Run, repository: Path) -> None:
     assert (bare["mistakes"], whole["versions"], whole["backend"]) == (1, [1, 2], "python")
     assert run("ls", repository / "bare" / "1")[1].startswith("No models in ")
     assert "no such directory" in run("ls", repository / "absent")[2]
+
+
+def test_one_option_names_the_repository_in_all_commands(run: Run, repository: Path) -> None:
+    for command in (["ls"], ["show", "whole"], ["check"]):
+        out = run(*command, "--model-repository", repository)[1]
+        assert "whole" in out or "bare" in out, command
+    status, out, err = run("ls", repository, "--model-repository", repository)
+    assert (status, out) == (1, "")
+    assert "two repositories are given" in err
+    status, out, err = run("environments", repository)
+    assert (status, out) == (2, "")
+    assert "Add --create." in err
 
 
 def test_a_server_that_is_not_there(run: Run, repository: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -18,6 +19,8 @@ from nerite.core.errors import NeriteError
 from nerite.core.tensor import Array, Buffer, decode_bytes
 from nerite.frameworks.openvino import compile, graph
 from nerite.frameworks.openvino.compile import CompilePlan, ModelSource
+
+_log = logging.getLogger("nerite.frameworks.openvino")
 
 
 class OpenVinoInference:
@@ -109,6 +112,7 @@ class OpenVinoModel(ArrayModel[CompilePlan]):
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._rows = 0
+        self._precision_reported = False
 
     def source(self) -> ModelSource:
         """Return the model file, and how it is read."""
@@ -148,7 +152,29 @@ class OpenVinoModel(ArrayModel[CompilePlan]):
     def load(self, key: CompilePlan) -> Any:
         """Compile the model. Raises ``NeriteError``."""
         with translating(lambda error: graph.translated(error, "loading model", _remedy(self._core, key.device))):
-            return self._core.compile_model(self._model, key.device, dict(key.properties))
+            compiled = self._core.compile_model(self._model, key.device, dict(key.properties))
+        self._report_precision(compiled, key)
+        return compiled
+
+    def _report_precision(self, compiled: Any, key: CompilePlan) -> None:
+        """Log that a model of float32 is computed with half precision if nobody has chosen that."""
+        chosen = {name for name, _ in key.properties}
+        if key.device != "CPU" or compile.PRECISION in chosen or self._precision_reported:
+            return
+        types = graph.openvino().Type
+        if all(port.element_type != types.f32 for port in (*compiled.inputs, *compiled.outputs)):
+            return
+        precision = compiled.get_property(compile.PRECISION)
+        if precision in (types.bf16, types.f16):
+            self._precision_reported = True
+            _log.info(
+                "model '%s' is computed with %s on this processor: outputs differ from those of float32 by up to about "
+                "1 %% of the largest value. Set the parameter %s to f32 for float32, or to %s to choose this",
+                self.context.name,
+                precision.type_name,
+                compile.PRECISION,
+                precision.type_name,
+            )
 
     def shares(self, key: CompilePlan, copy: Any) -> bool:
         """Return True: a compiled model is thread-safe."""

@@ -43,6 +43,8 @@ OWN: Final = (
 ANY_DEVICE: Final = ("ALLOW_AUTO_BATCHING", "AUTO_BATCH_TIMEOUT", "CACHE_DIR", "CACHE_MODE")
 """Properties that every device accepts and few list."""
 
+PRECISION: Final = "INFERENCE_PRECISION_HINT"
+"""Property for the precision that a device computes with."""
 _SERVER: Final = ("EXECUTION_MODE",)
 """Parameters of the server whose names resemble those of properties."""
 
@@ -64,7 +66,7 @@ _HINTS: Final = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 _PROPERTIES: Final[Mapping[str, _Property]] = {
     "INFERENCE_NUM_THREADS": _Property("INFERENCE_NUM_THREADS", r"\d+", "a non-negative number"),
     "COMPILATION_NUM_THREADS": _Property("COMPILATION_NUM_THREADS", r"\d+", "a non-negative number"),
-    "HINT_BF16": _Property("INFERENCE_PRECISION_HINT", "YES", "YES"),
+    "HINT_BF16": _Property(PRECISION, "YES", "YES"),
     "NUM_STREAMS": _Property("NUM_STREAMS", r"\d+|AUTO|NUMA", "either AUTO/NUMA/<int_value>"),
     "PERFORMANCE_HINT": _Property("PERFORMANCE_HINT", "|".join(_HINTS), "/".join(_HINTS)),
 }

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from nerite.artifacts.artifact import Artifact, Candidate
 from nerite.artifacts.recognition import recognise
 from nerite.backends import registry
-from nerite.client import Client, ClientError
+from nerite.client import Client, ClientError, TensorDescription
 from nerite.config.defaults import others_with_the_file
 from nerite.config.json_form import from_json, to_json
 from nerite.config.loading import CONFIG_FILE
-from nerite.config.model_config import ModelConfig
+from nerite.config.model_config import ModelConfig, ModelParameter
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound
+from nerite.core.tensor import Array
 from nerite.tools.add import proposal
 from nerite.tools.add.destination import Destination, check_name, declared, destination, fit_name
-from nerite.tools.add.order import AddOrder, AddOutcome, Staging, Watcher
+from nerite.tools.add.order import LANGUAGE_MODELS, AddOrder, AddOutcome, Staging, Watcher
 from nerite.tools.add.proposal import (
+    PRECISION_TOLERANCE,
+    Advice,
     Contestant,
     ContestVerdict,
     Latency,
-    Throughput,
     TrialServer,
     contest_verdict,
     propose,
+)
+from nerite.tools.add.trial_inputs import (
+    check_shapes,
+    is_enlarged,
+    plausible_shapes,
+    shape_option,
+    variable_inputs,
 )
 from nerite.tools.bench.requests import Request, Shapes, made_up_data
 
@@ -60,8 +69,16 @@ def _indented(text: str) -> str:
     return text.strip().replace("\n", "\n    ")
 
 
-_COUNTS: Final = (1, 2, 2, 1)
-"""Numbers of instances to compare, in an order that gives no number an advantage if the machine's load changes."""
+_COUNTS: Final = (1, 2)
+"""Numbers of instances to compare."""
+_REPEATS: Final = 4
+_SLOW_LOAD: Final = 5.0
+"""Load time in seconds from which on numbers of instances are compared with half of the repeats."""
+_LIMIT: Final = re.compile(r"Set max_batch_size: ([1-9]\d*)")
+"""Remedy in the error of a load with batches that are larger than the model takes."""
+_PRECISION: Final = "INFERENCE_PRECISION_HINT"
+_PRECISIONS: Final = {_PRECISION, "HINT_BF16", "EXECUTION_MODE_HINT"}
+"""Parameters of OpenVINO with which the user has chosen a precision."""
 
 
 class Examination:
@@ -78,34 +95,82 @@ class Examination:
         self._client = client
         self._outcome = outcome
         self._model = outcome.signature
+        self._inputs: Sequence[TensorDescription] = ()
+        self._shapes: Mapping[str, tuple[int, ...]] = {}
+        self._precisions: dict[str, Advice] = {}
+        """By backend: the precision that it is set to because its default changes the outputs."""
 
-    def run(self, config: ModelConfig, rivals: Sequence[str]) -> None:
-        """Measure the model with its own backend and with its ``rivals``, and propose settings."""
+    def run(self, config: ModelConfig, largest: int, rivals: Sequence[str]) -> None:
+        """Measure batches up to ``largest`` with the model's own backend and its ``rivals``, and propose settings."""
         outcome = self._outcome
         if obstacle := _obstacle(config):
             outcome.remarks.append(f"Not measured: {obstacle}.")
             return
-        needed = [tensor.name for tensor in config.input if not tensor.optional]
+        needed = {tensor.name for tensor in config.input if not tensor.optional}
+        self._inputs = [tensor for tensor in self._model.inputs if tensor.name in needed]
         try:
-            inputs = self._inputs(needed, min(config.max_batch_size, 1))
-            config, measured, contest = self._contest(config, rivals, needed, inputs)
-            throughputs = [self._throughput(config, count, inputs) for count in _counts(config)]
+            config = self._with_batches(config, largest)
+            sample = self._sample(batching=config.max_batch_size > 0)
+            config, measured, contest = self._contest(config, rivals, sample)
+            outcome.throughputs = proposal.by_count(list(self._rates(config, sample)))
         except (ClientError, NeriteError) as error:
-            outcome.remarks.append(f"Not measured, because it fails with random data: {_first_line(error)}")
+            outcome.remarks.append(f"Not measured, because it fails with random data: {_reason(error)}")
             return
-        outcome.remarks += self._sizes_taken(needed, batching=config.max_batch_size > 0)
-        outcome.throughputs = proposal.best_of_each(throughputs)
-        outcome.proposal = propose(config, measured, outcome.throughputs, contest)
+        outcome.proposal = propose(config, measured, outcome.throughputs, contest, self._precisions.get(config.backend))
+
+    def _with_batches(self, config: ModelConfig, largest: int) -> ModelConfig:
+        """Load the model with the largest batch up to ``largest`` that it takes; return its configuration."""
+        least = config.max_batch_size
+        if not least:
+            return config
+        while True:
+            wide = dataclasses.replace(config, max_batch_size=max(largest, least))
+            try:
+                self._load(wide)
+            except NeriteError as error:
+                if largest <= least:
+                    raise
+                named = _LIMIT.search(error.message)
+                largest = min(int(named[1]), largest - 1) if named else largest // 2
+            else:
+                return wide
+
+    def _sample(self, *, batching: bool) -> Request:
+        """Return random data that the model answers, and keep their shapes; the most plausible ones are tried first."""
+        given = self._order.shapes
+        free = variable_inputs(self._inputs, given, batching=batching)
+        refusal: ClientError | None = None
+        for shapes in plausible_shapes(self._inputs, batching=batching, given=given):
+            self._shapes = shapes
+            made = self._data(int(batching))
+            try:
+                self._client.infer(self._model.name, made)
+            except ClientError as error:
+                refusal = refusal or error
+                continue
+            self._outcome.example_shapes = {
+                tensor.name: shapes[tensor.name]
+                for tensor in self._inputs
+                if is_enlarged(tensor, shapes[tensor.name], batching=batching)
+            }
+            if free:
+                used = " ".join(shape_option(tensor.name, shapes[tensor.name]) for tensor in free)
+                self._outcome.remarks.append(f"Variable dimensions were measured with {used}; specify others likewise.")
+            return made
+        assert refusal is not None
+        if free:
+            needed = " ".join(shape_option(tensor.name, tensor.shape[batching:]) for tensor in free)
+            raise ClientError(f"{_reason(refusal)}. Specify sizes that it takes: {needed}") from refusal
+        raise refusal
 
     def _contest(
-        self, config: ModelConfig, rivals: Sequence[str], needed: Sequence[str], inputs: Request
+        self, config: ModelConfig, rivals: Sequence[str], sample: Request
     ) -> tuple[ModelConfig, Sequence[Latency], ContestVerdict | None]:
         """Measure each backend; return the configuration and the latencies of the best one, and the verdict."""
-        outcome, largest = self._outcome, config.max_batch_size
+        outcome = self._outcome
         loaded = self._trial.memory()
-        if largest:
-            self._load(config)
-        own = self._contestant(config.backend, largest, needed, inputs, alone=not rivals)
+        config = self._precise(config, sample)
+        own, config = self._contestant(config, sample, alone=not rivals)
         outcome.latencies = list(own.latencies)
         outcome.memory_at_work = max(0, self._trial.memory() - loaded)
         configs = {config.backend: config}
@@ -113,52 +178,79 @@ class Examination:
             try:
                 # The backend completes its own platform and default number of instances.
                 self._load(dataclasses.replace(config, backend=backend, platform="", instance_group=()))
-                outcome.rivals.append(self._contestant(backend, largest, needed, inputs))
-                configs[backend] = from_json(self._client.config(self._model.name))
-            except (ClientError, NeriteError):
-                outcome.remarks.append(
-                    f"{backend} can also read this kind of file, but not this one with these inputs and outputs."
-                )
+                other = self._precise(from_json(self._client.config(self._model.name)), sample)
+                rival, configs[backend] = self._contestant(other, sample)
+                outcome.rivals.append(rival)
+            except (ClientError, NeriteError) as error:
+                outcome.remarks.append(f"{backend} reads files of this kind, but not this one: {_reason(error)}")
         if not outcome.rivals:
             return config, own.latencies, None
         found = contest_verdict(own, outcome.rivals)
         return configs[found.winner.backend], found.winner.latencies, found
 
     def _contestant(
-        self, backend: str, largest: int, needed: Sequence[str], inputs: Request, *, alone: bool = False
-    ) -> Contestant:
+        self, config: ModelConfig, sample: Request, *, alone: bool = False
+    ) -> tuple[Contestant, ModelConfig]:
+        """Measure the loaded model; return the result, and the configuration with the largest batch that succeeded."""
+
         def report(what: str) -> None:
-            self._watcher.doing(what if alone else f"{what} with {backend}")
+            self._watcher.doing(what if alone else f"{what} with {config.backend}")
 
-        measured = proposal.latencies(self._client, self._model, largest, partial(self._inputs, needed), report)
-        return Contestant(backend, measured, self._client.infer(self._model.name, inputs))
+        answers = self._answers(sample)
+        measured, refusal = proposal.latencies(self._client, self._model, config.max_batch_size, self._data, report)
+        if refusal:
+            largest = measured[-1].batch
+            self._outcome.remarks.append(
+                f"{config.backend} fails with batches of more than {largest}: {_reason(refusal)}"
+            )
+            config = dataclasses.replace(config, max_batch_size=largest)
+        return Contestant(config.backend, measured, answers), config
 
-    def _throughput(self, config: ModelConfig, count: int, inputs: Request) -> Throughput:
-        self._watcher.doing(f"measuring {count} instance{'s' if count > 1 else ''}")
-        groups = tuple(dataclasses.replace(group, count=count) for group in config.instance_group[:1])
-        self._load(dataclasses.replace(config, instance_group=groups))
-        return proposal.throughput(self._client, self._trial.url, self._model, inputs, count)
+    def _precise(self, config: ModelConfig, sample: Request) -> ModelConfig:
+        """Return the configuration of a loaded model: with float32 if OpenVINO's default changes the outputs."""
+        if config.backend != "openvino" or _PRECISIONS & config.parameters.keys():
+            return config
+        default = self._answers(sample)
+        hint = {_PRECISION: ModelParameter(string_value="f32")}
+        exact = dataclasses.replace(config, parameters={**config.parameters, **hint})
+        self._load(exact)
+        answers = self._answers(sample)
+        apart = proposal.largest_difference(answers, default)
+        if not apart:
+            return config
+        if apart <= PRECISION_TOLERANCE or proposal.largest_difference(answers, self._answers(sample)):
+            # Close enough, or the outputs are random anyway.
+            self._load(config)
+            return config
+        reason = (
+            f"OpenVINO's default here is half precision (BF16 or FP16), which changes outputs by {apart:.1e} of the "
+            f"largest value; more than {PRECISION_TOLERANCE:g} is not accepted unasked"
+        )
+        self._precisions[config.backend] = Advice(_PRECISION, "f32", reason)
+        return exact
 
-    def _inputs(self, needed: Sequence[str], batch: int) -> Request:
-        wanted = [tensor for tensor in self._model.inputs if tensor.name in needed]
-        return made_up_data(wanted, Shapes(batch, self._order.shapes))
+    def _rates(self, config: ModelConfig, sample: Request) -> Iterator[tuple[int, float]]:
+        """Measure each number of instances repeatedly, unless the model is on GPUs; yield numbers and rates."""
+        if any(group.kind == "KIND_GPU" for group in config.instance_group):
+            return
+        repeats = _REPEATS if self._outcome.load_seconds < _SLOW_LOAD else _REPEATS // 2
+        loaded = 0
+        for count in proposal.interleaved(_COUNTS, repeats):
+            self._watcher.doing(f"measuring {count} instance{'s' if count > 1 else ''}")
+            if count != loaded:
+                groups = tuple(dataclasses.replace(group, count=count) for group in config.instance_group[:1])
+                self._load(dataclasses.replace(config, instance_group=groups))
+                loaded = count
+            yield count, proposal.throughput(self._client, self._trial.url, self._model, sample)
+
+    def _answers(self, sample: Request) -> Mapping[str, Array]:
+        return self._client.infer(self._model.name, sample)
+
+    def _data(self, batch: int) -> Request:
+        return made_up_data(self._inputs, Shapes(batch, self._shapes))
 
     def _load(self, config: ModelConfig) -> None:
         load_model(self._trial, self._client, self._outcome, config)
-
-    def _sizes_taken(self, needed: Sequence[str], *, batching: bool) -> list[str]:
-        """Return a remark about inputs whose variable dimensions were measured with size 1 by default, if any."""
-        free = [
-            tensor.name
-            for tensor in self._model.inputs
-            if tensor.name in needed and tensor.name not in self._order.shapes and -1 in tensor.shape[batching:]
-        ]
-        if not free:
-            return []
-        return [
-            f"Variable dimensions of {', '.join(free)} were measured with size 1. To measure others, pass for example "
-            f"--shape {free[0]}=128."
-        ]
 
 
 def rivals_of(config: ModelConfig) -> list[str]:
@@ -168,13 +260,10 @@ def rivals_of(config: ModelConfig) -> list[str]:
     return [backend for backend in others_with_the_file(config) if registry.is_installed(backend)]
 
 
-def _counts(config: ModelConfig) -> tuple[int, ...]:
-    """Return the numbers of instances to compare; none for a model on GPUs."""
-    return () if any(group.kind == "KIND_GPU" for group in config.instance_group) else _COUNTS
-
-
 def _obstacle(config: ModelConfig) -> str:
     """Return the reason why a model cannot be measured on its own with random requests, or "" if it can."""
+    if config.backend == LANGUAGE_MODELS:
+        return f"it generates text. Measure it on a server: nerite bench {config.name} --protocol openai"
     if config.model_transaction_policy is not None and config.model_transaction_policy.decoupled:
         return "it is decoupled"
     if config.sequence_batching is not None:
@@ -184,8 +273,14 @@ def _obstacle(config: ModelConfig) -> str:
     return ""
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+_LONGEST_REASON: Final = 300
+
+
+def _reason(error: Exception | str) -> str:
+    """Return the text of an error on one line, abbreviated, without what introduces each error of a load."""
+    text = error.message if isinstance(error, NeriteError) else str(error)
+    text = re.sub(r"^.* cannot be served: (load failed for model '[^']*': )?", "", " ".join(text.split()))
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 
 _COMPLETED: Final = (
@@ -217,17 +312,20 @@ def rehearse_model(
                 f"{outcome.artifact.source} cannot be served: its configuration has neither inputs nor outputs.\n"
                 "    Implement auto_complete_config in the model, or specify a config.pbtxt with --config."
             )
+        check_shapes(order.shapes, outcome.signature.inputs, batching=complete.max_batch_size > 0)
         if own_config:
             outcome.config = complete
+        elif complete.backend == LANGUAGE_MODELS:
+            # Its inputs and outputs are those of all language models, and are completed at each load.
+            outcome.config = dataclasses.replace(outcome.artifact.config, backend=LANGUAGE_MODELS)
         else:
             found = {each: getattr(complete, each) for each in _COMPLETED}
             outcome.config = dataclasses.replace(outcome.artifact.config, **found)
         if order.measure:
             may_grow = not own_config and complete.backend != "python"
             largest = max(complete.max_batch_size, order.largest_batch) if may_grow else complete.max_batch_size
-            grown = dataclasses.replace(complete, max_batch_size=largest if complete.max_batch_size else 0)
             rivals = [] if own_config or order.backend else rivals_of(complete)
-            Examination(order, watcher, trial, client, outcome).run(grown, rivals)
+            Examination(order, watcher, trial, client, outcome).run(complete, largest, rivals)
         if outcome.proposal is not None and outcome.proposal.advice and not own_config:
             outcome.accepted = watcher.accepts(outcome)
             if outcome.accepted:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from nerite.cli.command import (
     ProgressBar,
+    UsageError,
     add_repeated,
     agreed,
     complain,
@@ -34,8 +35,10 @@ from nerite.functions.folder import write_in_process_of_its_own
 from nerite.functions.source import FunctionSource
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import add_repository, repository_of
-from nerite.tools.add.order import AddOrder, AddOutcome, Watcher
+from nerite.tools.add.order import LANGUAGE_MODELS, AddOrder, AddOutcome, Watcher
 from nerite.tools.add.proposal import Latency
+from nerite.tools.add.trial_inputs import shape_option
+from nerite.tools.client_infer import given_shape
 
 
 def as_text(outcome: AddOutcome, *, placed: bool) -> str:
@@ -59,8 +62,23 @@ def as_text(outcome: AddOutcome, *, placed: bool) -> str:
     lines += outcome.remarks
     if placed:
         lines.append(f"Serve it:  nerite serve {shlex.quote(str(target.repository))}")
-        lines.append(f"Try it:    nerite client infer {shlex.quote(target.name)} --random")
+        lines.append(f"Try it:    {shlex.join(example_command(outcome))}")
     return "\n".join(lines)
+
+
+def example_command(outcome: AddOutcome) -> list[str]:
+    """Return a command that runs the model on a server."""
+    name, signature, policy = outcome.destination.name, outcome.signature, outcome.config.model_transaction_policy
+    if outcome.config.backend == LANGUAGE_MODELS if signature is None else signature.generates_text:
+        return ["nerite", "chat", name]
+    command = ["nerite", "client", "infer", name, "--random"]
+    for tensor, sizes in outcome.example_shapes.items():
+        command += shape_option(tensor, sizes).split(" ", 1)
+    if policy is not None and policy.decoupled:
+        command.append("--stream")
+    if outcome.config.sequence_batching is not None:
+        command += ["--parameter", "sequence_id=1", "--parameter", "sequence_start=true"]
+    return command
 
 
 def proposed(outcome: AddOutcome) -> str:
@@ -94,7 +112,12 @@ def as_json(outcome: AddOutcome, *, placed: bool) -> dict[str, Any]:
         "latencies": _latencies(outcome.latencies),
         "rivals": [{"backend": rival.backend, "latencies": _latencies(rival.latencies)} for rival in outcome.rivals],
         "instances": [
-            {"count": each.instances, "per_second": round(each.per_second, 1)} for each in outcome.throughputs
+            {
+                "count": each.instances,
+                "per_second": round(each.per_second, 1),
+                "repeats": [round(rate, 1) for rate in each.rates],
+            }
+            for each in outcome.throughputs
         ],
         "proposal": [
             {"setting": each.setting, "value": each.value or None, "reason": each.reason}
@@ -142,7 +165,7 @@ def _written(outcome: AddOutcome) -> str:
         return f"These settings were written to {file}."
     if outcome.artifact.finished or outcome.destination.joins:
         return f"These settings were not written, to keep the existing {file}."
-    return f"These settings were not written to {file}; pass --yes to write them."
+    return f"These settings were not written to {file}, as you said no."
 
 
 _PROGRAM = "nerite add"
@@ -154,17 +177,20 @@ Face, TensorRT, MLflow, a model.py, a function (FILE.py:NAME), or a model direct
 The model is loaded in a trial server, measured there with random data, and then moved into the repository atomically:
 a server that reads the repository never sees an incomplete model. If anything fails, nothing is changed.
 
+The settings that follow from the measurements are written into config.pbtxt: on a terminal after a question, elsewhere
+unless --no is given.
+
 The exit status is 0 if the model was added, 1 if it was not, 2 for an invalid command line, 130 after Ctrl-C.
 
 Examples:
   nerite add resnet50.onnx
-  nerite add model.pt2 --name detector --repository /srv/models
+  nerite add model.pt2 --name detector --model-repository /srv/models
   nerite add new.onnx --name detector --version 2         add a version to an existing model
   nerite add script.pt --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
   nerite add weights.safetensors --class net.py:Net --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
   nerite add forest.pkl --trust
   nerite add app.py:double                                a function that @nerite.model decorates
-  nerite add bert.onnx --shape input_ids=128 --shape attention_mask=128 --yes
+  nerite add bert.onnx --shape input_ids:384 --shape attention_mask:384 --yes
 """
 
 
@@ -174,6 +200,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _add_artifact(options: argparse.Namespace) -> int:
+    if options.shape and (options.no_measure or options.no_load):
+        given = "--no-load" if options.no_load else "--no-measure"
+        raise UsageError(f"--shape has no effect with {given}: it is the shape to measure.", remedy=f"Omit {given}.")
     with _artifact(options):
         return _add(options)
 
@@ -243,11 +272,17 @@ def command_parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--no-load", action="store_true", help="do not load the model, for one that only runs on other machines"
     )
-    shape = "sizes, without the batch, for measuring an input with variable dimensions (default: 1)"
-    add_repeated(how, "--shape", "INPUT=N,N", shape, _shape)
+    shape = (
+        "shape, without the batch, for measuring an input with variable dimensions, such as pixels:3,224,224 "
+        "(default: plausible sizes, which the report states)"
+    )
+    add_repeated(how, "--shape", "INPUT:SIZES", shape, given_shape)
     batch = "largest batch to measure (default: 64)"
     how.add_argument("--max-batch", metavar="N", type=positive_integer, default=64, help=batch)
-    how.add_argument("--yes", action="store_true", help="write the proposed settings without asking")
+    answer = how.add_mutually_exclusive_group()
+    yes = "write the proposed settings without asking, as is done without a terminal"
+    answer.add_argument("--yes", action="store_true", help=yes)
+    answer.add_argument("--no", action="store_true", help="do not write the proposed settings, only report them")
     how.add_argument("--dry-run", action="store_true", help="do everything except add the model to the repository")
     how.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
@@ -289,23 +324,13 @@ class _InteractiveWatcher(Watcher):
         self._progress.doing(what)
 
     def accepts(self, outcome: AddOutcome) -> bool:
-        if self._options.yes:
-            return True
-        if self._options.json or not somebody_is_there():
+        if self._options.no:
             return False
+        if self._options.yes or self._options.json or not somebody_is_there():
+            return True
         self._progress.clear()
         print(proposed(outcome))
         return agreed("Write these settings?", otherwise=True)
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, equals, sizes = text.partition("=")
-    try:
-        if name and equals:
-            return name, tuple(int(size) for size in sizes.split(",") if size)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write INPUT=N,N")
 
 
 def _tensor(text: str) -> TensorDescription:

@@ -112,7 +112,7 @@ def existing_model(repository: Path, name: str) -> Path:
     if name and directory.is_dir() and not name.startswith(".") and "/" not in name:
         return directory
     if not repository.is_dir():
-        raise NotFound(f"the repository {repository} does not exist.\n    Specify it with --repository.")
+        raise NotFound(f"the repository {repository} does not exist.\n    Specify it with --model-repository.")
     names = sorted(child.name for child in repository.iterdir() if child.is_dir() and not child.name.startswith("."))
     meant = nearest(name, names)
     remedy = f"Did you mean '{meant}'?" if meant else f"Models in it: {', '.join(names) or 'none'}."
@@ -259,17 +259,37 @@ def written_config(config: ModelConfig, origin: str, reasons: Mapping[str, str] 
     return "\n".join(parts)
 
 
-def add_repository(
-    parser: argparse._ActionsContainer,
-    name: str = "--repository",
-    metavar: str = "DIRECTORY",
-    nargs: Literal["?"] | None = None,
-) -> None:
-    """Add the argument ``name``, which ``repository_of`` reads."""
+def add_repository(parser: argparse._ActionsContainer, *, also_argument: bool = False) -> None:
+    """Add the option that names the repository, as in all commands; ``repository_of`` reads it.
+
+    ``also_argument``: the command is about repositories alone, so that it also takes one without an option.
+    """
     where = f"model repository (default: $NERITE_MODEL_REPOSITORY, or else {DEFAULT})"
-    parser.add_argument(name, metavar=metavar, nargs=nargs, default="", help=where)
+    if also_argument:
+        parser.add_argument("place", metavar="REPOSITORY", nargs="?", default="", help=where)
+        where = "the same"
+    parser.add_argument("--model-repository", metavar="DIRECTORY", dest="repository", default="", help=where)
+    # Its former name.
+    parser.add_argument("--repository", dest="repository", default="", help=argparse.SUPPRESS)
 
 
 def repository_of(options: argparse.Namespace) -> Path:
     """Return the repository that the options specify. Raises ``InvalidArgument`` if it is not a directory."""
-    return repository_at(options.repository, os.environ)
+    place = getattr(options, "place", "")
+    if place and options.repository:
+        remedy = f"Specify either {place} or --model-repository {options.repository}."
+        raise InvalidArgument(f"two repositories are given, and this command takes one.\n    {remedy}")
+    return repository_at(place or options.repository, os.environ)
+
+
+def add_repositories(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add the arguments for any number of repositories, which ``repositories_of`` reads."""
+    parser.add_argument("places", metavar="REPOSITORY", nargs="*", help=meaning)
+    parser.add_argument(
+        "--model-repository", metavar="DIRECTORY", action="append", default=[], help="the same; may be repeated"
+    )
+
+
+def repositories_of(options: argparse.Namespace) -> list[str]:
+    """Return the repositories that the options specify."""
+    return [*options.places, *options.model_repository]

@@ -21,6 +21,8 @@ from nerite.tools.add import destination as exchange
 from nerite.tools.add.destination import Destination, written_config
 from nerite.tools.add.proposal import Contestant, Latency, Proposal, Throughput
 
+LANGUAGE_MODELS: Final = "llm"
+"""Backend of language models, whose inputs and outputs no configuration has to state."""
 _WITH_FIGURES: Final = ("backend", "max_batch_size", "instance_group")
 """Settings whose comment in config.pbtxt includes the measurements."""
 
@@ -45,6 +47,8 @@ class AddOutcome:
     throughputs: list[Throughput] = field(default_factory=list)
     proposal: Proposal | None = None
     accepted: bool = False
+    example_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes, without the batch, of the inputs with variable dimensions that were measured with more than 1."""
     remarks: list[str] = field(default_factory=list)
 
     def config_text(self) -> str:
@@ -52,11 +56,15 @@ class AddOutcome:
         origin = f"{self.artifact.kind}, added by nerite add from {self.artifact.source.name}."
         advice = self.proposal.advice if self.proposal is not None and self.accepted else ()
         measured = {each.setting: f"Measured: {each.reason}." for each in advice if each.setting in _WITH_FIGURES}
+        if self.proposal is not None:
+            for each in advice:
+                if each.setting in self.proposal.parameters:
+                    measured["parameters"] = f"{each.reason}."
         return written_config(self.config, origin, measured)
 
 
 class Watcher:
-    """Receives progress while a model is added, and decides about proposed settings. This one does nothing."""
+    """Receives progress while a model is added, and decides about proposed settings. This one accepts them silently."""
 
     def copied(self, done: int, total: int) -> None:
         """Report that ``done`` of ``total`` bytes have been copied."""
@@ -66,7 +74,7 @@ class Watcher:
 
     def accepts(self, outcome: AddOutcome) -> bool:
         """Return whether the proposed settings should be written."""
-        return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,7 @@ class Staging:
             self.repository = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=target))
         except OSError as error:
             self._remove_made()
-            remedy = "Make the directory writable, or specify another with --repository."
+            remedy = "Make the directory writable, or specify another with --model-repository."
             raise Internal(f"{target} is not writable: {error.strerror}.\n    {remedy}") from None
         return self
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from nerite.client import Client, ClientError, ModelDescription
-from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInstanceGroup
+from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInstanceGroup, ModelParameter
 from nerite.core.errors import Internal
 from nerite.core.tensor import Array
 from nerite.tools.bench.requests import Request
@@ -171,37 +171,49 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Requests per second that a number of instances answers to several concurrent clients."""
+    """Requests per second that a number of instances answers to several concurrent clients, measured repeatedly."""
 
     instances: int
-    per_second: float
+    rates: tuple[float, ...]
+
+    @property
+    def per_second(self) -> float:
+        """Median of the repeats."""
+        return statistics.median(self.rates)
+
+    def is_above(self, other: Throughput) -> bool:
+        """Return whether every repeat exceeds every repeat of the other: a difference beyond the noise."""
+        return min(self.rates) > max(other.rates)
+
+    def __str__(self) -> str:
+        return f"{self.per_second:,.0f}/s ({min(self.rates):,.0f} to {max(self.rates):,.0f}) with {self.instances}"
 
 
 def latencies(
     client: Client, model: ModelDescription, largest: int, inputs: Callable[[int], Request], tell: Tell
-) -> list[Latency]:
+) -> tuple[list[Latency], str]:
     """Return the latency of batches of 1, 2, 4 … rows; ``largest`` is 0 for a model without batching.
 
     ``inputs`` makes the inputs of a batch. Raises ``ClientError`` if the smallest batch fails; a larger one that
-    fails ends the list.
+    fails ends the list, and its error is the second result, which is empty otherwise.
     """
     found: list[Latency] = []
     for batch in _sizes(largest):
         tell(f"measuring batches of {batch}" if largest else "measuring")
         try:
             found.append(_latency(client, model, inputs(min(batch, largest)), batch))
-        except ClientError:
+        except ClientError as error:
             if not found:
                 raise
-            break
+            return found, str(error)
         least = _WORTH_TRYING * max(each.per_second for each in found)
         # Two in a row, because a single slow one may be an outlier.
         if found[-1].ms > _SLOW * 1000 or all(each.per_second < least for each in found[-2:]):
             break
-    return found
+    return found, ""
 
 
-def throughput(client: Client, url: str, model: ModelDescription, inputs: Request, instances: int) -> Throughput:
+def throughput(client: Client, url: str, model: ModelDescription, inputs: Request) -> float:
     """Return the requests per second that concurrent clients get."""
     counts: list[int] = []
     client.infer(model.name, inputs)
@@ -221,15 +233,21 @@ def throughput(client: Client, url: str, model: ModelDescription, inputs: Reques
         thread.start()
     for thread in threads:
         thread.join()
-    return Throughput(instances, sum(counts) / (time.monotonic() - began))
+    return sum(counts) / (time.monotonic() - began)
 
 
-def best_of_each(measured: Sequence[Throughput]) -> list[Throughput]:
-    """Return the best rate for each number of instances, in ascending order of the number."""
-    best: dict[int, Throughput] = {}
-    for each in sorted(measured, key=lambda each: each.per_second):
-        best[each.instances] = each
-    return [best[count] for count in sorted(best)]
+def interleaved(counts: Sequence[int], repeats: int) -> list[int]:
+    """Return the order in which numbers of instances are measured: 1, 2, 2, 1, 1, 2 and so on.
+
+    No number has an advantage if the machine's load changes, and there is a reload only where the number changes.
+    """
+    return [count for turn in range(repeats) for count in (counts if turn % 2 == 0 else counts[::-1])]
+
+
+def by_count(measured: Sequence[tuple[int, float]]) -> list[Throughput]:
+    """Return the rates of each number of instances, in ascending order of the number."""
+    numbers = sorted({count for count, _ in measured})
+    return [Throughput(number, tuple(rate for count, rate in measured if count == number)) for number in numbers]
 
 
 def _latency(client: Client, model: ModelDescription, inputs: Request, batch: int) -> Latency:
@@ -265,7 +283,9 @@ _FASTER: Final = 1.15
 _SLOWER: Final = 0.9
 """Minimum rate of another backend at batch size 1, as a fraction of the rate of the file's own backend."""
 _ALIKE: Final = 0.02
-"""Maximum difference of outputs, relative to the largest value. BF16 alone accounts for up to 0.01."""
+"""Maximum difference of outputs, relative to the largest value. Half precision alone accounts for up to 0.01."""
+PRECISION_TOLERANCE: Final = 1e-3
+"""Maximum difference between the outputs of OpenVINO's default precision and float32, relative to the largest value."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +371,7 @@ _GAIN: Final = 1.1
 _STANDS_OUT: Final = 1.25
 """Minimum speed-up of a preferred batch size over both neighbouring sizes."""
 _INSTANCES_GAIN: Final = 1.15
-"""Minimum speed-up that justifies more instances."""
+"""Minimum speed-up that justifies more instances, if it also exceeds the differences between repeats."""
 
 
 @dataclass(frozen=True)
@@ -370,11 +390,15 @@ class Proposal:
 
     advice: tuple[Advice, ...]
     changes: Mapping[str, Any]
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of the backend to set."""
 
     def applied(self, config: ModelConfig) -> ModelConfig:
         """Return ``config`` with these settings. Another backend does not keep the platform, which implies one."""
         platform = config.platform if self.changes.get("backend", config.backend) == config.backend else ""
-        return dataclasses.replace(config, platform=platform, **self.changes)
+        added = {name: ModelParameter(string_value=value) for name, value in self.parameters.items()}
+        parameters = {**config.parameters, **added}
+        return dataclasses.replace(config, platform=platform, parameters=parameters, **self.changes)
 
 
 def propose(
@@ -382,10 +406,11 @@ def propose(
     measured: Sequence[Latency],
     instances: Sequence[Throughput],
     contest: ContestVerdict | None = None,
+    precision: Advice | None = None,
 ) -> Proposal:
     """Derive settings from latencies by batch size and rates by number of instances.
 
-    With a ``contest``, both were measured with its winner.
+    With a ``contest``, both were measured with its winner; with ``precision``, with that parameter.
     """
     advice: list[Advice] = []
     changes: dict[str, Any] = {
@@ -395,11 +420,13 @@ def propose(
     if contest is not None:
         changes["backend"] = contest.winner.backend
         advice.append(Advice("backend", f'"{contest.winner.backend}"', contest.reason))
+    if precision is not None:
+        advice.append(precision)
     if config.max_batch_size > 0 and len(measured) > 1:
         changes |= _batches(config, measured, advice)
     if len(instances) > 1:
         changes |= _instances(instances, advice)
-    return Proposal(tuple(advice), changes)
+    return Proposal(tuple(advice), changes, {} if precision is None else {precision.setting: precision.value})
 
 
 def _batches(config: ModelConfig, measured: Sequence[Latency], advice: list[Advice]) -> dict[str, Any]:
@@ -438,8 +465,8 @@ def _favourites(measured: Sequence[Latency]) -> list[int]:
 def _instances(measured: Sequence[Throughput], advice: list[Advice]) -> dict[str, Any]:
     one = measured[0]
     best = max(measured, key=lambda each: each.per_second)
-    figures = ", ".join(f"{each.per_second:,.0f}/s with {each.instances}" for each in measured)
-    if best.per_second < _INSTANCES_GAIN * one.per_second:
+    figures = ", ".join(map(str, measured))
+    if best.per_second < _INSTANCES_GAIN * one.per_second or not best.is_above(one):
         advice.append(Advice("instance_group", "", f"more instances gain little: {figures}"))
         return {}
     enough = next(each for each in measured if each.per_second >= _NEARLY_BEST * best.per_second)

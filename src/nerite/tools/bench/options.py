@@ -17,7 +17,7 @@ from nerite.tools.bench.provenance import command_line
 from nerite.tools.bench.replay import TracedRequest, read_trace
 from nerite.tools.bench.requests import TensorLoad
 from nerite.tools.bench.session import LatencyLimit
-from nerite.tools.client_infer import parameter
+from nerite.tools.client_infer import given_shape, parameter
 from nerite.tools.connection import add_connection
 
 # Levels of load: a number, several, or a range.
@@ -269,7 +269,7 @@ def add_tensors(group: argparse._ArgumentGroup) -> None:
         "--batch", metavar="N", type=positive_integer, default=1, help="batch size of a request (default: 1)"
     )
     shape = "shape of an input, without the batch, such as pixels:3,224,224 (default: 1 for variable dimensions)"
-    add_repeated(group, "--shape", "INPUT:SIZES", shape, _shape)
+    add_repeated(group, "--shape", "INPUT:SIZES", shape, given_shape)
     group.add_argument(
         "--data",
         metavar="SOURCE",
@@ -416,17 +416,6 @@ def _bound(text: str, measures: Collection[str], kind: str, example: str) -> tup
         near = did_you_mean(measure, measures) or f"Measures: {', '.join(measures)}."
         raise argparse.ArgumentTypeError(f"unknown measure '{measure}'. {near}")
     return measure, milliseconds
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, colon, sizes = text.partition(":")
-    try:
-        shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
-    except ValueError:
-        shape = (-1,)
-    if not colon or not name or any(size < 0 for size in shape):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write INPUT:3,224,224")
-    return name, shape
 
 
 def tensor_load(options: argparse.Namespace, model: str) -> TensorLoad:

@@ -12,6 +12,7 @@ from nerite.cli.command import add_repeated, new_parser, show, status_of, write
 from nerite.config.mistake import mistake_text
 from nerite.config.options import ServerOptions
 from nerite.core.errors import InvalidArgument
+from nerite.tools.add.destination import DEFAULT, add_repositories, repositories_of
 from nerite.tools.check import examine
 from nerite.tools.image.dockerfile import ImagePlan, dockerfile_text
 from nerite.tools.image.needs import needs_of, path_in
@@ -35,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("nerite dockerfile", "Write a Dockerfile for an image with models and what they need.", _EPILOG)
-    parser.add_argument("repositories", metavar="MODELS", nargs="+", help="model repository below the build context")
+    add_repositories(parser, "model repositories below the build context (default: models)")
     parser.add_argument("--image", default="nerite", help="image of Nerite to build on (default: %(default)s)")
     parser.add_argument("--output", metavar="FILE", type=Path, help="file to write, instead of standard output")
     parser.add_argument(
@@ -66,21 +67,22 @@ def _write(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> ImagePlan:
+    repositories = repositories_of(options) or [DEFAULT]
     if any(character.isspace() or character == "\0" for character in options.image) or not options.image:
         raise InvalidArgument(f"--image '{options.image}' is not the name of an image")
-    for repository in options.repositories:
+    for repository in repositories:
         if "://" in repository:
             raise InvalidArgument(
                 f"'{repository}' is not a directory. Serve it from where it is (docs/repositories.md), or copy it here."
             )
-    sources = tuple(path_in(options.context, Path(each)) for each in options.repositories)
+    sources = tuple(path_in(options.context, Path(each)) for each in repositories)
     for source in sources:
         if any(character.isspace() or character in ",\\\"'$" for character in source):
             raise InvalidArgument(f"'{source}' cannot be mounted by a Dockerfile: rename it without spaces and quotes")
-    findings = examine(options.repositories, options.backend_directory)
+    findings = examine(repositories, options.backend_directory)
     if lines := [line for finding in findings for line in mistake_text(finding.mistakes)]:
         raise InvalidArgument("the models have mistakes:\n" + "\n".join(lines))
-    needs = needs_of([Path(each) for each in options.repositories], options.context, options.backend_directory)
+    needs = needs_of([Path(each) for each in repositories], options.context, options.backend_directory)
     for remark in needs.remarks:
         print(f"note: {remark}", file=sys.stderr)
     return ImagePlan(
