@@ -49,8 +49,8 @@ def recognise_gguf(candidate: Candidate) -> Artifact | None:
     architecture = str(values.get("general.architecture", ""))
     if architecture not in ARCHITECTURES:
         remedy = (
-            "Serve the Hugging Face checkpoint that it was made from: nerite serve ORG/NAME. Or run it with llama.cpp's "
-            "own server, to which nerite route can pass requests."
+            "Serve the Hugging Face checkpoint that it was made from: nerite serve ORG/NAME. Or run it with the server "
+            "of llama.cpp."
         )
         what = f"a GGUF file of the architecture '{architecture}'; OpenVINO GenAI reads {', '.join(ARCHITECTURES)}"
         raise Unusable(path, f"this is {what}", remedy)

@@ -15,6 +15,7 @@ import nerite
 COMMANDS = {
     "serve": ("functions.serving:run", "serve model repositories over HTTP and gRPC"),
     "add": ("tools.add.command:run", "add a trained model to a repository: recognise, try, tune and install it"),
+    "downloads": ("tools.downloads:run", "list and remove models that were downloaded from the Hugging Face hub"),
     "rm": ("tools.models:run_rm", "remove a model, or a version of it, from a repository"),
     "ls": ("tools.models:run_ls", "list the models in a repository"),
     "show": ("tools.models:run_show", "show a model: inputs, outputs, files, and example requests"),

@@ -48,7 +48,8 @@ class TerminalWatcher(FetchWatcher):
     def agrees(self, plan: DownloadPlan) -> bool:
         """Say what is downloaded; ask for consent if it is large and somebody is there."""
         size, licence = readable_size(plan.missing), plan.licence or "not stated"
-        self.told(f"{plan.name}: {len(plan.choice.files)} files, {size} to download; licence: {licence}")
+        count = len(plan.choice.files)
+        self.told(f"{plan.name}: {count} file{'s' * (count != 1)}, {size} to download; licence: {licence}")
         if self._consent or plan.missing < _ASKED or not somebody_is_there():
             return True
         return agreed(f"Download {size}?", otherwise=True)

@@ -45,7 +45,7 @@ class DownloadStoppedError(Exception):
 class Hub:
     """The hub that ``HF_ENDPOINT`` names, asked with the token of ``HF_TOKEN`` or of ``hf auth login``."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         """Import the library. Raises ``NotInstalled``."""
         if importlib.util.find_spec(PACKAGE) is None:
             raise NotInstalled(
@@ -57,8 +57,10 @@ class Hub:
 
         disable_progress_bars()
         logging.set_verbosity_error()
-        self._token = huggingface_hub.get_token() or ""
-        self._api = huggingface_hub.HfApi(library_name="nerite")
+        token = environment.get("HF_TOKEN")
+        self._token = ((huggingface_hub.get_token() or "") if token is None else token).strip()
+        endpoint = environment.get("HF_ENDPOINT", "").rstrip("/") or None
+        self._api = huggingface_hub.HfApi(endpoint, self._token or False, library_name="nerite")
         self.endpoint = str(self._api.endpoint)
 
     def revision(self, name: HubName) -> HubRevision:
@@ -83,9 +85,10 @@ class Hub:
         from huggingface_hub.utils import build_hf_headers
 
         part.parent.mkdir(parents=True, exist_ok=True)
-        url = hf_hub_url(name.repository, file.path, revision=name.revision)
+        url = hf_hub_url(name.repository, file.path, revision=name.revision, endpoint=self.endpoint)
         # Compressed bytes could not be resumed. A redirect to another host drops the token.
-        headers = {**build_hf_headers(library_name="nerite"), "Accept-Encoding": "identity"}
+        headers = build_hf_headers(token=self._token or False, library_name="nerite")
+        headers["Accept-Encoding"] = "identity"
         with _PartialFile(part, file, arrived, stopped) as sink:
             with self._translated(name, file.path):
                 http_get(url, sink, resume_size=sink.begin(), headers=headers, expected_size=file.size)

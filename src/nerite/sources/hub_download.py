@@ -75,6 +75,7 @@ class HubFetcher:
     def __init__(
         self, environment: Mapping[str, str], watcher: FetchWatcher, *, offline: bool = False, trusted: bool = False
     ) -> None:
+        self._environment = environment
         self.cache = HubCache(cache_root(environment))
         self._watcher = watcher
         self._offline = offline or is_offline(environment)
@@ -89,7 +90,7 @@ class HubFetcher:
             if self._offline:
                 raise self._not_here(name)
             try:
-                hub = Hub()
+                hub = Hub(self._environment)
                 revision = hub.revision(name)
                 pinned = name.at(revision.commit)
                 return self._downloaded(hub, name, pinned, revision)

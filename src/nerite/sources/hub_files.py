@@ -210,8 +210,8 @@ def _pickles(revision: HubRevision, *, trusted: bool) -> HubChoice:
     found = [file for suffix in _PICKLES for file in _at_top(revision, suffix)]
     if not found:
         raise InvalidArgument(
-            f"'{revision.repository}' has no weights in a form that can be served: OpenVINO, safetensors, GGUF, ONNX "
-            f"or LiteRT, at the top of its files.\n    Name a file of it: hf:{revision.repository}/FILE"
+            f"'{revision.repository}' has no weights in a form that can be served (OpenVINO, safetensors, GGUF, ONNX, "
+            f"LiteRT) at the top of its files.\n    Name a file of it: hf:{revision.repository}/FILE"
         )
     if not trusted:
         raise _refused_pickles(revision, [file.path for file in found])
@@ -222,6 +222,6 @@ def _pickles(revision: HubRevision, *, trusted: bool) -> HubChoice:
 def _refused_pickles(revision: HubRevision, paths: Sequence[str]) -> InvalidArgument:
     return InvalidArgument(
         f"'{revision.repository}' has its weights only as pickles ({', '.join(paths[:3])}), which run any code that "
-        "they contain when they are read.\n    Look for a conversion to safetensors, GGUF or ONNX; or, if you trust the "
-        "publisher, pass --trust."
+        "they contain when they are read.\n    Look for a conversion to safetensors, GGUF or ONNX; or, if you trust "
+        "the publisher, pass --trust."
     )

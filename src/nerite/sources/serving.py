@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from nerite.artifacts.artifact import Artifact, Candidate, Unusable
-from nerite.artifacts.recognition import recognise
 from nerite.cli.command import UsageError
 from nerite.cli.command_line import NERITE, scan
 from nerite.config.loading import CONFIG_FILE
@@ -49,7 +48,7 @@ def named_models(arguments: Sequence[str], environment: Mapping[str, str]) -> It
         offline = _OFFLINE in arguments
         with ModelFetcher(environment, downloads, watcher, offline=offline, trusted=trusted) as fetcher:
             aliases = []
-            for text, source in sources.items():
+            for source in sources.values():
                 found = _file(source) if isinstance(source, Path) else fetcher.fetch(source)
                 name = lay_out(found, repository, trusted=trusted)
                 aliases += [f"--model-alias={alias}={name}" for alias in found.aliases if alias != name]
@@ -89,6 +88,9 @@ def lay_out(found: FetchedModel, repository: Path, *, trusted: bool) -> str:
 
     Raises ``NeriteError`` if it cannot be served.
     """
+    # Imported lazily, because every server passes through this module, and few need it.
+    from nerite.artifacts.recognition import recognise
+
     try:
         artifact = recognise(Candidate(found.path, trusted=trusted))
     except Unusable as error:
