@@ -130,9 +130,11 @@ def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[
 
 
 def runs_on_an_engine(path: Path, architecture: str, described: Mapping[str, Any]) -> bool:
-    """Return whether an installed engine can generate text with the model."""
+    """Return whether an installed engine can generate text with the model, embed texts, or rerank them."""
+    generates = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    reranks = architecture.endswith("ForSequenceClassification") and len(described.get("id2label", ())) == 1
     return (
-        architecture.endswith(("ForCausalLM", "LMHeadModel"))
+        (generates or reranks or (path / "modules.json").is_file())
         and "auto_map" not in described
         and any((path / name).is_file() for name in _WEIGHTS[:2])
         and importlib.util.find_spec("openvino_genai") is not None

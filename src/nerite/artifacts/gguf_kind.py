@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import struct
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,12 @@ _MOST_VALUES: Final = 65_536
 _MOST_ELEMENTS: Final = 4_000_000
 _LONGEST_TEXT: Final = 16 << 20
 _MOST_TENSORS: Final = 1_000_000
+_MOST_DIMENSIONS: Final = 8
+_BLOCKS: Final = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84),
+    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2),
+}  # fmt: skip
+"""Numbers and bytes of a block of weights, by the number of their type."""
 _TOKENS: Final = "tokenizer.ggml.tokens"
 
 
@@ -99,15 +106,17 @@ def _values(file: BinaryIO, size: int) -> dict[str, Any]:
         value = _value(file, size, kind, keep=key == _TOKENS)
         if value is not None:
             found[key] = value
-    last = 0
+    end = 0
     for _ in range(tensors):
         _text(file, size)
         (dimensions,) = _unpack(file, "<I")
-        if dimensions > 8:
+        if dimensions > _MOST_DIMENSIONS:
             raise _InvalidHeader(f"a tensor has {dimensions} dimensions")
-        last = max(last, _unpack(file, f"<{dimensions}QIQ")[-1])
-    if file.tell() + last >= size:
-        raise _InvalidHeader(f"{file.tell() + last - size:,} bytes and more of its weights are missing")
+        *shape, kind, offset = _unpack(file, f"<{dimensions}QIQ")
+        block, length = _BLOCKS.get(kind, (1, 0))
+        end = max(end, offset + math.prod(shape) // block * length)
+    if (missing := file.tell() + end - size) > 0:
+        raise _InvalidHeader(f"{missing:,} bytes of its weights are missing")
     return found
 
 

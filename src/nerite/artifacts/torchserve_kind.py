@@ -29,7 +29,7 @@ _RATIO: Final = 200
 
 def recognise_torchserve(candidate: Candidate) -> Artifact | None:
     """Recognise an archive of TorchServe. Rejects handlers that cannot run here."""
-    if MANIFEST not in candidate.members:
+    if MANIFEST not in [candidate.member_root + name for name in candidate.members]:
         return None
     path = candidate.path
     with zipfile.ZipFile(path) as archive:

@@ -52,9 +52,9 @@ def overview() -> str:
     width = max(map(len, COMMANDS)) + 2
     commands = "\n".join(f"  nerite {name:{width}}{purpose}" for name, (_, purpose) in COMMANDS.items())
     return (
-        "Nerite serves machine learning models.\n\n"
+        "Nerite serves machine learning models.\n"
         f"{commands}\n\n"
-        "Quick start:        nerite serve ./models\n"
+        "Quick start:        nerite serve ./models, or: nerite serve Qwen/Qwen3-0.6B\n"
         "Help on a command:  nerite serve --help"
     )
 

@@ -74,6 +74,7 @@ def run(arguments: Sequence[str]) -> int:
         complain("nerite serve", error.message)
         return 1
     except KeyboardInterrupt:
+        complain("nerite serve", "cancelled; a download goes on where it stopped.")
         return 130
 
 

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -26,7 +27,13 @@ from nerite.sources.name import HubName
 PACKAGE: Final = "huggingface_hub"
 _TIMEOUT: Final = 30.0
 _TRUE: Final = ("1", "on", "yes", "true")
-_BLOCK: Final = 1 << 20
+_BLOCK: Final = 1 << 18
+_TRIES: Final = 6
+"""Attempts in a row that bring nothing of a file."""
+_LONGEST_PAUSE: Final = 8.0
+"""Seconds between two attempts."""
+_PASSING: Final = (408, 425, 429)
+"""HTTP statuses below 500 that are transient."""
 
 
 def is_offline(environment: Mapping[str, str]) -> bool:
@@ -81,17 +88,23 @@ class Hub:
         ``HubUnreachableError``, ``NeriteError``, and ``OSError`` if it cannot be written.
         """
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.file_download import http_get
         from huggingface_hub.utils import build_hf_headers
 
         part.parent.mkdir(parents=True, exist_ok=True)
         url = hf_hub_url(name.repository, file.path, revision=name.revision, endpoint=self.endpoint)
         # Compressed bytes could not be resumed. A redirect to another host drops the token.
-        headers = build_hf_headers(token=self._token or False, library_name="nerite")
+        headers: dict[str, str] = build_hf_headers(token=self._token or False, library_name="nerite")
         headers["Accept-Encoding"] = "identity"
         with _PartialFile(part, file, arrived, stopped) as sink:
             with self._translated(name, file.path):
-                http_get(url, sink, resume_size=sink.begin(), headers=headers, expected_size=file.size)
+                failures = 0
+                while (have := sink.begin()) < file.size:
+                    failure = _receive(url, headers, sink, have)
+                    failures = 1 if sink.tell() > have else failures + 1
+                    if failure is not None and failures >= _TRIES:
+                        raise failure
+                    if sink.tell() < file.size:
+                        stopped.wait(min(_LONGEST_PAUSE, 0.25 * 2**failures))
             os.fsync(sink.fileno())
         found = content_hash(part, large=file.is_large)
         if found != file.identity:
@@ -112,7 +125,7 @@ class Hub:
 
         try:
             yield
-        except (NeriteError, DownloadStoppedError):
+        except (NeriteError, DownloadStoppedError, HubUnreachableError):
             raise
         except errors.GatedRepoError:
             raise self._no_access(name) from None
@@ -137,7 +150,7 @@ class Hub:
         except errors.OfflineModeIsEnabled:
             raise HubUnreachableError("HF_HUB_OFFLINE is set") from None
         except OSError as error:
-            if error.errno and not isinstance(error, ConnectionError | TimeoutError):  # of the disk
+            if _is_of_the_disk(error):
                 raise
             raise HubUnreachableError(self._safe(error)) from None
         except Exception as error:  # of the HTTP library that this release of the hub's library uses
@@ -158,6 +171,39 @@ class Hub:
     def _safe(self, error: Exception) -> str:
         text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
         return text.replace(self._token, "…") if self._token else text
+
+
+def _receive(url: str, headers: Mapping[str, str], sink: _PartialFile, have: int) -> Exception | None:
+    """Append what is missing of a file; return the reason if that broke off and may be tried again."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import get_session, hf_raise_for_status
+
+    asked = {**headers, "Range": f"bytes={have}-"} if have else dict(headers)
+    try:
+        with get_session().stream("GET", url, headers=asked, follow_redirects=True, timeout=_TIMEOUT) as response:
+            hf_raise_for_status(response)
+            if have and response.status_code != HTTPStatus.PARTIAL_CONTENT:
+                sink.restart()
+            for block in response.iter_bytes(_BLOCK):
+                sink.write(block)
+    except (NeriteError, DownloadStoppedError):
+        raise
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", 0)
+        if status not in _PASSING and status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise
+        return error
+    except OSError as error:
+        if _is_of_the_disk(error):
+            raise
+        return error
+    except Exception as error:  # of the HTTP library
+        return error
+    return None if sink.tell() > have else HubUnreachableError("the connection ends without data")
+
+
+def _is_of_the_disk(error: OSError) -> bool:
+    return bool(error.errno) and not isinstance(error, ConnectionError | TimeoutError)
 
 
 def _hub_file(sibling: Any) -> HubFile:
@@ -198,6 +244,12 @@ class _PartialFile(io.FileIO):
             self.seek(0)
             self.truncate()
         return self.tell()
+
+    def restart(self) -> None:
+        """Drop what is there."""
+        self._arrived(-self.seek(0, os.SEEK_END))
+        self.seek(0)
+        self.truncate()
 
     def write(self, data: Any) -> int:
         """Write all of a block."""

@@ -112,7 +112,10 @@ def lay_out(found: FetchedModel, repository: Path, *, trusted: bool) -> str:
         for file, source in artifact.files.items():
             target = version / file
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(source.resolve())
+            if source.suffix == ".py":  # it finds its files beside itself
+                shutil.copyfile(source, target)
+            else:
+                target.symlink_to(source.resolve())
         if artifact.make is not None:
             artifact.make(version)
     for file, source in artifact.beside.items():
