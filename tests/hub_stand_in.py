@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_secretsecretsecret"
 _LARGE = (".safetensors", ".gguf", ".bin", ".onnx", ".pt")
-_API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?")
+_API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/(?:revision|tree)/([^/]+))?")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -137,7 +137,9 @@ class HubStandIn:
         elif revision not in self.models[model]:
             handler.reply(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif api:
-            found = self.description(model, self.models[model][revision])
+            found: Any = self.description(model, self.models[model][revision])
+            if "/tree/" in path:
+                found = [_entry(sibling) for sibling in found["siblings"]]
             handler.reply(200, json.dumps(found).encode(), {"Content-Type": "application/json"})
         elif resolve:
             self._resolve(handler, self.models[model][revision], resolve[3])
@@ -195,6 +197,14 @@ class HubStandIn:
             self.goes_on.wait(60)
             rest = rest[self.stops_at :]
         handler.wfile.write(rest)
+
+
+def _entry(sibling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the tree of a revision has of a file."""
+    entry = {"type": "file", "path": sibling["rfilename"], "size": sibling["size"], "oid": sibling["blobId"]}
+    if large := sibling.get("lfs"):
+        entry["lfs"] = {"oid": large["sha256"], "size": large["size"], "pointerSize": large["pointerSize"]}
+    return entry
 
 
 def blob_id(data: bytes) -> str:

@@ -76,7 +76,7 @@ def recognise_gguf(candidate: Candidate) -> Artifact | None:
 
 def _describe(values: dict[str, Any], architecture: str, directory: Path) -> None:
     """Write what the server needs of the header into the version directory."""
-    config = {"model_type": architecture}
+    config: dict[str, Any] = {"model_type": architecture}
     positions = values.get(f"{architecture}.context_length")
     if isinstance(positions, int) and positions > 0:
         config["max_position_embeddings"] = positions

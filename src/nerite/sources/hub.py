@@ -60,10 +60,7 @@ class Hub:
                 "pip install 'nerite[hub]'"
             )
         import huggingface_hub
-        from huggingface_hub.utils import disable_progress_bars, logging
 
-        disable_progress_bars()
-        logging.set_verbosity_error()
         token = environment.get("HF_TOKEN")
         self._token = ((huggingface_hub.get_token() or "") if token is None else token).strip()
         endpoint = environment.get("HF_ENDPOINT", "").rstrip("/") or None

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nerite.core.errors import InvalidArgument, Unavailable
-from nerite.sources.hub_files import HubFile
+from nerite.sources.hub_files import HubChoice, HubFile
 from nerite.sources.name import is_commit
 
 _PREFIX: Final = "models--"
@@ -43,6 +43,15 @@ class CachedRevision(NamedTuple):
     used: float
     """Time of the last fetch or use."""
     complete: bool
+
+
+class NotedFiles(NamedTuple):
+    """What was chosen of a revision."""
+
+    model: Path
+    """The file that is the model, or the directory of the revision."""
+    missing: list[str]
+    """Files that are not here."""
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
@@ -93,27 +102,22 @@ class HubCache:
                 return ""
         return commit if is_commit(commit) and self.snapshot(repository, commit).is_dir() else ""
 
-    def missing(self, repository: str, commit: str, wanted: str = "") -> list[str] | None:
-        """Return the files of a revision that are not here; None if it is not known which files it needs."""
-        try:
-            noted = json.loads(self._note(repository, commit, wanted).read_bytes())
-            paths = [str(path) for path in noted["files"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        snapshot = self.snapshot(repository, commit)
-        return [path for path in paths if not (snapshot / path).exists()]
+    def noted(self, repository: str, commit: str, wanted: str = "") -> NotedFiles | None:
+        """Return what was chosen of a revision; None if that is not known."""
+        return _noted(self._note(repository, commit, wanted), self.snapshot(repository, commit))
 
-    def complete(self, repository: str, commit: str, revision: str, files: Sequence[HubFile], wanted: str = "") -> Path:
+    def complete(self, repository: str, commit: str, revision: str, choice: HubChoice, wanted: str = "") -> Path:
         """Link the files of a revision, all of which are here; return its directory."""
         snapshot = self.snapshot(repository, commit)
-        for file in files:
+        for file in choice.files:
             link = snapshot / file.path
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():
                 link.unlink(missing_ok=True)
                 up = "../" * (len(Path(file.path).parts) + 1)
                 link.symlink_to(f"{up}blobs/{file.identity}")
-        _write(self._note(repository, commit, wanted), json.dumps({"files": [file.path for file in files]}))
+        noted = {"files": [file.path for file in choice.files], "model": choice.model}
+        _write(self._note(repository, commit, wanted), json.dumps(noted))
         if revision != commit:
             _write(self.folder(repository) / "refs" / (revision or "main"), commit)
         return snapshot
@@ -168,10 +172,9 @@ class HubCache:
 
     def _revision(self, repository: str, snapshot: Path, names: Mapping[str, str]) -> CachedRevision:
         blobs = {path.resolve() for path in snapshot.rglob("*") if path.is_file()}
-        noted = self.folder(repository) / "nerite"
-        wanted = [path.name for path in noted.glob(f"{snapshot.name}.*json")] if noted.is_dir() else []
+        notes = sorted((self.folder(repository) / "nerite").glob(f"{snapshot.name}.*json"))
+        missing = [noted.missing for note in notes if (noted := _noted(note, snapshot)) is not None]
         broken = [path for path in snapshot.rglob("*") if not path.exists()]
-        missing = [self._missing_of(repository, snapshot, name) for name in wanted]
         lock = self.root / ".locks" / self.folder(repository).name / "nerite.use"
         times = [path.stat().st_mtime for path in (snapshot, lock) if path.exists()]
         return CachedRevision(
@@ -182,13 +185,6 @@ class HubCache:
             max(times, default=0.0),
             not broken and not any(missing),
         )
-
-    def _missing_of(self, repository: str, snapshot: Path, note: str) -> bool:
-        try:
-            paths = json.loads((self.folder(repository) / "nerite" / note).read_bytes())["files"]
-            return any(not (snapshot / path).exists() for path in paths)
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
 
     def _references(self, repository: str) -> dict[str, str]:
         refs = self.folder(repository) / "refs"
@@ -255,6 +251,15 @@ class HubCache:
                 if not _locked(handle, fcntl.LOCK_EX):
                     raise Unavailable(f"'{repository}' is not removed: {why[purpose]}")
             yield
+
+
+def _noted(note: Path, snapshot: Path) -> NotedFiles | None:
+    try:
+        found = json.loads(note.read_bytes())
+        paths, model = [str(path) for path in found["files"]], str(found.get("model", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return NotedFiles(snapshot / model, [path for path in paths if not (snapshot / path).exists()])
 
 
 def _locked(handle: int, how: int) -> bool:

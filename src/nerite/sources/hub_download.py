@@ -105,16 +105,19 @@ class HubFetcher:
         commit = self.cache.commit_of(name.repository, name.revision)
         if not commit:
             return None
-        missing = self.cache.missing(name.repository, commit, name.file)
-        if missing is None and name.is_pinned and not self._offline:
-            return None  # another tool fetched it, perhaps not all of it
+        noted = self.cache.noted(name.repository, commit, name.file)
+        if noted is not None:
+            return None if noted.missing else FetchedFiles(noted.model, name.at(commit))
+        # Another tool has fetched it, perhaps not all of it.
         path = self.cache.snapshot(name.repository, commit) / name.file
-        return FetchedFiles(path, name.at(commit)) if not missing and path.exists() else None
+        return FetchedFiles(path, name.at(commit)) if path.exists() and self._offline else None
 
     def _not_here(self, name: HubName) -> NotFound:
         commit = self.cache.commit_of(name.repository, name.revision)
-        missing = self.cache.missing(name.repository, commit, name.file) if commit else None
-        what = f"only partly on this machine ({', '.join(missing[:3])} missing)" if missing else "not on this machine"
+        noted = self.cache.noted(name.repository, commit, name.file) if commit else None
+        what = "not on this machine"
+        if noted is not None and noted.missing:
+            what = f"only partly on this machine ({', '.join(noted.missing[:3])} missing)"
         return NotFound(
             f"'{name}' is {what}, and downloads are off (--offline or HF_HUB_OFFLINE).\n"
             "    Run the command once with a network, or copy the cache from a machine that has it: "
@@ -136,8 +139,8 @@ class HubFetcher:
             with cache.downloading(repository, lambda: self._watcher.told(waiting)):
                 # What another process has fetched meanwhile is not absent any more.
                 self._download(hub, pinned, self._absent(repository, choice.files))
-        folder = cache.complete(repository, revision.commit, name.revision, choice.files, name.file)
-        return FetchedFiles(folder / name.file, pinned, revision.licence)
+        folder = cache.complete(repository, revision.commit, name.revision, choice, name.file)
+        return FetchedFiles(folder / choice.model, pinned, revision.licence)
 
     def _absent(self, repository: str, files: Sequence[HubFile]) -> list[HubFile]:
         distinct = {file.identity: file for file in files}

@@ -60,6 +60,8 @@ class HubChoice(NamedTuple):
 
     files: tuple[HubFile, ...]
     remarks: tuple[str, ...] = ()
+    model: str = ""
+    """Path of the file that is the model; empty if all files together are."""
 
     @property
     def size(self) -> int:
@@ -121,7 +123,7 @@ def _one_file(revision: HubRevision, wanted: str, *, trusted: bool) -> HubChoice
         if (wanted.endswith(".xml") and file.path == f"{stem}.bin")
         or (wanted.endswith(".onnx") and file.path in (f"{wanted}_data", f"{wanted}.data", f"{stem}.data"))
     ]
-    return HubChoice((*found, *companions))
+    return HubChoice((*found, *companions), (), wanted)
 
 
 def _settings(revision: HubRevision, but: Callable[[str], bool] = lambda _: False) -> list[HubFile]:
@@ -176,11 +178,11 @@ def _gguf(revision: HubRevision) -> HubChoice | None:
     if not found:
         return None
     if len(found) == 1:
-        return HubChoice(tuple(found))
+        return HubChoice(tuple(found), (), found[0].path)
     usual = [file for file in found if _QUANTIZATION.search(file.path)]
     if len(usual) == 1:
         others = f"{len(found) - 1} others; choose one with hf:{revision.repository}/FILE"
-        return HubChoice(tuple(usual), (f"Taken: {usual[0].path}, of {others}.",))
+        return HubChoice(tuple(usual), (f"Taken: {usual[0].path}, of {others}.",), usual[0].path)
     listed = "\n    ".join(f"hf:{revision.repository}/{file.path}  {readable_size(file.size)}" for file in found[:30])
     raise InvalidArgument(f"'{revision.repository}' has {len(found)} GGUF files. Name one:\n    {listed}")
 
@@ -203,7 +205,7 @@ def _onnx(revision: HubRevision) -> HubChoice | None:
 
 def _litert(revision: HubRevision) -> HubChoice | None:
     found = _at_top(revision, ".tflite")
-    return HubChoice(tuple(found)) if len(found) == 1 else None
+    return HubChoice(tuple(found), (), found[0].path) if len(found) == 1 else None
 
 
 def _pickles(revision: HubRevision, *, trusted: bool) -> HubChoice:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import Unavailable
-from nerite.sources.hub_cache import HubCache, cache_root
-from nerite.sources.hub_files import HubFile
+from nerite.sources.hub_cache import HubCache, NotedFiles, cache_root
+from nerite.sources.hub_files import HubChoice, HubFile
 
 ONE, TWO = "1" * 40, "2" * 40
 BIG = HubFile("model.safetensors", 5, "a" * 64)
@@ -34,8 +34,8 @@ def cache(tmp_path: Path) -> HubCache:
     cache = HubCache(tmp_path / "hub")
     for file in (BIG, OLD, NEW):
         put(cache, file)
-    cache.complete("org/m", ONE, "main", (BIG, OLD))
-    cache.complete("org/m", TWO, "main", (BIG, NEW))
+    cache.complete("org/m", ONE, "main", HubChoice((BIG, OLD)))
+    cache.complete("org/m", TWO, "main", HubChoice((BIG, NEW)))
     return cache
 
 
@@ -51,8 +51,8 @@ def test_states_share_files(cache: HubCache) -> None:
     assert cache.commit_of("org/m", "v1") == cache.commit_of("org/other", "main") == ""
     assert (cache.snapshot("org/m", ONE) / "config.json").read_bytes() == b"xxx"
     assert (cache.snapshot("org/m", ONE) / "model.safetensors").samefile(cache.blob("org/m", BIG))
-    assert cache.missing("org/m", ONE) == []
-    assert cache.missing("org/m", ONE, "config.json") is None, "that was not asked for"
+    assert cache.noted("org/m", ONE) == NotedFiles(cache.snapshot("org/m", ONE), [])
+    assert cache.noted("org/m", ONE, "config.json") is None, "that was not asked for"
 
 
 def test_what_is_listed(cache: HubCache) -> None:
@@ -61,7 +61,9 @@ def test_what_is_listed(cache: HubCache) -> None:
     assert (second.commit, second.names, second.size) == (TWO, ("main",), 9)
     cache.blob("org/m", NEW).unlink()
     assert [each.complete for each in cache.revisions()] == [True, False]
-    assert cache.missing("org/m", TWO) == ["config.json"]
+    noted = cache.noted("org/m", TWO)
+    assert noted is not None
+    assert noted.missing == ["config.json"]
     assert cache.has("org/m", OLD)
     assert not cache.has("org/m", NEW)
     assert not cache.has("org/m", OLD._replace(size=9)), "it was not written completely"
@@ -108,5 +110,8 @@ def test_a_link_whose_file_was_removed_is_made_again(cache: HubCache) -> None:
     cache.blob("org/m", NEW).unlink()
     other = NEW._replace(size=7, identity="f" * 40)
     put(cache, other)
-    cache.complete("org/m", TWO, "main", (BIG, other))
+    cache.complete("org/m", TWO, "main", HubChoice((BIG, other), (), "config.json"))
     assert (cache.snapshot("org/m", TWO) / "config.json").read_bytes() == b"x" * 7
+    noted = cache.noted("org/m", TWO)
+    assert noted is not None
+    assert noted.model.name == "config.json"

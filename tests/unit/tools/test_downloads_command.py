@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nerite.sources.hub_cache import HubCache
-from nerite.sources.hub_files import HubFile
+from nerite.sources.hub_files import HubChoice, HubFile
 from nerite.tools.downloads import run
 
 ONE, TWO = "1" * 40, "2" * 40
@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubCache:
         blob = cache.blob("org/m", file)
         blob.parent.mkdir(parents=True, exist_ok=True)
         blob.write_bytes(bytes(file.size))
-        cache.complete("org/m", commit, "main", (file,))
+        cache.complete("org/m", commit, "main", HubChoice((file,)))
     return cache
 
 

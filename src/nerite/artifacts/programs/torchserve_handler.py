@@ -102,7 +102,7 @@ class TritonPythonModel:
         own = [each for each in own if callable(getattr(each, "handle", None))]
         if len(own) != 1:
             raise pb_utils.TritonModelException(f"{file} needs a function handle, or one class that has it: {len(own)}")
-        service = own[0]()
+        service: Any = own[0]()
         service.initialize(self.context)
         self.handle = service.handle
 
@@ -119,12 +119,15 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Hand the rows of all requests to the handler as one batch."""
-        data, counts, context = [], [], self.context
+        data: list[dict[str, Any]] = []
+        counts: list[int] = []
+        context = self.context
         context.headers, context.statuses, context.request_ids = [], {}, {}
         for request in requests:
             given = json.loads(request.parameters() or "{}")
             kind = str(given.get("content_type", "application/octet-stream"))
-            rows = pb_utils.get_input_tensor_by_name(request, "body").as_numpy().reshape(-1)
+            tensor: Any = pb_utils.get_input_tensor_by_name(request, "body")
+            rows = tensor.as_numpy().reshape(-1)
             for row in rows:
                 context.request_ids[len(data)] = request.request_id()
                 context.headers.append({"content-type": kind})
