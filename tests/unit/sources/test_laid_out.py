@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from nerite.core.errors import AlreadyExists, InvalidArgument
-from nerite.core.transfer import DownloadProgress
-from nerite.sources.fetching import FetchedModel, TerminalWatcher
-from nerite.sources.hub_download import DownloadPlan
-from nerite.sources.hub_files import HubChoice, HubFile
-from nerite.sources.name import HubName
+from nerite.sources.fetching import FetchedModel
 from nerite.sources.serving import lay_out, named_models, served_name
 
 
@@ -95,22 +89,3 @@ def test_a_model_file_becomes_a_repository(tmp_path: Path, monkeypatch: pytest.M
         assert rest[:2] == ["--http-port=0", "models"]
         assert (Path(rest[2]) / "net" / "1" / "model.xml").is_file()
     assert not Path(rest[2]).exists()
-
-
-def plan(size: int) -> DownloadPlan:
-    return DownloadPlan(HubName("org/m", "c" * 40), "mit", HubChoice((HubFile("a", size, "a" * 64),)), size)
-
-
-def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    watcher = TerminalWatcher()
-    assert watcher.agrees(plan(500_000_000_000)), "nobody is there to be asked"
-    progress = DownloadProgress("'org/m'", 1, 100, 0.0)
-    for done in range(100):
-        progress.done = done
-        watcher.progress(progress, 100)
-    watcher.ended()
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines()[0] == (f"nerite: hf:org/m@{'c' * 40}: 1 file, 500.0 GB to download; licence: mit")
-    assert "\r" not in said.err
