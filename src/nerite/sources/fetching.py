@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ class FetchedModel(NamedTuple):
     path: Path
     """File or directory that a trained model consists of."""
     name: str
-    """Suggested name of the model."""
+    """Suggested name of the model; empty for that of the files."""
     origin: str
     """Where exactly it is from: with the commit, where there is one."""
     aliases: tuple[str, ...] = ()
@@ -155,7 +156,7 @@ def fetch_logged_model(uri: str, folder: Path | None = None) -> tuple[Path, str]
         registered, at, alias = uri.removeprefix("models:/").partition("@")
         if uri.startswith("models:/") and at:
             uri = f"models:/{registered}/{MlflowClient().get_model_version_by_alias(registered, alias).version}"
-        into = None if folder is None else str(folder)
+        into = None if folder is None else tempfile.mkdtemp(dir=folder)
         return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=into)), uri
     except MlflowException as error:
         raise NotFound(

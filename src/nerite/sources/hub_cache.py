@@ -271,7 +271,10 @@ def _locked(handle: int, how: int) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one."""
+    """Write a file so that a reader sees the old text or the new one; leave one that has the text."""
+    with contextlib.suppress(OSError):
+        if path.read_text() == text:
+            return
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.write_text(text)

@@ -80,7 +80,7 @@ def _source(text: str) -> ModelName | Path | None:
 
 
 def _file(path: Path) -> FetchedModel:
-    return FetchedModel(path, Candidate(path).name, str(path))
+    return FetchedModel(path, "", str(path))
 
 
 def lay_out(found: FetchedModel, repository: Path, *, trusted: bool) -> str:
@@ -95,7 +95,7 @@ def lay_out(found: FetchedModel, repository: Path, *, trusted: bool) -> str:
         artifact = recognise(Candidate(found.path, trusted=trusted))
     except Unusable as error:
         raise InvalidArgument(f"{found.origin} cannot be served: {error.message}") from None
-    name = served_name(found.name)
+    name = served_name(found.name or artifact.name)
     model = repository / name
     if model.exists():
         raise AlreadyExists(f"two of the models that are to be served have the name '{name}': serve one of them.")

@@ -55,6 +55,13 @@ def test_states_share_files(cache: HubCache) -> None:
     assert cache.noted("org/m", ONE, "config.json") is None, "that was not asked for"
 
 
+def test_what_is_complete_is_not_written_again(cache: HubCache) -> None:
+    """So that a cache may be on a disk that is only read."""
+    files = {path: path.stat().st_ino for path in cache.root.rglob("*") if not path.is_dir()}
+    cache.complete("org/m", TWO, "main", HubChoice((BIG, NEW)))
+    assert {path: path.stat().st_ino for path in cache.root.rglob("*") if not path.is_dir()} == files
+
+
 def test_what_is_listed(cache: HubCache) -> None:
     first, second = cache.revisions()
     assert (first.repository, first.commit, first.names, first.size, first.complete) == ("org/m", ONE, (), 8, True)
