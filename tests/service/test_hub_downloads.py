@@ -269,6 +269,15 @@ def test_one_file(hub: HubStandIn, home: Path) -> None:
         fetch(hub, home, HubName("org/quantized", "", "a-Q8_0.gguf"), offline=True)
 
 
+def test_programs_come_with_trust(hub: HubStandIn, home: Path) -> None:
+    hub.publish("org/own", {**FILES, "modeling_own.py": b"x = 1"})
+    before = fetch(hub, home, HubName("org/own"))
+    assert not (before.path / "modeling_own.py").exists()
+    after = fetch(hub, home, before.name, trusted=True)
+    assert after.path == before.path
+    assert (after.path / "modeling_own.py").read_bytes() == b"x = 1"
+
+
 def test_several_processes_download_it_once(hub: HubStandIn, home: Path) -> None:
     hub.stops_at = 1 << 20
     environment = {**os.environ, **hub.environment(home)}

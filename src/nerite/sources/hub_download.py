@@ -63,7 +63,7 @@ class FetchedFiles(NamedTuple):
     """A model of the hub in the cache."""
 
     path: Path
-    """The directory of the revision, or the file that the name wants."""
+    """The directory of the revision, or the file that is the model."""
     name: HubName
     """The name with the commit."""
     licence: str = ""
@@ -85,7 +85,8 @@ class HubFetcher:
         """Return a model, downloaded if it is not in the cache. Raises ``NeriteError``; a download can be continued."""
         with self._disk_errors():
             here = self._cached(name)
-            if here is not None and (self._offline or name.is_pinned):
+            # Whoever is trusted now was perhaps not when it was fetched, and has programs that were left out.
+            if here is not None and (self._offline or (name.is_pinned and not self._trusted)):
                 return here
             if self._offline:
                 raise self._not_here(name)
