@@ -25,13 +25,14 @@ def language_checkpoint(directory: Path, seed: int = 0, *, begin: bool = False) 
         "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": END,
     }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
-    _write_safetensors(directory / "model.safetensors", _weights(seed))
+    _write_safetensors(directory / "model.safetensors", language_weights(seed))
     byte_tokenizer(begin=begin).save_pretrained(directory)
     return directory
 
 
 @functools.cache
-def _weights(seed: int) -> dict[str, Any]:
+def language_weights(seed: int) -> dict[str, Any]:
+    """Return the weights of ``language_checkpoint`` by their names."""
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, scale: float = 0.2) -> Any:

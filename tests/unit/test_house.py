@@ -21,6 +21,7 @@ ROOMS: Final = (
     "pytriton",
     "tritonserver",
     "functions",
+    "sources",
     "cli",
     "server_process",
     "picker",
@@ -68,6 +69,7 @@ GROUPS: Final = {
     "language models": ("llm", "llm.openai"),
     "frameworks": ("frameworks",),
     "functions": ("functions", "pytriton", "tritonserver"),
+    "models by name": ("sources",),
 }
 """What is not the server. The server imports none of it, but for what ``SEAMS`` lists."""
 SEAMS: Final = {

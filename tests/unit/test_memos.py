@@ -40,6 +40,7 @@ BY_THE_PROGRAM: Final = {
 }  # fmt: skip
 """What is in them is written in the program: modules that are imported, names of events, places."""
 BY_THE_OPERATOR: Final = {
+    "artifacts/programs/torchserve_handler.py:model_yaml_config",
     "backends/arrays/batches.py:_large", "backends/arrays/backend.py:shared_copies", "frameworks/litert.py:_shapes",
     "llm/tensorrt_llm.py:_arguments", "llm/vllm/engine.py:_adapters",
     "backends/onnxruntime/backend.py:_make_global_pool",
@@ -150,6 +151,8 @@ WITH_REQUESTS: Final = {
     "transports/http/item_exchange.py:headers": "of one head",
     "router/pools.py:idle": "members with such requests under way",
     "router/pools.py:metered": "members, as health checks find them",
+    "artifacts/programs/torchserve_handler.py:request_ids": "of one batch",
+    "artifacts/programs/torchserve_handler.py:statuses": "of one batch",
     "batches/running_batch.py:under_way": "items that run, as many as --batch-concurrency allows",
     "batches/running_batch.py:failures": "items that run again, as many as --batch-concurrency allows",
 }

@@ -35,6 +35,27 @@ _EXPORT: Final = "Export it to ONNX: optimum-cli export onnx --model {path} expo
 _MAX_BATCH: Final = 8
 
 
+_CONVERTED: Final = ("openvino_model.xml", "openvino_language_model.xml")
+_TOKENIZER_GRAPH: Final = "openvino_tokenizer.xml"
+
+
+def recognise_openvino_language_model(candidate: Candidate) -> Artifact | None:
+    """Recognise a language model that was exported to OpenVINO, with its tokenizer."""
+    path = candidate.path
+    if not candidate.is_directory or not (path / _TOKENIZER_GRAPH).is_file():
+        return None
+    graph = next((path / name for name in _CONVERTED if (path / name).is_file()), None)
+    if graph is None:
+        return None
+    if not graph.with_suffix(".bin").is_file():
+        raise Unusable(path, f"the weights are missing: {graph.stem}.bin", "Download or copy it again.")
+    files = {name: path / name for name in _needed(path, openvino=True)}
+    return Artifact(
+        "language model for OpenVINO", path, candidate.name, ModelConfig(backend="llm"), files,
+        remarks=("It runs on an engine that serves many requests at once: pip install 'nerite[llm]'",),
+    )  # fmt: skip
+
+
 def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
     """Recognise a directory saved by transformers. Rejects incomplete directories and unsupported tasks."""
     path = candidate.path
@@ -109,9 +130,11 @@ def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[
 
 
 def runs_on_an_engine(path: Path, architecture: str, described: Mapping[str, Any]) -> bool:
-    """Return whether an installed engine can generate text with the model."""
+    """Return whether an installed engine can generate text with the model, embed texts, or rerank them."""
+    generates = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    reranks = architecture.endswith("ForSequenceClassification") and len(described.get("id2label", ())) == 1
     return (
-        architecture.endswith(("ForCausalLM", "LMHeadModel"))
+        (generates or reranks or (path / "modules.json").is_file())
         and "auto_map" not in described
         and any((path / name).is_file() for name in _WEIGHTS[:2])
         and importlib.util.find_spec("openvino_genai") is not None
@@ -158,15 +181,25 @@ def _check_weights(path: Path) -> None:
                 raise cut_off(found, "its header is longer than the file")
 
 
-def _needed(path: Path) -> Iterator[str]:
-    """Yield the names of the files that the program reads, and of 1_Pooling, the directory with the pooling mode."""
-    safe = any((path / name).is_file() for name in _WEIGHTS[:2])
+def _needed(path: Path, *, openvino: bool = False) -> Iterator[str]:
+    """Yield the names of the files that the program reads, and of 1_Pooling, the directory with the pooling mode.
+
+    ``openvino``: the weights are OpenVINO's.
+    """
+    safe = not openvino and any((path / name).is_file() for name in _WEIGHTS[:2])
     for child in sorted(path.iterdir()):
         if child.is_dir():
             if child.name == "1_Pooling":
                 yield child.name
+        elif openvino and (child.suffix == ".safetensors" or _is_other_weights(child)):
+            continue
         elif not (child.name.startswith(".") or child.suffix in _UNUSED or (safe and child.suffix == ".bin")):
             yield child.name
+
+
+def _is_other_weights(child: Path) -> bool:
+    """Return whether a file has weights that belong to no graph of OpenVINO."""
+    return child.suffix == ".bin" and not child.with_suffix(".xml").is_file()
 
 
 def _write_labels(labels: list[str], directory: Path) -> None:
@@ -315,7 +348,6 @@ _KERAS: Final = "Export it: keras.models.load_model('{name}').export('directory'
 _FORMATS: Final = (
     _Format(b"\x89HDF\r\n\x1a\n", "an HDF5 file, the former format of Keras models", _KERAS),
     _Format(b"CBM1", "a CatBoost model", "Save it as ONNX: model.save_model('model.onnx', format='onnx')"),
-    _Format(b"GGUF", "a GGUF file, for llama.cpp", "Add the Hugging Face directory that it was made from."),
     _Format(b"\x93NUMPY", "a numpy array, not a model", "Specify the file that training has saved."),
 )
 

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from nerite.artifacts import directory_kinds, graph_kinds, torch_kinds, tree_kinds
+from nerite.artifacts import directory_kinds, gguf_kind, graph_kinds, torch_kinds, torchserve_kind, tree_kinds
 from nerite.artifacts.artifact import Artifact, Candidate, Unusable
 from nerite.artifacts.readers import LoggedModel, logged_model
 from nerite.config.loading import CONFIG_FILE
@@ -19,9 +19,12 @@ _KINDS: Final = (
     directory_kinds.recognise_triton_model,
     graph_kinds.recognise_tensorrt,
     graph_kinds.recognise_saved_model,
+    directory_kinds.recognise_openvino_language_model,
     directory_kinds.recognise_hugging_face,
     directory_kinds.recognise_python_model,
     directory_kinds.recognise_foreign,
+    gguf_kind.recognise_gguf,
+    torchserve_kind.recognise_torchserve,
     torch_kinds.recognise_torchscript,
     torch_kinds.recognise_exported_program,
     torch_kinds.recognise_torch_checkpoint,
@@ -39,7 +42,8 @@ _KINDS: Final = (
 """Recognisers of formats with unambiguous signs come first; ONNX files have no magic number and are tried last."""
 _KNOWN: Final = (
     "ONNX, TorchScript and torch.export, safetensors, OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, "
-    "treelite, scikit-learn, Hugging Face, TensorRT, MLflow, model.py, a directory of a Triton repository"
+    "treelite, scikit-learn, Hugging Face, GGUF, TensorRT, MLflow, TorchServe, model.py, a directory of a Triton "
+    "repository"
 )
 
 

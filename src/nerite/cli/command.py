@@ -152,7 +152,7 @@ class ProgressBar:
     """
 
     def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
+        self.shown: Final = sys.stderr.isatty()
         self._drawn = 0.0
 
     def __enter__(self) -> ProgressBar:
@@ -185,7 +185,7 @@ class ProgressBar:
         self._draw("")
 
     def _draw(self, text: str) -> None:
-        if self._shown:
+        if self.shown:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 

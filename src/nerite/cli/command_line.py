@@ -49,7 +49,9 @@ NERITE = EntryPoint(
     brief=True,
     address="127.0.0.1",
     about="A repository is a directory of models, as Triton's. FILE.py or FILE.py:NAME are functions that are served "
-    "as models; with --reload they are loaded again whenever a file is saved.",
+    "as models; with --reload they are loaded again whenever a file is saved. ORG/NAME or hf:ORG/NAME@REVISION is "
+    "downloaded from the Hugging Face hub (--offline: only what is here is used; --trust: code of the publisher may "
+    "run), mlflow:URI is a model of MLflow, and a model file, such as FILE.gguf, is served alone.",
 )
 TRITON = EntryPoint("tritonserver", "tritonserver [options]", repositories=False, brief=False, address="0.0.0.0")
 

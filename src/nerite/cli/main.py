@@ -15,6 +15,7 @@ import nerite
 COMMANDS = {
     "serve": ("functions.serving:run", "serve model repositories over HTTP and gRPC"),
     "add": ("tools.add.command:run", "add a trained model to a repository: recognise, try, tune and install it"),
+    "downloads": ("tools.downloads:run", "list and remove models that were downloaded from the Hugging Face hub"),
     "rm": ("tools.models:run_rm", "remove a model, or a version of it, from a repository"),
     "ls": ("tools.models:run_ls", "list the models in a repository"),
     "show": ("tools.models:run_show", "show a model: inputs, outputs, files, and example requests"),
@@ -51,9 +52,9 @@ def overview() -> str:
     width = max(map(len, COMMANDS)) + 2
     commands = "\n".join(f"  nerite {name:{width}}{purpose}" for name, (_, purpose) in COMMANDS.items())
     return (
-        "Nerite serves machine learning models.\n\n"
+        "Nerite serves machine learning models.\n"
         f"{commands}\n\n"
-        "Quick start:        nerite serve ./models\n"
+        "Quick start:        nerite serve ./models, or: nerite serve Qwen/Qwen3-0.6B\n"
         "Help on a command:  nerite serve --help"
     )
 

@@ -49,6 +49,7 @@ FRAMEWORKS: Final = (
     Framework("llm", "openvino_language_model.xml", "openvino_genai"),
     Framework("llm", "model.safetensors", "huggingface"),
     Framework("llm", "model.safetensors.index.json", "huggingface"),
+    Framework("llm", "model.gguf", "gguf"),
     Framework("fil", "xgboost.ubj"),
     Framework("fil", "xgboost.json"),
     Framework("fil", "xgboost.model"),

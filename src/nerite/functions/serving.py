@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from nerite.functions.model_function import ModelFunction
 from nerite.functions.registered import register
 from nerite.functions.server import flags_of
 from nerite.functions.source import FunctionSource, ServingIsOver, files_beside, is_importing, source_of
+from nerite.sources.serving import named_models
 
 _RELOAD: Final = "--reload"
 _INTERVAL: Final = 0.5
@@ -64,7 +66,19 @@ def serve(*models: ModelFunction[..., Any] | str | Path, reload: bool = False, *
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run ``nerite serve``, whose arguments may name functions (``FILE.py:NAME``); return the exit status."""
+    """Run ``nerite serve``, whose arguments may name models and functions (``FILE.py:NAME``); return the status."""
+    try:
+        with named_models(arguments, os.environ) as rest:
+            return _run_functions(rest)
+    except NeriteError as error:
+        complain("nerite serve", error.message)
+        return 1
+    except KeyboardInterrupt:
+        complain("nerite serve", "cancelled; a download goes on where it stopped.")
+        return 130
+
+
+def _run_functions(arguments: Sequence[str]) -> int:
     if not any(_source(each) for each in arguments):
         return run_command(arguments)
     rest: list[str] = []

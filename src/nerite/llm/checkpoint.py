@@ -21,7 +21,7 @@ _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 
 KINDS: Final = (
     "a Hugging Face checkpoint (config.json, *.safetensors, a tokenizer), OpenVINO files converted from one "
-    f"({_MODELS[0]}), or arguments of vLLM ({ARGUMENTS})"
+    f"({_MODELS[0]}), a GGUF file, or arguments of vLLM ({ARGUMENTS})"
 )
 """The possible contents, for messages."""
 
@@ -31,6 +31,7 @@ class CheckpointContent(Enum):
 
     OPENVINO = "OpenVINO files"
     CHECKPOINT = "a Hugging Face checkpoint"
+    GGUF = "a GGUF file"
     ARGUMENTS = f"arguments of vLLM ({ARGUMENTS})"
     NOTHING = "no language model"
 
@@ -43,7 +44,13 @@ def checkpoint_content(directory: Path) -> CheckpointContent:
         return CheckpointContent.ARGUMENTS
     if (directory / CONFIG).is_file() and any(each.name.endswith(_WEIGHTS) for each in checkpoint_files(directory)):
         return CheckpointContent.CHECKPOINT
-    return CheckpointContent.NOTHING
+    return CheckpointContent.GGUF if gguf_file(directory) else CheckpointContent.NOTHING
+
+
+def gguf_file(directory: Path) -> Path | None:
+    """Return the only GGUF file in a directory; None if there is none, or more than one."""
+    found = [each for each in checkpoint_files(directory) if each.suffix.lower() == ".gguf"]
+    return found[0] if len(found) == 1 else None
 
 
 def checkpoint_files(directory: Path) -> Iterator[Path]:

@@ -12,8 +12,10 @@ import contextlib
 import hashlib
 import logging
 import os
+import sys
 import threading
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -175,7 +177,10 @@ def converted(context: ModelContext) -> Path:
     The first conversion takes minutes. Raises ``NeriteError`` with the exporter's output.
     """
     directory = context.version_directory.absolute()  # the exporter has another working directory
-    if checkpoint.checkpoint_content(directory) is not CheckpointContent.CHECKPOINT:
+    content = checkpoint.checkpoint_content(directory)
+    if content is CheckpointContent.GGUF:
+        return _converted_gguf(context, directory)
+    if content is not CheckpointContent.CHECKPOINT:
         return directory
     weights, task = _weights(context), _task(context)
     if not task:
@@ -192,6 +197,27 @@ def converted(context: ModelContext) -> Path:
         python = made(exporter, place)
         _conversion_log.info("converting '%s' for OpenVINO (%s, %s)", directory, task, weights)
         _export(python, directory, target, task, weights, lock)
+
+    return environments.kept_environments(place, key, directory, make, "a conversion")
+
+
+def _converted_gguf(context: ModelContext, directory: Path) -> Path:
+    """Return the directory with the OpenVINO files of a GGUF file, which keep its quantization."""
+    file = checkpoint.gguf_file(directory)
+    assert file is not None
+    if context.parameter(PARAMETER):
+        raise InvalidArgument(
+            f"model '{context.name}' has the parameter '{PARAMETER}', but '{file.name}' has its weights in a format of "
+            "its own: remove the parameter"
+        )
+    place = environments.environments_folder(context.settings.get(environments.SETTING, ""))
+    version = metadata.version("openvino-genai")
+    key = hashlib.sha256(repr((_digest(directory, place), "gguf", version)).encode()).hexdigest()
+
+    def make(target: Path, lock: int) -> None:
+        _conversion_log.info("converting '%s' for OpenVINO", file)
+        command: list[str | Path] = [sys.executable, "-P", Path(__file__).with_name("gguf_conversion.py"), file, target]
+        environments.run_installer(command, f"the conversion of '{file}'", target, lock, _OFFLINE)
 
     return environments.kept_environments(place, key, directory, make, "a conversion")
 

@@ -34,7 +34,7 @@ RESERVED_GPUS: Final = "NERITE_RAY_GPUS"
 """Environment variable with the GPUs that Ray has reserved for this server."""
 
 _RUNS: Final[Mapping[str, frozenset[CheckpointContent]]] = {
-    OPENVINO: frozenset({CheckpointContent.OPENVINO, CheckpointContent.CHECKPOINT}),
+    OPENVINO: frozenset({CheckpointContent.OPENVINO, CheckpointContent.CHECKPOINT, CheckpointContent.GGUF}),
     VLLM: frozenset({CheckpointContent.CHECKPOINT, CheckpointContent.ARGUMENTS}),
     TENSORRT: frozenset({CheckpointContent.CHECKPOINT}),
 }
@@ -76,6 +76,8 @@ def choose(
         return Choice(VLLM, "the model has arguments for it")
     if content is CheckpointContent.OPENVINO:
         return Choice(OPENVINO, "the model's files are OpenVINO's")
+    if content is CheckpointContent.GGUF:
+        return Choice(OPENVINO, "it reads GGUF files")
     # TensorRT-LLM comes last because the adapter for it has never been run.
     order = (VLLM, OPENVINO, TENSORRT) if gpu else (OPENVINO, VLLM)
     for engine in order:

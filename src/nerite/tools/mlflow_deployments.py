@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import mlflow.artifacts
 import numpy as np
 from mlflow.deployments import BaseDeploymentClient, PredictionsResponse
 from mlflow.exceptions import MlflowException
@@ -25,6 +24,7 @@ from mlflow.protos.databricks_pb2 import (
 from nerite.client import Client, ClientError, ModelDescription
 from nerite.core.errors import AlreadyExists, NeriteError
 from nerite.repository.remote import is_remote, repository_at
+from nerite.sources.fetching import fetch_logged_model
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import remove_model
 from nerite.tools.add.order import AddOrder, AddOutcome, Watcher
@@ -320,7 +320,8 @@ class NeriteDeployments(BaseDeploymentClient):
         self, name: str, model_uri: str, flavor: str | None, config: dict[str, Any], *, replace: bool
     ) -> dict[str, Any]:
         version = int(config["version"]) if "version" in config else None
-        folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
+        with _as_mlflow_errors(RESOURCE_DOES_NOT_EXIST):
+            folder, _ = fetch_logged_model(model_uri)
         # Models of the flavour triton, and models logged without MLmodel, have no flavours to choose from.
         wanted = flavor if flavor and (folder / "MLmodel").is_file() else ""
 

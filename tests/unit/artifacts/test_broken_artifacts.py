@@ -66,7 +66,7 @@ def written(path: Path, content: bytes) -> Path:
         ("net.safetensors", b"12345678" * 4, "this is not a safetensors file"),
         ("net.h5", b"\x89HDF\r\n\x1a\n" + bytes(10), "keras.models.load_model('net.h5').export('directory')"),
         ("net.cbm", b"CBM1" + bytes(10), "model.save_model('model.onnx', format='onnx')"),
-        ("net.gguf", b"GGUF" + bytes(10), "this is a GGUF file"),
+        ("net.gguf", b"GGUF" + bytes(10), "the file is truncated"),
         ("net.json", b'[ { "nodeid": 0, "leaf": 1 } ]', "a human-readable dump of XGBoost's trees"),
         ("net.txt", b"booster[0]:\n0:leaf=0.1\n", "a human-readable dump of XGBoost's trees"),
         (

@@ -77,7 +77,9 @@ def test_classification(saved: Path, tmp_path: Path) -> None:
     assert (tmp_path / "m" / "labels.txt").read_text() == "bad\ngood\nso so\n"
 
 
-def test_embedding(saved: Path, tmp_path: Path) -> None:
+def test_embedding(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where no engine is installed.
+    monkeypatch.setattr(directory_kinds, "runs_on_an_engine", lambda *_: False)
     with loaded(recognise(Candidate(saved / "embed")), tmp_path / "plain") as model:
         plain = model.infer({"text": TEXTS})["embedding"]
         alone = model.infer({"text": TEXTS[1:]})["embedding"]

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 import tree_models
 from foreign_models import paddle
-from nerite.artifacts.artifact import Artifact, Candidate
+from nerite.artifacts.artifact import Artifact, Candidate, Unusable
 from nerite.artifacts.recognition import damage_explained, recognise
 from nerite.config.model_config import ModelConfig
 from nerite.core.errors import Internal, NeriteError, Unavailable
@@ -187,6 +187,31 @@ def test_language_models_are_for_an_engine(tmp_path: Path) -> None:
     assert sorted(found.files) == ["config.json", "model.safetensors", "tokenizer.json"]
     other = made.hugging_face(tmp_path / "other", architectures=["T5ForConditionalGeneration"])
     assert artifact(other).config.backend == "python"
+
+
+def test_what_reads_texts_is_for_an_engine_if_it_says_what_for(tmp_path: Path) -> None:
+    sentences = made.hugging_face(tmp_path / "sentences", architectures=["BertModel"], hidden_size=8)
+    assert artifact(sentences).config.backend == "python"
+    (sentences / "modules.json").write_text("[]")
+    (sentences / "1_Pooling").mkdir()
+    found = artifact(sentences)
+    assert found.config == ModelConfig(backend="llm")
+    assert {"modules.json", "1_Pooling"} <= set(found.files)
+    assert artifact(made.hugging_face(tmp_path / "rates", id2label={"0": "LABEL_0"})).config == ModelConfig(
+        backend="llm"
+    )
+
+
+def test_language_models_of_openvino(tmp_path: Path) -> None:
+    own = [f"openvino_{name}.{kind}" for name in ("model", "tokenizer", "detokenizer") for kind in ("xml", "bin")]
+    for name in (*own, "config.json", "pytorch_model.bin", "model.safetensors", "README.md"):
+        (tmp_path / name).write_text('{"model_type": "llama"}')
+    found = artifact(tmp_path)
+    assert (found.kind, found.config) == ("language model for OpenVINO", ModelConfig(backend="llm"))
+    assert sorted(found.files) == sorted([*own, "config.json"])
+    (tmp_path / "openvino_model.bin").unlink()
+    with pytest.raises(Unusable, match=r"the weights are missing: openvino_model\.bin"):
+        artifact(tmp_path)
 
 
 def test_engines_of_tensorrt(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ class EncoderOptions:
 def check_files(context: ModelContext, task: str) -> None:
     """Raise ``Unavailable`` with a remedy if the version directory lacks files that the task needs."""
     directory = context.version_directory
-    if checkpoint.checkpoint_content(directory) is CheckpointContent.CHECKPOINT:
+    if checkpoint.checkpoint_content(directory) in (CheckpointContent.CHECKPOINT, CheckpointContent.GGUF):
         return  # its conversion creates all files
     needed: Sequence[str] = _FILES if task == GENERATE else _FILES[:2]
     if task == GENERATE and (directory / SEEING_MODEL).is_file():

@@ -16,10 +16,10 @@ from pathlib import Path
 from threading import Event, Lock
 
 from nerite.core.errors import Internal, NeriteError, Unavailable
+from nerite.core.transfer import DownloadProgress
 from nerite.repository.remote.credentials import OpenedStore
 from nerite.repository.remote.location import Kind, Location
 from nerite.repository.remote.store import (
-    DownloadProgress,
     Listing,
     ObjectChangedError,
     RemoteFile,
@@ -248,6 +248,18 @@ class RemoteRepository:
         raise Internal(
             f"model '{name}' of '{self.location}' keeps changing. Load it after it has been uploaded completely."
         )
+
+    def fetch_object(self, name: str) -> Path | None:
+        """Return a local directory with the object ``name``, as ``fetch`` does for a directory; None if there is none.
+
+        Raises ``NeriteError`` if the store cannot be read.
+        """
+        if not is_model_name(name) or (found := self._store.object(name)) is None:
+            return None
+        try:
+            return self._staged(name, Listing((found,), ()))
+        except ObjectChangedError:
+            raise Internal(f"'{found.key}' of '{self.location}' changed while it was downloaded. Try again.") from None
 
     def release(self, directory: Path) -> None:
         """Drop one reference to a directory that ``fetch`` returned; an outdated one without references is removed."""

@@ -68,52 +68,6 @@ def retried(what: str, attempt: Callable[[], _T], stopped: Event) -> _T:
             stopped.wait(pause)
 
 
-EVERY = 10.0
-"""Seconds between two progress lines in the log."""
-
-
-class DownloadProgress:
-    """Log lines about the progress of a model's download. A pure decider: it is given the time."""
-
-    def __init__(self, what: str, files: int, total: int, now: float) -> None:
-        self._what = what
-        self._files = files
-        self._total = total
-        self._began = now
-        self._last_line = now
-        self.done = 0
-        """Bytes received so far."""
-
-    def start(self) -> str:
-        """Return the first line."""
-        return f"downloading {self._what}: {self._files} file{'s' * (self._files != 1)}, {readable_size(self._total)}"
-
-    def line(self, now: float) -> str:
-        """Return a progress line if one is due; else an empty text."""
-        if now - self._last_line < EVERY:
-            return ""
-        self._last_line = now
-        return f"downloading {self._what}: {readable_size(self.done)} of {readable_size(self._total)}{self._rate(now)}"
-
-    def end(self, now: float) -> str:
-        """Return the last line."""
-        return f"downloaded {self._what}: {readable_size(self.done)} in {now - self._began:.1f} s{self._rate(now)}"
-
-    def _rate(self, now: float) -> str:
-        seconds = now - self._began
-        return f", {readable_size(int(self.done / seconds))} a second" if seconds >= 1 else ""
-
-
-def readable_size(size: int) -> str:
-    """Format a number of bytes with a decimal unit."""
-    number, unit = float(size), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if number < 1000:
-            break
-        number, unit = number / 1000, larger
-    return f"{size} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     """File of a model in an object store."""
@@ -228,6 +182,15 @@ class Store:
             return listing_of(_file(prefix, meta) for meta in found)
         except ValueError as error:
             raise Internal(f"failed to read model repository '{self._location.text}': {error}") from None
+
+    def object(self, name: str) -> RemoteFile | None:
+        """Return the object directly below the repository with this name, as a file; None if it does not exist."""
+        key = self._location.below(name)
+        try:
+            meta = self._call(lambda: obstore.head(self._opened.client, key))
+        except ObjectChangedError:
+            return None
+        return RemoteFile(name, key, meta["size"], _etag(meta), meta["last_modified"])
 
     def read(self, file: RemoteFile, start: int) -> tuple[int, Iterator[bytes]]:
         """Read a file from ``start``, or from an earlier offset; return the actual offset and the chunks.

@@ -349,7 +349,7 @@ def add_model(order: AddOrder, watcher: Watcher, confirm: Callable[[], None] | N
     target = destination(order.repository, name, order.version, force=order.force)
     artifact = _one_version(artifact, order.version) if artifact.versions else artifact
     artifact = _configured(artifact, order, target)
-    outcome = AddOutcome(artifact, target, artifact.config, remarks=list(artifact.remarks))
+    outcome = AddOutcome(artifact, target, artifact.config, remarks=list(artifact.remarks), source=order.origin)
     with Staging(target, elsewhere=not order.place) as staging:
         total, done = artifact.size, 0
 

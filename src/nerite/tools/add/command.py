@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import tempfile
@@ -33,6 +34,9 @@ from nerite.core.errors import NeriteError
 from nerite.core.text import render_table, terminal_width
 from nerite.functions.folder import write_in_process_of_its_own
 from nerite.functions.source import FunctionSource
+from nerite.sources.fetching import ModelFetcher, TerminalWatcher
+from nerite.sources.name import parse_bare_name, parse_name
+from nerite.sources.serving import served_name
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import add_repository, repository_of
 from nerite.tools.add.order import LANGUAGE_MODELS, AddOrder, AddOutcome, Watcher
@@ -45,7 +49,7 @@ def as_text(outcome: AddOutcome, *, placed: bool) -> str:
     """Return the report as text; ``placed``: the model is in the repository."""
     target = outcome.destination
     artifact = outcome.artifact
-    lines = [f"{artifact.source}: {artifact.kind}, {megabytes(artifact.size)}"]
+    lines = [f"{outcome.source or artifact.source}: {artifact.kind}, {megabytes(artifact.size)}"]
     versions = ", ".join(map(str, artifact.versions)) or str(target.version)
     several = "versions" if len(artifact.versions) > 1 else "version"
     done = "Added" if placed else "Would be added"
@@ -102,7 +106,7 @@ def as_json(outcome: AddOutcome, *, placed: bool) -> dict[str, Any]:
         "versions": [*outcome.artifact.versions] or [target.version],
         "repository": str(target.repository),
         "placed": placed,
-        "source": str(outcome.artifact.source),
+        "source": outcome.source or str(outcome.artifact.source),
         "kind": outcome.artifact.kind,
         "bytes": outcome.artifact.size,
         **tensors,
@@ -172,7 +176,8 @@ _PROGRAM = "nerite add"
 _EPILOG = """\
 The kind of model is recognised by its content: ONNX, TorchScript, torch.export and AOTInductor, safetensors (with
 --class), OpenVINO, PaddlePaddle, SavedModel, LiteRT, XGBoost, LightGBM, treelite, scikit-learn (with --trust), Hugging
-Face, TensorRT, MLflow, a model.py, a function (FILE.py:NAME), or a model directory from another repository.
+Face, GGUF, TensorRT, MLflow, TorchServe, a model.py, a function (FILE.py:NAME), or a model directory from another
+repository. A name is fetched first: hf:ORG/NAME@REVISION, mlflow:URI, s3://bucket/path.
 
 The model is loaded in a trial server, measured there with random data, and then moved into the repository atomically:
 a server that reads the repository never sees an incomplete model. If anything fails, nothing is changed.
@@ -189,6 +194,7 @@ Examples:
   nerite add script.pt --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
   nerite add weights.safetensors --class net.py:Net --input x:FP32:-1,4 --output OUTPUT__0:FP32:-1,2
   nerite add forest.pkl --trust
+  nerite add hf:Qwen/Qwen3-0.6B                           a model of the Hugging Face hub
   nerite add app.py:double                                a function that @nerite.model decorates
   nerite add bert.onnx --shape input_ids:384 --shape attention_mask:384 --yes
 """
@@ -232,21 +238,34 @@ def _add(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _artifact(options: argparse.Namespace) -> Iterator[None]:
-    """Write the model directory of a function, FILE.py:NAME or MODULE:NAME, to be added. Raises ``NeriteError``."""
-    source = None if options.artifact.exists() else FunctionSource.parse(str(options.artifact))
-    if source is None or not source.name:
+    """Fetch a model that is named, or write the directory of a function, to be added. Raises ``NeriteError``."""
+    text, options.artifact, options.origin = options.artifact, Path(options.artifact), ""
+    if options.artifact.exists():
         yield
         return
     with tempfile.TemporaryDirectory(prefix="nerite-add-") as folder:
-        (name,) = write_in_process_of_its_own(source, Path(folder), copy=True)
-        options.artifact = Path(folder, name)
-        yield
+        source = FunctionSource.parse(text)
+        if (name := parse_name(text) or parse_bare_name(text)) is not None:
+            watcher = TerminalWatcher(consent=options.yes)
+            settings = {"offline": options.offline, "trusted": options.trust}
+            with ModelFetcher(os.environ, Path(folder), watcher, **settings) as fetcher:
+                found = fetcher.fetch(name)
+                options.artifact, options.origin = found.path, found.origin
+                options.name = options.name or served_name(found.name)
+                yield
+        elif source is not None and source.name:
+            (written,) = write_in_process_of_its_own(source, Path(folder), copy=True)
+            options.artifact = Path(folder, written)
+            yield
+        else:
+            yield
 
 
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line of ``nerite add``."""
     parser = new_parser(_PROGRAM, "Add a trained model to a model repository.", _EPILOG)
-    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="file or directory that training has saved")
+    artifact = "file or directory that training has saved, or the name of a model to fetch"
+    parser.add_argument("artifact", metavar="ARTIFACT", help=artifact)
     where = parser.add_argument_group("destination")
     add_repository(where)
     where.add_argument("--name", default="", help="name of the model (default: derived from the file)")
@@ -259,6 +278,8 @@ def command_parser() -> argparse.ArgumentParser:
         "--class", metavar="FILE.py:CLASS", dest="class_place", default="", help="class that the weights belong to"
     )
     what.add_argument("--flavor", default="", help="flavour of an MLflow model to use (default: the best)")
+    offline = "download nothing from the Hugging Face hub or an object store: use what is on this machine"
+    what.add_argument("--offline", action="store_true", help=offline)
     trust = "allow running code that the model contains: pickles, and Hugging Face models with their own code"
     what.add_argument("--trust", action="store_true", help=trust)
     for side in ("input", "output"):
@@ -307,6 +328,7 @@ def _order(options: argparse.Namespace) -> AddOrder:
         place=not options.dry_run,
         largest_batch=options.max_batch,
         shapes=dict(options.shape),
+        origin=options.origin,
     )
 
 

@@ -50,10 +50,13 @@ class AddOutcome:
     example_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes, without the batch, of the inputs with variable dimensions that were measured with more than 1."""
     remarks: list[str] = field(default_factory=list)
+    source: str = ""
+    """Where the model is from, for people: the path of the artifact, or the name that it was fetched by."""
 
     def config_text(self) -> str:
         """Return the text of config.pbtxt, with comments about the model's origin and the measurements."""
-        origin = f"{self.artifact.kind}, added by nerite add from {self.artifact.source.name}."
+        place = self.artifact.source
+        origin = f"{self.artifact.kind}, added by nerite add from {self.source or place.name}."
         advice = self.proposal.advice if self.proposal is not None and self.accepted else ()
         measured = {each.setting: f"Measured: {each.reason}." for each in advice if each.setting in _WITH_FIGURES}
         if self.proposal is not None:
@@ -107,6 +110,8 @@ class AddOrder:
     """Largest batch to measure if the model can batch and does not limit the size itself."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Sizes to measure inputs with variable dimensions with, by name, without the batch."""
+    origin: str = ""
+    """The name that the artifact was fetched by, with its revision; empty for a local one."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Files to write into the model's directory, beside its versions: name to text."""
 
