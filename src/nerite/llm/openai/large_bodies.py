@@ -239,7 +239,7 @@ def read_response(body: memoryview, earlier: memoryview | None = None) -> tuple[
     asked = responses.read_response(_text(body), b"" if earlier is None else bytes(earlier))
     if isinstance(asked, str):
         return ({"previous": asked},)
-    parsed, *rest = _parts_of(asked.chat, echo=asked.echo, store=asked.store)
+    parsed, *rest = _parts_of(asked.chat, echo=asked.echo, store=asked.store, sealed=asked.sealed)
     return parsed, asked.items, *rest
 
 
@@ -248,7 +248,7 @@ def response_of(parsed: dict[str, Any], *rest: memoryview) -> ResponseCall | str
     if "previous" in parsed:
         return str(parsed["previous"])
     items, *chat = rest
-    return ResponseCall(chat_of(parsed, *chat), parsed["echo"], bytes(items), parsed["store"])
+    return ResponseCall(chat_of(parsed, *chat), parsed["echo"], bytes(items), parsed["store"], parsed["sealed"])
 
 
 RESPONSE: Final = BodyReader(responses.read_response, read_response, response_of)

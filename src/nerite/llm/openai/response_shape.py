@@ -10,6 +10,7 @@ import orjson
 
 from nerite.core.errors import NeriteError
 from nerite.llm.openai.fields import status_of
+from nerite.llm.openai.responses import sealed_thought
 from nerite.llm.openai.shapes import Finished, LogprobToken, Shape, Usage
 from nerite.llm.openai.tool_calls import Event, Thought, ToolArguments, ToolCall
 
@@ -25,14 +26,20 @@ class ResponseShape(Shape):
 
     operation = "chat"
 
-    def __init__(self, created: int, model: str, echo: Mapping[str, Any], *, store: bool, keep: Kept) -> None:
-        """``echo`` are the fields that the response repeats; ``keep`` is given the finished response."""
+    def __init__(
+        self, created: int, model: str, echo: Mapping[str, Any], *, store: bool, keep: Kept, sealed: bool = False
+    ) -> None:
+        """``echo`` are the fields that the response repeats; ``keep`` is given the finished response.
+
+        ``sealed``: reasoning items have ``encrypted_content``, too.
+        """
         self.id = f"resp_{secrets.token_hex(24)}"
         self._created = created
         self._model = model
         self._echo = echo
         self._store = store
         self._keep = keep
+        self._sealed = sealed
         self._sequence = -1
         """Number of the last event."""
         self._items: list[Item] = []
@@ -102,7 +109,7 @@ class ResponseShape(Shape):
         else:
             kind = _TEXT if item["type"] == "message" else _THOUGHT
             part = _part(kind, text)
-            item |= {"content": [part]} | ({"status": status} if kind == _TEXT else {})
+            item |= {"content": [part]} | ({"status": status} if kind == _TEXT else self._seal(text))
             more: dict[str, Any] = {"logprobs": []} if kind == _TEXT else {}
             events = self._item_event(f"response.{kind}.done", content_index=0, text=text, **more)
             events += self._item_event("response.content_part.done", content_index=0, part=part)
@@ -139,12 +146,15 @@ class ResponseShape(Shape):
         status = "incomplete" if choice.reason == "length" else "completed"
         items: list[Item] = []
         if thoughts := choice.thoughts:
-            items.append(_thought_item(thoughts, status))
+            items.append(_thought_item(thoughts, status) | self._seal(thoughts))
         if (text := choice.text) or not choice.calls:
             items.append(_message_item(text, status))
         for call, arguments in zip(choice.calls, choice.arguments, strict=True):
             items.append(_call_item(call, arguments or "{}", status))
         return orjson.dumps(self._finished(choice.reason, items, usage))
+
+    def _seal(self, thought: str) -> Item:
+        return {"encrypted_content": sealed_thought(thought)} if self._sealed else {}
 
     def _finished(self, reason: str, items: Sequence[Item], usage: Usage | None) -> dict[str, Any]:
         status = "incomplete" if reason == "length" else "completed"
@@ -172,11 +182,11 @@ class ResponseShape(Shape):
             "output": list(items),
             "error": None,
             "incomplete_details": None,
-            "usage": None,
             "store": self._store,
             "background": False,
             "truncation": "disabled",
             **self._echo,
+            "usage": None,  # Last, where routers look for it.
         }
 
 

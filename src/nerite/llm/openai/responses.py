@@ -5,6 +5,8 @@ Items become messages: what a model thought, said and called in a turn is one me
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +20,7 @@ from nerite.llm.openai.sampling import not_offered
 _MAX_ITEMS: Final = 2048
 _MAX_PARTS: Final = 1024
 _MAX_TOOLS: Final = 128
+_MAX_INCLUDED: Final = 64
 _LARGEST_LIMIT: Final = 2**31 - 1
 _PASSED: Final = ("temperature", "top_p", "top_k", "seed", "user", "priority", "chat_template_kwargs")
 """Fields that a chat completion has, too."""
@@ -55,6 +58,10 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "metadata": {},
     "user": None,
 }
+_ENCRYPTED: Final = "reasoning.encrypted_content"
+"""What clients include that keep a conversation themselves: thoughts in a form that they only send back."""
+_OURS: Final = "nerite:"
+"""Begins the ``encrypted_content`` of this server."""
 _TEXTS: Final = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
 Item = dict[str, Any]
@@ -70,6 +77,8 @@ class ResponseCall(NamedTuple):
     """The whole conversation so far, as items in JSON."""
     store: bool
     """Whether the response is to be kept."""
+    sealed: bool = False
+    """Whether its reasoning items have ``encrypted_content``."""
 
 
 def read_response(body: Buffer, earlier: Buffer = b"") -> ResponseCall | str:
@@ -102,7 +111,25 @@ def read_response(body: Buffer, earlier: Buffer = b"") -> ResponseCall | str:
     unknown = [*fields.unknown, *dropped, *chat.wanted.unknown]
     chat = chat._replace(wanted=chat.wanted._replace(unknown=unknown))
     echo = {name: fields.values.get(name, default) for name, default in _DEFAULTS.items()}
-    return ResponseCall(chat, echo, orjson.dumps(items), fields.flag("store", True))
+    sealed = _ENCRYPTED in fields.array("include", _MAX_INCLUDED)
+    return ResponseCall(chat, echo, orjson.dumps(items), fields.flag("store", True), sealed)
+
+
+def sealed_thought(text: str) -> str:
+    """Return a thought as the ``encrypted_content`` of a reasoning item: encoded, because it is no secret."""
+    return _OURS + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def _opened_thought(item: Fields) -> str:
+    """Return the thought in the ``encrypted_content`` of an item; empty if it has none, or one of another server."""
+    sealed = item.text("encrypted_content", "")
+    if not sealed.startswith(_OURS):
+        return ""
+    try:
+        return base64.b64decode(sealed.removeprefix(_OURS), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError) as error:
+        path = item.path("encrypted_content")
+        raise wrong_value(path, f"what this server has returned ({error})", sealed) from None
 
 
 def _items(fields: Fields) -> list[Item]:
@@ -162,6 +189,8 @@ def _messages(fields: Fields, items: Sequence[Any]) -> list[dict[str, Any]]:
 def _think(turn: dict[str, Any], item: Fields) -> None:
     parts = [*item.array("content", _MAX_PARTS), *item.array("summary", _MAX_PARTS)]
     texts = [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
+    if not item.array("content", _MAX_PARTS) and (thought := _opened_thought(item)):
+        texts = [thought]
     if texts:
         turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), *texts)))
 
