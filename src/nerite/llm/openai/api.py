@@ -274,7 +274,11 @@ class OpenAi:
 
         def shape_of(chat: ChatRequest) -> Shape:
             return ResponseShape(
-                *(int(time.time()), chat.wanted.model, asked.echo), store=store, keep=keep, sealed=asked.sealed
+                *(int(time.time()), chat.wanted.model, asked.echo),
+                store=store,
+                keep=keep,
+                sealed=asked.sealed,
+                kinds=asked.kinds,
             )
 
         self._chat(connection, sender, shape_of, asked.chat)
