@@ -22,8 +22,11 @@ TEMPLATE = (
 )
 THINKING = TEMPLATE + "{% if tools %}<tool_call>{% endif %}<think>"
 SCRIPT = 'Let me see. </think>Looking. <tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+SHELL = {"command": ["ls", "-l"], "timeout_ms": 1000}
+PATCH = "*** Begin Patch\n*** End Patch\n"
 ALIASES = ("claude-haiku-*=titles", "claude-*=thinker")
-MODELS = ["thinker", "titles", "words"]
+MODELS = ["patcher", "sheller", "thinker", "titles", "words"]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     (engine(models, "thinker", SCRIPT) / "chat_template.jinja").write_text(THINKING)
     (engine(models, "titles", '{"title": "Sky"}') / "chat_template.jinja").write_text(TEMPLATE)
     (engine(models, "words") / "chat_template.jinja").write_text(TEMPLATE)
+    for name, script in (
+        ("sheller", CALL % ("local_shell", json.dumps(SHELL))),
+        ("patcher", CALL % ("apply_patch", json.dumps({"input": PATCH}))),
+    ):
+        (engine(models, name, script) / "chat_template.jinja").write_text(
+            TEMPLATE + "{% if tools %}<tool_call>{% endif %}"
+        )
     flags = [f"--model-alias={alias}" for alias in ALIASES]
     with serving(models, folder / "log", *flags, f"--responses={folder / 'responses.db'}") as running:
         yield running
@@ -159,6 +169,36 @@ def test_codex_goes_on(place: Serving) -> None:
     assert (status, json.loads(text)["error"]["param"]) == (400, "input[0].encrypted_content")
     foreign = recorded.CODEX.changed(input=[{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}])
     assert post(place, foreign)[0] == 200, "thoughts of another server mean nothing here"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "holds", "read"),
+    [
+        ("sheller", "local_shell_call", {"action": {"type": "exec", **SHELL}}, f"local_shell{json.dumps(SHELL)}"),
+        (
+            "patcher",
+            "custom_tool_call",
+            {"name": "apply_patch", "input": PATCH},
+            "apply_patch" + json.dumps({"input": PATCH}),
+        ),
+    ],
+)
+def test_tools_of_codex_that_are_no_functions(place: Serving, model: str, kind: str, holds: Any, read: str) -> None:
+    asked = recorded.CODEX.changed(model=model)
+    streamed = events(place, asked)
+    added, done = (
+        [each["item"] for each in streamed if each["type"] == f"response.output_item.{what}"][-1]
+        for what in ("added", "done")
+    )
+    assert (added["type"], added["status"], done["status"]) == (kind, "in_progress", "completed")
+    for call in (done, whole(place, asked.changed(stream=False))["output"][-1]):
+        assert call["type"] == kind
+        for name, value in holds.items():
+            assert call[name] == (value if isinstance(value, str) else {**call[name], **value})
+    output = {"type": f"{kind}_output", "call_id": done["call_id"], "output": "done"}
+    again = recorded.CODEX.changed(model="words", tools=[], stream=False, input=[done, output])
+    said = whole(place, again)["output"][0]["content"][0]["text"].split("|")
+    assert said[1:3] == [f"[assistant]{read}", "[tool]done"]
 
 
 def test_responses_that_are_kept(place: Serving) -> None:
