@@ -61,12 +61,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         "{% for message in messages %}[{{ message.role }}] {{ message.content }} {% endfor %}{% if tools %}"
         "{{ raise_exception('no tools, please') if messages|length > 3 }}{% endif %}"
     )
-    engine(models, "caller", CALLS, parameter("TOOL_CALL_PARSER", "hermes") + parameter("CHAT_TEMPLATE", "chatml"))
+    hermes = parameter("TOOL_CALL_PARSER", "hermes") + parameter("CHAT_TEMPLATE", "chatml")
+    engine(models, "caller", CALLS, hermes)
     engine(models, "arguments", '{"at": "sky"}')
     broken = '<tool_call> {"name": "look", "arguments": {...}} </tool_call>'
     engine(models, "sloppy", broken, parameter("TOOL_CALL_PARSER", "qwen"))
     add_header(python_model(models, "shout", SHOUT, SIMPLE), "\nimport json\n")
-    engine(models, "twice", f"{CALLS}\n{CALLS.partition('. ')[2]}", parameter("TOOL_CALL_PARSER", "hermes"))
+    engine(models, "twice", f"{CALLS}\n{CALLS.partition('. ')[2]}", hermes)
     python_model(models, "vectors", EMBED, VECTORS)
     uncounted = VECTORS.replace(COUNTED, "")
     python_model(models, "uncounted", EMBED.replace("vector), tokens]", "vector)]"), uncounted)
