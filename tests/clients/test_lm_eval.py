@@ -14,18 +14,13 @@ import pytest
 
 import serving
 from checkpoints import language_checkpoint
+from pages import Page, run
 
 pytestmark = pytest.mark.timeout(900)
 
-CONFIG = """
-backend: "llm"
-parameters [
-  { key: "WEIGHT_FORMAT" value { string_value: "fp32" } },
-  { key: "KV_CACHE_PRECISION" value { string_value: "f32" } },
-  { key: "INFERENCE_PRECISION_HINT" value { string_value: "f32" } }
-]
-"""
-"""The settings of docs/llm.md with which an engine computes what transformers does."""
+PAGE = Page("docs/llm.md")
+CONFIG = PAGE.block("WEIGHT_FORMAT")
+"""The settings with which an engine computes what transformers does."""
 TEMPLATE = "{% for each in messages %}[{{ each.role }}]{{ each.content }}\n{% endfor %}[assistant]"
 QUESTIONS: list[dict[str, Any]] = [
     {"question": "The sky is", "choices": [" blue", " green", " made of stone"], "answer": 0},
@@ -85,10 +80,10 @@ def harness() -> Any:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     harness()
     folder = tmp_path_factory.mktemp("harness")
-    checkpoint = language_checkpoint(folder / "models" / "m" / "1")
+    checkpoint = language_checkpoint(folder / "models" / "chat" / "1")
     _say_letters_only(checkpoint / "model.safetensors")
     (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "models" / "m" / "config.pbtxt").write_text(CONFIG)
+    (folder / "models" / "chat" / "config.pbtxt").write_text(CONFIG)
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS))
     tasks = folder / "tasks"
@@ -98,7 +93,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving, "PATIENCE", 800)  # the checkpoint is converted first
         with serving.serving(folder / "models", folder / "log") as server:
-            serving.eventually(lambda: server.ready("m"), 800)
+            serving.eventually(lambda: server.ready("chat"), 800)
             yield Place(checkpoint, tasks, server)
 
 
@@ -143,7 +138,7 @@ def of_transformers(place: Place, task: str, *, chat: bool = False) -> Numbers:
 def of_the_server(place: Place, task: str, **more: Any) -> Numbers:
     arguments = {
         "base_url": f"http://{place.server.http}/v1/completions",
-        "model": "m",
+        "model": "chat",
         "tokenizer": str(place.checkpoint),
         "max_length": 2048,
         **more,
@@ -185,8 +180,14 @@ def test_answers(place: Place) -> None:
 
 def test_answers_in_chats(place: Place) -> None:
     theirs = of_transformers(place, "own_answers", chat=True)
-    arguments = {"base_url": f"http://{place.server.http}/v1/chat/completions", "model": "m"}
+    arguments = {"base_url": f"http://{place.server.http}/v1/chat/completions", "model": "chat"}
     ours = evaluated(place, "local-chat-completions", "own_answers", arguments, chat=True)
     assert_same_metrics(ours, theirs)
     assert ours.answers == theirs.answers
     assert ours.answers != of_transformers(place, "own_answers").answers, "the template is used"
+
+
+@pytest.mark.parametrize(("task", "metric"), [("own_choices", "acc_norm"), ("own_answers", "exact_match")])
+def test_the_commands_of_the_page(place: Place, task: str, metric: str) -> None:
+    printed = run(PAGE.block(f"--tasks {task}"), place.server, cwd=place.tasks.parent, seconds=300)
+    assert f"|{task}" in printed.replace(" ", "") and metric in printed
