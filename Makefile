@@ -6,7 +6,8 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 LLM := examples/llm/models
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
-CLIENT_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --python-version 3.11 --config-file requirements/clients.toml --constraint requirements/dev.txt
+CLIENT_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --python-version 3.11 --config-file requirements/clients.toml --constraint $(VENV)/clients.constraints
+SHARED := huggingface-hub|numpy|pydantic|pydantic-core|pytest|safetensors|tokenizers|transformers
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
@@ -123,6 +124,7 @@ lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
 	$(LOCK) --upgrade --extra ray --extra redis -o requirements/ray.txt
+	grep -E '^($(SHARED))==' requirements/dev.txt > $(VENV)/clients.constraints
 	$(CLIENT_LOCK) --upgrade requirements/clients.in -o requirements/clients.txt
 	cd tests/clients/javascript && npm install --package-lock-only --no-audit --no-fund --silent
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml \
@@ -152,7 +154,7 @@ $(VENV)/ray/ready: pyproject.toml requirements/ray.txt | $(BIN)/uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(VENV)/ray/bin/python -r requirements/ray.txt -e .
 	@touch $@
 
-# Beside the packages of development, which it can import, and whose versions are its own where both have one.
+# Before the packages of development, which it can import, too.
 $(VENV)/clients/ready: requirements/clients.txt $(VENV)/dev | $(BIN)/uv
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)/clients
 	$(BIN)/uv pip install --quiet --compile-bytecode --no-deps --python $(VENV)/clients/bin/python -r $<

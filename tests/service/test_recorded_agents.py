@@ -13,7 +13,7 @@ import agent_requests as recorded
 from agent_requests import AgentRequest
 from routing import ROUTER, pool, routing
 from serving import PATIENCE, Serving, eventually, serving
-from text_models import engine
+from text_models import engine, parameter
 
 TEMPLATE = (
     "{% for each in messages %}[{{ each.role }}]{% if each.reasoning_content %}({{ each.reasoning_content }})"
@@ -40,9 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         ("sheller", CALL % ("local_shell", json.dumps(SHELL))),
         ("patcher", CALL % ("apply_patch", json.dumps({"input": PATCH}))),
     ):
-        (engine(models, name, script) / "chat_template.jinja").write_text(
-            TEMPLATE + "{% if tools %}<tool_call>{% endif %}"
-        )
+        made = engine(models, name, script, parameter("TOOL_CALL_PARSER", "hermes"))
+        (made / "chat_template.jinja").write_text(TEMPLATE)
     flags = [f"--model-alias={alias}" for alias in ALIASES]
     with serving(models, folder / "log", *flags, f"--responses={folder / 'responses.db'}") as running:
         yield running
@@ -160,7 +159,7 @@ def test_codex_goes_on(place: Serving) -> None:
     again = recorded.codex_next(events(place, recorded.CODEX)[-1]["response"]["output"])
     said = whole(place, again.changed(model="words", stream=False, tools=[]))
     assert said["output"][0]["content"][0]["text"].split("|")[-3:-1] == [
-        '[assistant](Let me see. )Looking. look{"at": "sky"}',
+        '[assistant](Let me see.)Looking.look{"at": "sky"}',
         '[tool]{"output": "blue"}',
     ]
     assert events(place, again)[-1]["type"] == "response.completed"
@@ -202,7 +201,7 @@ def test_tools_of_codex_that_are_no_functions(place: Serving, model: str, kind: 
 
 
 def test_responses_that_are_kept(place: Serving) -> None:
-    first = whole(place, recorded.CODEX.changed(model="words", stream=False, store=True))
+    first = whole(place, recorded.CODEX.changed(model="words", stream=False, store=True, tools=[]))
     path = f"/v1/responses/{first['id']}"
     eventually(lambda: place.ask("GET", path)[0] == 200)
     asked = AgentRequest("/v1/responses", {"model": "words", "input": "And?", "previous_response_id": first["id"]}, {})
