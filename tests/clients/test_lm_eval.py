@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import math
@@ -130,6 +131,7 @@ def evaluated(place: Place, model: str, task: str, arguments: Mapping[str, Any],
     return Numbers(metrics, {each["doc_id"]: each["filtered_resps"] for each in found["samples"][task]})
 
 
+@functools.cache
 def of_transformers(place: Place, task: str, *, chat: bool = False) -> Numbers:
     arguments = {"pretrained": str(place.checkpoint), "device": "cpu", "dtype": "float32", "batch_size": 1}
     return evaluated(place, "hf", task, arguments, chat=chat)
