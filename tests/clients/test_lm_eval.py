@@ -118,7 +118,9 @@ class Numbers(NamedTuple):
 def evaluated(place: Place, model: str, task: str, arguments: Mapping[str, Any], *, chat: bool = False) -> Numbers:
     """Have the harness do a task."""
     library = harness()
-    manager = importlib.import_module("lm_eval.tasks").TaskManager(include_path=str(place.tasks))
+    manager = importlib.import_module("lm_eval.tasks").TaskManager(
+        include_path=str(place.tasks), include_defaults=False
+    )
     found = library.simple_evaluate(
         model=model,
         model_args=dict(arguments),
