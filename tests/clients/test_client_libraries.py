@@ -155,16 +155,6 @@ def test_pydantic_ai(url: str) -> None:
     assert agent(models.OpenAIResponsesModel, "speaker").run_sync("Hello").output == "The sky is blue."
 
 
-def test_pydantic_ai_of_anthropic(server: Serving) -> None:
-    library = client_library("pydantic_ai")
-    models = client_library("pydantic_ai.models.anthropic")
-    providers = client_library("pydantic_ai.providers.anthropic")
-    client = client_library("anthropic").AsyncAnthropic(base_url=f"http://{server.http}", api_key="any")
-    provider = providers.AnthropicProvider(anthropic_client=client)
-    agent = library.Agent(models.AnthropicModel("speaker", provider=provider), tools=[look])
-    assert agent.run_sync("Hello").output == "The sky is blue."
-
-
 def test_anthropic(server: Serving) -> None:
     library = client_library("anthropic")
     with library.Anthropic(base_url=f"http://{server.http}", api_key="any", max_retries=0) as client:
