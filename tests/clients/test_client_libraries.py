@@ -14,6 +14,7 @@ from serving import Serving, python_model, serving
 from text_models import engine, parameter
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "sky"}}</tool_call>'
+THINKING = "{% for each in messages %}[{{ each.role }}]{{ each.content }}{% endfor %}<think>"
 EMBED = """
 def execute(self, requests):
     vector = np.array([[1, 2, 3, 4]], np.float32)
@@ -55,6 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     engine(models, "place", '{"at": "sky"}', hermes)
     engine(models, "final", '[{"name": "final_result", "parameters": {"at": "sky"}}]', hermes)
     engine(models, "speaker", "The sky is blue.", hermes)
+    (engine(models, "thinker", "Let me see. </think>Blue.") / "chat_template.jinja").write_text(THINKING)
     python_model(models, "vectors", EMBED, VECTORS)
     with serving(models, folder / "log", "--model-alias=claude-*=caller") as running:
         yield running
@@ -63,6 +65,47 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture
 def url(server: Serving) -> str:
     return f"http://{server.http}/v1"
+
+
+def test_openai(url: str) -> None:
+    library = client_library("openai")
+    messages = [{"role": "user", "content": "Look up."}]
+    with library.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        tools = [library.pydantic_function_tool(Place, name="look")]
+        with client.chat.completions.stream(model="caller", messages=messages, tools=tools) as stream:
+            (called,) = stream.get_final_completion().choices[0].message.tool_calls
+        assert (called.function.name, called.function.parsed_arguments) == ("look", Place(at="sky"))
+        parsed = client.chat.completions.parse(model="place", messages=messages, response_format=Place)
+        assert parsed.choices[0].message.parsed == Place(at="sky")
+        assert client.responses.parse(model="place", input="Where?", text_format=Place).output_parsed == Place(at="sky")
+        made = client.embeddings.create(model="vectors", input=["sky", "sea"])
+        assert [each.embedding for each in made.data] == [[1, 2, 3, 4]] * 2
+        thought = client.chat.completions.create(model="thinker", messages=messages).choices[0].message
+        assert (thought.reasoning_content.strip(), thought.content) == ("Let me see.", "Blue.")
+
+
+def test_llama_index(url: str) -> None:
+    library = client_library("llama_index.llms.openai_like")
+    core = client_library("llama_index.core.llms")
+    tools = client_library("llama_index.core.tools")
+    embeddings = client_library("llama_index.embeddings.openai_like")
+
+    def model(name: str) -> Any:
+        return library.OpenAILike(
+            model=name, api_base=url, api_key="any", is_chat_model=True, is_function_calling_model=True, max_retries=0
+        )
+
+    asked = [core.ChatMessage(role="user", content="Look up.")]
+    assert model("speaker").chat(asked).message.content == "The sky is blue."
+    assert "".join(part.delta for part in model("speaker").stream_chat(asked)) == "The sky is blue."
+    tool = tools.FunctionTool.from_defaults(fn=look)
+    answer = model("caller").chat_with_tools([tool], user_msg="Look up.", allow_parallel_tool_calls=False)
+    (call,) = model("caller").get_tool_calls_from_response(answer)
+    assert (call.tool_name, call.tool_kwargs) == ("look", {"at": "sky"})
+    completing = library.OpenAILike(model="speaker", api_base=url, api_key="any", is_chat_model=False)
+    assert completing.complete("Hello").text == "The sky is blue."
+    embedding = embeddings.OpenAILikeEmbedding(model_name="vectors", api_base=url, api_key="any")
+    assert embedding.get_text_embedding("sky") == [1, 2, 3, 4]
 
 
 def test_langchain(url: str) -> None:
@@ -93,7 +136,8 @@ def test_instructor(url: str) -> None:
     with openai.OpenAI(base_url=url, api_key="any") as client:
         made = library.from_openai(client)
         messages = [{"role": "user", "content": "Where?"}]
-        assert made.chat.completions.create(model="place", response_model=Place, messages=messages) == Place(at="sky")
+        place = made.chat.completions.create(model="place", response_model=Place, messages=messages)
+        assert isinstance(place, Place) and place.at == "sky"
 
 
 def test_pydantic_ai(url: str) -> None:
@@ -111,10 +155,13 @@ def test_pydantic_ai(url: str) -> None:
     assert agent(models.OpenAIResponsesModel, "speaker").run_sync("Hello").output == "The sky is blue."
 
 
-def test_anthropic_tools(server: Serving) -> None:
+def test_anthropic(server: Serving) -> None:
     library = client_library("anthropic")
-    with library.Anthropic(base_url=f"http://{server.http}", api_key="any") as client:
+    with library.Anthropic(base_url=f"http://{server.http}", api_key="any", max_retries=0) as client:
         tool = {"name": "look", "input_schema": Place.model_json_schema()}
         messages = [{"role": "user", "content": "Look up."}]
-        answer = client.messages.create(model="claude-any", max_tokens=5000, messages=messages, tools=[tool])
-    assert (answer.stop_reason, answer.content[0].input) == ("tool_use", {"at": "sky"})
+        asked = {"model": "claude-any", "max_tokens": 5000, "messages": messages, "tools": [tool]}
+        answer = client.messages.create(**asked)
+        assert (answer.stop_reason, answer.content[0].input) == ("tool_use", {"at": "sky"})
+        with client.messages.stream(**asked) as stream:
+            assert stream.get_final_message().content[0].input == {"at": "sky"}

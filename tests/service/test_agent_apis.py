@@ -162,6 +162,15 @@ def test_what_models_get_of_messages(server: Serving) -> None:
     ]
 
 
+def test_an_answer_that_is_begun(server: Serving) -> None:
+    messages = [
+        {"role": "user", "content": "Say"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I am"}]},
+    ]
+    _, body = ask(server, "/v1/messages", {"model": "words", "max_tokens": 50, "messages": messages})
+    assert json.loads(body)["content"][0]["text"] == "[user]Say|[assistant]I am", "the template's end is left out"
+
+
 def test_thoughts_that_nobody_asked_for(server: Serving) -> None:
     asked = {name: value for name, value in OF_CLAUDE_CODE.items() if name != "thinking"}
     _, body = ask(server, "/v1/messages", {**asked, "stream": False})

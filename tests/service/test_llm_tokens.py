@@ -175,6 +175,17 @@ def test_choices(client: openai.OpenAI) -> None:
     assert done.choices[0].text in ("yes", "no")
 
 
+def test_forms_end(client: openai.OpenAI) -> None:
+    """A model that knows no JSON neither pads it with blanks nor goes on with digits until its limit."""
+    properties = {"count": {"type": "integer"}, "share": {"type": "number"}, "known": {"type": "boolean"}}
+    form = {"type": "object", "properties": properties, "required": list(properties)}
+    for seed in range(7):
+        asked: Any = {"model": "chat", "prompt": TEXT, "max_tokens": 200, "temperature": 2, "seed": seed}
+        (choice,) = client.completions.create(**asked, extra_body={"guided_json": form}).choices
+        assert choice.finish_reason == "stop", choice.text
+        assert json.loads(choice.text).keys() == properties.keys()
+
+
 def test_a_thought_that_is_too_long(server: Serving) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "thinking_token_budget": 8}

@@ -43,10 +43,10 @@ def execute(self, requests):
         answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("embedding", vector), tokens]))
     return answers
 """
+COUNTED = ', { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [ 1 ] }'
 VECTORS = SIMPLE.replace(
     'output [{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }]',
-    'output [{ name: "embedding" data_type: TYPE_FP32 dims: [ 4 ] }, '
-    '{ name: "num_input_tokens" data_type: TYPE_UINT32 dims: [ 1 ] }]',
+    f'output [{{ name: "embedding" data_type: TYPE_FP32 dims: [ 4 ] }}{COUNTED}]',
 )
 CALLS = 'I see. <tool_call>\n{"name": "look", "arguments": {"at": "a \\"star\\"", "often": [1, 2]}}\n</tool_call>'
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -61,12 +61,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         "{% for message in messages %}[{{ message.role }}] {{ message.content }} {% endfor %}{% if tools %}"
         "{{ raise_exception('no tools, please') if messages|length > 3 }}{% endif %}"
     )
-    engine(models, "caller", CALLS, parameter("TOOL_CALL_PARSER", "hermes") + parameter("CHAT_TEMPLATE", "chatml"))
+    hermes = parameter("TOOL_CALL_PARSER", "hermes") + parameter("CHAT_TEMPLATE", "chatml")
+    engine(models, "caller", CALLS, hermes)
     engine(models, "arguments", '{"at": "sky"}')
     broken = '<tool_call> {"name": "look", "arguments": {...}} </tool_call>'
     engine(models, "sloppy", broken, parameter("TOOL_CALL_PARSER", "qwen"))
     add_header(python_model(models, "shout", SHOUT, SIMPLE), "\nimport json\n")
+    engine(models, "twice", f"{CALLS}\n{CALLS.partition('. ')[2]}", hermes)
     python_model(models, "vectors", EMBED, VECTORS)
+    uncounted = VECTORS.replace(COUNTED, "")
+    python_model(models, "uncounted", EMBED.replace("vector), tokens]", "vector)]"), uncounted)
     python_model(models, "numbers", "def execute(self, requests): pass", pbtxt())
     flags = ["--http-restricted-api=statistics:authorization=Bearer k", "--openai-strict=true"]
     with serving(models, folder / "log", *flags) as running:
@@ -85,6 +89,8 @@ def test_models(client: openai.OpenAI) -> None:
         "caller",
         "shout",
         "sloppy",
+        "twice",
+        "uncounted",
         "vectors",
         "words",
     ]
@@ -269,6 +275,17 @@ def test_tools(client: openai.OpenAI) -> None:
     assert "<tool_call>" in (done.choices[0].message.content or "")
 
 
+@pytest.mark.parametrize(("parallel", "count"), [(None, 2), (True, 2), (False, 1)])
+def test_calls_at_a_time(client: openai.OpenAI, parallel: bool | None, count: int) -> None:
+    """Clients that send false with every request get at most one call."""
+    messages: Any = [{"role": "user", "content": "Look at the star."}]
+    more: Any = {} if parallel is None else {"parallel_tool_calls": parallel}
+    done = client.chat.completions.create(model="twice", messages=messages, tools=[TOOL], **more)
+    assert (done.choices[0].finish_reason, len(done.choices[0].message.tool_calls or ())) == ("tool_calls", count)
+    stream = client.chat.completions.create(model="twice", messages=messages, tools=[TOOL], stream=True, **more)
+    assert len({call.id for event in stream for call in event.choices[0].delta.tool_calls or () if call.id}) == count
+
+
 def test_a_call_that_is_none(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Look."}]
     done = client.chat.completions.create(model="sloppy", messages=messages, tools=[TOOL])
@@ -291,6 +308,8 @@ def test_embeddings(client: openai.OpenAI) -> None:
     made = client.embeddings.create(model="vectors", input=["one", "one two"])
     assert [each.embedding for each in made.data] == [[3, 0, 3, 4], [7, 0, 3, 4]]
     assert (made.usage.prompt_tokens, made.usage.total_tokens) == (3, 3)
+    made = client.embeddings.create(model="uncounted", input=["one", "one two"])
+    assert (len(made.data), made.usage.prompt_tokens, made.usage.total_tokens) == (2, 0, 0)
     made = client.embeddings.create(model="vectors", input="four", encoding_format="float", dimensions=3)
     assert made.data[0].embedding == pytest.approx([0.8, 0, 0.6])
     for asked, param in (({"dimensions": 5}, "dimensions"), ({"input": []}, "input"), ({"input": [[1]]}, "input")):

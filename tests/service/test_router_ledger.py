@@ -57,6 +57,28 @@ def rows(router: Serving, folder: Path) -> list[dict[str, Any]]:
         return [dict(row) for row in database.execute("SELECT * FROM ledger_rows ORDER BY number")]
 
 
+BEGUN = '{"type":"message_start","message":{"usage":{"input_tokens":5,"cache_read_input_tokens":4,"output_tokens":0}}}'
+ENDED = (
+    '{"type":"message_delta","usage":{"input_tokens":5,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,'
+    '"output_tokens":30}}'
+)
+RESPONSE = b'{"tools":[],"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":30}}'
+
+
+def test_tokens_of_what_agents_speak(tmp_path: Path) -> None:
+    """Members count them under other names, and Anthropic's API leaves out of a prompt what was cached."""
+
+    def answer(asked: Received, connection: socket.socket) -> bytes:
+        return response(RESPONSE) if asked.path == "/v1/responses" else events(BEGUN, "a", "b", ENDED)
+
+    with stand_ins(1, answer) as (member,), ledgered(tmp_path, pool(member.address, kind="vllm")) as router:
+        assert router.ask("POST", "/v1/messages", {**ASKED, "stream": True}, x_tenant="acme")[0] == 200
+        assert router.ask("POST", "/v1/responses", {"model": "m", "input": "hi"}, x_tenant="acme")[0] == 200
+        found = rows(router, tmp_path)
+    counts = [(row["prompt_tokens"], row["cached_tokens"], row["answer_tokens"]) for row in found]
+    assert counts == [(9, 4, 30)] * 2
+
+
 def test_every_request_has_a_row(tmp_path: Path) -> None:
     def answer(asked: Received, connection: socket.socket) -> bytes | None:
         if asked.method == "GET":

@@ -29,10 +29,11 @@ _KSERVE: Final = (BodyKind.TENSORS, BodyKind.TEXT)
 """Requests for which this status says that the member does not have the model."""
 _USAGE_BYTES: Final = 1024
 """Bytes at the end of an answer in which ``usage`` is looked for."""
-_ANSWER_TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})\b')
-_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*([0-9]{1,9})\b')
 _TOKENS: Final = b'_tokens"'
-_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})\b')
+_COUNT: Final = re.compile(
+    rb'"(prompt|input|completion|output|cached|cache_read_input|cache_creation_input)_tokens"\s*:\s*([0-9]{1,9})\b'
+)
+"""A count in ``usage``, under the names of completions, of responses, and of Anthropic's messages."""
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 
 
@@ -293,11 +294,8 @@ class HttpCall:
     def _take_usage(self, data: Buffer) -> None:
         """Report the tokens that the member has counted, if the end of ``data`` has their numbers."""
         tail = bytes(data[-_USAGE_BYTES:])
-        if _TOKENS not in tail:
-            return
-        found = [pattern.search(tail) for pattern in (_PROMPT_TOKENS, _ANSWER_TOKENS, _CACHED_TOKENS)]
-        if any(found[:2]):
-            self.exchange.used(*(int(each[1]) if each else 0 for each in found))
+        if _TOKENS in tail and (found := _used(tail)) is not None:
+            self.exchange.used(*found)
 
     def take_end(self) -> None:
         """End the answer."""
@@ -315,6 +313,22 @@ class HttpCall:
             self.exchange.failed(AttemptEnd.LOST, cause)
             if self.exchange.waiting:
                 self._relay.members.suspect(self._pool, self._member, cause)
+
+
+def _used(text: bytes) -> tuple[int, int, int] | None:
+    """Return the tokens of the prompt, of the answer, and of the cached part of the prompt; None if none are told.
+
+    Of several counts of a kind the last one holds: streams repeat them.
+    """
+    counts = {name: int(number) for name, number in _COUNT.findall(text)}
+    prompt = counts.get(b"prompt", counts.get(b"input"))
+    answer = counts.get(b"completion", counts.get(b"output"))
+    if prompt is None and answer is None:
+        return None
+    # Anthropic's count of a prompt leaves out what the other two count.
+    read = counts.get(b"cache_read_input", 0)
+    whole = (prompt or 0) + read + counts.get(b"cache_creation_input", 0)
+    return whole, answer or 0, counts.get(b"cached", read)
 
 
 def _end_of(status: int) -> AttemptEnd:

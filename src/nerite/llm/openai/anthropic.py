@@ -79,6 +79,8 @@ def _read(fields: Fields, *, counting: bool) -> ChatRequest:
     if stops := fields.array("stop_sequences", _MAX_STOPS):
         body["stop"] = stops
     body |= _tools(fields) | _thinking(fields) | _form(fields)
+    if _is_begun(body["messages"][-1]):
+        body["continue_final_message"] = True
     metadata = fields.object("metadata")
     if "user_id" in metadata:
         body["user"] = metadata.text("user_id")[:256]
@@ -89,6 +91,11 @@ def _read(fields: Fields, *, counting: bool) -> ChatRequest:
     for name, setting in settings.items():
         settings[name] = setting._replace(param=_PARAMS.get(setting.param, setting.param))
     return asked._replace(wanted=asked.wanted._replace(unknown=[*fields.unknown, *asked.wanted.unknown]))
+
+
+def _is_begun(last: _Message) -> bool:
+    """Return whether the last message begins the answer, which the model is to continue."""
+    return last["role"] == "assistant" and "tool_calls" not in last and bool(last["content"].strip())
 
 
 def _messages(fields: Fields) -> list[_Message]:

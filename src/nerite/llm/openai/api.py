@@ -273,7 +273,13 @@ class OpenAi:
                 self._responses.save(sender, asked.items, response)
 
         def shape_of(chat: ChatRequest) -> Shape:
-            return ResponseShape(int(time.time()), chat.wanted.model, asked.echo, store=store, keep=keep)
+            return ResponseShape(
+                *(int(time.time()), chat.wanted.model, asked.echo),
+                store=store,
+                keep=keep,
+                sealed=asked.sealed,
+                kinds=asked.kinds,
+            )
 
         self._chat(connection, sender, shape_of, asked.chat)
 

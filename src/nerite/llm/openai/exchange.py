@@ -221,8 +221,8 @@ class CompletionExchange(JointWork):
             sent += self._response_events(stream, delta)
         if final and self._events:
             sent += self._rest(stream, self._parsed(stream, stream.decoder.decode(b"", True), last=True))
-        if sent:
-            self._send(b"".join(sent))
+        if events := b"".join(sent):  # an empty chunk would end the reply
+            self._send(events)
         if not final:
             return
         if self._events:

@@ -126,6 +126,7 @@ def reranking_of(parsed: dict[str, Any], query: memoryview, *documents: memoryvi
 
 _OF_COMPLETIONS: Final = ("echo", "kept", "tokens")
 _OF_CHATS: Final = ("choice", "tool", "first_image", "schemas", "single", "thoughts", "budget", "continued")
+_OF_RESPONSES: Final = ("echo", "store", "sealed", "kinds")
 """Fields of requests that are passed on unchanged."""
 
 
@@ -239,7 +240,7 @@ def read_response(body: memoryview, earlier: memoryview | None = None) -> tuple[
     asked = responses.read_response(_text(body), b"" if earlier is None else bytes(earlier))
     if isinstance(asked, str):
         return ({"previous": asked},)
-    parsed, *rest = _parts_of(asked.chat, echo=asked.echo, store=asked.store)
+    parsed, *rest = _parts_of(asked.chat, **{name: getattr(asked, name) for name in _OF_RESPONSES})
     return parsed, asked.items, *rest
 
 
@@ -248,7 +249,8 @@ def response_of(parsed: dict[str, Any], *rest: memoryview) -> ResponseCall | str
     if "previous" in parsed:
         return str(parsed["previous"])
     items, *chat = rest
-    return ResponseCall(chat_of(parsed, *chat), parsed["echo"], bytes(items), parsed["store"])
+    more = {name: parsed[name] for name in _OF_RESPONSES}
+    return ResponseCall(chat_of(parsed, *chat), items=bytes(items), **more)
 
 
 RESPONSE: Final = BodyReader(responses.read_response, read_response, response_of)

@@ -13,7 +13,7 @@ from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.llm.openai.fields import ApiError, reply_of
-from nerite.llm.openai.response_store import ResponseStore
+from nerite.llm.openai.response_store import SEVERAL, ResponseStore
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http.handler import BackgroundCalls
 from nerite.transports.http.reply import Reply, json_reply
@@ -58,7 +58,7 @@ class ResponseApi:
             found = await store.find(_tenant(sender), name)
         except NotFound:
             raise ApiError(
-                f"Previous response with id '{name}' not found.",
+                f"Previous response with id '{name}' not found. {SEVERAL}",
                 "previous_response_id",
                 "previous_response_not_found",
             ) from None

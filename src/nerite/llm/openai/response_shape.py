@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
 
 from nerite.core.errors import NeriteError
 from nerite.llm.openai.fields import status_of
+from nerite.llm.openai.response_tools import call_item
+from nerite.llm.openai.responses import sealed_thought
 from nerite.llm.openai.shapes import Finished, LogprobToken, Shape, Usage
 from nerite.llm.openai.tool_calls import Event, Thought, ToolArguments, ToolCall
 
@@ -25,14 +28,32 @@ class ResponseShape(Shape):
 
     operation = "chat"
 
-    def __init__(self, created: int, model: str, echo: Mapping[str, Any], *, store: bool, keep: Kept) -> None:
-        """``echo`` are the fields that the response repeats; ``keep`` is given the finished response."""
+    def __init__(
+        self,
+        created: int,
+        model: str,
+        echo: Mapping[str, Any],
+        *,
+        store: bool,
+        keep: Kept,
+        sealed: bool = False,
+        kinds: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``echo`` are the fields that the response repeats; ``keep`` is given the finished response.
+
+        ``sealed``: reasoning items have ``encrypted_content``, too. ``kinds`` has the types of tools that are no
+        functions, by name.
+        """
         self.id = f"resp_{secrets.token_hex(24)}"
         self._created = created
         self._model = model
         self._echo = echo
         self._store = store
         self._keep = keep
+        self._sealed = sealed
+        self._kinds = kinds
+        self._held: ToolCall | None = None
+        """The open call of such a tool, which is sent when it is complete."""
         self._sequence = -1
         """Number of the last event."""
         self._items: list[Item] = []
@@ -56,9 +77,15 @@ class ResponseShape(Shape):
     ) -> bytes:
         """Return the events for an event of a choice."""
         if isinstance(event, ToolCall):
-            return self._closed("completed") + self._begun(_call_item(event, "", "in_progress"))
+            closed = self._closed("completed")
+            if event.name in self._kinds:
+                self._held, self._parts = event, []
+                return closed
+            return closed + self._begun(call_item(event, "", "in_progress", {}))
         if isinstance(event, ToolArguments):
             self._parts.append(event.text)
+            if self._held is not None:
+                return b""
             return self._delta("response.function_call_arguments.delta", event.text)
         if isinstance(event, Thought):
             begun = self._begun_as("reasoning", _thought_item, _THOUGHT)
@@ -90,6 +117,9 @@ class ResponseShape(Shape):
 
     def _closed(self, status: str) -> bytes:
         """Return the events that end the open item."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            return self._sent(call_item(held, "".join(self._parts) or "{}", status, self._kinds))
         item = self._open
         if item is None:
             return b""
@@ -102,10 +132,26 @@ class ResponseShape(Shape):
         else:
             kind = _TEXT if item["type"] == "message" else _THOUGHT
             part = _part(kind, text)
-            item |= {"content": [part]} | ({"status": status} if kind == _TEXT else {})
+            item |= {"content": [part]} | ({"status": status} if kind == _TEXT else self._seal(text))
             more: dict[str, Any] = {"logprobs": []} if kind == _TEXT else {}
             events = self._item_event(f"response.{kind}.done", content_index=0, text=text, **more)
             events += self._item_event("response.content_part.done", content_index=0, part=part)
+        events += self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._open = None
+        return events
+
+    def _sent(self, item: Item) -> bytes:
+        """Return the events of a call that is complete."""
+        events = self._begun({**item, "status": "in_progress"})
+        if item["type"] == "custom_tool_call":
+            events += self._delta("response.custom_tool_call_input.delta", item["input"])
+            events += self._item_event("response.custom_tool_call_input.done", input=item["input"])
+        elif item["type"] == "function_call":
+            events += self._delta("response.function_call_arguments.delta", item["arguments"])
+            events += self._item_event(
+                "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
+            )
         events += self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
         self._open = None
@@ -139,12 +185,15 @@ class ResponseShape(Shape):
         status = "incomplete" if choice.reason == "length" else "completed"
         items: list[Item] = []
         if thoughts := choice.thoughts:
-            items.append(_thought_item(thoughts, status))
+            items.append(_thought_item(thoughts, status) | self._seal(thoughts))
         if (text := choice.text) or not choice.calls:
             items.append(_message_item(text, status))
         for call, arguments in zip(choice.calls, choice.arguments, strict=True):
-            items.append(_call_item(call, arguments or "{}", status))
+            items.append(call_item(call, arguments or "{}", status, self._kinds))
         return orjson.dumps(self._finished(choice.reason, items, usage))
+
+    def _seal(self, thought: str) -> Item:
+        return {"encrypted_content": sealed_thought(thought)} if self._sealed else {}
 
     def _finished(self, reason: str, items: Sequence[Item], usage: Usage | None) -> dict[str, Any]:
         status = "incomplete" if reason == "length" else "completed"
@@ -172,11 +221,11 @@ class ResponseShape(Shape):
             "output": list(items),
             "error": None,
             "incomplete_details": None,
-            "usage": None,
             "store": self._store,
             "background": False,
             "truncation": "disabled",
             **self._echo,
+            "usage": None,  # Last, where routers look for it.
         }
 
 
@@ -194,14 +243,3 @@ def _message_item(text: str | None, status: str) -> Item:
 def _thought_item(text: str | None, status: str) -> Item:
     content = [] if text is None else [_part(_THOUGHT, text)]
     return {"id": f"rs_{secrets.token_hex(24)}", "type": "reasoning", "summary": [], "content": content}
-
-
-def _call_item(call: ToolCall, arguments: str, status: str) -> Item:
-    return {
-        "id": f"fc_{secrets.token_hex(24)}",
-        "type": "function_call",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": arguments,
-        "status": status,
-    }

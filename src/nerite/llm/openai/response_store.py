@@ -17,6 +17,8 @@ SECONDS: Final = 30 * 86400
 """How long a response is kept, as with OpenAI."""
 _LARGEST: Final = 16 << 20
 """Maximum size in bytes of the conversation of a response that is kept."""
+SEVERAL: Final = "Each server looks in its own database: several need a common one (docs/agents.md)."
+"""What may be wrong if a response is not found."""
 
 
 class ResponseSchema:
@@ -85,7 +87,7 @@ class ResponseStore:
 
         found = await self._database.run(work)
         if found is None:
-            raise NotFound(f"Response with id '{name}' not found.")
+            raise NotFound(f"Response with id '{name}' not found. {SEVERAL}")
         return found
 
     async def remove(self, tenant: str, name: str) -> None:
@@ -95,4 +97,4 @@ class ResponseStore:
             return transaction.execute("DELETE FROM responses WHERE id = ? AND tenant = ?", [name, tenant])
 
         if not await self._database.run(work):
-            raise NotFound(f"Response with id '{name}' not found.")
+            raise NotFound(f"Response with id '{name}' not found. {SEVERAL}")

@@ -5,6 +5,8 @@ Items become messages: what a model thought, said and called in a turn is one me
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -13,11 +15,13 @@ import orjson
 from nerite.core.tensor import Buffer
 from nerite.llm.openai.fields import ApiError, Fields, UnknownField, check_count, missing, wrong_type, wrong_value
 from nerite.llm.openai.requests import ChatRequest, chat_request
+from nerite.llm.openai.response_tools import KINDS, LOCAL_SHELL, call_id, call_of, function_of
 from nerite.llm.openai.sampling import not_offered
 
 _MAX_ITEMS: Final = 2048
 _MAX_PARTS: Final = 1024
 _MAX_TOOLS: Final = 128
+_MAX_INCLUDED: Final = 64
 _LARGEST_LIMIT: Final = 2**31 - 1
 _PASSED: Final = ("temperature", "top_p", "top_k", "seed", "user", "priority", "chat_template_kwargs")
 """Fields that a chat completion has, too."""
@@ -55,6 +59,12 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "metadata": {},
     "user": None,
 }
+_ENCRYPTED: Final = "reasoning.encrypted_content"
+"""What clients include that keep a conversation themselves: thoughts in a form that they only send back."""
+_OURS: Final = "nerite:"
+"""Begins the ``encrypted_content`` of this server."""
+_CALLS: Final = ("function_call", "custom_tool_call", "local_shell_call")
+_OUTPUTS: Final = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 _TEXTS: Final = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
 Item = dict[str, Any]
@@ -70,6 +80,10 @@ class ResponseCall(NamedTuple):
     """The whole conversation so far, as items in JSON."""
     store: bool
     """Whether the response is to be kept."""
+    sealed: bool = False
+    """Whether its reasoning items have ``encrypted_content``."""
+    kinds: Mapping[str, str] = {}
+    """Types of tools that are no functions, by name."""
 
 
 def read_response(body: Buffer, earlier: Buffer = b"") -> ResponseCall | str:
@@ -93,7 +107,7 @@ def read_response(body: Buffer, earlier: Buffer = b"") -> ResponseCall | str:
     if fields.flag("stream"):
         converted |= {"stream": True, "stream_options": {"include_usage": True}}
     converted |= {name: fields[name] for name in _PASSED if name in fields}
-    tools, dropped = _tools(fields)
+    tools, kinds, dropped = _tools(fields)
     converted |= tools | _form(fields) | _reasoning(fields)
     chat = chat_request(Fields(converted))
     for name, setting in chat.wanted.sampling.items():
@@ -102,7 +116,25 @@ def read_response(body: Buffer, earlier: Buffer = b"") -> ResponseCall | str:
     unknown = [*fields.unknown, *dropped, *chat.wanted.unknown]
     chat = chat._replace(wanted=chat.wanted._replace(unknown=unknown))
     echo = {name: fields.values.get(name, default) for name, default in _DEFAULTS.items()}
-    return ResponseCall(chat, echo, orjson.dumps(items), fields.flag("store", True))
+    sealed = _ENCRYPTED in fields.array("include", _MAX_INCLUDED)
+    return ResponseCall(chat, echo, orjson.dumps(items), fields.flag("store", True), sealed, kinds)
+
+
+def sealed_thought(text: str) -> str:
+    """Return a thought as the ``encrypted_content`` of a reasoning item: encoded, because it is no secret."""
+    return _OURS + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def _opened_thought(item: Fields) -> str:
+    """Return the thought in the ``encrypted_content`` of an item; empty if it has none, or one of another server."""
+    sealed = item.text("encrypted_content", "")
+    if not sealed.startswith(_OURS):
+        return ""
+    try:
+        return base64.b64decode(sealed.removeprefix(_OURS), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError) as error:
+        path = item.path("encrypted_content")
+        raise wrong_value(path, f"what this server has returned ({error})", sealed) from None
 
 
 def _items(fields: Fields) -> list[Item]:
@@ -128,9 +160,7 @@ def _messages(fields: Fields, items: Sequence[Any]) -> list[dict[str, Any]]:
     for number, each in enumerate(items):
         item = fields.within(each, f"input[{number}]")
         kind = item.text("type", "message")
-        of_assistant = kind in ("reasoning", "function_call") or (
-            kind == "message" and item.values.get("role") == "assistant"
-        )
+        of_assistant = kind in ("reasoning", *_CALLS) or (kind == "message" and item.values.get("role") == "assistant")
         if of_assistant and not turn:
             turn = {"role": "assistant", "content": ""}
             messages.append(turn)
@@ -143,13 +173,11 @@ def _messages(fields: Fields, items: Sequence[Any]) -> list[dict[str, Any]]:
                 messages.append({"role": role, "content": content})
         elif kind == "reasoning":
             _think(turn, item)
-        elif kind == "function_call":
-            function = {"name": item.name("name"), "arguments": item.text("arguments", "{}")}
-            call = {"id": item.name("call_id"), "type": "function", "function": function}
-            turn.setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif kind in _CALLS:
+            turn.setdefault("tool_calls", []).append(call_of(item, kind))
+        elif kind in _OUTPUTS:
             output = _joined(_content(item, "output"))
-            messages.append({"role": "tool", "tool_call_id": item.name("call_id"), "content": output})
+            messages.append({"role": "tool", "tool_call_id": call_id(item), "content": output})
         elif kind == "item_reference":
             raise not_offered(item.path("type"), "items are not kept one by one: send the item itself.")
         else:
@@ -162,6 +190,8 @@ def _messages(fields: Fields, items: Sequence[Any]) -> list[dict[str, Any]]:
 def _think(turn: dict[str, Any], item: Fields) -> None:
     parts = [*item.array("content", _MAX_PARTS), *item.array("summary", _MAX_PARTS)]
     texts = [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
+    if not item.array("content", _MAX_PARTS) and (thought := _opened_thought(item)):
+        texts = [thought]
     if texts:
         turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), *texts)))
 
@@ -196,12 +226,20 @@ def _joined(content: Any) -> str:
     return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
-def _tools(fields: Fields) -> tuple[dict[str, Any], list[UnknownField]]:
-    """Return the tools of a chat, and those that are passed over: tools that OpenAI's servers run themselves."""
-    tools, dropped = [], []
+def _tools(fields: Fields) -> tuple[dict[str, Any], dict[str, str], list[UnknownField]]:
+    """Return the tools of a chat, the types of those that are no functions, and those that are passed over.
+
+    The latter are tools that OpenAI's servers run themselves.
+    """
+    tools, kinds, dropped = [], {}, []
     for number, each in enumerate(fields.array("tools", _MAX_TOOLS)):
         tool = fields.within(each, f"tools[{number}]")
         kind = tool.name("type")
+        if kind in KINDS:
+            made = function_of(tool, kind)
+            kinds[made["name"]] = kind
+            tools.append({"type": "function", "function": made})
+            continue
         if kind != "function":
             dropped.append(UnknownField(f"tools[].type={kind}"[:64], ""))
             continue
@@ -210,15 +248,16 @@ def _tools(fields: Fields) -> tuple[dict[str, Any], list[UnknownField]]:
     choice: Any = fields.values.get("tool_choice", "auto")
     if isinstance(choice, dict):
         wanted = fields.object("tool_choice")
-        if wanted.text("type") != "function":
-            raise not_offered("tool_choice.type", "a choice is 'none', 'auto', 'required' or a function.")
-        choice = {"type": "function", "function": {"name": wanted.name("name")}}
+        if (kind := wanted.text("type")) not in ("function", *KINDS):
+            raise not_offered("tool_choice.type", "a choice is 'none', 'auto', 'required' or a tool of the client.")
+        name = kind if kind == LOCAL_SHELL else wanted.name("name")
+        choice = {"type": "function", "function": {"name": name}}
     if not tools:
         if choice not in ("auto", "none"):
             raise ApiError("Tool choice requires 'tools' with functions.", "tool_choice", "invalid_value")
-        return {}, dropped
+        return {}, kinds, dropped
     parallel = fields.flag("parallel_tool_calls", True)
-    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}, dropped
+    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}, kinds, dropped
 
 
 def _form(fields: Fields) -> dict[str, Any]:
