@@ -232,8 +232,11 @@ def _weights(context: ModelContext) -> str:
 
 
 def _digest(directory: Path, place: Path) -> str:
-    """Return the digest of a checkpoint. It takes seconds, so it is cached by the files' sizes and times."""
-    files = list(checkpoint.checkpoint_files(directory))
+    """Return the digest of what a checkpoint's conversion depends on.
+
+    It takes seconds, so it is cached by the files' sizes and times.
+    """
+    files = [file for file in checkpoint.checkpoint_files(directory) if file.name != checkpoint.GENERATION]
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     known = hashlib.sha256(repr((str(directory.resolve()), states)).encode()).hexdigest()
     cached = place / f"{known}.digest"

@@ -15,7 +15,7 @@ import pytest
 from nerite.backends.interface import ModelContext
 from nerite.backends.python import environments
 from nerite.core.errors import InvalidArgument, Unavailable
-from nerite.llm import installation
+from nerite.llm import checkpoint, installation
 
 EXPORTER = f"""#!{sys.executable}
 import os, pathlib, sys
@@ -77,6 +77,48 @@ def test_once_for_its_content(model: Callable[..., ModelContext], tmp_path: Path
     assert calls(tmp_path, "other") == []
     origins = {Path(kept.origin) for kept in environments.list_environments(tmp_path / "kept")}
     assert origins == {tmp_path / "m" / "1"}
+
+
+def test_settings_of_generation_are_no_part_of_it(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    context = model()
+    first = installation.converted(context)
+    for temperature in (0.5, 0.7):
+        settings = {"temperature": temperature, "eos_token_id": [2, 3]}
+        (context.version_directory / "generation_config.json").write_text(json.dumps(settings))
+        assert installation.converted(context) == first
+    assert len(calls(tmp_path)) == 1
+    assert checkpoint.end_tokens(context.version_directory) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ({"eos_token_id": 7}, {"eos_token_id": 2}, {7}),
+        ({"eos_token_id": [7, 8]}, {}, {7, 8}),
+        ({"temperature": 1}, {"eos_token_id": 2}, {2}),
+        ({"eos_token_id": "seven"}, {"eos_token_id": None}, None),
+        ({"eos_token_id": [True, -1]}, {"eos_token_id": []}, None),
+    ],
+)
+def test_the_tokens_that_end_an_answer(
+    tmp_path: Path, generation: object, config: object, ends: set[int] | None
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert checkpoint.end_tokens(tmp_path) == ends
+
+
+def test_progress_is_reported(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    said: list[str] = []
+    with environments.progress_reported(said.append):
+        installation.converted(model())
+    assert said == [
+        f"making a conversion from '{tmp_path}/m/1'",
+        f"making the conversion of '{tmp_path}/m/1': exporting",
+    ]
+    with environments.progress_reported(said.append):
+        installation.converted(model())
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize(

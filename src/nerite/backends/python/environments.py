@@ -26,6 +26,8 @@ import tomllib
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,6 +79,25 @@ def environments_folder(setting: str = "") -> Path:
     return Path(setting).absolute() if setting else usual
 
 
+_progress: ContextVar[Callable[[str], None] | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def progress_reported(report: Callable[[str], None]) -> Iterator[None]:
+    """Tell ``report`` what is made in this context, and the output of the tools that make it."""
+    before = _progress.set(report)
+    try:
+        yield
+    finally:
+        _progress.reset(before)
+
+
+def _report_progress(text: str) -> None:
+    report = _progress.get()
+    if report is not None:
+        report(text)
+
+
 stopped = threading.Event()
 """Set when the server stops: nothing more is made in this process, and waits end."""
 used_environments: dict[Path, int] = {}
@@ -106,6 +127,7 @@ def kept_environments(place: Path, key: str, origin: Path, make: Make, what: str
                 continue
             if not logged:
                 _log.info("waiting for %s that another process is making: %s", what, directory)
+                _report_progress(f"waiting for {what} that another process is making: {directory}")
                 logged = True
             if stopped.wait(LOCK_RETRY):
                 raise Unavailable(f"waiting for {what} in {directory} was cancelled: the server is stopping")
@@ -148,6 +170,7 @@ def remove_environments(environment: KeptEnvironment) -> bool:
 
 def _create(directory: Path, origin: Path, make: Make, descriptor: int, what: str) -> None:
     began = time.monotonic()
+    _report_progress(f"making {what} from '{origin}'")
     shutil.rmtree(directory, ignore_errors=True)
     try:
         directory.mkdir()
@@ -345,6 +368,7 @@ def run_installer(
             for line in process.stdout or ():
                 last.append(line.rstrip())
                 _log.info("%s: %s", product, last[-1])
+                _report_progress(f"making {product}: {last[-1]}")
     finally:
         with _lock:
             _running.discard(process)
