@@ -1,4 +1,4 @@
-"""docs/coming-from-torchserve.md and docs/coming-from-mlserver.md are followed, with files as those programs have them."""
+"""The pages for those who come from TorchServe and MLServer are followed, with files as those programs have them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 import tritonclient.http as triton
-from pages import drawn_page, random_word
+from drawing import drawn_page, random_word
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 pip install onnx pillow
 python examples/pipelines/ocr/make_models.py
 
-Takes seconds. What finds words has no weights to train: ink, blurred, is where a word is. What knows letters is linear, and
-fitted to letters of all sizes with noise on them. Replace either with yours: the pipeline does not notice.
+Takes seconds. What finds words has no weights to train: ink, blurred, is where a word is. What knows letters is linear,
+and fitted to letters of all sizes with noise on them. Replace either with yours: the pipeline does not notice.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from random import Random
 
 import numpy as np
 import onnx
+from drawing import ALPHABET, drawn_letter
 from onnx import TensorProto, helper, numpy_helper
-from pages import ALPHABET, drawn_letter
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"

@@ -22,9 +22,7 @@ CHUNK = 512
 def main() -> None:
     """Print the stretches of speech in each recording."""
     parser = argparse.ArgumentParser(description="find speech in recordings")
-    parser.add_argument(
-        "recording", nargs="*", type=Path, help="WAV: one channel, 16 bits, 16 kHz; made up without any"
-    )
+    parser.add_argument("recording", nargs="*", type=Path, help="WAV: 1 channel, 16 bits, 16 kHz; made up without any")
     parser.add_argument("--url", default="localhost:8001", help="host and port of the server (default: %(default)s)")
     options = parser.parse_args()
     calls = {file.name: recorded(file) for file in options.recording} or {

@@ -3,8 +3,8 @@
 pip install onnx
 python examples/pipelines/speech_activity/make_model.py
 
-Inputs and outputs have the names, types and shapes of Silero's detector, whose file can take its place. Inside it is a level
-meter: louder than the noise so far is speech.
+Inputs and outputs have the names, types and shapes of Silero's detector, whose file can take its place. Inside it is a
+level meter: louder than the noise so far is speech.
 """
 
 from __future__ import annotations
