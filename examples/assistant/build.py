@@ -2,8 +2,8 @@
 
     python examples/assistant/build.py
 
-A few seconds. The version directory gets network and tokenizer, and what the server reads beside them: the chat template,
-the sampling defaults, and how much the model can read at once.
+A few seconds. The version directory gets network and tokenizer, and what the server reads beside them: the chat
+template, the sampling defaults, and how much the model can read at once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
 sys.path.insert(0, str(MODELS / "ocr" / "1"))
-from letters import SIDE, squared  # noqa: E402  # the same in training and in the server
+from letters import SIDE, letters  # noqa: E402  # the same in training and in the server
 
 CELL = 4
 """Pixels of the page for each value of the map."""
@@ -55,11 +55,13 @@ def fitted() -> tuple[np.ndarray, float]:
     chance, noise = Random(0), np.random.default_rng(0)
 
     def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return letters as they are cut out of pages: ink is not quite black there, and paper not quite white."""
         numbers = [chance.randrange(len(ALPHABET)) for _ in range(count)]
-        letters = [squared(drawn_letter(ALPHABET[number], chance.randint(18, 30))) for number in numbers]
-        # Ink is not quite black, and paper not quite white.
-        rows = np.stack(letters).reshape(count, -1) * noise.uniform(0.6, 1, (count, 1))
-        rows += noise.uniform(0, 0.15, (count, 1)) + noise.normal(0, 0.05, rows.shape)
+        rows = np.empty((count, SIDE * SIDE))
+        for row, number in zip(rows, numbers, strict=True):
+            ink = np.pad(drawn_letter(ALPHABET[number], chance.randint(18, 30)), 2)
+            ink = noise.uniform(0.05, 0.12) + noise.uniform(0.7, 0.85) * ink + noise.normal(0, 0.025, ink.shape)
+            row[:] = next(letters(ink)).ravel()
         return np.hstack([rows, np.ones((count, 1))]), np.array(numbers)
 
     seen, numbers = samples(4000)

@@ -20,7 +20,7 @@ CONSTANTS = {
     "tiny": np.float32(1e-10),
     "margin": np.float32(3.0),  # of the level above the noise, as a natural logarithm
     "steep": np.float32(2.0),
-    "rises": np.float32(0.02),  # the noise follows louder chunks slowly …
+    "rises": np.float32(0.003),  # the noise follows louder chunks slowly …
     "falls": np.float32(0.5),  # … and quieter ones at once
     "fresh": np.float32(0.6),  # of the level that is new with a chunk
     "one": np.float32(1),
