@@ -11,7 +11,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package 
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-assistant exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -25,7 +25,7 @@ serve: $(VENV)/examples  ## build the example models and serve them
 
 # FLAGS='--http-port=9000 --grpc-port=9001 --metrics-port=9002' leaves the usual ports to others.
 serve-llm: $(ASSISTANT)/1/openvino_model.xml  ## serve a language model that answers (two minutes, 0.2 GB, an environment of its own)
-	@echo "In another terminal: $(VENV)/llm/bin/nerite chat"
+	@echo "In another terminal: $(VENV)/llm/bin/nerite chat assistant"
 	$(VENV)/llm/bin/nerite serve $(dir $(ASSISTANT)) $(FLAGS)
 
 train-llm: $(LLM)/docent/1/openvino_model.xml $(LLM)/find/1/vectors.npy  ## train a small language model (minutes), and serve it with its examples
@@ -115,6 +115,9 @@ fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINU
 		$(if $(TLS),--tls)
 
 # Installs nothing: apt-get install buildah podman runc debootstrap.
+exam-assistant: $(VENV)/dev  ## make serve-llm in a new clone, and what its page shows (2 minutes; downloads 190 MB)
+	$(BIN)/pytest -s tests/assistant/exam.py
+
 exam-image: $(VENV)/dev  ## build the container image and serve from it (20 minutes; needs root, buildah, podman, runc, debootstrap)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -s tests/image/exam.py
 

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-LEFT_OUT = re.compile("benchmarks|contract|differences|tour|architecture|dependencies|comparison|coming-from|doctor|playbooks")
-STOP = set(
-    "a an and are as at be by can do does for from get give has have how i if in is it its me my of on one or own so "
-    "that the there this to turn use what when where which who will with".split()
+LEFT_OUT = re.compile("benchmarks|contract|diff|tour|architecture|dependencies|comparison|coming-from|doctor|playbooks")
+"""Pages that are about something else, or name everything."""
+STOP = frozenset(
+    {
+        *("a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "does", "for", "from", "get", "give", "has"),
+        *("have", "how", "i", "if", "in", "is", "it", "its", "me", "my", "of", "on", "one", "or", "own", "so", "that"),
+        *("the", "there", "this", "to", "turn", "use", "what", "when", "where", "which", "who", "will", "with"),
+    }
 )
 SATURATION, LENGTH = 1.2, 0.5
 """Of BM25: how much repetition counts, and how much long passages are held back."""
