@@ -187,7 +187,9 @@ $(LLM)/find/1/vectors.npy: examples/llm/train_embedding.py $(LLM)/docent/1/openv
 
 # Torch first, in its build for processors: without the libraries for GPUs it is a tenth of the size.
 $(VENV)/dev: pyproject.toml requirements/dev.txt | $(BIN)/uv
-	@UV_HTTP_RETRIES=1 $(INSTALL) --torch-backend cpu '$(TORCH)' || { echo "Trying what pip is set up to use."; \
-		$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps '$(TORCH)'; }
+	@UV_HTTP_RETRIES=1 $(INSTALL) --torch-backend cpu '$(TORCH)' 2> $(VENV)/torch.log || \
+		{ echo "PyTorch's own index cannot be reached: trying what pip is set up to use."; \
+		$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps '$(TORCH)' || \
+		{ cat $(VENV)/torch.log; exit 1; }; }
 	$(INSTALL) -r requirements/dev.txt -e .
 	@touch $@ $(VENV)/examples

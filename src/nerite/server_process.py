@@ -168,7 +168,7 @@ class ServerProcess:
         gpu_metrics = start_gpu_metrics(library, found, self._options.metrics, os.environ)
         front_count = self._options.front_processes
         if front_count == AUTO:
-            front_count = automatic_fronts(os.cpucounted() or 1)
+            front_count = automatic_fronts(os.cpu_count() or 1)
         loading = asyncio.Semaphore(max(self._options.repository.load_threads, 1))
         routes = RouteTable()
 

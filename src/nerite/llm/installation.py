@@ -133,7 +133,7 @@ def _install_torch(torch: str, installer: Installer) -> None:
         target: list[str | Path] = ["--python", installer.python]
         command = [installer.uv, "pip", "install", *target, "--no-deps", "--torch-backend", "cpu", torch]
         try:
-            installer.run(command, {"UV_HTTP_RETRIES": "1"})
+            installer.run(command, {"UV_HTTP_RETRIES": "1"}, quiet=True)
             return
         except InvalidArgument:
             _log.info("torch's own index cannot be reached: trying the index that pip is configured with")

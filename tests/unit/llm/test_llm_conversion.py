@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -18,11 +19,13 @@ from nerite.core.errors import InvalidArgument, Unavailable
 from nerite.llm import checkpoint, installation
 
 EXPORTER = f"""#!{sys.executable}
-import os, pathlib, sys
+import os, pathlib, sys, time
 source, target = pathlib.Path(sys.argv[4]), pathlib.Path(sys.argv[5])
 with (source.parent / "calls").open("a") as calls:
     print(*sys.argv[6:], os.environ["HF_HUB_OFFLINE"], file=calls)
 print("exporting", flush=True)
+while "held" in (source / "tokenizer.json").read_text() and not (source.parent / "go").exists():
+    time.sleep(0.01)
 if "broken" in (source / "tokenizer.json").read_text():
     sys.exit("this tokenizer is broken")
 (target / "openvino_model.xml").touch()
@@ -108,17 +111,26 @@ def test_the_tokens_that_end_an_answer(
     assert checkpoint.end_tokens(tmp_path) == ends
 
 
-def test_progress_is_reported(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+def test_progress_is_reported(
+    model: Callable[..., ModelContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter goes on when it was told of, and so takes long enough."""
+    monkeypatch.setattr(environments, "PROGRESS_INTERVAL", 0.01)
     said: list[str] = []
-    with environments.progress_reported(said.append):
-        installation.converted(model())
-    assert said == [
-        f"making a conversion from '{tmp_path}/m/1'",
-        f"making the conversion of '{tmp_path}/m/1': exporting",
-    ]
-    with environments.progress_reported(said.append):
-        installation.converted(model())
-    assert len(said) == 2
+
+    def hear(text: str) -> None:
+        said.append(text)
+        if text.endswith(": exporting"):
+            (tmp_path / "m" / "go").touch()
+
+    with environments.progress_reported(hear):
+        installation.converted(model(tokenizer="held"))
+    assert said[0] == f"making a conversion from '{tmp_path}/m/1'"
+    assert re.fullmatch(rf"making the conversion of '{tmp_path}/m/1', \d+ s so far: exporting", said[-1])
+    before = len(said)
+    with environments.progress_reported(hear):
+        installation.converted(model(tokenizer="held"))
+    assert len(said) == before
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,9 @@ _ORIGIN: Final = "nerite-origin"
 LOCK_RETRY: Final = 0.2
 """Seconds between two attempts to take a lock that another process holds."""
 
+PROGRESS_INTERVAL: Final = 1.0
+"""Seconds between two reports of how far a tool is."""
+
 Make = Callable[[Path, int], None]
 """Fills a directory. The integer is the descriptor of the lock, which a child process that inherits it also holds."""
 
@@ -328,9 +331,12 @@ class Installer:
             self.run([self.python, "-m", "ensurepip"])
         self.run([self.python, "-m", "pip", "--disable-pip-version-check", "install", "--no-input", *packages])
 
-    def run(self, command: Sequence[str | Path], variables: Mapping[str, str] | None = None) -> None:
-        """Run a tool; ``variables`` are added to its environment variables."""
-        run_installer(command, f"an environment of '{self._origin}'", self._origin.parent, self._lock, variables)
+    def run(
+        self, command: Sequence[str | Path], variables: Mapping[str, str] | None = None, *, quiet: bool = False
+    ) -> None:
+        """Run a tool; ``variables`` are added to its environment variables. ``quiet``: its output is not logged."""
+        product = f"an environment of '{self._origin}'"
+        run_installer(command, product, self._origin.parent, self._lock, variables, quiet=quiet)
 
 
 def run_installer(
@@ -339,8 +345,10 @@ def run_installer(
     directory: Path,
     lock: int,
     variables: Mapping[str, str] | None = None,
+    *,
+    quiet: bool = False,
 ) -> None:
-    """Run a tool that makes ``product``, in ``directory``, and log its output.
+    """Run a tool that makes ``product``, in ``directory``; log its output unless ``quiet``, and report progress.
 
     The process inherits the lock, so that it may outlive the server. Raises ``InvalidArgument`` if it fails.
     """
@@ -364,17 +372,38 @@ def run_installer(
         _running.add(process)
     last: deque[str] = deque(maxlen=_TAIL)
     try:
-        with process:
+        with process, _time_reported(product, last, quiet=quiet):
             for line in process.stdout or ():
                 last.append(line.rstrip())
-                _log.info("%s: %s", product, last[-1])
-                _report_progress(f"making {product}: {last[-1]}")
+                if not quiet:
+                    _log.info("%s: %s", product, last[-1])
     finally:
         with _lock:
             _running.discard(process)
     if process.returncode:
         output = "\n".join(last) or f"exit status {process.returncode}"
         raise InvalidArgument(f"{product} cannot be made:\n{output}")
+
+
+@contextmanager
+def _time_reported(product: str, last: Sequence[str], *, quiet: bool) -> Iterator[None]:
+    """Report each second for how long a tool has been at work, with the last line of its output."""
+    report = _progress.get()
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def run() -> None:
+        while report is not None and not ended.wait(PROGRESS_INTERVAL):
+            line = f": {last[-1]}" if last and not quiet else ""
+            report(f"making {product}, {time.monotonic() - began:.0f} s so far{line}")
+
+    thread = threading.Thread(target=run, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def find_uv() -> str | None:
