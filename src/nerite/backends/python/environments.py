@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -54,6 +55,8 @@ LOCK_RETRY: Final = 0.2
 
 PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two reports of how far a tool is."""
+_REPORTS_PER_LINE: Final = 30
+"""Number of reports for each line in the log."""
 
 Make = Callable[[Path, int], None]
 """Fills a directory. The integer is the descriptor of the lock, which a child process that inherits it also holds."""
@@ -387,15 +390,20 @@ def run_installer(
 
 @contextmanager
 def _time_reported(product: str, last: Sequence[str], *, quiet: bool) -> Iterator[None]:
-    """Report each second for how long a tool has been at work, with the last line of its output."""
+    """Report each second for how long a tool has been at work, with the last line of its output; log it more rarely."""
     report = _progress.get()
     ended = threading.Event()
     began = time.monotonic()
 
     def run() -> None:
-        while report is not None and not ended.wait(PROGRESS_INTERVAL):
-            line = f": {last[-1]}" if last and not quiet else ""
-            report(f"making {product}, {time.monotonic() - began:.0f} s so far{line}")
+        for count in itertools.count(1):
+            if ended.wait(PROGRESS_INTERVAL):
+                return
+            done = f"making {product}, {time.monotonic() - began:.0f} s so far"
+            if report is not None:
+                report(f"{done}: {last[-1]}" if last and not quiet else done)
+            if not count % _REPORTS_PER_LINE:
+                _log.info("%s", done)
 
     thread = threading.Thread(target=run, name="progress", daemon=True)
     thread.start()
