@@ -206,7 +206,7 @@ class RoutedExchange:
 
     def _wait(self, *, behind: bool = False, refuse: bool = True) -> bool:
         """Wait for a member; return False if the request cannot, and was not refused because too many do."""
-        if not self._waits or self._level == IDLE.name:  # Batches learn from the refusal that there is no room.
+        if not self._waits:
             return False
         found = self._table.hold(self, self.request, self._level, self._order, behind=behind)
         if isinstance(found, HeldRequest):
