@@ -86,8 +86,8 @@ def main() -> None:
     graph = helper.make_graph(
         nodes,
         "level_meter",
-        [tensor("input", [1, "samples"]), tensor("state", [2, 1, 128]), tensor("sr", [], TensorProto.INT64)],
-        [tensor("output", [1, 1]), tensor("stateN", [2, 1, 128])],
+        [tensor("input", ["N", "samples"]), tensor("state", [2, "N", 128]), tensor("sr", [], TensorProto.INT64)],
+        [tensor("output", ["N", 1]), tensor("stateN", [2, "N", 128])],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in CONSTANTS.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
