@@ -28,9 +28,9 @@ CONSTANTS = {
     "rate": np.float32(16000),
     "first": np.array([0], np.int64),
     "second": np.array([1], np.int64),
-    "cell": np.array([1, 1], np.int64),
-    "row": np.array([1, 1, 1], np.int64),
-    "rest": np.zeros((1, 1, 127), np.float32),
+    "cell": np.array([-1, 1], np.int64),
+    "row": np.array([1, -1, 1], np.int64),
+    "rest": np.array([0, 0, 0, 0, 0, 127], np.int64),
 }
 
 
@@ -46,7 +46,7 @@ def main() -> None:
         node("ReduceMean", "squares", "power", axes=[1], keepdims=1),
         node("Add", "power tiny", "power_above"),
         node("Log", "power_above", "level"),
-        # What is remembered, as (1, 1): level and noise so far, both 0 at the beginning.
+        # What is remembered, as (N, 1): level and noise so far, both 0 at the beginning.
         node("Gather", "state first", "row_0", axis=0),
         node("Gather", "row_0 first", "was_level_3", axis=2),
         node("Reshape", "was_level_3 cell", "was_level"),
@@ -75,8 +75,8 @@ def main() -> None:
         # What is to be remembered, padded to the shape that Silero's has.
         node("Reshape", "smooth row", "smooth_3"),
         node("Reshape", "noise row", "noise_3"),
-        node("Concat", "smooth_3 rest", "next_0", axis=2),
-        node("Concat", "noise_3 rest", "next_1", axis=2),
+        node("Pad", "smooth_3 rest", "next_0"),
+        node("Pad", "noise_3 rest", "next_1"),
         node("Concat", "next_0 next_1", "stateN", axis=0),
     ]
 
