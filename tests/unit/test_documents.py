@@ -57,6 +57,22 @@ def test_anchors_lead_to_headings(page: Path) -> None:
     assert [f"{target}#{anchor}" for target, anchor in targets if anchor not in anchors(target)] == []
 
 
+def test_the_comparison_is_complete() -> None:
+    """Every server is in every row, with as many marks as the row has questions, and its pages are named."""
+    text = (ROOT / "docs" / "comparison.md").read_text()
+    servers = re.findall(r"^\| \[(\w+)\]\(#", text, re.MULTILINE)
+    assert len(servers) == 7
+    for server in servers:
+        _, _, section = text.partition(f"### {server}\n")
+        assert "](https://" in section.partition("###")[0], server
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if re.match(r"\| [^|]+( \| [^|]*){8} \|$", line)]
+    assert len(rows) > 35
+    marks = [(head, cell) for head, *cells in rows for cell in cells if ";" in head]
+    counted = [(head, cell, len(re.findall("[✓◐\\u2013]", cell))) for head, cell in marks]
+    wrong = [(head, cell) for head, cell, count in counted if count not in (1, head.count(";") + 1)]
+    assert wrong == []
+
+
 def test_the_glossary_names_classes_that_there_are() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text().partition("## Glossary")[2]
     named = set(re.findall(r"`([A-Z]\w+)`", text))

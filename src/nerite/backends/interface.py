@@ -9,7 +9,7 @@ Built-in backends and those from packages (``registry.py``) use this interface. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,10 @@ from nerite.core.response import InferenceResponse
 INTERFACE: Final = 1
 """Version of this interface. A backend from a package declares in ``interface`` the version it is written for. The
 version changes only with changes that break such backends."""
+
+
+def _ignore_progress(text: str) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class ModelContext:
     """The ``--backend-config`` values that apply to this backend."""
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """For the backend: results of ``complete`` that ``open`` can reuse. Kept by ``dataclasses.replace``."""
+    progress: Callable[[str], None] = field(default=_ignore_progress, compare=False, repr=False)
+    """Told what is being made for the model, such as an environment, and how far it is. Thread-safe."""
 
     @property
     def version_directory(self) -> Path:

@@ -53,6 +53,21 @@ def gguf_file(directory: Path) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
+GENERATION: Final = "generation_config.json"
+"""File of a checkpoint that is read when the model runs, and is no part of its conversion."""
+_ENDS: Final = "eos_token_id"
+
+
+def end_tokens(directory: Path) -> frozenset[int] | None:
+    """Return the tokens by which a checkpoint's model ends its answer; None if its files do not say."""
+    for file in (GENERATION, CONFIG):
+        named = describe_content(directory, file).get(_ENDS)
+        tokens = named if isinstance(named, list) else [named]
+        if tokens and all(type(token) is int and token >= 0 for token in tokens):
+            return frozenset(tokens)
+    return None
+
+
 def checkpoint_files(directory: Path) -> Iterator[Path]:
     """Yield the files of a checkpoint, sorted by name."""
     if directory.is_dir():

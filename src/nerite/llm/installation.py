@@ -135,7 +135,7 @@ def _install_torch(torch: str, installer: Installer) -> None:
         target: list[str | Path] = ["--python", installer.python]
         command = [installer.uv, "pip", "install", *target, "--no-deps", "--torch-backend", "cpu", torch]
         try:
-            installer.run(command, {"UV_HTTP_RETRIES": "1"})
+            installer.run(command, {"UV_HTTP_RETRIES": "1"}, quiet=True)
             return
         except InvalidArgument:
             _log.info("torch's own index cannot be reached: trying the index that pip is configured with")
@@ -258,8 +258,11 @@ def _weights(context: ModelContext) -> str:
 
 
 def _digest(directory: Path, place: Path) -> str:
-    """Return the digest of a checkpoint. It takes seconds, so it is cached by the files' sizes and times."""
-    files = list(checkpoint.checkpoint_files(directory))
+    """Return the digest of what a checkpoint's conversion depends on.
+
+    It takes seconds, so it is cached by the files' sizes and times.
+    """
+    files = [file for file in checkpoint.checkpoint_files(directory) if file.name != checkpoint.GENERATION]
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     known = hashlib.sha256(repr((str(directory.resolve()), states)).encode()).hexdigest()
     cached = place / f"{known}.digest"

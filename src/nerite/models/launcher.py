@@ -15,7 +15,7 @@ from typing import Any
 
 from nerite.backends import registry
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.python.environments import find_interpreter
+from nerite.backends.python.environments import find_interpreter, progress_reported
 from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching
 from nerite.config.model_parameters import bounds_of
@@ -386,7 +386,8 @@ def _interpreter(context: ModelContext) -> Path | None:
 
     May take minutes. Raises ``NeriteError``.
     """
-    return find_interpreter(context) if context.environment else registry.prepared(context)
+    with progress_reported(context.progress):
+        return find_interpreter(context) if context.environment else registry.prepared(context)
 
 
 def _conflict(model: str, mode: str, elsewhere: str) -> InvalidArgument:

@@ -270,6 +270,12 @@ class ModelRecord:
             and loaded.seen.versions.get(version) == loading.seen.versions.get(version)
         }
 
+    def note_progress(self, version: int, text: str) -> None:
+        """Have the index say what is being made for a version that is loaded."""
+        state = self.states.get(version)
+        if state is not None and state.state is ModelState.LOADING:
+            state.reason = text
+
     @property
     def gone(self) -> bool:
         """True if the model was unloaded or is about to be."""
@@ -562,7 +568,8 @@ def _candidate(record: ModelRecord) -> EnsembleCandidate | None:
     if record.assembly is not None:
         failure = f"which is not valid. Model '{name}' failed with error: {record.unreadable}"
         return EnsembleCandidate(name, {}, failure=failure)
-    if all(state.reason in ("", UNLOADED, ON_DEMAND) for state in record.states.values()):
+    waits = ("", UNLOADED, ON_DEMAND)
+    if all(state.state is ModelState.LOADING or state.reason in waits for state in record.states.values()):
         return None
     reasons = "\n".join(_failures(record))
     return EnsembleCandidate(

@@ -263,7 +263,7 @@ class ModelManager:
             record.states[version] = VersionState(ModelState.LOADING)
             _log.info("loading: %s:%d", record.name, version)
         outcomes = await asyncio.gather(
-            *(self._maker.make(polled, version) for version in versions), return_exceptions=True
+            *(self._maker.make(polled, version, record.note_progress) for version in versions), return_exceptions=True
         )
         made = {v: o for v, o in zip(versions, outcomes, strict=True) if isinstance(o, RunningVersion)}
         failures: dict[int, NeriteError] = {}

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -168,6 +168,8 @@ class VersionMaker:
         self._loader = loader
         self._slots = slots
         self._placement = placement
+        self.preparing = asyncio.Event()
+        """Set when something is made for a model that may take minutes, such as an environment."""
 
     async def read(self, name: str, directory: Path, delivery: LoadOverrides | None, *, renamed: bool) -> PolledModel:
         """Read a model's configuration and directory; mistakes are part of the result.
@@ -204,11 +206,26 @@ class VersionMaker:
             return [step.model_name for step in polled.config.ensemble_scheduling.step]
         place = self._settings_of(polled.config.backend).get(SETTING, "")
         config = registry.filled_in(polled.config, place)
-        self._launcher.prepare(self._context(polled, config, max(polled.versions, default=1), {}))
+        self._launcher.prepare(self._context(polled, config, max(polled.versions, default=1), {}, lambda text: None))
         return []
 
-    async def make(self, polled: PolledModel, version: int) -> RunningVersion:
-        """Complete the configuration of a version and launch it. Raises ``NeriteError`` when no retry is left."""
+    async def make(
+        self, polled: PolledModel, version: int, report: Callable[[int, str], None] = lambda version, text: None
+    ) -> RunningVersion:
+        """Complete the configuration of a version and launch it. Raises ``NeriteError`` when no retry is left.
+
+        ``report`` is told on the loop what is being made for it, and how far that is.
+        """
+        loop = asyncio.get_running_loop()
+
+        def heard(text: str) -> None:
+            self.preparing.set()
+            report(version, text)
+
+        def progress(text: str) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(heard, text)
+
         tries = self._options.load_retries + 1
         async with AsyncExitStack() as slot:
             with stage("waiting"):
@@ -216,7 +233,7 @@ class VersionMaker:
             while True:
                 tries -= 1
                 try:
-                    return await self._make(polled, version)
+                    return await self._make(polled, version, progress)
                 except NeriteError as error:
                     if not tries:
                         # The frames refer to what was loaded so far, weights and files: drop them to free that memory.
@@ -253,17 +270,17 @@ class VersionMaker:
             await self._launcher.resize(running, replace(running.config, instance_group=groups))
             _log.info("'%s' version %d now has %d instances", running.name, running.version, len(running.instances))
 
-    async def _make(self, polled: PolledModel, version: int) -> RunningVersion:
+    async def _make(self, polled: PolledModel, version: int, progress: Callable[[str], None]) -> RunningVersion:
         memo: dict[str, Any] = {}
         with stage("configuration"):
             loop = asyncio.get_running_loop()
-            finished = await loop.run_in_executor(self._loader, self._finish, polled, version, memo)
+            finished = await loop.run_in_executor(self._loader, self._finish, polled, version, memo, progress)
         _log_remarks(finished.remarks)
         if finished.mistakes:
             for line in mistake_text(finished.mistakes):
                 _log.error("%s", line)
             raise finished.mistakes[0].as_error()
-        context = self._context(polled, finished.config, version, memo)
+        context = self._context(polled, finished.config, version, memo, progress)
         signature = signature_of(finished.config, polled.directory)
         try:
             return await self._launcher.launch(finished.config, context, signature)
@@ -271,10 +288,13 @@ class VersionMaker:
             folder, filename = context.version_directory, finished.config.default_model_filename
             raise await loop.run_in_executor(self._loader, with_damage_noted, error, folder, filename) from None
 
-    def _finish(self, polled: PolledModel, version: int, memo: dict[str, Any]) -> FinishedConfig:
+    def _finish(
+        self, polled: PolledModel, version: int, memo: dict[str, Any], progress: Callable[[str], None]
+    ) -> FinishedConfig:
         def complete(config: ModelConfig, version: int) -> Mapping[str, Any]:
             with damage_explained(polled.directory / str(version), config.default_model_filename):
-                return self._launcher.complete(config.backend, self._context(polled, config, version, memo))
+                context = self._context(polled, config, version, memo, progress)
+                return self._launcher.complete(config.backend, context)
 
         place = self._settings_of(polled.config.backend).get(SETTING, "")
         polled = replace(polled, config=registry.filled_in(polled.config, place))
@@ -289,9 +309,16 @@ class VersionMaker:
             self._placement.check_room(finished.config)
         return finished
 
-    def _context(self, polled: PolledModel, config: ModelConfig, version: int, memo: dict[str, Any]) -> ModelContext:
+    def _context(
+        self,
+        polled: PolledModel,
+        config: ModelConfig,
+        version: int,
+        memo: dict[str, Any],
+        progress: Callable[[str], None],
+    ) -> ModelContext:
         settings = self._settings_of(config.backend)
-        return ModelContext(polled.name, version, polled.directory, to_json(config), settings, memo)
+        return ModelContext(polled.name, version, polled.directory, to_json(config), settings, memo, progress)
 
 
 def _log_remarks(remarks: Iterable[Remark]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -15,14 +16,16 @@ import pytest
 from nerite.backends.interface import ModelContext
 from nerite.backends.python import environments
 from nerite.core.errors import InvalidArgument, Unavailable
-from nerite.llm import installation
+from nerite.llm import checkpoint, installation
 
 EXPORTER = f"""#!{sys.executable}
-import os, pathlib, sys
+import os, pathlib, sys, time
 source, target = pathlib.Path(sys.argv[4]), pathlib.Path(sys.argv[5])
 with (source.parent / "calls").open("a") as calls:
     print(*sys.argv[6:], os.environ["HF_HUB_OFFLINE"], file=calls)
 print("exporting", flush=True)
+while "held" in (source / "tokenizer.json").read_text() and not (source.parent / "go").exists():
+    time.sleep(0.01)
 if "broken" in (source / "tokenizer.json").read_text():
     sys.exit("this tokenizer is broken")
 (target / "openvino_model.xml").touch()
@@ -77,6 +80,57 @@ def test_once_for_its_content(model: Callable[..., ModelContext], tmp_path: Path
     assert calls(tmp_path, "other") == []
     origins = {Path(kept.origin) for kept in environments.list_environments(tmp_path / "kept")}
     assert origins == {tmp_path / "m" / "1"}
+
+
+def test_settings_of_generation_are_no_part_of_it(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    context = model()
+    first = installation.converted(context)
+    for temperature in (0.5, 0.7):
+        settings = {"temperature": temperature, "eos_token_id": [2, 3]}
+        (context.version_directory / "generation_config.json").write_text(json.dumps(settings))
+        assert installation.converted(context) == first
+    assert len(calls(tmp_path)) == 1
+    assert checkpoint.end_tokens(context.version_directory) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ({"eos_token_id": 7}, {"eos_token_id": 2}, {7}),
+        ({"eos_token_id": [7, 8]}, {}, {7, 8}),
+        ({"temperature": 1}, {"eos_token_id": 2}, {2}),
+        ({"eos_token_id": "seven"}, {"eos_token_id": None}, None),
+        ({"eos_token_id": [True, -1]}, {"eos_token_id": []}, None),
+    ],
+)
+def test_the_tokens_that_end_an_answer(
+    tmp_path: Path, generation: object, config: object, ends: set[int] | None
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert checkpoint.end_tokens(tmp_path) == ends
+
+
+def test_progress_is_reported(
+    model: Callable[..., ModelContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter goes on when it was told of, and so takes long enough."""
+    monkeypatch.setattr(environments, "PROGRESS_INTERVAL", 0.01)
+    said: list[str] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        if text.endswith(": exporting"):
+            (tmp_path / "m" / "go").touch()
+
+    with environments.progress_reported(hear):
+        installation.converted(model(tokenizer="held"))
+    assert said[0] == f"making a conversion from '{tmp_path}/m/1'"
+    assert re.fullmatch(rf"making the conversion of '{tmp_path}/m/1', \d+ s so far: exporting", said[-1])
+    before = len(said)
+    with environments.progress_reported(hear):
+        installation.converted(model(tokenizer="held"))
+    assert len(said) == before
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,10 @@ def test_a_negative_version() -> None:
     with pytest.raises(InvalidArgument) as caught:
         version_number("-1")
     assert caught.value.message == "invalid model version specified '-1' , version should be an integral value > 0"
+
+
+def test_progress_is_the_reason_of_what_loads() -> None:
+    of = record(v1=ModelState.READY, v2=ModelState.LOADING)
+    for version in (1, 2, 3):
+        of.note_progress(version, "making an environment")
+    assert {version: state.reason for version, state in of.states.items()} == {1: "", 2: "making an environment"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -26,6 +27,8 @@ import tomllib
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,6 +52,11 @@ SETTING: Final = "environment-directory"
 _ORIGIN: Final = "nerite-origin"
 LOCK_RETRY: Final = 0.2
 """Seconds between two attempts to take a lock that another process holds."""
+
+PROGRESS_INTERVAL: Final = 1.0
+"""Seconds between two reports of how far a tool is."""
+_REPORTS_PER_LINE: Final = 30
+"""Number of reports for each line in the log."""
 
 Make = Callable[[Path, int], None]
 """Fills a directory. The integer is the descriptor of the lock, which a child process that inherits it also holds."""
@@ -75,6 +83,25 @@ def environments_folder(setting: str = "") -> Path:
     """Return the folder of the store: the flag's, or the default one in the user's cache directory."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nerite" / "environments"
     return Path(setting).absolute() if setting else usual
+
+
+_progress: ContextVar[Callable[[str], None] | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def progress_reported(report: Callable[[str], None]) -> Iterator[None]:
+    """Tell ``report`` what is made in this context, and the output of the tools that make it."""
+    before = _progress.set(report)
+    try:
+        yield
+    finally:
+        _progress.reset(before)
+
+
+def _report_progress(text: str) -> None:
+    report = _progress.get()
+    if report is not None:
+        report(text)
 
 
 stopped = threading.Event()
@@ -106,6 +133,7 @@ def kept_environments(place: Path, key: str, origin: Path, make: Make, what: str
                 continue
             if not logged:
                 _log.info("waiting for %s that another process is making: %s", what, directory)
+                _report_progress(f"waiting for {what} that another process is making: {directory}")
                 logged = True
             if stopped.wait(LOCK_RETRY):
                 raise Unavailable(f"waiting for {what} in {directory} was cancelled: the server is stopping")
@@ -148,6 +176,7 @@ def remove_environments(environment: KeptEnvironment) -> bool:
 
 def _create(directory: Path, origin: Path, make: Make, descriptor: int, what: str) -> None:
     began = time.monotonic()
+    _report_progress(f"making {what} from '{origin}'")
     shutil.rmtree(directory, ignore_errors=True)
     try:
         directory.mkdir()
@@ -305,9 +334,12 @@ class Installer:
             self.run([self.python, "-m", "ensurepip"])
         self.run([self.python, "-m", "pip", "--disable-pip-version-check", "install", "--no-input", *packages])
 
-    def run(self, command: Sequence[str | Path], variables: Mapping[str, str] | None = None) -> None:
-        """Run a tool; ``variables`` are added to its environment variables."""
-        run_installer(command, f"an environment of '{self._origin}'", self._origin.parent, self._lock, variables)
+    def run(
+        self, command: Sequence[str | Path], variables: Mapping[str, str] | None = None, *, quiet: bool = False
+    ) -> None:
+        """Run a tool; ``variables`` are added to its environment variables. ``quiet``: its output is not logged."""
+        product = f"an environment of '{self._origin}'"
+        run_installer(command, product, self._origin.parent, self._lock, variables, quiet=quiet)
 
 
 def run_installer(
@@ -316,8 +348,10 @@ def run_installer(
     directory: Path,
     lock: int,
     variables: Mapping[str, str] | None = None,
+    *,
+    quiet: bool = False,
 ) -> None:
-    """Run a tool that makes ``product``, in ``directory``, and log its output.
+    """Run a tool that makes ``product``, in ``directory``; log its output unless ``quiet``, and report progress.
 
     The process inherits the lock, so that it may outlive the server. Raises ``InvalidArgument`` if it fails.
     """
@@ -341,16 +375,43 @@ def run_installer(
         _running.add(process)
     last: deque[str] = deque(maxlen=_TAIL)
     try:
-        with process:
+        with process, _time_reported(product, last, quiet=quiet):
             for line in process.stdout or ():
                 last.append(line.rstrip())
-                _log.info("%s: %s", product, last[-1])
+                if not quiet:
+                    _log.info("%s: %s", product, last[-1])
     finally:
         with _lock:
             _running.discard(process)
     if process.returncode:
         output = "\n".join(last) or f"exit status {process.returncode}"
         raise InvalidArgument(f"{product} cannot be made:\n{output}")
+
+
+@contextmanager
+def _time_reported(product: str, last: Sequence[str], *, quiet: bool) -> Iterator[None]:
+    """Report each second for how long a tool has been at work, with the last line of its output; log it more rarely."""
+    report = _progress.get()
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def run() -> None:
+        for count in itertools.count(1):
+            if ended.wait(PROGRESS_INTERVAL):
+                return
+            done = f"making {product}, {time.monotonic() - began:.0f} s so far"
+            if report is not None:
+                report(f"{done}: {last[-1]}" if last and not quiet else done)
+            if not count % _REPORTS_PER_LINE:
+                _log.info("%s", done)
+
+    thread = threading.Thread(target=run, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def find_uv() -> str | None:

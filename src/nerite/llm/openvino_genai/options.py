@@ -172,6 +172,8 @@ class PipelineOptions:
     """Prompt lookup instead of a draft model: length of the n-gram that must match."""
     guesses: int = 5
     """Speculative tokens per step."""
+    ends: frozenset[int] | None = None
+    """Tokens by which the model ends its answer, beside the tokenizer's; None: those in ``directory``."""
 
     @property
     def speculates(self) -> bool:
@@ -226,6 +228,7 @@ def read(context: ModelContext, instance: InstanceContext) -> PipelineOptions:
     check_files(context, GENERATE)
     selection.check_parameters(context, KNOWN, _ENGINE)
     standard = PipelineOptions(instance.name, converted(context))
+    version = context.version_directory.absolute()
     device, properties = _device(context, instance)
     speculation = selection.speculation(context)
     return PipelineOptions(
@@ -243,6 +246,7 @@ def read(context: ModelContext, instance: InstanceContext) -> PipelineOptions:
         _draft(context, speculation.draft),
         speculation.lookup,
         speculation.guesses,
+        None if standard.directory == version else checkpoint.end_tokens(version),
     )
 
 

@@ -74,7 +74,8 @@ class Stepping:
     def loaded(self) -> PipelineLoaded:
         """Return the message that the model is loaded."""
         own = self._pipeline.get_config()
-        ends = {own.eos_token_id, self._tokenizer.get_eos_token_id(), *own.stop_token_ids}
+        configured = {own.eos_token_id, *own.stop_token_ids} if self._options.ends is None else self._options.ends
+        ends = {self._tokenizer.get_eos_token_id(), *configured}
         return PipelineLoaded(self._blocks, frozenset(end for end in ends if end >= 0))
 
     def run(self) -> None:

@@ -1,0 +1,134 @@
+"""The pages for those who come from TorchServe and MLServer are followed, with files as those programs have them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import joblib
+import pytest
+from PIL import Image
+from sklearn.datasets import load_iris
+from sklearn.ensemble import RandomForestClassifier
+
+from pages import ROOT, Page, run
+from serving import NERITE, served, serving
+from tools import require
+
+TORCHSERVE = Page("docs/coming-from-torchserve.md")
+MLSERVER = Page("docs/coming-from-mlserver.md")
+
+HANDLER = """
+class LengthHandler:
+    def __init__(self):
+        self.extra = None
+
+    def initialize(self, context):
+        self.extra = open(context.system_properties["model_dir"] + "/extra.txt").read()
+
+    def handle(self, data, context):
+        assert len(data) <= context.system_properties["batch_size"]
+        return [{"bytes": len(row["body"]), "extra": self.extra, "model": context.model_name} for row in data]
+"""
+FUNCTION = """
+def answer(data, context):
+    return [row["body"][::-1] for row in data]
+"""
+
+
+def mar(file: Path, handler: str, **files: str) -> None:
+    """Write an archive as torch-model-archiver does."""
+    manifest = {
+        "createdOn": "26/11/2026 12:00:00",
+        "runtime": "python",
+        "model": {"modelName": file.stem, "handler": handler, "modelVersion": "1.0"},
+        "archiverVersion": "0.12.0",
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        for name, content in files.items():
+            archive.writestr(name.replace("__", "."), content)
+
+
+def test_a_program_of_torch(tmp_path: Path) -> None:
+    program, commands = TORCHSERVE.block("torch.export.Dim"), TORCHSERVE.block("nerite add flowers.pt2").splitlines()
+    (tmp_path / "export.py").write_text(program)
+    assert commands[0] == "python export.py"
+    run([sys.executable, "export.py"], cwd=tmp_path)
+    for command in commands[1:]:
+        run(command, cwd=tmp_path)
+    assert (tmp_path / "models" / "flowers" / "1" / "model.pt2").is_file()
+
+
+@pytest.mark.parametrize("kind", ["class", "function"])
+def test_a_handler(kind: str, tmp_path: Path) -> None:
+    require("curl")
+    if kind == "class":
+        mar(tmp_path / "lengths.mar", "lengths.py", lengths__py=HANDLER, extra__txt="more")
+    else:
+        mar(tmp_path / "lengths.mar", "reverse:answer", reverse__py=FUNCTION)
+    make, unpack = TORCHSERVE.block("zipfile").splitlines()
+    run(make, cwd=tmp_path)
+    run(unpack.replace("python", sys.executable), cwd=tmp_path)
+    (tmp_path / "models" / "lengths" / "1" / "model.py").write_text(TORCHSERVE.block("import importlib"))
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "JPEG")
+    (tmp_path / "kitten.jpg").write_bytes(file.getvalue())
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        if kind == "class":
+            answer = json.loads(run(TORCHSERVE.block("kitten.jpg"), server, cwd=tmp_path))["outputs"][0]
+            expected = {"bytes": len(file.getvalue()), "extra": "more", "model": "lengths"}
+            assert json.loads(answer["data"][0]) == expected
+        texts = {"name": "body", "datatype": "BYTES", "shape": [2, 1], "data": ["abc", "de"]}
+        several = server.json("POST", "/v2/models/lengths/infer", {"inputs": [texts]})["outputs"][0]["data"]
+        if kind == "class":
+            assert [json.loads(each)["bytes"] for each in several] == [3, 2]
+        else:
+            assert several == ["cba", "ed"]
+
+
+def test_a_model_of_scikit_learn(tmp_path: Path) -> None:
+    require("curl")
+    install, add, serve = MLSERVER.block("iris.joblib").splitlines()
+    assert install == "pip install 'nerite[sklearn,onnx]'"
+    assert serve == "nerite serve models"
+    features, kinds = load_iris(return_X_y=True)
+    joblib.dump(RandomForestClassifier(5, random_state=0).fit(features, kinds), tmp_path / "iris.joblib")
+    run(add, cwd=tmp_path)
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        answer = json.loads(run(MLSERVER.block("curl"), server))
+        assert answer["outputs"][0]["data"] == [0]
+
+
+def test_a_runtime(tmp_path: Path) -> None:
+    (tmp_path / "double.py").write_text(MLSERVER.block("# after"))
+    assert MLSERVER.block("nerite serve double.py").strip() == "nerite serve double.py"
+    ports = [f"--{service}-port=0" for service in ("http", "grpc", "metrics")]
+    with served([str(NERITE), "serve", "double.py", *ports], tmp_path / "log") as server:
+        assert server.infer("double", [1.5, 2.0], name="x") == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("page", ["coming-from-torchserve", "coming-from-mlserver"])
+def test_flags_metrics_and_endpoints_are_ours(page: str) -> None:
+    """The column of Nerite names flags, metrics and commands that there are."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    flags = (ROOT / "docs" / "flags.md").read_text()
+    metrics = (ROOT / "docs" / "metrics.md").read_text() + (ROOT / "docs" / "contract.md").read_text()
+    named = [line.rpartition(" | ")[2] for line in text.splitlines() if line.startswith("| ")]
+    assert [flag for cell in named for flag in re.findall(r"`(--[a-z-]+)", cell) if f"`{flag}`" not in flags] == []
+    assert [name for cell in named for name in re.findall(r"nv_\w+", cell) if name not in metrics] == []
+
+
+def test_every_block_is_known_here() -> None:
+    known = {
+        TORCHSERVE: ("torch.export.Dim", "nerite add flowers.pt2", "zipfile", "import importlib", "kitten.jpg"),
+        MLSERVER: ("iris.joblib", "curl", "# before", "# after", "nerite serve double.py"),
+    }
+    for page, parts in known.items():
+        assert len(page.blocks) == len(parts)
+        for part in parts:
+            page.block(part)
