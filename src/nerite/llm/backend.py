@@ -21,6 +21,7 @@ from nerite.llm.request import LlmCall, read_call
 from nerite.llm.selection import VLLM, EngineModule, ReaderModule
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
 from nerite.llm.thinking import BudgetedListener
+from nerite.llm.transcription import TranscriptionInstance
 
 # Tensors of language models (those of Triton's vLLM backend and more) and the configuration derived from them.
 
@@ -85,12 +86,33 @@ RERANK_INPUTS: Final = (
     LlmPort("documents", "TYPE_STRING", (-1,), optional=False),
 )
 RERANK_OUTPUTS: Final = (LlmPort("scores", "TYPE_FP32", (-1,)), LlmPort("num_input_tokens", "TYPE_UINT32"))
+TRANSCRIBE_INPUTS: Final = (
+    LlmPort("audio", "TYPE_FP32", (-1,), optional=False),
+    LlmPort("language", "TYPE_STRING"),
+    LlmPort("task", "TYPE_STRING"),
+    LlmPort("prompt", "TYPE_STRING"),
+    LlmPort("temperature", "TYPE_FP32"),
+    LlmPort("timestamps", "TYPE_STRING"),
+    LlmPort("stream", "TYPE_BOOL"),
+)
+TRANSCRIBE_OUTPUTS: Final = (
+    LlmPort("text_output", "TYPE_STRING"),
+    LlmPort("language", "TYPE_STRING"),
+    LlmPort("segments", "TYPE_STRING"),
+    LlmPort("words", "TYPE_STRING"),
+)
 
 _PORTS: Final = {
     checkpoint.GENERATE: (INPUTS, OUTPUTS),
     checkpoint.EMBED: (EMBED_INPUTS, EMBED_OUTPUTS),
     checkpoint.RERANK: (RERANK_INPUTS, RERANK_OUTPUTS),
+    checkpoint.TRANSCRIBE: (TRANSCRIBE_INPUTS, TRANSCRIBE_OUTPUTS),
 }
+_UNBATCHED: Final = {
+    checkpoint.RERANK: "takes several texts in each request",
+    checkpoint.TRANSCRIBE: "takes one recording in each request",
+}
+"""Why models have no batches, by their task."""
 _ROWS: Final = 32
 """Default maximum batch size of embedding models."""
 
@@ -113,11 +135,9 @@ def completed_config(context: ModelContext, task: str) -> Mapping[str, Any]:
         if rows > 1 and "dynamic_batching" not in config:
             made["dynamic_batching"] = {}
     elif rows:
-        why = (
-            "takes several texts in each request" if task == checkpoint.RERANK else "has an engine that batches itself"
-        )
+        why = _UNBATCHED.get(task, "has an engine that batches itself")
         raise InvalidArgument(f"model '{name}' has max_batch_size {rows}, but {why}: set it to 0 or omit it")
-    if task == checkpoint.GENERATE:
+    if task in (checkpoint.GENERATE, checkpoint.TRANSCRIBE):
         made["model_transaction_policy"] = config.get("model_transaction_policy") or {"decoupled": True}
     return made
 
@@ -152,7 +172,7 @@ _STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
-    """Backend for language models that generate text, compute embeddings or rerank documents.
+    """Backend for language models that generate text, compute embeddings, rerank documents or transcribe speech.
 
     Each model is run by the best engine that can run it.
     """
@@ -211,6 +231,8 @@ class LlmModel:
             readers = cast(ReaderModule, self._engines)  # only such an engine is chosen for these tasks
             if task == checkpoint.EMBED:
                 return EmbeddingInstance(self._context, readers.embedder(self._context, context))
+            if task == checkpoint.TRANSCRIBE:
+                return TranscriptionInstance(self._context, readers.transcriber(self._context, context))
             return RerankingInstance(self._context, readers.reranker(self._context, context))
         engine = self._engines.engine(self._context, context)
         step = StepReport(context.reporter, _step_timeout(self._context))

@@ -15,7 +15,9 @@ from nerite.core.errors import InvalidArgument
 ARGUMENTS: Final = "model.json"
 """File with the arguments of vLLM, as in Triton's vLLM backend."""
 CONFIG: Final = "config.json"
-_MODELS: Final = ("openvino_model.xml", "openvino_language_model.xml")
+HEARING_MODEL: Final = "openvino_encoder_model.xml"
+"""The part of a speech model that listens; another part writes."""
+_MODELS: Final = ("openvino_model.xml", "openvino_language_model.xml", HEARING_MODEL)
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 
 
@@ -67,13 +69,15 @@ PARAMETER: Final = "TASK"
 GENERATE: Final = "generate"
 EMBED: Final = "embed"
 RERANK: Final = "rerank"
-_TASKS: Final = (GENERATE, EMBED, RERANK)
+TRANSCRIBE: Final = "transcribe"
+_TASKS: Final = (GENERATE, EMBED, RERANK, TRANSCRIBE)
 
+_HEARING: Final = ("WhisperForConditionalGeneration",)
 _SENTENCE_TRANSFORMERS: Final = ("modules.json", "config_sentence_transformers.json")
 
 
 def task_of(context: ModelContext) -> str:
-    """Return ``generate``, ``embed`` or ``rerank``. Raises ``InvalidArgument`` if the parameter is invalid."""
+    """Return what a model does, one of ``_TASKS``. Raises ``InvalidArgument`` if the parameter is invalid."""
     configured = context.parameter(PARAMETER)
     if configured in _TASKS:
         return configured
@@ -89,6 +93,8 @@ def task_of(context: ModelContext) -> str:
     for architecture in architectures(directory):
         if architecture.endswith("ForSequenceClassification"):
             return RERANK
+        if architecture in _HEARING:
+            return TRANSCRIBE
         # Architectures without a task head, such as BertModel and XLMRobertaModel.
         if architecture.endswith("Model") and not architecture.endswith("LMHeadModel"):
             return EMBED

@@ -24,6 +24,7 @@ from nerite.llm import checkpoint, installation
 from nerite.llm.checkpoint import CheckpointContent, task_of
 from nerite.llm.embedding import Embedder, Reranker
 from nerite.llm.engine import LlmEngine
+from nerite.llm.transcription import Transcriber
 from nerite.observability.gpus import driver_is_loaded
 
 EXTRA: Final = "nerite[llm]"
@@ -144,7 +145,7 @@ OF_SOME: Final = frozenset(
         *(CACHE, "NUM_KV_BLOCKS", PREFIX_CACHING),
         *("PIPELINE_PARALLEL_SIZE", "TENSOR_PARALLEL_SIZE"),
         *("INFERENCE_NUM_THREADS", "TARGET_DEVICE", "WEIGHT_FORMAT"),
-        *("NORMALIZE", "POOLING_TYPE"),
+        *("NORMALIZE", "POOLING_TYPE", "WORD_TIMESTAMPS"),
         *OF_OPENVINO,
         *SPECULATION,
     }
@@ -221,13 +222,16 @@ class EngineModule(Protocol):
 
 
 class ReaderModule(Protocol):
-    """Interface of the package of an engine that also supports embedding and reranking models."""
+    """Interface of the package of an engine that also supports models that generate nothing from a prompt."""
 
     def embedder(self, model: ModelContext, instance: InstanceContext) -> Embedder:
         """Load and return the embedder of an instance. Slow. Raises ``NeriteError``."""
 
     def reranker(self, model: ModelContext, instance: InstanceContext) -> Reranker:
         """Load and return the reranker of an instance. Slow. Raises ``NeriteError``."""
+
+    def transcriber(self, model: ModelContext, instance: InstanceContext) -> Transcriber:
+        """Load and return the transcriber of an instance. Slow. Raises ``NeriteError``."""
 
 
 def prepared(context: ModelContext, backend: str) -> Path | None:

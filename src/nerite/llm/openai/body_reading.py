@@ -26,10 +26,15 @@ def read_body(
     then: Callable[[Any], None],
     refusal: Callable[[NeriteError], Reply] = reply_of,
     more: Sequence[bytes] = (),
+    *,
+    apart: bool = False,
 ) -> None:
-    """Parse a body and what belongs to it, in a helper process if they are large; call ``then`` with the result."""
+    """Parse a body and what belongs to it, in a helper process if they are large; call ``then`` with the result.
+
+    ``apart``: in a helper process however small they are, because they hold files.
+    """
     parts = [body, *more]
-    if sum(map(len, parts)) < LARGE:
+    if sum(map(len, parts)) < LARGE and not apart:
         then(reader.here(*parts))
         return
 

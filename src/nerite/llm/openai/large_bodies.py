@@ -16,7 +16,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
-from nerite.llm.openai import anthropic, embeddings, requests, responses, tokens
+from nerite.llm.openai import anthropic, embeddings, requests, responses, tokens, transcriptions
 from nerite.llm.openai import embeddings as reranking
 from nerite.llm.openai.chat_templates import ChatTemplate
 from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -24,6 +24,7 @@ from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
 from nerite.llm.openai.requests import ChatRequest, CompletionFields, CompletionRequest
 from nerite.llm.openai.responses import ResponseCall
 from nerite.llm.openai.sampling import SamplingSetting, written
+from nerite.llm.openai.transcriptions import TranscriptionRequest
 from nerite.workers.helper_pool import HelperTimeout
 
 if TYPE_CHECKING:
@@ -272,6 +273,19 @@ def scoring_of(parsed: dict[str, Any], *texts: memoryview) -> ScoreRequest:
     return ScoreRequest(firsts=texts[:count], seconds=texts[count:], unknown=unknown, **parsed)
 
 
+@_refusing
+def read_transcription(body: memoryview, content_type: memoryview) -> tuple[Any, ...]:
+    """Read the form of a request to transcribe, and its recording."""
+    parsed = transcriptions.read_transcription(body, content_type)._asdict()
+    return parsed, parsed.pop("samples")
+
+
+def transcription_of(parsed: dict[str, Any], samples: memoryview) -> TranscriptionRequest:
+    """Rebuild the request that ``read_transcription`` parsed."""
+    return TranscriptionRequest(samples=samples, **{**parsed, "unknown": _unknown(parsed["unknown"])})
+
+
+TRANSCRIPTION: Final = BodyReader(transcriptions.read_transcription, read_transcription, transcription_of)
 SCORING: Final = BodyReader(embeddings.read_scoring, read_scoring, scoring_of)
 COMPLETION: Final = BodyReader(requests.read_completion, read_completion, completion_of)
 CHAT: Final = BodyReader(requests.read_chat, read_chat, chat_of)

@@ -1,10 +1,11 @@
-"""The engine for CPUs: OpenVINO GenAI's continuous batching with paged KV cache, and its embedding pipelines."""
+"""The engine for CPUs: OpenVINO GenAI's continuous batching with paged KV cache, and its other pipelines."""
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.llm import checkpoint
 from nerite.llm.openvino_genai import options
 from nerite.llm.openvino_genai.engine import OpenVinoGenAiEngine
 from nerite.llm.openvino_genai.framework import OpenVinoEmbedder, OpenVinoReranker
+from nerite.llm.openvino_genai.speech import OpenVinoTranscriber
 
 
 def check(context: ModelContext) -> None:
@@ -27,4 +28,19 @@ def reranker(model: ModelContext, instance: InstanceContext) -> OpenVinoReranker
     return OpenVinoReranker(options.read_encoder(model, instance, checkpoint.RERANK))
 
 
-__all__ = ["OpenVinoEmbedder", "OpenVinoGenAiEngine", "OpenVinoReranker", "check", "embedder", "engine", "reranker"]
+def transcriber(model: ModelContext, instance: InstanceContext) -> OpenVinoTranscriber:
+    """Load and return the transcriber of an instance. Slow. Raises ``NeriteError``."""
+    return OpenVinoTranscriber(options.read_transcriber(model, instance))
+
+
+__all__ = [
+    "OpenVinoEmbedder",
+    "OpenVinoGenAiEngine",
+    "OpenVinoReranker",
+    "OpenVinoTranscriber",
+    "check",
+    "embedder",
+    "engine",
+    "reranker",
+    "transcriber",
+]

@@ -16,7 +16,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import usable_cores
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
 from nerite.llm import checkpoint, selection
-from nerite.llm.checkpoint import EMBED, GENERATE, CheckpointContent
+from nerite.llm.checkpoint import EMBED, GENERATE, HEARING_MODEL, TRANSCRIBE, CheckpointContent
 from nerite.llm.installation import converted
 
 # LoRA. The pipeline silently ignores adapters that requests choose and tensors that match no layer, and it does not
@@ -119,6 +119,7 @@ _SEEING_FILES: Final = (
     "openvino_vision_embeddings_model.xml",
     *_FILES[1:],
 )
+_HEARING_FILES: Final = (HEARING_MODEL, "openvino_decoder_model.xml", *_FILES[1:], "preprocessor_config.json")
 
 _COMMON: Final = frozenset(
     {"INFERENCE_NUM_THREADS", "MAX_MODEL_LEN", "TARGET_DEVICE", "WEIGHT_FORMAT", *selection.OF_OPENVINO}
@@ -132,6 +133,10 @@ KNOWN: Final = frozenset(
     }
 )
 _EMBEDDING: Final = frozenset({"NORMALIZE", "POOLING_TYPE"})
+_WORDS: Final = "WORD_TIMESTAMPS"
+_TRANSCRIBING: Final = frozenset(
+    {"INFERENCE_NUM_THREADS", "TARGET_DEVICE", "WEIGHT_FORMAT", _WORDS, *selection.OF_OPENVINO}
+)
 _ENGINE: Final = "the engine openvino_genai"
 
 _POOLINGS: Final = {"CLS": "CLS", "MEAN": "MEAN", "LAST": "LAST_TOKEN"}
@@ -204,6 +209,19 @@ class EncoderOptions:
     """Whether vectors are normalized to length 1."""
 
 
+@dataclass(frozen=True)
+class TranscriberOptions:
+    """Options of a pipeline that transcribes speech."""
+
+    name: str
+    """Name of the model."""
+    directory: Path
+    device: str
+    properties: Mapping[str, str | int]
+    words: bool
+    """Whether requests may ask for the times of words, which makes all of them slower."""
+
+
 def check_files(context: ModelContext, task: str) -> None:
     """Raise ``Unavailable`` with a remedy if the version directory lacks files that the task needs."""
     directory = context.version_directory
@@ -212,6 +230,8 @@ def check_files(context: ModelContext, task: str) -> None:
     needed: Sequence[str] = _FILES if task == GENERATE else _FILES[:2]
     if task == GENERATE and (directory / SEEING_MODEL).is_file():
         needed = _SEEING_FILES
+    if task == TRANSCRIBE:
+        needed = _HEARING_FILES
     missing = [file for file in needed if not (directory / file).is_file()]
     if not missing:
         return
@@ -269,6 +289,15 @@ def read_encoder(context: ModelContext, instance: InstanceContext, task: str) ->
     if task != EMBED:
         return made
     return replace(made, pooling=_pooling(context), normalize=configuration.flag(context, "NORMALIZE", default=True))
+
+
+def read_transcriber(context: ModelContext, instance: InstanceContext) -> TranscriberOptions:
+    """Read the options of a model that transcribes. Raises ``NeriteError``."""
+    check_files(context, TRANSCRIBE)
+    selection.check_parameters(context, _TRANSCRIBING, f"{_ENGINE}, for a model that is to {TRANSCRIBE},")
+    device, properties = _device(context, instance)
+    words = configuration.flag(context, _WORDS, default=False)
+    return TranscriberOptions(context.name, converted(context), device, properties, words)
 
 
 def _pooling(context: ModelContext) -> str:

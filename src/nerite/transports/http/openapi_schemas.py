@@ -233,6 +233,18 @@ COMMON: Final[dict[str, Schema]] = {
     "Detokenized": _object(prompt=_TEXT),
     "ScoreRequest": _object(model=_TEXT, text_1={}, text_2={}) | {"required": ["model"]},
     "Scores": _object(id=_TEXT, object=_TEXT, model=_TEXT, data=_list({"type": "object"})),
+    "TranscriptionRequest": _object(
+        file={"type": "string", "contentMediaType": "audio/wav"},
+        model=_TEXT,
+        language=_TEXT,
+        prompt=_TEXT,
+        response_format={"enum": ["json", "text", "srt", "vtt", "verbose_json"]},
+        temperature={"type": "number", "minimum": 0, "maximum": 1},
+        stream=_FLAG,
+    )
+    | {"required": ["file", "model"]},
+    "Transcription": _object(text=_TEXT, usage={"type": "object"})
+    | {"description": "With `stream`: OpenAI's events. Other formats are text."},
     "InferRequest": _object(id=_TEXT, inputs=_list(_ANY_TENSOR), outputs=_list(_wanted([])), parameters=_PARAMETERS)
     | {"required": ["inputs"]},
     "InferResponse": _object(

@@ -108,6 +108,8 @@ ENDPOINTS: Final = (
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
     _endpoint("score", "POST", "inference", "/v1/score"),
+    _endpoint("transcriptions", "POST", "inference", "/v1/audio/transcriptions"),
+    _endpoint("translations", "POST", "inference", "/v1/audio/translations"),
     _endpoint("files", "GET POST", "inference", "/v1/files"),
     _endpoint("file", "GET DELETE", "inference", "/v1/files/{file}"),
     _endpoint("file_content", "GET", "inference", "/v1/files/{file}/content"),
@@ -201,6 +203,8 @@ class EndpointDescription(NamedTuple):
     """The content types of the response."""
     tensors: bool = False
     """Binary tensors may follow the JSON in requests and responses."""
+    form: bool = False
+    """The request body is a form."""
 
 
 ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
@@ -285,6 +289,16 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
     "rerank": EndpointDescription("Rank documents by their relevance to a query", "RerankRequest", "Ranking"),
     "score": EndpointDescription("Score pairs of texts by their relevance", "ScoreRequest", "Scores"),
+    "transcriptions": EndpointDescription(
+        "Transcribe a recording (OpenAI API)", "TranscriptionRequest", "Transcription", (_JSON, _EVENTS), form=True
+    ),
+    "translations": EndpointDescription(
+        "Translate a recording to English (OpenAI API)",
+        "TranscriptionRequest",
+        "Transcription",
+        (_JSON, _EVENTS),
+        form=True,
+    ),
     "files": EndpointDescription("List the files of batches, or upload one as a form (OpenAI API)", "", "File"),
     "file": EndpointDescription("Describe or delete a file (OpenAI API)", gives="File"),
     "file_content": EndpointDescription("Return the content of a file (OpenAI API)", kinds=(_BINARY,)),

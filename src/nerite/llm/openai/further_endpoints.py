@@ -1,0 +1,58 @@
+"""Endpoints under ``/v1`` beside those for text: transcripts of recordings."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from nerite.llm.openai import large_bodies
+from nerite.llm.openai.served_models import TRANSCRIBING, CallOrigin, TextModels
+from nerite.llm.openai.transcriptions import Transcription, TranscriptionRequest, transcription_request
+from nerite.llm.transcription import TRANSCRIBE, TRANSLATE
+
+if TYPE_CHECKING:
+    from nerite.transports.access import SenderHeaders
+    from nerite.transports.http.handler import HttpExchange
+
+EndpointHandler: TypeAlias = Callable[..., None]
+_OPENING: Final = 64 * 1024
+"""Bytes of a recording that stand for the beginning of a prompt."""
+
+
+class FurtherEndpoints:
+    """Handlers by the names of their endpoints (``http/routes.py``)."""
+
+    def __init__(
+        self,
+        models: TextModels,
+        read: Callable[..., None],
+        begin: Callable[..., None],
+        pass_over: Callable[..., None],
+    ) -> None:
+        """``read`` reads a body, ``begin`` submits requests, ``pass_over`` logs or refuses unknown fields."""
+        self._models = models
+        self._read = read
+        self._begin = begin
+        self._pass_over = pass_over
+        self.handlers: Mapping[str, EndpointHandler] = {
+            "transcriptions": partial(self._listen, TRANSCRIBE),
+            "translations": partial(self._listen, TRANSLATE),
+        }
+
+    def _listen(self, task: str, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Transcribe or translate a recording."""
+        content_type = connection.head.headers.get("content-type", "").encode("latin-1", "replace")
+        then = partial(self._transcribe, task, connection, sender)
+        self._read(connection, body, large_bodies.TRANSCRIPTION, then, more=[content_type], apart=True)
+
+    def _transcribe(
+        self, task: str, connection: HttpExchange, sender: SenderHeaders, asked: TranscriptionRequest
+    ) -> None:
+        self._pass_over(asked.unknown)
+        call = CallOrigin(sender, asked.user, lambda _: bytes(asked.samples[:_OPENING]))
+        running, address = self._models.find(asked.model, call, TRANSCRIBING)
+        request = transcription_request(asked, task, running.signature, sender, address)
+        work = Transcription(connection, asked, task)
+        self._begin(work, f"transcription-{secrets.token_hex(16)}", [request], sender)
