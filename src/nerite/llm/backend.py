@@ -15,6 +15,7 @@ from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.llm import checkpoint, selection
+from nerite.llm.classification import ClassificationInstance
 from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
 from nerite.llm.engine import GenerationRequest, LlmEngine, RequestListener
 from nerite.llm.request import LlmCall, read_call
@@ -86,6 +87,12 @@ RERANK_INPUTS: Final = (
     LlmPort("documents", "TYPE_STRING", (-1,), optional=False),
 )
 RERANK_OUTPUTS: Final = (LlmPort("scores", "TYPE_FP32", (-1,)), LlmPort("num_input_tokens", "TYPE_UINT32"))
+CLASSIFY_INPUTS: Final = (LlmPort("text_input", "TYPE_STRING", optional=False),)
+CLASSIFY_OUTPUTS: Final = (
+    LlmPort("scores", "TYPE_FP32", (-1,)),
+    LlmPort("label", "TYPE_STRING"),
+    LlmPort("num_input_tokens", "TYPE_UINT32"),
+)
 TRANSCRIBE_INPUTS: Final = (
     LlmPort("audio", "TYPE_FP32", (-1,), optional=False),
     LlmPort("language", "TYPE_STRING"),
@@ -106,6 +113,7 @@ _PORTS: Final = {
     checkpoint.GENERATE: (INPUTS, OUTPUTS),
     checkpoint.EMBED: (EMBED_INPUTS, EMBED_OUTPUTS),
     checkpoint.RERANK: (RERANK_INPUTS, RERANK_OUTPUTS),
+    checkpoint.CLASSIFY: (CLASSIFY_INPUTS, CLASSIFY_OUTPUTS),
     checkpoint.TRANSCRIBE: (TRANSCRIBE_INPUTS, TRANSCRIBE_OUTPUTS),
 }
 _UNBATCHED: Final = {
@@ -114,7 +122,7 @@ _UNBATCHED: Final = {
 }
 """Why models have no batches, by their task."""
 _ROWS: Final = 32
-"""Default maximum batch size of embedding models."""
+"""Default maximum batch size of models that embed or classify."""
 
 
 def completed_config(context: ModelContext, task: str) -> Mapping[str, Any]:
@@ -130,7 +138,7 @@ def completed_config(context: ModelContext, task: str) -> Mapping[str, Any]:
         "output": _with(name, "output", config.get("output", ()), outputs),
     }
     rows = config.get("max_batch_size", 0)
-    if task == checkpoint.EMBED:
+    if task in (checkpoint.EMBED, checkpoint.CLASSIFY):
         rows = made["max_batch_size"] = rows or _ROWS
         if rows > 1 and "dynamic_batching" not in config:
             made["dynamic_batching"] = {}
@@ -172,7 +180,7 @@ _STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
-    """Backend for language models that generate text, compute embeddings, rerank documents or transcribe speech.
+    """Backend for language models that generate text, embed or classify texts, rerank documents or transcribe.
 
     Each model is run by the best engine that can run it.
     """
@@ -231,6 +239,8 @@ class LlmModel:
             readers = cast(ReaderModule, self._engines)  # only such an engine is chosen for these tasks
             if task == checkpoint.EMBED:
                 return EmbeddingInstance(self._context, readers.embedder(self._context, context))
+            if task == checkpoint.CLASSIFY:
+                return ClassificationInstance(self._context, readers.classifier(self._context, context))
             if task == checkpoint.TRANSCRIBE:
                 return TranscriptionInstance(self._context, readers.transcriber(self._context, context))
             return RerankingInstance(self._context, readers.reranker(self._context, context))

@@ -69,8 +69,9 @@ PARAMETER: Final = "TASK"
 GENERATE: Final = "generate"
 EMBED: Final = "embed"
 RERANK: Final = "rerank"
+CLASSIFY: Final = "classify"
 TRANSCRIBE: Final = "transcribe"
-_TASKS: Final = (GENERATE, EMBED, RERANK, TRANSCRIBE)
+_TASKS: Final = (GENERATE, EMBED, RERANK, CLASSIFY, TRANSCRIBE)
 
 _HEARING: Final = ("WhisperForConditionalGeneration",)
 _SENTENCE_TRANSFORMERS: Final = ("modules.json", "config_sentence_transformers.json")
@@ -92,13 +93,23 @@ def task_of(context: ModelContext) -> str:
         return EMBED
     for architecture in architectures(directory):
         if architecture.endswith("ForSequenceClassification"):
-            return RERANK
+            return CLASSIFY if len(labels_of(directory)) > 1 else RERANK
         if architecture in _HEARING:
             return TRANSCRIBE
         # Architectures without a task head, such as BertModel and XLMRobertaModel.
         if architecture.endswith("Model") and not architecture.endswith("LMHeadModel"):
             return EMBED
     return GENERATE
+
+
+def labels_of(directory: Path) -> list[str]:
+    """Return the names of the classes in the checkpoint's config.json, in the order of their numbers."""
+    named = describe_content(directory).get("id2label")
+    try:
+        numbered = sorted((int(number), str(label)) for number, label in named.items()) if named else []
+    except (AttributeError, ValueError):
+        return []
+    return [label for _, label in numbered]
 
 
 def architectures(directory: Path) -> list[str]:

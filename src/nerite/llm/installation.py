@@ -161,6 +161,7 @@ _TASKS: Final = {
     tasks.GENERATE: "text-generation-with-past",
     tasks.EMBED: "feature-extraction",
     tasks.RERANK: "text-classification",
+    tasks.CLASSIFY: "text-classification",
     tasks.TRANSCRIBE: "automatic-speech-recognition-with-past",
 }
 _WRITERS: Final = ("ForCausalLM", "LMHeadModel")

@@ -22,6 +22,7 @@ from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument, NotInstalled, Unavailable, Unsupported
 from nerite.llm import checkpoint, installation
 from nerite.llm.checkpoint import CheckpointContent, task_of
+from nerite.llm.classification import Classifier
 from nerite.llm.embedding import Embedder, Reranker
 from nerite.llm.engine import LlmEngine
 from nerite.llm.transcription import Transcriber
@@ -229,6 +230,9 @@ class ReaderModule(Protocol):
 
     def reranker(self, model: ModelContext, instance: InstanceContext) -> Reranker:
         """Load and return the reranker of an instance. Slow. Raises ``NeriteError``."""
+
+    def classifier(self, model: ModelContext, instance: InstanceContext) -> Classifier:
+        """Load and return the classifier of an instance. Slow. Raises ``NeriteError``."""
 
     def transcriber(self, model: ModelContext, instance: InstanceContext) -> Transcriber:
         """Load and return the transcriber of an instance. Slow. Raises ``NeriteError``."""

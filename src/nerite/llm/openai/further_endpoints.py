@@ -1,4 +1,4 @@
-"""Endpoints under ``/v1`` beside those for text: transcripts of recordings."""
+"""Endpoints under ``/v1`` that generate nothing: classes of texts, and transcripts of recordings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nerite.llm.openai import large_bodies
-from nerite.llm.openai.served_models import TRANSCRIBING, CallOrigin, TextModels
+from nerite.llm.openai.classification import Classification, ClassifyRequest, classify_requests
+from nerite.llm.openai.served_models import CLASSIFYING, TRANSCRIBING, CallOrigin, TextModels
 from nerite.llm.openai.transcriptions import Transcription, TranscriptionRequest, transcription_request
 from nerite.llm.transcription import TRANSCRIBE, TRANSLATE
 
@@ -37,9 +38,23 @@ class FurtherEndpoints:
         self._begin = begin
         self._pass_over = pass_over
         self.handlers: Mapping[str, EndpointHandler] = {
+            "classify": self._sort,
+            "classify_texts": self._sort,
             "transcriptions": partial(self._listen, TRANSCRIBE),
             "translations": partial(self._listen, TRANSLATE),
         }
+
+    def _sort(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Return the class of each text."""
+        self._read(connection, body, large_bodies.CLASSIFICATION, partial(self._classify, connection, sender))
+
+    def _classify(self, connection: HttpExchange, sender: SenderHeaders, asked: ClassifyRequest) -> None:
+        self._pass_over(asked.unknown)
+        call = CallOrigin(sender, asked.user, lambda _: bytes(asked.texts[0]), len(asked.texts))
+        running, address = self._models.find(asked.model, call, CLASSIFYING)
+        name = f"classify-{secrets.token_hex(16)}"
+        work = Classification(connection, name, asked, running.signature)
+        self._begin(work, name, classify_requests(asked, running.signature, sender, address), sender)
 
     def _listen(self, task: str, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Transcribe or translate a recording."""

@@ -16,9 +16,10 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
-from nerite.llm.openai import anthropic, embeddings, requests, responses, tokens, transcriptions
+from nerite.llm.openai import anthropic, classification, embeddings, requests, responses, tokens, transcriptions
 from nerite.llm.openai import embeddings as reranking
 from nerite.llm.openai.chat_templates import ChatTemplate
+from nerite.llm.openai.classification import ClassifyRequest
 from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
 from nerite.llm.openai.requests import ChatRequest, CompletionFields, CompletionRequest
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 LARGE: Final = 64 * 1024
 """Minimum size in bytes of a body that is parsed in a helper: parsing less takes about as long as handing it over."""
 _TIMEOUT_SECONDS: Final = 10.0
+FILE_SECONDS: Final = 60.0
+"""Time limit for a body that holds files."""
 _MAX_VALUES: Final = 2_000_000
 """Maximum number of values in a body: that many take about 200 MB."""
 
@@ -53,10 +56,11 @@ class PromptHelper:
         then: Callable[..., None],
         what: str,
         refusal: Callable[[NeriteError], Reply] = reply_of,
+        seconds: float = _TIMEOUT_SECONDS,
     ) -> None:
         """``then`` is called with the results of ``function`` and may raise ``NeriteError``. ``what`` describes it.
 
-        ``refusal`` returns the reply for an error.
+        ``refusal`` returns the reply for an error. The call may take ``seconds``.
         """
         self.header = RequestHeader("", "", ())
         self._connection = connection
@@ -64,7 +68,7 @@ class PromptHelper:
         self._refusal = refusal
         connection.request = self
         name = f"{__name__}:{function.__name__}"
-        self._call: HelperCall = helpers.call(name, arguments, self._answered, what, seconds=_TIMEOUT_SECONDS)
+        self._call: HelperCall = helpers.call(name, arguments, self._answered, what, seconds=seconds)
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
         """Cancel the call because the client is gone."""
@@ -285,6 +289,19 @@ def transcription_of(parsed: dict[str, Any], samples: memoryview) -> Transcripti
     return TranscriptionRequest(samples=samples, **{**parsed, "unknown": _unknown(parsed["unknown"])})
 
 
+@_refusing
+def read_classification(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request to classify."""
+    parsed = classification.read_classification(_text(body))._asdict()
+    return parsed, *parsed.pop("texts")
+
+
+def classification_of(parsed: dict[str, Any], *texts: memoryview) -> ClassifyRequest:
+    """Rebuild the request that ``read_classification`` parsed."""
+    return ClassifyRequest(texts=texts, **{**parsed, "unknown": _unknown(parsed["unknown"])})
+
+
+CLASSIFICATION: Final = BodyReader(classification.read_classification, read_classification, classification_of)
 TRANSCRIPTION: Final = BodyReader(transcriptions.read_transcription, read_transcription, transcription_of)
 SCORING: Final = BodyReader(embeddings.read_scoring, read_scoring, scoring_of)
 COMPLETION: Final = BodyReader(requests.read_completion, read_completion, completion_of)

@@ -18,7 +18,7 @@ from nerite.core.errors import NeriteError, NotFound
 from nerite.core.request import NOBODY, InferenceRequest, RequestHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec
-from nerite.llm.openai import embeddings, text_model, transcriptions
+from nerite.llm.openai import classification, embeddings, text_model, transcriptions
 from nerite.llm.openai.fields import ApiError, reply_of
 from nerite.llm.openai.text_model import ModelAddress, Strings
 from nerite.scheduling.weighted_route import KeySource, WeightedRoute
@@ -41,6 +41,7 @@ _PATTERN: Final = frozenset("*?[")
 TEXT: Final = "text"
 EMBEDDING: Final = "embedding"
 RERANKING: Final = "reranking"
+CLASSIFYING: Final = "classifying"
 TRANSCRIBING: Final = "transcribing"
 _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
     TEXT: (text_model.is_text, f"is not a text model: {text_model.NEEDS}"),
@@ -49,6 +50,7 @@ _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
         f"is not an embedding model: it needs an output '{text_model.EMBEDDING}' (FP32)",
     ),
     RERANKING: (embeddings.is_reranker, f"is not a reranking model: {embeddings.NEEDS}"),
+    CLASSIFYING: (classification.is_classifier, f"does not classify texts: {classification.NEEDS}"),
     TRANSCRIBING: (transcriptions.is_transcriber, f"does not transcribe: {transcriptions.NEEDS}"),
 }
 """Purposes of models: how a signature is recognized, and the error text for models that do not match."""

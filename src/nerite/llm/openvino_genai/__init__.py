@@ -4,7 +4,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.llm import checkpoint
 from nerite.llm.openvino_genai import options
 from nerite.llm.openvino_genai.engine import OpenVinoGenAiEngine
-from nerite.llm.openvino_genai.framework import OpenVinoEmbedder, OpenVinoReranker
+from nerite.llm.openvino_genai.framework import OpenVinoClassifier, OpenVinoEmbedder, OpenVinoReranker
 from nerite.llm.openvino_genai.speech import OpenVinoTranscriber
 
 
@@ -28,17 +28,24 @@ def reranker(model: ModelContext, instance: InstanceContext) -> OpenVinoReranker
     return OpenVinoReranker(options.read_encoder(model, instance, checkpoint.RERANK))
 
 
+def classifier(model: ModelContext, instance: InstanceContext) -> OpenVinoClassifier:
+    """Load and return the classifier of an instance. Slow. Raises ``NeriteError``."""
+    return OpenVinoClassifier(options.read_encoder(model, instance, checkpoint.CLASSIFY))
+
+
 def transcriber(model: ModelContext, instance: InstanceContext) -> OpenVinoTranscriber:
     """Load and return the transcriber of an instance. Slow. Raises ``NeriteError``."""
     return OpenVinoTranscriber(options.read_transcriber(model, instance))
 
 
 __all__ = [
+    "OpenVinoClassifier",
     "OpenVinoEmbedder",
     "OpenVinoGenAiEngine",
     "OpenVinoReranker",
     "OpenVinoTranscriber",
     "check",
+    "classifier",
     "embedder",
     "engine",
     "reranker",

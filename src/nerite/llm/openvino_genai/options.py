@@ -16,7 +16,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import usable_cores
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
 from nerite.llm import checkpoint, selection
-from nerite.llm.checkpoint import EMBED, GENERATE, HEARING_MODEL, TRANSCRIBE, CheckpointContent
+from nerite.llm.checkpoint import CLASSIFY, EMBED, GENERATE, HEARING_MODEL, TRANSCRIBE, CheckpointContent
 from nerite.llm.installation import converted
 
 # LoRA. The pipeline silently ignores adapters that requests choose and tensors that match no layer, and it does not
@@ -207,6 +207,10 @@ class EncoderOptions:
     """Pooling of the tokens' vectors, by the framework's name."""
     normalize: bool = True
     """Whether vectors are normalized to length 1."""
+    labels: Sequence[str] = ()
+    """Names of the classes."""
+    independent: bool = False
+    """Whether a text may be of several classes."""
 
 
 @dataclass(frozen=True)
@@ -280,12 +284,18 @@ def _draft(context: ModelContext, configured: str) -> Path | None:
 
 
 def read_encoder(context: ModelContext, instance: InstanceContext, task: str) -> EncoderOptions:
-    """Read the options of a model that embeds or reranks. Raises ``NeriteError``."""
+    """Read the options of a model that embeds, reranks or classifies. Raises ``NeriteError``."""
     check_files(context, task)
     own = _COMMON | _EMBEDDING if task == EMBED else _COMMON
     selection.check_parameters(context, own, f"{_ENGINE}, for a model that is to {task},")
     device, properties = _device(context, instance)
     made = EncoderOptions(converted(context), device, properties, _context_length(context))
+    if task == CLASSIFY:
+        kind = checkpoint.describe_content(context.version_directory).get("problem_type")
+        if kind == "regression":
+            raise Unsupported(f"model '{context.name}' predicts numbers, and no classes: set TASK to rerank")
+        several = kind == "multi_label_classification"
+        return replace(made, labels=checkpoint.labels_of(context.version_directory), independent=several)
     if task != EMBED:
         return made
     return replace(made, pooling=_pooling(context), normalize=configuration.flag(context, "NORMALIZE", default=True))

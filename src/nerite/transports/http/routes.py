@@ -108,6 +108,8 @@ ENDPOINTS: Final = (
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
     _endpoint("score", "POST", "inference", "/v1/score"),
+    _endpoint("classify", "POST", "inference", "/v1/classify"),
+    _endpoint("classify_texts", "POST", "inference", "/classify"),
     _endpoint("transcriptions", "POST", "inference", "/v1/audio/transcriptions"),
     _endpoint("translations", "POST", "inference", "/v1/audio/translations"),
     _endpoint("files", "GET POST", "inference", "/v1/files"),
@@ -123,7 +125,7 @@ ENDPOINTS: Final = (
     _endpoint("metrics", "GET", METRICS_CATEGORY, "/metrics"),
 )
 _OPENAI: Final = "/v1/"
-_OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize"))
+_OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize", "/classify"))
 """Paths beside those under ``/v1`` that belong to the same API."""
 ANTHROPIC: Final = frozenset(("messages", "count_tokens"))
 """Names of the endpoints of Anthropic's API."""
@@ -289,6 +291,8 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
     "rerank": EndpointDescription("Rank documents by their relevance to a query", "RerankRequest", "Ranking"),
     "score": EndpointDescription("Score pairs of texts by their relevance", "ScoreRequest", "Scores"),
+    "classify": EndpointDescription("Return the class of each text", "ClassifyRequest", "Classes"),
+    "classify_texts": EndpointDescription("The same, at vLLM's path", "ClassifyRequest", "Classes"),
     "transcriptions": EndpointDescription(
         "Transcribe a recording (OpenAI API)", "TranscriptionRequest", "Transcription", (_JSON, _EVENTS), form=True
     ),
