@@ -214,6 +214,11 @@ class RouterPool:
         if self.demand is not None and self._may_know(model):
             self.demand.turned_away += 1
 
+    def want(self, model: str, now_ns: int) -> None:
+        """Note that a request that does not wait was refused, so that placement loads its model if none has it."""
+        if self.model_demand is not None and not self.serves(model) and self._may_know(model):
+            self.model_demand.refused(model, now_ns)
+
     @property
     def known(self) -> frozenset[str]:
         """Models that members have listed, as ready or as models that they could load."""
@@ -423,6 +428,11 @@ class PoolTable:
             if self.held.queue.has(pool.name, request.model) or (not behind and pool.may_come_to_serve(request.model)):
                 return self.held.hold(pool, request.model, order, waiting)
         return None
+
+    def want(self, model: str, level: str, now_ns: int) -> None:
+        """Note that an inference was refused and does not wait for a member."""
+        for pool in self._idle_pools() if level == IDLE.name else self._fitting(level):
+            pool.want(model, now_ns)
 
     def is_adapter(self, model: str) -> bool:
         """Whether a model is a LoRA adapter of another one, as far as members have said."""

@@ -396,6 +396,17 @@ def test_what_does_not_wait() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize(("level", "keys"), [("idle", {}), ("", {"hold_requests": 0})])
+def test_a_model_that_nobody_waits_for_is_loaded_all_the_same(level: str, keys: dict[str, Any]) -> None:
+    pool = made_pool("p", "a", models=("m",), placement=PlacementSettings(), **keys)
+    pool.set_ready("a", True, ("m",), MemberIndex(frozenset("mn"), frozenset("m")))
+    assert pool.model_demand is not None
+    for model in ("m", "n", "unheard"):
+        waiting(client := Client(), PoolTable([pool]), level=level, model=model)
+        assert [error.http_status for error in client.told] == {"n": [503], "unheard": [404]}.get(model, [])
+    assert set(pool.model_demand.take(1)) == {"m", "n"}
+
+
 def test_a_member_that_does_not_have_the_model_any_more() -> None:
     async def play() -> None:
         placed = PlacementSettings(memory=1)
