@@ -56,6 +56,8 @@ HTTP: Final = {
     "GET /v1/models/{model}": f"{_OPENAI}::test_models",
     "POST /v1/models/{model}/load": f"{_OPENAI}::test_models_that_come_and_go",
     "POST /v1/models/{model}/unload": f"{_OPENAI}::test_models_that_come_and_go",
+    "POST /v1/load_lora_adapter": "service/test_adapters.py::test_an_adapter_comes_and_goes",
+    "POST /v1/unload_lora_adapter": "service/test_adapters.py::test_an_adapter_comes_and_goes",
     "GET /v1/usage": "service/test_ledger_server.py::test_a_tenant_sees_its_own_usage",
     "POST /v1/completions": f"{_OPENAI}::test_a_completion",
     "POST /v1/chat/completions": f"{_OPENAI}::test_a_chat",

@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple, cast
 from nerite.backends import configuration
 from nerite.backends.interface import ExecutionTimes, Instance, InstanceContext, ModelContext
 from nerite.config import model_parameters
-from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.llm import checkpoint, selection
 from nerite.llm.classification import ClassificationInstance
 from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
-from nerite.llm.engine import GenerationRequest, LlmEngine, RequestListener
+from nerite.llm.engine import AdaptableEngine, GenerationRequest, LlmEngine, RequestListener
 from nerite.llm.request import LlmCall, read_call
 from nerite.llm.selection import VLLM, EngineModule, ReaderModule
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
@@ -280,6 +280,24 @@ class LlmInstance:
     def is_ready(self) -> bool:
         """Return whether the engine can start a request immediately."""
         return self._engine.is_ready()
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter while requests run. Raises ``NeriteError``."""
+        self._adaptable().load_adapter(name, path)
+        self._step.adapters = len(self._engine.capabilities().adapters)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse requests for a LoRA adapter from now on. Raises ``NeriteError``."""
+        self._adaptable().unload_adapter(name)
+        self._step.adapters = len(self._engine.capabilities().adapters)
+
+    def _adaptable(self) -> AdaptableEngine:
+        if not isinstance(self._engine, AdaptableEngine):
+            raise Unsupported(
+                f"the engine {self._engine.capabilities().engine} has the LoRA adapter that its model was loaded with, "
+                "and no other: name it in multi_lora.json, and load the model again"
+            )
+        return self._engine
 
     def close(self) -> None:
         """Stop the engine. Requests that still run are answered."""

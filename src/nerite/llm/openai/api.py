@@ -140,7 +140,7 @@ class OpenAi:
         self._chats = ChatModels(server)
         self._responses = ResponseApi(responses)
         self._read = partial(read_body, server)
-        self._further = FurtherEndpoints(self._models, self._read, self._begin, self._pass_over).handlers
+        self._further = FurtherEndpoints(self._models, control, self._read, self._begin, self._pass_over).handlers
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a request under ``/v1``."""

@@ -1,4 +1,4 @@
-"""Endpoints under ``/v1`` that generate nothing: classes of texts, and transcripts of recordings."""
+"""Endpoints under ``/v1`` beside those that generate: classes of texts, transcripts, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nerite.llm.openai import large_bodies
 from nerite.llm.openai.classification import Classification, ClassifyRequest, classify_requests
-from nerite.llm.openai.served_models import CLASSIFYING, TRANSCRIBING, CallOrigin, TextModels
+from nerite.llm.openai.served_models import CLASSIFYING, TRANSCRIBING, CallOrigin, ModelControl, TextModels
 from nerite.llm.openai.transcriptions import Transcription, TranscriptionRequest, transcription_request
 from nerite.llm.transcription import TRANSCRIBE, TRANSLATE
 
@@ -28,21 +28,33 @@ class FurtherEndpoints:
     def __init__(
         self,
         models: TextModels,
+        control: ModelControl | None,
         read: Callable[..., None],
         begin: Callable[..., None],
         pass_over: Callable[..., None],
     ) -> None:
-        """``read`` reads a body, ``begin`` submits requests, ``pass_over`` logs or refuses unknown fields."""
+        """``read`` reads a body, ``begin`` submits requests, ``pass_over`` logs or refuses unknown fields.
+
+        A front has no ``control``, and relays requests for adapters.
+        """
+        self._control = control
         self._models = models
         self._read = read
         self._begin = begin
         self._pass_over = pass_over
         self.handlers: Mapping[str, EndpointHandler] = {
+            "load_adapter": partial(self._change_adapter, load=True),
+            "unload_adapter": partial(self._change_adapter, load=False),
             "classify": self._sort,
             "classify_texts": self._sort,
             "transcriptions": partial(self._listen, TRANSCRIBE),
             "translations": partial(self._listen, TRANSLATE),
         }
+
+    def _change_adapter(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, *, load: bool) -> None:
+        """Load or unload a LoRA adapter."""
+        assert self._control is not None
+        self._control.change_adapter(connection, body, load=load)
 
     def _sort(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Return the class of each text."""

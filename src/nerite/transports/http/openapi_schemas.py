@@ -233,6 +233,7 @@ COMMON: Final[dict[str, Schema]] = {
     "Detokenized": _object(prompt=_TEXT),
     "ScoreRequest": _object(model=_TEXT, text_1={}, text_2={}) | {"required": ["model"]},
     "Scores": _object(id=_TEXT, object=_TEXT, model=_TEXT, data=_list({"type": "object"})),
+    "AdapterRequest": _object(lora_name=_TEXT, lora_path=_TEXT, model=_TEXT) | {"required": ["lora_name"]},
     "ClassifyRequest": _object(model=_TEXT, input={"anyOf": [_TEXT, _list(_TEXT)]}) | {"required": ["model", "input"]},
     "Classes": _object(id=_TEXT, object=_TEXT, model=_TEXT, data=_list({"type": "object"}), usage={"type": "object"}),
     "TranscriptionRequest": _object(

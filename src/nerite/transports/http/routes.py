@@ -95,6 +95,8 @@ ENDPOINTS: Final = (
     _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
     _endpoint("openai_load", "POST", "model-repository", "/v1/models/{model}/load"),
     _endpoint("openai_unload", "POST", "model-repository", "/v1/models/{model}/unload"),
+    _endpoint("load_adapter", "POST", "model-repository", "/v1/load_lora_adapter"),
+    _endpoint("unload_adapter", "POST", "model-repository", "/v1/unload_lora_adapter"),
     _endpoint("own_usage", "GET", "inference", "/v1/usage"),
     _endpoint("completions", "POST", "inference", "/v1/completions"),
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
@@ -266,6 +268,12 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "openai_model": EndpointDescription("Describe a model in OpenAI's format", gives="OpenAiModel"),
     "openai_load": EndpointDescription("Load a model, and describe it in OpenAI's format", gives="OpenAiModel"),
     "openai_unload": EndpointDescription("Unload a model", gives="OpenAiModel"),
+    "load_adapter": EndpointDescription(
+        "Load a LoRA adapter into a running model, as vLLM does", "AdapterRequest", "Page", ("text/plain",)
+    ),
+    "unload_adapter": EndpointDescription(
+        "Unload a LoRA adapter that was loaded so", "AdapterRequest", "Page", ("text/plain",)
+    ),
     "own_usage": EndpointDescription("Return what the tenant's requests used, from the ledger", gives="Usage"),
     "completions": EndpointDescription(
         "Complete a text (OpenAI API)", "CompletionRequest", "Completion", (_JSON, _EVENTS)
