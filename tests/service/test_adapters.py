@@ -15,9 +15,8 @@ from llm_models import language_model
 from pages import ROOT
 from serving import Serving, eventually, serving
 
-STAND_IN = {
-    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "stand_ins" / "vllm"), os.environ.get("PYTHONPATH", "")])
-}
+PLACES = [str(ROOT / "tests" / "stand_ins" / "vllm"), os.environ.get("PYTHONPATH", "")]
+STAND_IN = {"PYTHONPATH": os.pathsep.join(place for place in PLACES if place)}
 HAND = ("--model-control-mode=explicit", "--load-model=*")
 CONFIG = 'backend: "vllm"\n'
 
@@ -127,10 +126,6 @@ def test_only_where_models_are_controlled_by_hand_and_with_the_key(tmp_path: Pat
     lock = "--http-restricted-api=model-repository:admin-key=secret"
     with serving(models, tmp_path / "log", lock, environment=STAND_IN) as server:
         assert load(server)[0] == 401
-        status, _, body = server.ask(
-            "POST",
-            "/v1/load_lora_adapter",
-            {"lora_name": "poet", "lora_path": "adapters/poet"},
-            {"admin-key": "secret"},
-        )
+        asked = {"lora_name": "poet", "lora_path": "adapters/poet"}
+        status, _, body = server.ask("POST", "/v1/load_lora_adapter", asked, admin_key="secret")
         assert (status, json.loads(body)["error"]["code"]) == (400, "model_control_mode")

@@ -131,7 +131,7 @@ def test_adapters_that_come_and_go(started: Started) -> None:
 
 
 def test_adapters_need_an_engine_with_room_for_them(started: Started) -> None:
-    with pytest.raises(Unsupported, match='add "enable_lora": true to its model.json'):
+    with pytest.raises(Unsupported, match=r'add "enable_lora": true to its model\.json'):
         started().load_adapter("B", "elsewhere")
 
 
