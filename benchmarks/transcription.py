@@ -1,8 +1,8 @@
 """Transcripts through the server, beside the engine's own pipeline and faster-whisper's own loop, of one checkpoint.
 
 The words of the server must be those of the engine. The checkpoint has random weights, so that they mean nothing, and
-the texts of faster-whisper, whose arithmetic differs, are others: their lengths are in the table. faster-whisper gets an
-environment of its own (100 MB), into which the checkpoint is converted; without a package index it is left out.
+the texts of faster-whisper, whose arithmetic differs, are others: their lengths are in the table. faster-whisper gets
+an environment of its own (100 MB), which converts the checkpoint; without a package index it is left out.
 
     python benchmarks/transcription.py [--size tiny|base|small] [--rounds N] [--recordings SECONDS ...] [--print]
 """
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import speech_checkpoint
 from contestants import nerite
@@ -31,7 +31,7 @@ from nerite.llm import installation
 
 _LOOPS: Final = Path(__file__).with_name("speech_loops.py")
 _FASTER: Final = Path.home() / ".cache" / "nerite-faster-whisper"
-_PACKAGES: Final = ("faster-whisper==1.2.1", "ctranslate2==4.6.2")
+_PACKAGES: Final = ("faster-whisper==1.2.1", "ctranslate2==4.8.5")
 _CONFIG: Final = """
 backend: "llm"
 parameters { key: "WEIGHT_FORMAT" value { string_value: "fp32" } }
@@ -155,11 +155,8 @@ def row(seconds: int, contestant: str, heard: list[Heard], own: str) -> str:
     """Return a line of the table."""
     whole, first = (statistics.median(getattr(each, part) for each in heard) for part in ("seconds", "first"))
     equal = all(each.text.strip() == own.strip() for each in heard)
-    said: Any = "yes" if equal else "no"
-    return (
-        f"| {seconds} | {contestant} | {first:.2f} | {whole:.2f} | {whole / seconds:.3f} | {len(heard[0].text.strip())} "
-        f"| {said} |"
-    )
+    said, length = "yes" if equal else "no", len(heard[0].text.strip())
+    return f"| {seconds} | {contestant} | {first:.2f} | {whole:.2f} | {whole / seconds:.3f} | {length} | {said} |"
 
 
 def main() -> None:
