@@ -20,6 +20,7 @@ from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
 from nerite.llm.engine import AdaptableEngine, GenerationRequest, LlmEngine, RequestListener
 from nerite.llm.request import LlmCall, read_call
 from nerite.llm.selection import VLLM, EngineModule, ReaderModule
+from nerite.llm.speaking import SpeakingInstance
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
 from nerite.llm.thinking import BudgetedListener
 from nerite.llm.transcription import TranscriptionInstance
@@ -108,6 +109,8 @@ TRANSCRIBE_OUTPUTS: Final = (
     LlmPort("segments", "TYPE_STRING"),
     LlmPort("words", "TYPE_STRING"),
 )
+SPEAK_INPUTS: Final = (LlmPort("text_input", "TYPE_STRING", optional=False), LlmPort("voice", "TYPE_STRING"))
+SPEAK_OUTPUTS: Final = (LlmPort("audio", "TYPE_FP32", (-1,)), LlmPort("sample_rate", "TYPE_UINT32"))
 
 _PORTS: Final = {
     checkpoint.GENERATE: (INPUTS, OUTPUTS),
@@ -115,10 +118,12 @@ _PORTS: Final = {
     checkpoint.RERANK: (RERANK_INPUTS, RERANK_OUTPUTS),
     checkpoint.CLASSIFY: (CLASSIFY_INPUTS, CLASSIFY_OUTPUTS),
     checkpoint.TRANSCRIBE: (TRANSCRIBE_INPUTS, TRANSCRIBE_OUTPUTS),
+    checkpoint.SPEAK: (SPEAK_INPUTS, SPEAK_OUTPUTS),
 }
 _UNBATCHED: Final = {
     checkpoint.RERANK: "takes several texts in each request",
     checkpoint.TRANSCRIBE: "takes one recording in each request",
+    checkpoint.SPEAK: "takes one text in each request",
 }
 """Why models have no batches, by their task."""
 _ROWS: Final = 32
@@ -180,7 +185,7 @@ _STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
-    """Backend for language models that generate text, embed or classify texts, rerank documents or transcribe.
+    """Backend for language models that generate text, embed or classify texts, rerank documents, transcribe or speak.
 
     Each model is run by the best engine that can run it.
     """
@@ -243,6 +248,8 @@ class LlmModel:
                 return ClassificationInstance(self._context, readers.classifier(self._context, context))
             if task == checkpoint.TRANSCRIBE:
                 return TranscriptionInstance(self._context, readers.transcriber(self._context, context))
+            if task == checkpoint.SPEAK:
+                return SpeakingInstance(self._context, readers.speaker(self._context, context))
             return RerankingInstance(self._context, readers.reranker(self._context, context))
         engine = self._engines.engine(self._context, context)
         step = StepReport(context.reporter, _step_timeout(self._context))

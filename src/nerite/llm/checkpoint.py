@@ -16,7 +16,7 @@ ARGUMENTS: Final = "model.json"
 """File with the arguments of vLLM, as in Triton's vLLM backend."""
 CONFIG: Final = "config.json"
 HEARING_MODEL: Final = "openvino_encoder_model.xml"
-"""The part of a speech model that listens; another part writes."""
+"""The part of a model that reads a recording or a text; another part writes or speaks."""
 _MODELS: Final = ("openvino_model.xml", "openvino_language_model.xml", HEARING_MODEL)
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 
@@ -71,9 +71,11 @@ EMBED: Final = "embed"
 RERANK: Final = "rerank"
 CLASSIFY: Final = "classify"
 TRANSCRIBE: Final = "transcribe"
-_TASKS: Final = (GENERATE, EMBED, RERANK, CLASSIFY, TRANSCRIBE)
+SPEAK: Final = "speak"
+_TASKS: Final = (GENERATE, EMBED, RERANK, CLASSIFY, TRANSCRIBE, SPEAK)
 
 _HEARING: Final = ("WhisperForConditionalGeneration",)
+_SPEAKING: Final = ("SpeechT5ForTextToSpeech",)
 _SENTENCE_TRANSFORMERS: Final = ("modules.json", "config_sentence_transformers.json")
 
 
@@ -96,6 +98,8 @@ def task_of(context: ModelContext) -> str:
             return CLASSIFY if len(labels_of(directory)) > 1 else RERANK
         if architecture in _HEARING:
             return TRANSCRIBE
+        if architecture in _SPEAKING:
+            return SPEAK
         # Architectures without a task head, such as BertModel and XLMRobertaModel.
         if architecture.endswith("Model") and not architecture.endswith("LMHeadModel"):
             return EMBED

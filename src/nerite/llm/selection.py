@@ -25,6 +25,7 @@ from nerite.llm.checkpoint import CheckpointContent, task_of
 from nerite.llm.classification import Classifier
 from nerite.llm.embedding import Embedder, Reranker
 from nerite.llm.engine import LlmEngine
+from nerite.llm.speaking import Speaker
 from nerite.llm.transcription import Transcriber
 from nerite.observability.gpus import driver_is_loaded
 
@@ -236,6 +237,9 @@ class ReaderModule(Protocol):
 
     def transcriber(self, model: ModelContext, instance: InstanceContext) -> Transcriber:
         """Load and return the transcriber of an instance. Slow. Raises ``NeriteError``."""
+
+    def speaker(self, model: ModelContext, instance: InstanceContext) -> Speaker:
+        """Load and return the speaker of an instance. Slow. Raises ``NeriteError``."""
 
 
 def prepared(context: ModelContext, backend: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Endpoints under ``/v1`` beside those that generate: classes of texts, transcripts, and LoRA adapters."""
+"""Endpoints under ``/v1`` beside those that generate text: classes, transcripts, recordings, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nerite.llm.openai import large_bodies
 from nerite.llm.openai.classification import Classification, ClassifyRequest, classify_requests
-from nerite.llm.openai.served_models import CLASSIFYING, TRANSCRIBING, CallOrigin, ModelControl, TextModels
+from nerite.llm.openai.served_models import CLASSIFYING, SPEAKING, TRANSCRIBING, CallOrigin, ModelControl, TextModels
+from nerite.llm.openai.speech import Speech, SpeechRequest, speech_request
 from nerite.llm.openai.transcriptions import Transcription, TranscriptionRequest, transcription_request
 from nerite.llm.transcription import TRANSCRIBE, TRANSLATE
 
@@ -47,6 +48,7 @@ class FurtherEndpoints:
             "unload_adapter": partial(self._change_adapter, load=False),
             "classify": self._sort,
             "classify_texts": self._sort,
+            "speech": self._utter,
             "transcriptions": partial(self._listen, TRANSCRIBE),
             "translations": partial(self._listen, TRANSLATE),
         }
@@ -67,6 +69,17 @@ class FurtherEndpoints:
         name = f"classify-{secrets.token_hex(16)}"
         work = Classification(connection, name, asked, running.signature)
         self._begin(work, name, classify_requests(asked, running.signature, sender, address), sender)
+
+    def _utter(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Speak a text."""
+        self._read(connection, body, large_bodies.SPEECH, partial(self._speak, connection, sender))
+
+    def _speak(self, connection: HttpExchange, sender: SenderHeaders, asked: SpeechRequest) -> None:
+        self._pass_over(asked.unknown)
+        call = CallOrigin(sender, asked.user, lambda _: asked.text)
+        running, address = self._models.find(asked.model, call, SPEAKING)
+        request = speech_request(asked, running.signature, sender, address)
+        self._begin(Speech(connection, asked), f"speech-{secrets.token_hex(16)}", [request], sender)
 
     def _listen(self, task: str, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Transcribe or translate a recording."""

@@ -16,7 +16,16 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
-from nerite.llm.openai import anthropic, classification, embeddings, requests, responses, tokens, transcriptions
+from nerite.llm.openai import (
+    anthropic,
+    classification,
+    embeddings,
+    requests,
+    responses,
+    speech,
+    tokens,
+    transcriptions,
+)
 from nerite.llm.openai import embeddings as reranking
 from nerite.llm.openai.chat_templates import ChatTemplate
 from nerite.llm.openai.classification import ClassifyRequest
@@ -25,6 +34,7 @@ from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
 from nerite.llm.openai.requests import ChatRequest, CompletionFields, CompletionRequest
 from nerite.llm.openai.responses import ResponseCall
 from nerite.llm.openai.sampling import SamplingSetting, written
+from nerite.llm.openai.speech import SpeechRequest
 from nerite.llm.openai.transcriptions import TranscriptionRequest
 from nerite.workers.helper_pool import HelperTimeout
 
@@ -302,6 +312,21 @@ def classification_of(parsed: dict[str, Any], *texts: memoryview) -> ClassifyReq
 
 
 CLASSIFICATION: Final = BodyReader(classification.read_classification, read_classification, classification_of)
+
+
+@_refusing
+def read_speech(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request to speak."""
+    parsed = speech.read_speech(_text(body))._asdict()
+    return parsed, parsed.pop("text")
+
+
+def speech_of(parsed: dict[str, Any], text: memoryview) -> SpeechRequest:
+    """Rebuild the request that ``read_speech`` parsed."""
+    return SpeechRequest(text=bytes(text), **{**parsed, "unknown": _unknown(parsed["unknown"])})
+
+
+SPEECH: Final = BodyReader(speech.read_speech, read_speech, speech_of)
 TRANSCRIPTION: Final = BodyReader(transcriptions.read_transcription, read_transcription, transcription_of)
 SCORING: Final = BodyReader(embeddings.read_scoring, read_scoring, scoring_of)
 COMPLETION: Final = BodyReader(requests.read_completion, read_completion, completion_of)

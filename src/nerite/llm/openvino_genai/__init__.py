@@ -5,7 +5,7 @@ from nerite.llm import checkpoint
 from nerite.llm.openvino_genai import options
 from nerite.llm.openvino_genai.engine import OpenVinoGenAiEngine
 from nerite.llm.openvino_genai.framework import OpenVinoClassifier, OpenVinoEmbedder, OpenVinoReranker
-from nerite.llm.openvino_genai.speech import OpenVinoTranscriber
+from nerite.llm.openvino_genai.speech import OpenVinoSpeaker, OpenVinoTranscriber
 
 
 def check(context: ModelContext) -> None:
@@ -38,16 +38,23 @@ def transcriber(model: ModelContext, instance: InstanceContext) -> OpenVinoTrans
     return OpenVinoTranscriber(options.read_transcriber(model, instance))
 
 
+def speaker(model: ModelContext, instance: InstanceContext) -> OpenVinoSpeaker:
+    """Load and return the speaker of an instance. Slow. Raises ``NeriteError``."""
+    return OpenVinoSpeaker(options.read_speaker(model, instance))
+
+
 __all__ = [
     "OpenVinoClassifier",
     "OpenVinoEmbedder",
     "OpenVinoGenAiEngine",
     "OpenVinoReranker",
+    "OpenVinoSpeaker",
     "OpenVinoTranscriber",
     "check",
     "classifier",
     "embedder",
     "engine",
     "reranker",
+    "speaker",
     "transcriber",
 ]

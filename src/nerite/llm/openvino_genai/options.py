@@ -16,7 +16,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import usable_cores
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
 from nerite.llm import checkpoint, selection
-from nerite.llm.checkpoint import CLASSIFY, EMBED, GENERATE, HEARING_MODEL, TRANSCRIBE, CheckpointContent
+from nerite.llm.checkpoint import CLASSIFY, EMBED, GENERATE, HEARING_MODEL, SPEAK, TRANSCRIBE, CheckpointContent
 from nerite.llm.installation import converted
 
 # LoRA. The pipeline silently ignores adapters that requests choose and tensors that match no layer, and it does not
@@ -118,6 +118,10 @@ _SEEING_FILES: Final = (
     "openvino_text_embeddings_model.xml",
     "openvino_vision_embeddings_model.xml",
     *_FILES[1:],
+)
+_SPEAKING_FILES: Final = (
+    *(HEARING_MODEL, "openvino_decoder_model.xml", "openvino_postnet.xml", "openvino_vocoder.xml"),
+    _FILES[1],
 )
 _HEARING_FILES: Final = (HEARING_MODEL, "openvino_decoder_model.xml", *_FILES[1:], "preprocessor_config.json")
 
@@ -226,16 +230,39 @@ class TranscriberOptions:
     """Whether requests may ask for the times of words, which makes all of them slower."""
 
 
+@dataclass(frozen=True)
+class SpeakerOptions:
+    """Options of a pipeline that speaks."""
+
+    name: str
+    """Name of the model."""
+    directory: Path
+    device: str
+    properties: Mapping[str, str | int]
+    voices: Mapping[str, Path]
+    """Files with the embeddings of voices, by their names."""
+    longest: int
+    """Maximum number of tokens of a text; 0 if unknown."""
+
+
 def check_files(context: ModelContext, task: str) -> None:
     """Raise ``Unavailable`` with a remedy if the version directory lacks files that the task needs."""
     directory = context.version_directory
     if checkpoint.checkpoint_content(directory) is CheckpointContent.CHECKPOINT:
+        if task == SPEAK:
+            raise Unavailable(
+                f"model '{context.name}': a checkpoint that speaks has its vocoder elsewhere, so that it cannot be "
+                "converted here. Write its files with: optimum-cli export openvino --task text-to-audio --model NAME "
+                '--model-kwargs \'{"vocoder": "NAME"}\' DIRECTORY'
+            )
         return  # its conversion creates all files
     needed: Sequence[str] = _FILES if task == GENERATE else _FILES[:2]
     if task == GENERATE and (directory / SEEING_MODEL).is_file():
         needed = _SEEING_FILES
     if task == TRANSCRIBE:
         needed = _HEARING_FILES
+    if task == SPEAK:
+        needed = _SPEAKING_FILES
     missing = [file for file in needed if not (directory / file).is_file()]
     if not missing:
         return
@@ -308,6 +335,18 @@ def read_transcriber(context: ModelContext, instance: InstanceContext) -> Transc
     device, properties = _device(context, instance)
     words = configuration.flag(context, _WORDS, default=False)
     return TranscriberOptions(context.name, converted(context), device, properties, words)
+
+
+def read_speaker(context: ModelContext, instance: InstanceContext) -> SpeakerOptions:
+    """Read the options of a model that speaks. Raises ``NeriteError``."""
+    check_files(context, SPEAK)
+    selection.check_parameters(context, _TRANSCRIBING - {_WORDS}, f"{_ENGINE}, for a model that is to {SPEAK},")
+    directory = context.version_directory
+    device, properties = _device(context, instance)
+    voices = {file.stem: file for file in sorted((directory / "voices").glob("*.bin"))}
+    longest = checkpoint.describe_content(directory).get("max_text_positions")
+    most = longest if isinstance(longest, int) and longest > 0 else 0
+    return SpeakerOptions(context.name, directory, device, properties, voices, most)
 
 
 def _pooling(context: ModelContext) -> str:

@@ -1,9 +1,10 @@
-"""Speech by OpenVINO GenAI's pipelines: transcripts by models of the Whisper family."""
+"""Speech by OpenVINO GenAI's pipelines: transcripts by models of the Whisper family, recordings by SpeechT5."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -11,10 +12,10 @@ import numpy as np
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.tensor import Array
-from nerite.frameworks.openvino.graph import translated
+from nerite.frameworks.openvino.graph import openvino, translated
 from nerite.llm.engine import LONGEST_TOKEN
-from nerite.llm.openvino_genai.framework import genai
-from nerite.llm.openvino_genai.options import TranscriberOptions
+from nerite.llm.openvino_genai.framework import genai, tokenizer
+from nerite.llm.openvino_genai.options import SpeakerOptions, TranscriberOptions
 from nerite.llm.transcription import (
     NONE,
     TRANSLATE,
@@ -125,3 +126,56 @@ class OpenVinoTranscriber:
 
 def _timed(part: Any, text: str) -> TimedText:
     return TimedText(round(part.start_ts, 3), round(part.end_ts, 3), text)
+
+
+class OpenVinoSpeaker:
+    """Speaker with OpenVINO GenAI's pipeline."""
+
+    def __init__(self, options: SpeakerOptions) -> None:
+        """Raises ``NeriteError``."""
+        self._name = options.name
+        self._longest = options.longest
+        try:
+            self._tokenizer: Any = tokenizer(options.directory)
+            self._pipeline: Any = genai().Text2SpeechPipeline(
+                str(options.directory), options.device, **options.properties
+            )
+            self._voices = {name: _voice(file) for name, file in options.voices.items()}
+        except Exception as error:  # any error of the framework explains why the model cannot be loaded
+            raise translated(error, "loading model") from error
+
+    def speak(self, text: str, voice: str) -> tuple[Array, int]:
+        """Return samples from -1 to 1, and how many of them are a second. Raises ``NeriteError``.
+
+        A model without voices has one, whatever it is called.
+        """
+        if not text.strip():
+            raise InvalidArgument("'text_input' is empty")
+        if self._longest and len(text) > self._longest * LONGEST_TOKEN:
+            raise InvalidArgument(
+                f"'text_input' has {len(text)} characters, but the model takes {self._longest} tokens"
+            )
+        length = self._tokenizer.encode(text).input_ids.data.size
+        if self._longest and length > self._longest:
+            raise InvalidArgument(
+                f"'text_input' has {length} tokens, but the model takes {self._longest}: speak it in parts"
+            )
+        if voice and self._voices and voice not in self._voices:
+            raise InvalidArgument(
+                f"'voice' is '{voice}', which model '{self._name}' does not have. There are: {', '.join(self._voices)}."
+            )
+        try:
+            result = self._pipeline.generate(text, self._voices.get(voice))
+        except RuntimeError as error:
+            raise translated(error, "speaking") from error
+        # Copied, because the pipeline uses the memory again.
+        return np.array(result.speeches[0].data, np.float32).reshape(-1), int(result.output_sample_rate)
+
+    def close(self) -> None:
+        """Release the model."""
+        self._pipeline = self._tokenizer = None
+
+
+def _voice(file: Path) -> Any:
+    """Return the embedding of a voice: 32-bit numbers, as in a file of numpy's ``tofile``."""
+    return openvino().Tensor(np.fromfile(file, np.float32).reshape(1, -1))
