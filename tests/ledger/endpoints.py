@@ -82,6 +82,7 @@ HTTP: Final = {
     "POST /v1/score": "service/test_llm_readers.py::test_scores",
     "POST /v1/classify": "service/test_classification.py::test_classes",
     "POST /classify": "service/test_classification.py::test_classes",
+    "POST /v1/images/generations": "service/test_images.py::test_the_pixels_are_the_engines_own",
     "POST /v1/audio/speech": "service/test_speech.py::test_the_sound_is_the_engines_own",
     "POST /v1/audio/transcriptions": "service/test_transcriptions.py::test_the_words_are_the_engines_own",
     "POST /v1/audio/translations": "service/test_transcriptions.py::test_settings_are_the_engines",

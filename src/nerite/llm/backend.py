@@ -18,9 +18,10 @@ from nerite.llm import checkpoint, selection
 from nerite.llm.classification import ClassificationInstance
 from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
 from nerite.llm.engine import AdaptableEngine, GenerationRequest, LlmEngine, RequestListener
+from nerite.llm.image_generation import ImageGenerationInstance
 from nerite.llm.request import LlmCall, read_call
 from nerite.llm.selection import VLLM, EngineModule, ReaderModule
-from nerite.llm.speaking import SpeakingInstance
+from nerite.llm.speech_synthesis import SpeechInstance
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
 from nerite.llm.thinking import BudgetedListener
 from nerite.llm.transcription import TranscriptionInstance
@@ -109,8 +110,18 @@ TRANSCRIBE_OUTPUTS: Final = (
     LlmPort("segments", "TYPE_STRING"),
     LlmPort("words", "TYPE_STRING"),
 )
-SPEAK_INPUTS: Final = (LlmPort("text_input", "TYPE_STRING", optional=False), LlmPort("voice", "TYPE_STRING"))
-SPEAK_OUTPUTS: Final = (LlmPort("audio", "TYPE_FP32", (-1,)), LlmPort("sample_rate", "TYPE_UINT32"))
+SPEECH_INPUTS: Final = (LlmPort("text_input", "TYPE_STRING", optional=False), LlmPort("voice", "TYPE_STRING"))
+SPEECH_OUTPUTS: Final = (LlmPort("audio", "TYPE_FP32", (-1,)), LlmPort("sample_rate", "TYPE_UINT32"))
+IMAGE_INPUTS: Final = (
+    LlmPort("text_input", "TYPE_STRING", optional=False),
+    LlmPort("negative_prompt", "TYPE_STRING"),
+    LlmPort("width", "TYPE_INT32"),
+    LlmPort("height", "TYPE_INT32"),
+    LlmPort("num_inference_steps", "TYPE_INT32"),
+    LlmPort("guidance_scale", "TYPE_FP32"),
+    LlmPort("seed", "TYPE_INT64"),
+)
+IMAGE_OUTPUTS: Final = (LlmPort("image", "TYPE_STRING"),)
 
 _PORTS: Final = {
     checkpoint.GENERATE: (INPUTS, OUTPUTS),
@@ -118,12 +129,14 @@ _PORTS: Final = {
     checkpoint.RERANK: (RERANK_INPUTS, RERANK_OUTPUTS),
     checkpoint.CLASSIFY: (CLASSIFY_INPUTS, CLASSIFY_OUTPUTS),
     checkpoint.TRANSCRIBE: (TRANSCRIBE_INPUTS, TRANSCRIBE_OUTPUTS),
-    checkpoint.SPEAK: (SPEAK_INPUTS, SPEAK_OUTPUTS),
+    checkpoint.TEXT_TO_SPEECH: (SPEECH_INPUTS, SPEECH_OUTPUTS),
+    checkpoint.TEXT_TO_IMAGE: (IMAGE_INPUTS, IMAGE_OUTPUTS),
 }
 _UNBATCHED: Final = {
     checkpoint.RERANK: "takes several texts in each request",
     checkpoint.TRANSCRIBE: "takes one recording in each request",
-    checkpoint.SPEAK: "takes one text in each request",
+    checkpoint.TEXT_TO_SPEECH: "takes one text in each request",
+    checkpoint.TEXT_TO_IMAGE: "takes one text in each request",
 }
 """Why models have no batches, by their task."""
 _ROWS: Final = 32
@@ -185,7 +198,7 @@ _STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
-    """Backend for language models that generate text, embed or classify texts, rerank documents, transcribe or speak.
+    """Backend for language models that generate text, and for others of the same files: see ``checkpoint.task_of``.
 
     Each model is run by the best engine that can run it.
     """
@@ -248,8 +261,10 @@ class LlmModel:
                 return ClassificationInstance(self._context, readers.classifier(self._context, context))
             if task == checkpoint.TRANSCRIBE:
                 return TranscriptionInstance(self._context, readers.transcriber(self._context, context))
-            if task == checkpoint.SPEAK:
-                return SpeakingInstance(self._context, readers.speaker(self._context, context))
+            if task == checkpoint.TEXT_TO_IMAGE:
+                return ImageGenerationInstance(self._context, readers.image_generator(self._context, context))
+            if task == checkpoint.TEXT_TO_SPEECH:
+                return SpeechInstance(self._context, readers.synthesizer(self._context, context))
             return RerankingInstance(self._context, readers.reranker(self._context, context))
         engine = self._engines.engine(self._context, context)
         step = StepReport(context.reporter, _step_timeout(self._context))

@@ -15,9 +15,11 @@ from nerite.core.errors import InvalidArgument
 ARGUMENTS: Final = "model.json"
 """File with the arguments of vLLM, as in Triton's vLLM backend."""
 CONFIG: Final = "config.json"
-HEARING_MODEL: Final = "openvino_encoder_model.xml"
-"""The part of a model that reads a recording or a text; another part writes or speaks."""
-_MODELS: Final = ("openvino_model.xml", "openvino_language_model.xml", HEARING_MODEL)
+ENCODER_MODEL: Final = "openvino_encoder_model.xml"
+"""The encoder of a speech model, which has a decoder beside it."""
+PARTS: Final = "model_index.json"
+"""The list of the parts of a diffusion model, each of which has a directory."""
+_MODELS: Final = ("openvino_model.xml", "openvino_language_model.xml", ENCODER_MODEL, PARTS)
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 
 
@@ -71,11 +73,12 @@ EMBED: Final = "embed"
 RERANK: Final = "rerank"
 CLASSIFY: Final = "classify"
 TRANSCRIBE: Final = "transcribe"
-SPEAK: Final = "speak"
-_TASKS: Final = (GENERATE, EMBED, RERANK, CLASSIFY, TRANSCRIBE, SPEAK)
+TEXT_TO_SPEECH: Final = "text_to_speech"
+TEXT_TO_IMAGE: Final = "text_to_image"
+_TASKS: Final = (GENERATE, EMBED, RERANK, CLASSIFY, TRANSCRIBE, TEXT_TO_SPEECH, TEXT_TO_IMAGE)
 
-_HEARING: Final = ("WhisperForConditionalGeneration",)
-_SPEAKING: Final = ("SpeechT5ForTextToSpeech",)
+_TRANSCRIBING: Final = ("WhisperForConditionalGeneration",)
+_SPEECH: Final = ("SpeechT5ForTextToSpeech",)
 _SENTENCE_TRANSFORMERS: Final = ("modules.json", "config_sentence_transformers.json")
 
 
@@ -91,15 +94,17 @@ def task_of(context: ModelContext) -> str:
             + (f"Did you mean {meant}?" if meant else f"There are: {', '.join(_TASKS)}.")
         )
     directory = context.version_directory
+    if (directory / PARTS).is_file():
+        return TEXT_TO_IMAGE
     if any((directory / name).is_file() for name in _SENTENCE_TRANSFORMERS):
         return EMBED
     for architecture in architectures(directory):
         if architecture.endswith("ForSequenceClassification"):
             return CLASSIFY if len(labels_of(directory)) > 1 else RERANK
-        if architecture in _HEARING:
+        if architecture in _TRANSCRIBING:
             return TRANSCRIBE
-        if architecture in _SPEAKING:
-            return SPEAK
+        if architecture in _SPEECH:
+            return TEXT_TO_SPEECH
         # Architectures without a task head, such as BertModel and XLMRobertaModel.
         if architecture.endswith("Model") and not architecture.endswith("LMHeadModel"):
             return EMBED

@@ -25,7 +25,8 @@ from nerite.llm.checkpoint import CheckpointContent, task_of
 from nerite.llm.classification import Classifier
 from nerite.llm.embedding import Embedder, Reranker
 from nerite.llm.engine import LlmEngine
-from nerite.llm.speaking import Speaker
+from nerite.llm.image_generation import ImageGenerator
+from nerite.llm.speech_synthesis import SpeechSynthesizer
 from nerite.llm.transcription import Transcriber
 from nerite.observability.gpus import driver_is_loaded
 
@@ -238,8 +239,11 @@ class ReaderModule(Protocol):
     def transcriber(self, model: ModelContext, instance: InstanceContext) -> Transcriber:
         """Load and return the transcriber of an instance. Slow. Raises ``NeriteError``."""
 
-    def speaker(self, model: ModelContext, instance: InstanceContext) -> Speaker:
-        """Load and return the speaker of an instance. Slow. Raises ``NeriteError``."""
+    def synthesizer(self, model: ModelContext, instance: InstanceContext) -> SpeechSynthesizer:
+        """Load and return the synthesizer of an instance. Slow. Raises ``NeriteError``."""
+
+    def image_generator(self, model: ModelContext, instance: InstanceContext) -> ImageGenerator:
+        """Load and return the image_generator of an instance. Slow. Raises ``NeriteError``."""
 
 
 def prepared(context: ModelContext, backend: str) -> Path | None:

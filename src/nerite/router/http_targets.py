@@ -39,7 +39,7 @@ _GENERATED: Final = ("generate", "generate_stream")
 _STREAM: Final = "/generate_stream"
 _CONTENTS: Final = frozenset((
     *("completions", "chat_completions", "responses", "messages", "count_tokens", "tokenize", "detokenize"),
-    *("embeddings", "rerank", "score", "classify", "classify_texts", "speech"),
+    *("embeddings", "rerank", "score", "classify", "classify_texts", "speech", "images"),
 ))  # fmt: skip
 _FORMS: Final = ("transcriptions", "translations")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")

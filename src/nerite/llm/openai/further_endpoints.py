@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nerite.llm.openai import large_bodies
 from nerite.llm.openai.classification import Classification, ClassifyRequest, classify_requests
-from nerite.llm.openai.served_models import CLASSIFYING, SPEAKING, TRANSCRIBING, CallOrigin, ModelControl, TextModels
+from nerite.llm.openai.images import ImageExchange, ImageRequest, image_requests
+from nerite.llm.openai.served_models import (
+    CLASSIFYING,
+    IMAGES,
+    SPEECH,
+    TRANSCRIBING,
+    CallOrigin,
+    ModelControl,
+    TextModels,
+)
 from nerite.llm.openai.speech import Speech, SpeechRequest, speech_request
 from nerite.llm.openai.transcriptions import Transcription, TranscriptionRequest, transcription_request
 from nerite.llm.transcription import TRANSCRIBE, TRANSLATE
@@ -46,11 +55,12 @@ class FurtherEndpoints:
         self.handlers: Mapping[str, EndpointHandler] = {
             "load_adapter": partial(self._change_adapter, load=True),
             "unload_adapter": partial(self._change_adapter, load=False),
-            "classify": self._sort,
-            "classify_texts": self._sort,
-            "speech": self._utter,
-            "transcriptions": partial(self._listen, TRANSCRIBE),
-            "translations": partial(self._listen, TRANSLATE),
+            "classify": self._classification,
+            "classify_texts": self._classification,
+            "images": self._images,
+            "speech": self._speech,
+            "transcriptions": partial(self._transcription, TRANSCRIBE),
+            "translations": partial(self._transcription, TRANSLATE),
         }
 
     def _change_adapter(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, *, load: bool) -> None:
@@ -58,7 +68,7 @@ class FurtherEndpoints:
         assert self._control is not None
         self._control.change_adapter(connection, body, load=load)
 
-    def _sort(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+    def _classification(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Return the class of each text."""
         self._read(connection, body, large_bodies.CLASSIFICATION, partial(self._classify, connection, sender))
 
@@ -70,18 +80,29 @@ class FurtherEndpoints:
         work = Classification(connection, name, asked, running.signature)
         self._begin(work, name, classify_requests(asked, running.signature, sender, address), sender)
 
-    def _utter(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
-        """Speak a text."""
-        self._read(connection, body, large_bodies.SPEECH, partial(self._speak, connection, sender))
+    def _images(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Generate images."""
+        self._read(connection, body, large_bodies.IMAGES, partial(self._generate_images, connection, sender))
 
-    def _speak(self, connection: HttpExchange, sender: SenderHeaders, asked: SpeechRequest) -> None:
+    def _generate_images(self, connection: HttpExchange, sender: SenderHeaders, asked: ImageRequest) -> None:
+        self._pass_over(asked.unknown)
+        call = CallOrigin(sender, asked.user, lambda _: asked.prompt, asked.n)
+        running, address = self._models.find(asked.model, call, IMAGES)
+        requests = image_requests(asked, running.signature, sender, address)
+        self._begin(ImageExchange(connection, asked), f"img-{secrets.token_hex(16)}", requests, sender)
+
+    def _speech(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+        """Synthesize speech."""
+        self._read(connection, body, large_bodies.SPEECH, partial(self._synthesize, connection, sender))
+
+    def _synthesize(self, connection: HttpExchange, sender: SenderHeaders, asked: SpeechRequest) -> None:
         self._pass_over(asked.unknown)
         call = CallOrigin(sender, asked.user, lambda _: asked.text)
-        running, address = self._models.find(asked.model, call, SPEAKING)
+        running, address = self._models.find(asked.model, call, SPEECH)
         request = speech_request(asked, running.signature, sender, address)
         self._begin(Speech(connection, asked), f"speech-{secrets.token_hex(16)}", [request], sender)
 
-    def _listen(self, task: str, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
+    def _transcription(self, task: str, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Transcribe or translate a recording."""
         content_type = connection.head.headers.get("content-type", "").encode("latin-1", "replace")
         then = partial(self._transcribe, task, connection, sender)

@@ -20,6 +20,7 @@ from nerite.llm.openai import (
     anthropic,
     classification,
     embeddings,
+    images,
     requests,
     responses,
     speech,
@@ -31,6 +32,7 @@ from nerite.llm.openai.chat_templates import ChatTemplate
 from nerite.llm.openai.classification import ClassifyRequest
 from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
+from nerite.llm.openai.images import ImageRequest
 from nerite.llm.openai.requests import ChatRequest, CompletionFields, CompletionRequest
 from nerite.llm.openai.responses import ResponseCall
 from nerite.llm.openai.sampling import SamplingSetting, written
@@ -316,7 +318,7 @@ CLASSIFICATION: Final = BodyReader(classification.read_classification, read_clas
 
 @_refusing
 def read_speech(body: memoryview) -> tuple[Any, ...]:
-    """Read the body of a request to speak."""
+    """Read the body of a request for speech."""
     parsed = speech.read_speech(_text(body))._asdict()
     return parsed, parsed.pop("text")
 
@@ -326,6 +328,20 @@ def speech_of(parsed: dict[str, Any], text: memoryview) -> SpeechRequest:
     return SpeechRequest(text=bytes(text), **{**parsed, "unknown": _unknown(parsed["unknown"])})
 
 
+@_refusing
+def read_images(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request for images."""
+    parsed = images.read_images(_text(body))._asdict()
+    return parsed, parsed.pop("prompt")
+
+
+def images_of(parsed: dict[str, Any], prompt: memoryview) -> ImageRequest:
+    """Rebuild the request that ``read_images`` parsed."""
+    rebuilt = {"unknown": _unknown(parsed["unknown"]), "size": tuple(parsed["size"])}
+    return ImageRequest(prompt=bytes(prompt), **{**parsed, **rebuilt})
+
+
+IMAGES: Final = BodyReader(images.read_images, read_images, images_of)
 SPEECH: Final = BodyReader(speech.read_speech, read_speech, speech_of)
 TRANSCRIPTION: Final = BodyReader(transcriptions.read_transcription, read_transcription, transcription_of)
 SCORING: Final = BodyReader(embeddings.read_scoring, read_scoring, scoring_of)

@@ -18,7 +18,7 @@ from nerite.core.errors import NeriteError, NotFound
 from nerite.core.request import NOBODY, InferenceRequest, RequestHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec
-from nerite.llm.openai import classification, embeddings, speech, text_model, transcriptions
+from nerite.llm.openai import classification, embeddings, images, speech, text_model, transcriptions
 from nerite.llm.openai.fields import ApiError, Fields, reply_of, wrong_value
 from nerite.llm.openai.text_model import ModelAddress, Strings
 from nerite.scheduling.weighted_route import KeySource, WeightedRoute
@@ -44,7 +44,8 @@ EMBEDDING: Final = "embedding"
 RERANKING: Final = "reranking"
 CLASSIFYING: Final = "classifying"
 TRANSCRIBING: Final = "transcribing"
-SPEAKING: Final = "speaking"
+SPEECH: Final = "speech"
+IMAGES: Final = "images"
 _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
     TEXT: (text_model.is_text, f"is not a text model: {text_model.NEEDS}"),
     EMBEDDING: (
@@ -54,7 +55,8 @@ _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
     RERANKING: (embeddings.is_reranker, f"is not a reranking model: {embeddings.NEEDS}"),
     CLASSIFYING: (classification.is_classifier, f"does not classify texts: {classification.NEEDS}"),
     TRANSCRIBING: (transcriptions.is_transcriber, f"does not transcribe: {transcriptions.NEEDS}"),
-    SPEAKING: (speech.is_speaker, f"does not speak: {speech.NEEDS}"),
+    IMAGES: (images.generates_images, f"does not generate images: {images.NEEDS}"),
+    SPEECH: (speech.synthesizes_speech, f"does not synthesize speech: {speech.NEEDS}"),
 }
 """Purposes of models: how a signature is recognized, and the error text for models that do not match."""
 

@@ -17,7 +17,7 @@ from nerite.llm.openai.exchange import JointWork
 from nerite.llm.openai.fields import ApiError, Fields, UnknownField, wrong_value
 from nerite.llm.openai.sampling import not_offered
 from nerite.llm.openai.text_model import PROMPT, ModelAddress, ModelRequest
-from nerite.llm.speaking import SAMPLE_RATE, VOICE
+from nerite.llm.speech_synthesis import SAMPLE_RATE, VOICE
 from nerite.llm.transcription import AUDIO
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http import reply
@@ -37,7 +37,7 @@ _PIECE: Final = 1 << 17
 _KNOWN: Final = ("model", "input", "voice", "response_format", "speed", "stream_format", "user")
 
 
-def is_speaker(signature: Signature) -> bool:
+def synthesizes_speech(signature: Signature) -> bool:
     """Return whether a model turns a text into samples."""
     text, audio = signature.inputs.get(PROMPT), signature.outputs.get(AUDIO)
     return (
@@ -50,7 +50,7 @@ def is_speaker(signature: Signature) -> bool:
 
 
 class SpeechRequest(NamedTuple):
-    """The parsed body of a request to speak."""
+    """The parsed body of a request for speech."""
 
     model: str
     text: bytes

@@ -5,7 +5,8 @@ from nerite.llm import checkpoint
 from nerite.llm.openvino_genai import options
 from nerite.llm.openvino_genai.engine import OpenVinoGenAiEngine
 from nerite.llm.openvino_genai.framework import OpenVinoClassifier, OpenVinoEmbedder, OpenVinoReranker
-from nerite.llm.openvino_genai.speech import OpenVinoSpeaker, OpenVinoTranscriber
+from nerite.llm.openvino_genai.image_generation import OpenVinoImageGenerator
+from nerite.llm.openvino_genai.speech import OpenVinoSpeechSynthesizer, OpenVinoTranscriber
 
 
 def check(context: ModelContext) -> None:
@@ -38,23 +39,30 @@ def transcriber(model: ModelContext, instance: InstanceContext) -> OpenVinoTrans
     return OpenVinoTranscriber(options.read_transcriber(model, instance))
 
 
-def speaker(model: ModelContext, instance: InstanceContext) -> OpenVinoSpeaker:
-    """Load and return the speaker of an instance. Slow. Raises ``NeriteError``."""
-    return OpenVinoSpeaker(options.read_speaker(model, instance))
+def synthesizer(model: ModelContext, instance: InstanceContext) -> OpenVinoSpeechSynthesizer:
+    """Load and return the synthesizer of an instance. Slow. Raises ``NeriteError``."""
+    return OpenVinoSpeechSynthesizer(options.read_synthesizer(model, instance))
+
+
+def image_generator(model: ModelContext, instance: InstanceContext) -> OpenVinoImageGenerator:
+    """Load and return the image_generator of an instance. Slow. Raises ``NeriteError``."""
+    return OpenVinoImageGenerator(options.read_image_generator(model, instance))
 
 
 __all__ = [
     "OpenVinoClassifier",
     "OpenVinoEmbedder",
     "OpenVinoGenAiEngine",
+    "OpenVinoImageGenerator",
     "OpenVinoReranker",
-    "OpenVinoSpeaker",
+    "OpenVinoSpeechSynthesizer",
     "OpenVinoTranscriber",
     "check",
     "classifier",
     "embedder",
     "engine",
+    "image_generator",
     "reranker",
-    "speaker",
+    "synthesizer",
     "transcriber",
 ]

@@ -16,7 +16,17 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import usable_cores
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
 from nerite.llm import checkpoint, selection
-from nerite.llm.checkpoint import CLASSIFY, EMBED, GENERATE, HEARING_MODEL, SPEAK, TRANSCRIBE, CheckpointContent
+from nerite.llm.checkpoint import (
+    CLASSIFY,
+    EMBED,
+    ENCODER_MODEL,
+    GENERATE,
+    PARTS,
+    TEXT_TO_IMAGE,
+    TEXT_TO_SPEECH,
+    TRANSCRIBE,
+    CheckpointContent,
+)
 from nerite.llm.installation import converted
 
 # LoRA. The pipeline silently ignores adapters that requests choose and tensors that match no layer, and it does not
@@ -119,11 +129,12 @@ _SEEING_FILES: Final = (
     "openvino_vision_embeddings_model.xml",
     *_FILES[1:],
 )
-_SPEAKING_FILES: Final = (
-    *(HEARING_MODEL, "openvino_decoder_model.xml", "openvino_postnet.xml", "openvino_vocoder.xml"),
+_IMAGE_FILES: Final = (PARTS, "vae_decoder/openvino_model.xml")
+_SPEECH_FILES: Final = (
+    *(ENCODER_MODEL, "openvino_decoder_model.xml", "openvino_postnet.xml", "openvino_vocoder.xml"),
     _FILES[1],
 )
-_HEARING_FILES: Final = (HEARING_MODEL, "openvino_decoder_model.xml", *_FILES[1:], "preprocessor_config.json")
+_TRANSCRIBING_FILES: Final = (ENCODER_MODEL, "openvino_decoder_model.xml", *_FILES[1:], "preprocessor_config.json")
 
 _COMMON: Final = frozenset(
     {"INFERENCE_NUM_THREADS", "MAX_MODEL_LEN", "TARGET_DEVICE", "WEIGHT_FORMAT", *selection.OF_OPENVINO}
@@ -231,8 +242,8 @@ class TranscriberOptions:
 
 
 @dataclass(frozen=True)
-class SpeakerOptions:
-    """Options of a pipeline that speaks."""
+class SpeechSynthesizerOptions:
+    """Options of a pipeline that synthesizes speech."""
 
     name: str
     """Name of the model."""
@@ -245,13 +256,22 @@ class SpeakerOptions:
     """Maximum number of tokens of a text; 0 if unknown."""
 
 
+@dataclass(frozen=True)
+class ImageGeneratorOptions:
+    """Options of a pipeline that generates images."""
+
+    directory: Path
+    device: str
+    properties: Mapping[str, str | int]
+
+
 def check_files(context: ModelContext, task: str) -> None:
     """Raise ``Unavailable`` with a remedy if the version directory lacks files that the task needs."""
     directory = context.version_directory
     if checkpoint.checkpoint_content(directory) is CheckpointContent.CHECKPOINT:
-        if task == SPEAK:
+        if task == TEXT_TO_SPEECH:
             raise Unavailable(
-                f"model '{context.name}': a checkpoint that speaks has its vocoder elsewhere, so that it cannot be "
+                f"model '{context.name}': a checkpoint for speech synthesis lacks the vocoder, so that it cannot be "
                 "converted here. Write its files with: optimum-cli export openvino --task text-to-audio --model NAME "
                 '--model-kwargs \'{"vocoder": "NAME"}\' DIRECTORY'
             )
@@ -260,9 +280,11 @@ def check_files(context: ModelContext, task: str) -> None:
     if task == GENERATE and (directory / SEEING_MODEL).is_file():
         needed = _SEEING_FILES
     if task == TRANSCRIBE:
-        needed = _HEARING_FILES
-    if task == SPEAK:
-        needed = _SPEAKING_FILES
+        needed = _TRANSCRIBING_FILES
+    if task == TEXT_TO_SPEECH:
+        needed = _SPEECH_FILES
+    if task == TEXT_TO_IMAGE:
+        needed = _IMAGE_FILES
     missing = [file for file in needed if not (directory / file).is_file()]
     if not missing:
         return
@@ -337,16 +359,25 @@ def read_transcriber(context: ModelContext, instance: InstanceContext) -> Transc
     return TranscriberOptions(context.name, converted(context), device, properties, words)
 
 
-def read_speaker(context: ModelContext, instance: InstanceContext) -> SpeakerOptions:
-    """Read the options of a model that speaks. Raises ``NeriteError``."""
-    check_files(context, SPEAK)
-    selection.check_parameters(context, _TRANSCRIBING - {_WORDS}, f"{_ENGINE}, for a model that is to {SPEAK},")
+def read_synthesizer(context: ModelContext, instance: InstanceContext) -> SpeechSynthesizerOptions:
+    """Read the options of a model that synthesizes speech. Raises ``NeriteError``."""
+    check_files(context, TEXT_TO_SPEECH)
+    selection.check_parameters(
+        context, _TRANSCRIBING - {_WORDS}, f"{_ENGINE}, for a model that is to {TEXT_TO_SPEECH},"
+    )
     directory = context.version_directory
     device, properties = _device(context, instance)
     voices = {file.stem: file for file in sorted((directory / "voices").glob("*.bin"))}
     longest = checkpoint.describe_content(directory).get("max_text_positions")
     most = longest if isinstance(longest, int) and longest > 0 else 0
-    return SpeakerOptions(context.name, directory, device, properties, voices, most)
+    return SpeechSynthesizerOptions(context.name, directory, device, properties, voices, most)
+
+
+def read_image_generator(context: ModelContext, instance: InstanceContext) -> ImageGeneratorOptions:
+    """Read the options of a model that generates images. Raises ``NeriteError``."""
+    check_files(context, TEXT_TO_IMAGE)
+    selection.check_parameters(context, _TRANSCRIBING - {_WORDS}, f"{_ENGINE}, for {TEXT_TO_IMAGE},")
+    return ImageGeneratorOptions(context.version_directory, *_device(context, instance))
 
 
 def _pooling(context: ModelContext) -> str:

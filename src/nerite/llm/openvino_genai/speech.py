@@ -15,7 +15,7 @@ from nerite.core.tensor import Array
 from nerite.frameworks.openvino.graph import openvino, translated
 from nerite.llm.engine import LONGEST_TOKEN
 from nerite.llm.openvino_genai.framework import genai, tokenizer
-from nerite.llm.openvino_genai.options import SpeakerOptions, TranscriberOptions
+from nerite.llm.openvino_genai.options import SpeechSynthesizerOptions, TranscriberOptions
 from nerite.llm.transcription import (
     NONE,
     TRANSLATE,
@@ -128,10 +128,10 @@ def _timed(part: Any, text: str) -> TimedText:
     return TimedText(round(part.start_ts, 3), round(part.end_ts, 3), text)
 
 
-class OpenVinoSpeaker:
-    """Speaker with OpenVINO GenAI's pipeline."""
+class OpenVinoSpeechSynthesizer:
+    """SpeechSynthesizer with OpenVINO GenAI's pipeline."""
 
-    def __init__(self, options: SpeakerOptions) -> None:
+    def __init__(self, options: SpeechSynthesizerOptions) -> None:
         """Raises ``NeriteError``."""
         self._name = options.name
         self._longest = options.longest
@@ -144,7 +144,7 @@ class OpenVinoSpeaker:
         except Exception as error:  # any error of the framework explains why the model cannot be loaded
             raise translated(error, "loading model") from error
 
-    def speak(self, text: str, voice: str) -> tuple[Array, int]:
+    def synthesize(self, text: str, voice: str) -> tuple[Array, int]:
         """Return samples from -1 to 1, and how many of them are a second. Raises ``NeriteError``.
 
         A model without voices has one, whatever it is called.
@@ -158,7 +158,7 @@ class OpenVinoSpeaker:
         length = self._tokenizer.encode(text).input_ids.data.size
         if self._longest and length > self._longest:
             raise InvalidArgument(
-                f"'text_input' has {length} tokens, but the model takes {self._longest}: speak it in parts"
+                f"'text_input' has {length} tokens, but the model takes {self._longest}: send it in parts"
             )
         if voice and self._voices and voice not in self._voices:
             raise InvalidArgument(
@@ -167,7 +167,7 @@ class OpenVinoSpeaker:
         try:
             result = self._pipeline.generate(text, self._voices.get(voice))
         except RuntimeError as error:
-            raise translated(error, "speaking") from error
+            raise translated(error, "synthesizing speech") from error
         # Copied, because the pipeline uses the memory again.
         return np.array(result.speeches[0].data, np.float32).reshape(-1), int(result.output_sample_rate)
 

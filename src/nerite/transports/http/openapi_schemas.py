@@ -236,6 +236,8 @@ COMMON: Final[dict[str, Schema]] = {
     "AdapterRequest": _object(lora_name=_TEXT, lora_path=_TEXT, model=_TEXT) | {"required": ["lora_name"]},
     "ClassifyRequest": _object(model=_TEXT, input={"anyOf": [_TEXT, _list(_TEXT)]}) | {"required": ["model", "input"]},
     "Classes": _object(id=_TEXT, object=_TEXT, model=_TEXT, data=_list({"type": "object"}), usage={"type": "object"}),
+    "ImageRequest": _object(model=_TEXT, prompt=_TEXT, n=_NUMBER, size=_TEXT) | {"required": ["model", "prompt"]},
+    "Images": _object(created=_NUMBER, data=_list({"type": "object"})),
     "SpeechRequest": _object(model=_TEXT, input=_TEXT, voice=_TEXT, response_format={"enum": ["wav", "pcm"]})
     | {"required": ["model", "input"]},
     "TranscriptionRequest": _object(

@@ -112,6 +112,7 @@ ENDPOINTS: Final = (
     _endpoint("score", "POST", "inference", "/v1/score"),
     _endpoint("classify", "POST", "inference", "/v1/classify"),
     _endpoint("classify_texts", "POST", "inference", "/classify"),
+    _endpoint("images", "POST", "inference", "/v1/images/generations"),
     _endpoint("speech", "POST", "inference", "/v1/audio/speech"),
     _endpoint("transcriptions", "POST", "inference", "/v1/audio/transcriptions"),
     _endpoint("translations", "POST", "inference", "/v1/audio/translations"),
@@ -302,7 +303,8 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "score": EndpointDescription("Score pairs of texts by their relevance", "ScoreRequest", "Scores"),
     "classify": EndpointDescription("Return the class of each text", "ClassifyRequest", "Classes"),
     "classify_texts": EndpointDescription("The same, at vLLM's path", "ClassifyRequest", "Classes"),
-    "speech": EndpointDescription("Speak a text (OpenAI API)", "SpeechRequest", "", ("audio/wav",)),
+    "images": EndpointDescription("Generate images (OpenAI API)", "ImageRequest", "Images"),
+    "speech": EndpointDescription("Synthesize speech (OpenAI API)", "SpeechRequest", "", ("audio/wav",)),
     "transcriptions": EndpointDescription(
         "Transcribe a recording (OpenAI API)", "TranscriptionRequest", "Transcription", (_JSON, _EVENTS), form=True
     ),

@@ -1,4 +1,4 @@
-"""Instances of models that speak texts. A request is one text, and its response the whole recording."""
+"""Instances of models that synthesize speech. A request is one text, and its response all samples."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ VOICE: Final = "voice"
 SAMPLE_RATE: Final = "sample_rate"
 
 
-class Speaker(Protocol):
-    """Speaks texts."""
+class SpeechSynthesizer(Protocol):
+    """Synthesizes speech."""
 
-    def speak(self, text: str, voice: str) -> tuple[Array, int]:
+    def synthesize(self, text: str, voice: str) -> tuple[Array, int]:
         """Return samples from -1 to 1, and how many of them are a second. Raises ``NeriteError``.
 
         ``voice`` is the name of a voice; empty for the model's usual one.
@@ -32,26 +32,26 @@ class Speaker(Protocol):
         """Release all resources."""
 
 
-class SpeakingInstance:
-    """Instance that answers requests with a speaker, one after the other."""
+class SpeechInstance:
+    """Instance that answers requests with a synthesizer, one after the other."""
 
     checks_readiness = False
 
-    def __init__(self, model: ModelContext, speaker: Speaker) -> None:
-        self._speaker = speaker
+    def __init__(self, model: ModelContext, synthesizer: SpeechSynthesizer) -> None:
+        self._synthesizer = synthesizer
         self._headers = ResponseHeaders(
             model.name, str(model.version), [output["name"] for output in model.config["output"]]
         )
 
     def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
-        """Speak the text of each request."""
+        """Synthesize the text of each request."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: InferenceRequest) -> InferenceResponse:
         pairs = zip(request.header.inputs, request.data, strict=True)
         given = {spec.name: decoded(spec.name, to_array(spec, data).reshape(-1)[0]) for spec, data in pairs}
         try:
-            samples, rate = self._speaker.speak(given["text_input"], given.get(VOICE, ""))
+            samples, rate = self._synthesizer.synthesize(given["text_input"], given.get(VOICE, ""))
         except NeriteError as error:
             return InferenceResponse.failed(error)
         outputs = {"audio": np.ascontiguousarray(samples, np.float32), SAMPLE_RATE: np.array([rate], np.uint32)}
@@ -63,4 +63,4 @@ class SpeakingInstance:
 
     def close(self) -> None:
         """Release the model."""
-        self._speaker.close()
+        self._synthesizer.close()
