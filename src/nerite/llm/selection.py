@@ -73,7 +73,7 @@ def choose(
     Raises ``NeriteError`` with a remedy if no engine is suitable.
     """
     if task != checkpoint.GENERATE and wanted in ("", OPENVINO):
-        return Choice(OPENVINO, f"no other engine can {task}")
+        return Choice(OPENVINO, f"no other engine has the task {task}")
     if wanted:
         return _wanted(content, wanted, task)
     if content is CheckpointContent.ARGUMENTS:
@@ -95,7 +95,9 @@ def _wanted(content: CheckpointContent, wanted: str, task: str) -> Choice:
         hint = f"Did you mean {meant}?" if meant else f"There are: {', '.join(ENGINES)}."
         raise InvalidArgument(f"'{wanted}' is not an engine. {hint}")
     if task != checkpoint.GENERATE:
-        raise Unsupported(f"the engine {wanted} only generates text, but the model is to {task}: choose {OPENVINO}")
+        raise Unsupported(
+            f"the engine {wanted} only generates text, but the task of the model is {task}: choose {OPENVINO}"
+        )
     if content is not CheckpointContent.NOTHING and content not in _RUNS[wanted]:
         able = " or ".join(each.value for each in CheckpointContent if each in _RUNS[wanted])
         raise Unavailable(f"the engine {wanted} runs {able}, but the model has {content.value}")

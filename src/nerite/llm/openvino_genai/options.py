@@ -336,7 +336,7 @@ def read_encoder(context: ModelContext, instance: InstanceContext, task: str) ->
     """Read the options of a model that embeds, reranks or classifies. Raises ``NeriteError``."""
     check_files(context, task)
     own = _COMMON | _EMBEDDING if task == EMBED else _COMMON
-    selection.check_parameters(context, own, f"{_ENGINE}, for a model that is to {task},")
+    selection.check_parameters(context, own, f"{_ENGINE}, for the task {task},")
     device, properties = _device(context, instance)
     made = EncoderOptions(converted(context), device, properties, _context_length(context))
     if task == CLASSIFY:
@@ -353,7 +353,7 @@ def read_encoder(context: ModelContext, instance: InstanceContext, task: str) ->
 def read_transcriber(context: ModelContext, instance: InstanceContext) -> TranscriberOptions:
     """Read the options of a model that transcribes. Raises ``NeriteError``."""
     check_files(context, TRANSCRIBE)
-    selection.check_parameters(context, _TRANSCRIBING, f"{_ENGINE}, for a model that is to {TRANSCRIBE},")
+    selection.check_parameters(context, _TRANSCRIBING, f"{_ENGINE}, for the task {TRANSCRIBE},")
     device, properties = _device(context, instance)
     words = configuration.flag(context, _WORDS, default=False)
     return TranscriberOptions(context.name, converted(context), device, properties, words)
@@ -376,7 +376,7 @@ def read_synthesizer(context: ModelContext, instance: InstanceContext) -> Speech
 def read_image_generator(context: ModelContext, instance: InstanceContext) -> ImageGeneratorOptions:
     """Read the options of a model that generates images. Raises ``NeriteError``."""
     check_files(context, TEXT_TO_IMAGE)
-    selection.check_parameters(context, _TRANSCRIBING - {_WORDS}, f"{_ENGINE}, for {TEXT_TO_IMAGE},")
+    selection.check_parameters(context, _TRANSCRIBING - {_WORDS}, f"{_ENGINE}, for the task {TEXT_TO_IMAGE},")
     return ImageGeneratorOptions(context.version_directory, *_device(context, instance))
 
 
