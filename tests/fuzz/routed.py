@@ -119,6 +119,13 @@ def read_members(text: bytes) -> bool:
 
 
 class _Transport:
+    def get_extra_info(self, name: str) -> Any:
+        """Return what takes the options of a socket."""
+        return self
+
+    def setsockopt(self, *_: object) -> None:
+        """Do nothing."""
+
     def abort(self) -> None:
         """Do nothing: the end of the connection follows."""
 

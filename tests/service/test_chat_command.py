@@ -182,7 +182,6 @@ def test_ctrl_c_in_a_pipe(server: Serving) -> None:
         ([], "fail", 1, "nerite chat: it gave up\n"),
         ([], " \n", 2, "nerite chat: no message on standard input.\n    For example: echo 'How are you?' | nerite"),
         (["--temperature=9"], "x", 1, "nerite chat: Invalid value for 'temperature': 9.0"),
-        (["--parameter=temprature=1"], "x", 1, "Did you mean 'temperature'?"),
         (['--parameter=logit_bias={"1": 5}'], "x", 1, "logit_bias"),
         (["--temperature=warm"], "x", 2, "invalid float value: 'warm'"),
     ],

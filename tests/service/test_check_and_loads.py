@@ -111,7 +111,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"1/model.py": CODE},
     ),
     "recorded": (PYTHON + STRING % ("WARMUP_REQUESTS", "missing"), {"1/model.py": CODE}),
-    "mode": (PYTHON + STRING % ("EXECUTION_MODE", "thread"), {"1/model.py": CODE}),
+    "mode": (PYTHON + STRING % ("EXECUTION_MODE", "coroutine"), {"1/model.py": CODE}),
     "environment": (PYTHON + STRING % ("EXECUTION_ENV_PATH", "/no/such/environment.tar.gz"), {"1/model.py": CODE}),
     "own_parameter": (ONNX + STRING % ("intra_op_thread_count", "many"), {"1/model.onnx": write_onnx}),
     # Versions.

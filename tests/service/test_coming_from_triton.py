@@ -149,7 +149,7 @@ def test_the_autoscaler_s_metrics_in_prometheus(models: Path, server: Serving, t
                 query = query_of(rule)
                 # Eight clients of a model that takes 50 ms for one: each waits for the others.
                 eventually(lambda: by_pod(prometheus, query).get("busy", 0) > 50_000, what=query)  # noqa: B023
-                assert by_pod(prometheus, query)["idle"] == 0
+                eventually(lambda: by_pod(prometheus, query).get("idle") == 0, what=query)  # noqa: B023
             eventually(lambda: by_pod(prometheus, "triton:queue_compute:ratio").get("busy", 0) > 2)
             names = [rule["record"] for rule in recorded["groups"][0]["rules"]]
             assert all(by_pod(prometheus, name).keys() == {"busy"} for name in names)

@@ -236,6 +236,7 @@ def test_a_setup_that_fails_is_told() -> None:
 
     with pytest.raises(InvalidArgument, match="ZeroDivisionError"), nerite.Server(broken):
         pass
+    assert not [path for path in sys.path if "/broken/" in path], "its code was closed"
 
 
 def test_a_server_that_has_stopped() -> None:

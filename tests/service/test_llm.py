@@ -91,6 +91,7 @@ def test_what_it_takes_and_gives(server: Serving) -> None:
     assert config["model_transaction_policy"]["decoupled"]
     assert [tensor["name"] for tensor in config["output"]] == [
         "text_output", "finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens",
+        "num_cached_tokens", "token_ids", "prompt_token_ids", "prompt_logprobs",
     ]  # fmt: skip
 
 

@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import uvloop
 
-from nerite.config.options import ServerOptions
+from nerite.config.options import LogOptions, ServerOptions
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
+from nerite.observability.log import log
 from nerite.server import InferenceServer
 from nerite.server_process import ServerProcess
 
@@ -34,6 +35,7 @@ class EmbeddedServer:
     def __init__(self, options: ServerOptions) -> None:
         # An embedded server has no log of stalls: what holds the interpreter lock is the program itself.
         self._options = replace(options, stall_seconds=0.0, stay_awake_microseconds=0)
+        self._log = LogLoan(options.log)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._process: ServerProcess
@@ -47,16 +49,18 @@ class EmbeddedServer:
         """Start, and return when the models are loaded and the ports are open. Raises ``NeriteError``."""
         if self._thread is not None:
             raise InvalidArgument("this server was started already: create another one")
+        self._log.take()
         self._thread = threading.Thread(target=self._run, name="nerite", daemon=True)
         self._thread.start()
         self._began.result()
 
     def stop(self) -> None:
         """Stop gracefully, and return when all is closed. Idempotent."""
-        if self._thread is None or not self._thread.is_alive():
-            return
-        self._loop.call_soon_threadsafe(self._process.request_stop)
-        self._thread.join()
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._process.request_stop)
+        if self._thread is not None:
+            self._thread.join()
+        self._log.give_back()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Run a coroutine of the server on its loop; return its result. Raises ``Unavailable`` if it does not run."""
@@ -109,6 +113,31 @@ class EmbeddedServer:
         call = InferenceCall(self, header, data, request_id)
         self.do(call.send)
         return call
+
+
+class LogLoan:
+    """The settings of an embedded server for the process's only log; the last server to stop restores the program's."""
+
+    _taken: ClassVar[list[LogLoan]] = []
+    _before: ClassVar[LogOptions]
+
+    def __init__(self, options: LogOptions) -> None:
+        self._options = options
+
+    def take(self) -> None:
+        """Apply the settings. Raises ``OSError`` if the log file cannot be opened."""
+        before = log.options
+        log.configure(self._options)
+        if not LogLoan._taken:
+            LogLoan._before = before
+        LogLoan._taken.append(self)
+
+    def give_back(self) -> None:
+        """Restore the settings of the program, unless another server has some. Idempotent."""
+        if self in LogLoan._taken:
+            LogLoan._taken.remove(self)
+            if not LogLoan._taken:
+                log.configure(LogLoan._before)
 
 
 class InferenceCall:

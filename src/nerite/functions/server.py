@@ -32,7 +32,6 @@ from nerite.functions.model_function import ModelFunction
 from nerite.functions.registered import register, unregister
 from nerite.functions.signature import ValueForm
 from nerite.functions.values import argument_of, encoded_image
-from nerite.observability.log import log
 
 _PORTS: Final = ("http", "grpc", "metrics")
 _DEFINED: Final = {
@@ -101,7 +100,6 @@ class Server:
             startup_models=("*",),
         )
         quiet = options.log if any(name.startswith("log_") for name in flags) else replace(options.log, info=False)
-        log.configure(quiet)
         return replace(options, repository=repository, log=quiet)
 
     def start(self) -> Server:

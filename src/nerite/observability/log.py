@@ -170,6 +170,18 @@ class Log:
         if before is not None:
             before.close()
 
+    @property
+    def options(self) -> LogOptions:
+        """All options as ``configure`` takes them."""
+        return LogOptions(
+            verbose=self.verbose_level,
+            info=self.info_enabled,
+            warning=self.warning_enabled,
+            error=self.error_enabled,
+            format=self.format,
+            file=self.file,
+        )
+
     def set_format(self, name: str) -> None:
         """Change the format, from the next record on. Raises ``ValueError`` for an unknown one."""
         if name not in _FORMATS:

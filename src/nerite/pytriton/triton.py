@@ -20,7 +20,6 @@ from nerite.functions.embedded import EmbeddedServer
 from nerite.functions.folder import write_registered
 from nerite.functions.registered import register, unregister
 from nerite.functions.server import flags_of, options_of
-from nerite.observability.log import log
 from nerite.pytriton.decorators import TritonContext, TritonModelConfig
 from nerite.pytriton.exceptions import (
     PyTritonBadParameterError,
@@ -303,7 +302,6 @@ class Triton:
         except NeriteError as error:
             raise PyTritonBadParameterError(error.message) from None
         repository = replace(options.repository, control_mode="explicit", startup_models=("*",))
-        log.configure(options.log)
         return replace(options, repository=repository)
 
     def _load(self, name: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -168,7 +169,7 @@ class ModelManager:
         try:
             folder = await self._sources.unpack(delivery, load)
         except OSError as error:
-            why = f"The files of the load request cannot be written: {system_error(error)}."
+            why = f"The files of the load request cannot be written: {system_error(error, tempfile.gettempdir())}."
             raise refusals.not_polled(name, f"{why} Set TMPDIR to use another directory.") from None
         namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
         return dict.fromkeys(namespaces, folder)

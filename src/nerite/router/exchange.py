@@ -208,11 +208,7 @@ class RoutedExchange:
         """Wait for a member; return False if the request cannot, and was not refused because too many do."""
         if not self._waits:
             return False
-        found = None
-        if self._level != IDLE.name:  # Batches learn from the refusal that there is no room.
-            found = self._table.hold(self, self.request, self._level, self._order, behind=behind)
-        if found is None and not behind:
-            self._table.want(self.request.model, self._level, monotonic_ns())
+        found = self._table.hold(self, self.request, self._level, self._order, behind=behind)
         if isinstance(found, HeldRequest):
             self._place = found
             return True

@@ -178,7 +178,7 @@ class HeldRequests:
 
     def __init__(self, clock: Callable[[], int] = monotonic_ns) -> None:
         self.queue = HoldQueue()
-        self._clock = clock
+        self.clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._scheduled = False
@@ -186,7 +186,7 @@ class HeldRequests:
 
     def hold(self, pool: HoldingPool, model: str, order: int, request: WaitingRequest) -> HeldRequest | NeriteError:
         """Let a request wait, or return the error for its client: too many wait already, or it would be in vain."""
-        now = self._clock()
+        now = self.clock()
         obstacle, until_ns = pool.obstacle_to(model, now)
         error: NeriteError | None = None
         if self._closed is not None:
@@ -212,7 +212,7 @@ class HeldRequests:
 
     def leave(self, held: HeldRequest, how: str) -> None:
         """Take a request out of the queue; ``how`` says for the metrics what becomes of it."""
-        now = self._clock()
+        now = self.clock()
         self.queue.remove(held, now, served=how == "served")
         pool = held.pool
         pool.held -= 1
@@ -236,7 +236,7 @@ class HeldRequests:
 
     def fail(self, pool: HoldingPool, model: str) -> None:
         """Refuse the requests that wait for a model, because its obstacle will last."""
-        now = self._clock()
+        now = self.clock()
         for held in self.queue.waiting(pool.name, model):
             error = self._unavailable(pool, model, pool.obstacle_to(model, now)[0], now)
             self._give_up(held, "in_vain", error)
@@ -252,7 +252,7 @@ class HeldRequests:
 
     def _expire(self) -> None:
         self._timer = None
-        now = self._clock()
+        now = self.clock()
         for held in self.queue.expired(now):
             pool = held.pool
             text = f"the request has waited for {pool.hold_timeout:g} s, the hold-timeout"
@@ -279,5 +279,5 @@ class HeldRequests:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = next_ns
-        seconds = max(next_ns - self._clock(), 0) / 1e9
+        seconds = max(next_ns - self.clock(), 0) / 1e9
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)

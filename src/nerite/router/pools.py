@@ -420,19 +420,21 @@ class PoolTable:
         """Let a request wait for a member; return the error if it may not now, and None if no pool lets it wait.
 
         ``behind``: only if others wait already, whom it must not overtake. Requests in the middle of a sequence do not
-        wait: their state is gone, or on a member that is not ready.
+        wait: their state is gone, or on a member that is not ready. Batches learn from the refusal that there is no
+        idle room. What does not wait counts for placement all the same.
         """
-        if not request.model or (request.sequence and not request.sequence_start):
-            return None
-        for pool in self._fitting(level):
-            if self.held.queue.has(pool.name, request.model) or (not behind and pool.may_come_to_serve(request.model)):
-                return self.held.hold(pool, request.model, order, waiting)
+        idle = level == IDLE.name
+        pools = self._idle_pools() if idle else self._fitting(level)
+        if request.model and not idle and (not request.sequence or request.sequence_start):
+            for pool in pools:
+                if self.held.queue.has(pool.name, request.model) or (
+                    not behind and pool.may_come_to_serve(request.model)
+                ):
+                    return self.held.hold(pool, request.model, order, waiting)
+        if not behind:
+            for pool in pools:
+                pool.want(request.model, self.held.clock())
         return None
-
-    def want(self, model: str, level: str, now_ns: int) -> None:
-        """Note that an inference was refused and does not wait for a member."""
-        for pool in self._idle_pools() if level == IDLE.name else self._fitting(level):
-            pool.want(model, now_ns)
 
     def is_adapter(self, model: str) -> bool:
         """Whether a model is a LoRA adapter of another one, as far as members have said."""

@@ -14,7 +14,6 @@ from nerite.functions.embedded import EmbeddedServer
 from nerite.functions.server import options_of
 from nerite.observability import custom_metrics, model_metrics
 from nerite.observability.exposition import Page
-from nerite.observability.log import log
 from nerite.observability.model_metrics import version_labels
 from nerite.tritonserver.errors import InvalidArgumentError, NotFoundError, UnavailableError, translated
 from nerite.tritonserver.options import MetricFormat, Options
@@ -52,7 +51,6 @@ class Server:
         """Start; models are loaded when this returns. Raises ``TritonError``."""
         if self._embedded is not None:
             raise InvalidArgumentError("the server was started already")
-        log.configure(self._options.log)
         embedded = EmbeddedServer(self._options)
         with translated():
             embedded.start()

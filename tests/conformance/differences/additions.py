@@ -24,6 +24,8 @@ DIFFERENCES = (
             "http_routes/root": ("404", "200"),
             "http_routes/health without version": ("404", "200"),
             "http_routes/metrics on the HTTP port": ("404", "200"),
+            "sagemaker/the paths of SageMaker on the HTTP port": ("404", "200"),
+            "vertex_ai/the paths of Vertex AI on the HTTP port": ("404", "200"),
         },
     ),
     Difference(

@@ -300,7 +300,8 @@ def test_the_cache_is_the_context_where_it_is_smaller(engine: OpenVinoGenAiEngin
         ({"prompt": ""}, InvalidArgument, "the prompt is empty"),
         ({"prompt": []}, InvalidArgument, "the prompt is empty"),
         ({"lora": "a"}, Unsupported, "LoRA feature is not enabled"),
-        ({"sampling": replace(FEW, logprobs=1)}, Unsupported, "'logprobs' is 1"),
+        ({"sampling": replace(FEW, logprobs=2)}, Unsupported, "'logprobs' is 2"),
+        ({"sampling": replace(FEW, logprobs=1, temperature=1.0)}, Unsupported, "'logprobs' is 1"),
         (
             {"sampling": replace(FEW, logit_bias=((5, 1.0),))},
             Unsupported,

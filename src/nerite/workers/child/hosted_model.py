@@ -42,8 +42,13 @@ class HostedModel:
         """Open the model and make the instance. Raises the backend's exceptions."""
         self.name = instance.name
         with self._seated():
-            self._model = registry.backend_of(context).open(context)
-            self.instance = self._model.instance(instance)
+            model = registry.backend_of(context).open(context)
+            try:
+                self.instance = model.instance(instance)
+            except BaseException:
+                model.close()
+                raise
+            self._model = model
 
     def close(self) -> None:
         """Finalize the instance and close the model."""
