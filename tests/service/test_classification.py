@@ -107,7 +107,7 @@ def test_many_texts_are_batched(server: Serving) -> None:
         ({"model": "moods", "input": [1, 2]}, 400, "input"),
         ({"model": "moods", "input": "a", "use_activation": False}, 400, "use_activation"),
         ({"model": "moods", "input": ["a"] * 1025}, 400, "input"),
-        ({"model": "moods", "input": "x" * 600}, 400, None),
+        ({"model": "moods", "input": "x" * 600}, 400, "input"),
         ({"model": "rates", "input": "a"}, 400, "model"),
         ({"model": "none", "input": "a"}, 404, "model"),
     ],

@@ -20,7 +20,8 @@ from painting_models import painting_model
 from serving import Serving, eventually, serving
 
 PROMPT = "a sea snail"
-CANCELED = 'nv_inference_request_failure{model="paints",reason="CANCELED",version="1"}'
+PENDING = 'nv_inference_pending_request_count{model="paints",version="1"}'
+GIVEN_UP = 'nerite_requests_given_up_total{model="paints",reason="disconnected",version="1"}'
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +91,22 @@ def test_what_is_refused(server: Serving, said: dict[str, Any], param: str, text
 
 
 def test_a_client_that_goes_away(server: Serving) -> None:
-    """An image of many steps is given up before its end."""
-    host, port = server.http.split(":")
-    asked = {"model": "paints", "prompt": PROMPT, "size": "1024x1024", "num_inference_steps": 500}
-    body = json.dumps(asked).encode()
-    with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /v1/images/generations HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    """An image of many steps is given up before its end, and that of another client follows."""
+
+    def post(steps: int) -> socket.socket:
+        asked = {"model": "paints", "prompt": PROMPT, "size": "2048x2048", "num_inference_steps": steps}
+        body = json.dumps(asked).encode()
+        head = f"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        host, port = server.http.split(":")
+        connection = socket.create_connection((host, int(port)))
         connection.sendall(head.encode() + body)
-        pending = 'nv_inference_pending_request_count{model="paints",version="1"}'
-        eventually(lambda: server.metrics()[pending] == 0)
-    eventually(lambda: server.metrics()[CANCELED] == 1)
-    assert generated(server, seed=1)
+        return connection
+
+    with post(500) as first, post(1) as second:
+        eventually(lambda: server.metrics()[PENDING] == 1)
+        first.close()
+        assert second.recv(15) == b"HTTP/1.1 200 OK"
+    assert server.metrics()[GIVEN_UP] == 1
 
 
 def test_the_models_own_tensors(server: Serving) -> None:

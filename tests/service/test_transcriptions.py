@@ -136,14 +136,15 @@ def test_formats(server: Serving, client: openai.OpenAI, own: Any) -> None:
     assert create("vtt").startswith(f"WEBVTT\n\n00:00:00.{round(first.start_ts * 1000):03} --> 00:00:")
 
 
-def test_settings_are_the_engines(client: openai.OpenAI, own: Any) -> None:
+def test_settings_are_the_engines(server: Serving, client: openai.OpenAI, own: Any) -> None:
     def create(**settings: Any) -> str:
         return str(client.audio.transcriptions.create(model="listens", file=("a.wav", SHORT), **settings).text)
 
     assert create(prompt="hello there") == own(2, initial_prompt="hello there").texts[0].strip()
     assert create(language="de") == own(2, language="<|de|>").texts[0].strip()
-    translated = client.audio.translations.create(model="listens", file=("a.wav", SHORT))
-    assert translated.text == own(2, task="translate").texts[0].strip() != own(2).texts[0].strip()
+    status, body = post(server, {"model": "listens"}, path="translations")
+    assert status == 200
+    assert json.loads(body)["text"] == own(2, task="translate").texts[0].strip() != own(2).texts[0].strip()
     # Of a prompt that is too long the end counts.
     assert create(prompt="x" * 4000 + "hello there") == own(2, initial_prompt="x" * 12 + "hello there").texts[0].strip()
     assert len({create(temperature=1.0) for _ in range(4)}) > 1
@@ -210,10 +211,8 @@ def hang_up(server: Serving, fields: dict[str, str], until: bytes) -> None:
     body = form(fields, SHORT)
     head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(
-            f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode()
-        )
-        connection.sendall(body)
+        first = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(body)}"
+        connection.sendall(first.encode() + b"\r\n\r\n" + body)
         got = b""
         while until not in got:
             got += connection.recv(65536)

@@ -41,7 +41,6 @@ BY_THE_PROGRAM: Final = {
 """What is in them is written in the program: modules that are imported, names of events, places."""
 BY_THE_OPERATOR: Final = {
     "backends/arrays/batches.py:_large", "backends/arrays/backend.py:shared_copies", "frameworks/litert.py:_shapes",
-    "llm/tensorrt_llm.py:_arguments", "llm/vllm/engine.py:_adapters",
     "backends/onnxruntime/backend.py:_make_global_pool",
     "frameworks/openvino/graph.py:core", "backends/python/environments.py:_digest",
     "backends/python/environments.py:_check", "frameworks/pytorch/exported.py:_folders",

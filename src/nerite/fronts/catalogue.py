@@ -184,7 +184,7 @@ def follow(catalogue: Catalogue, descriptions: Iterable[Description], core: Core
             known = before.get(version)
             if known is None or known.number != described["number"]:
                 known = FrontVersion(each["name"], version, described, core)
-            known.usable = described["usable"]
+            known.usable, known.runtime_adapters = described["usable"], described["adapters"]
             running[version] = known
         # The catalogue is typed for the core's versions; of them a front uses what is in ``ServableVersion``.
         record.running = cast(dict[int, RunningVersion], running)

@@ -201,12 +201,13 @@ class TranscriptionInstance:
 
 def read_settings(given: Mapping[str, Array]) -> TranscriptionSettings:
     """Return the settings in a request's inputs. Raises ``InvalidArgument``."""
-    texts = {
-        name: decoded(name, given[name][0])
-        for name in ("language", "task", "prompt", "timestamps")
-        if name in given and given[name][0]
-    }
-    settings = TranscriptionSettings(**texts)
+
+    def text(name: str, default: str = "") -> str:
+        return decoded(name, given[name][0]) or default if name in given else default
+
+    settings = TranscriptionSettings(
+        text("language"), text("task", TRANSCRIBE), text("prompt"), timestamps=text("timestamps", NONE)
+    )
     if settings.task not in (TRANSCRIBE, TRANSLATE):
         raise InvalidArgument(f"'task' is '{settings.task}'; it must be {TRANSCRIBE} or {TRANSLATE}")
     if settings.timestamps not in (NONE, SEGMENT, WORD):

@@ -106,7 +106,8 @@ def form_facts(body: memoryview) -> BodyFacts:
 
 def _form_field(data: bytes | bytearray, name: str) -> str:
     """Return the value of a field of a form; empty if it has none."""
-    at = max(data.find(b'name="%b"\r\n' % name.encode()), data.find(b"name=%b\r\n" % name.encode()))
+    spellings = (b' name="%b"\r\n', b';name="%b"\r\n', b" name=%b\r\n", b";name=%b\r\n")
+    at = next((at for form in spellings if (at := data.find(form % name.encode())) >= 0), -1)
     if at < 0:
         return ""
     start = data.find(b"\r\n\r\n", at, at + _FIELD)

@@ -122,7 +122,8 @@ _READERS: Final[Mapping[tuple[int, int], Callable[[memoryview], Array]]] = {
 def _of_24_bits(data: memoryview) -> Array:
     parts = np.frombuffer(data, np.uint8).reshape(-1, 3).astype(np.int32)
     whole: Array = parts[:, 0] | parts[:, 1] << 8 | parts[:, 2] << 16
-    return whole - ((whole & 0x800000) << 1)
+    whole -= (whole & 0x800000) << 1
+    return whole
 
 
 def _samples(layout: _Layout, data: memoryview) -> Array:

@@ -94,7 +94,8 @@ def speech_request(
 ) -> ModelRequest:
     """Return the request to the model. Raises ``ApiError`` for settings that it has no input for."""
     rows = (1,) if signature.max_batch_size else ()
-    specs, data = [TensorSpec(PROMPT, dtypes.BYTES, (*rows, 1))], [join_bytes([asked.text])]
+    specs = [TensorSpec(PROMPT, dtypes.BYTES, (*rows, 1))]
+    data: list[Buffer] = [join_bytes([asked.text])]
     if asked.voice and VOICE in signature.inputs:
         specs.append(TensorSpec(VOICE, dtypes.BYTES, (*rows, 1)))
         data.append(join_bytes([asked.voice.encode()]))
@@ -156,4 +157,5 @@ def wav_head(count: int, rate: int) -> bytes:
 
 def pcm(samples: Array) -> bytes:
     """Return samples in 16 bits; what is no number is silence."""
-    return (np.clip(np.nan_to_num(samples), -1, 1) * 32767).astype("<i2").tobytes()
+    encoded: bytes = (np.clip(np.nan_to_num(samples), -1, 1) * 32767).astype("<i2").tobytes()
+    return encoded

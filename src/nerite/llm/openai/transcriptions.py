@@ -224,7 +224,13 @@ _EVENTS: Final = "text/event-stream; charset=utf-8"
 class Transcription(JointWork):
     """An exchange for a transcript, which is one request to the model."""
 
-    fields = MappingProxyType({"language": "language", "prompt": "prompt", "temperature": "temperature"})
+    fields = MappingProxyType(
+        {
+            **{name: name for name in ("language", "prompt", "temperature")},
+            "audio": "file",
+            "timestamps": _GRANULARITIES,
+        }
+    )
 
     def __init__(self, connection: HttpExchange, asked: TranscriptionRequest, task: str) -> None:
         super().__init__(connection)
@@ -233,8 +239,9 @@ class Transcription(JointWork):
         self._task = task
         self._decoder = text_model.decoder()
         self._text: list[str] = []
-        self._more: dict[str, str] = {}
-        """Texts of the other outputs."""
+        self._language = asked.language
+        self._segments = self._words = b""
+        """JSON arrays of times and texts."""
         self._opened = False
 
     def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
@@ -243,8 +250,12 @@ class Transcription(JointWork):
             for spec, data in zip(response.header.outputs, response.data, strict=True):
                 if spec.name == TEXT_OUTPUT:
                     found = text_of(data)
-                elif spec.datatype is dtypes.BYTES:
-                    self._more[spec.name] = text_of(data).decode(errors="replace")
+                elif spec.name == "language":
+                    self._language = text_of(data).decode(errors="replace") or self._language
+                elif spec.name == SEGMENTS:
+                    self._segments = text_of(data)
+                elif spec.name == WORDS:
+                    self._words = text_of(data)
         text = self._decoder.decode(found, final)
         if not self._text:
             text = text.lstrip()  # a transcript begins with a blank
@@ -287,7 +298,7 @@ class Transcription(JointWork):
             return Reply(200, orjson.dumps({"text": text, "usage": self._usage()}))
         if self._asked.format == TEXT:
             return Reply(200, f"{text}\n".encode(), "text/plain; charset=utf-8")
-        segments = self._times(SEGMENTS)
+        segments = _times(SEGMENTS, self._segments)
         if self._asked.format == VERBOSE:
             return Reply(200, orjson.dumps(self._verbose(text, segments)))
         # A model without times has said all at once.
@@ -296,26 +307,28 @@ class Transcription(JointWork):
             return Reply(200, "".join(srt(cues)).encode(), "text/plain; charset=utf-8")
         return Reply(200, "".join(vtt(cues)).encode(), "text/vtt; charset=utf-8")
 
-    def _times(self, output: str) -> list[TimedText]:
-        """Return the parts that an output has. Raises ``ApiError``."""
-        try:
-            return [TimedText(**each) for each in orjson.loads(self._more.get(output) or b"[]")]
-        except (ValueError, TypeError):
-            raise ApiError(f"The model's output '{output}' is no array of times and texts.", None, None, 500) from None
-
     def _verbose(self, text: str, segments: Sequence[TimedText]) -> dict[str, Any]:
         made: dict[str, Any] = {
             "task": self._task,
-            "language": self._more.get("language") or self._asked.language,
+            "language": self._language,
             "duration": round(self._seconds, 3),
             "text": text,
             "segments": [_segment(number, each, self._asked.temperature) for number, each in enumerate(segments)],
             "usage": self._usage(),
         }
         if self._asked.words:
-            words = self._times(WORDS)
+            words = _times(WORDS, self._words)
             made["words"] = [{"word": each.text.strip(), "start": each.start, "end": each.end} for each in words]
         return made
+
+
+def _times(output: str, parts: bytes) -> list[TimedText]:
+    """Return the parts of a transcript that an output has. Raises ``ApiError``."""
+    try:
+        found = [TimedText(**each) for each in orjson.loads(parts or b"[]")]
+        return [TimedText(float(each.start), float(each.end), str(each.text)) for each in found]
+    except (ValueError, TypeError):
+        raise ApiError(f"The model's output '{output}' is no array of times and texts.", None, None, 500) from None
 
 
 def _segment(number: int, part: TimedText, temperature: float) -> dict[str, Any]:

@@ -83,8 +83,8 @@ class OpenVinoTranscriber:
         config.return_timestamps = settings.timestamps != NONE
         if settings.timestamps == WORD and not self._words:
             raise Unsupported(
-                f"model '{self._name}' was loaded without the times of words: set the parameter WORD_TIMESTAMPS in its "
-                "configuration to true"
+                f"'timestamps' is {WORD}, but model '{self._name}' was loaded without them: set the parameter "
+                "WORD_TIMESTAMPS in its configuration to true"
             )
         config.word_timestamps = settings.timestamps == WORD
         if self._languages:
@@ -110,7 +110,7 @@ class OpenVinoTranscriber:
         return prompt if len(tokens) <= most else str(self._tokenizer.decode(tokens[-most:]))
 
     def _language(self, code: str) -> str:
-        token = self._languages.get(code.lower())
+        token: str | None = self._languages.get(code.lower())
         if token is None:
             meant = nearest(code.lower(), list(self._languages))
             hint = f" Did you mean '{meant}'?" if meant else ""
