@@ -41,7 +41,7 @@ BY_THE_PROGRAM: Final = {
 """What is in them is written in the program: modules that are imported, names of events, places."""
 BY_THE_OPERATOR: Final = {
     "backends/arrays/batches.py:_large", "backends/arrays/backend.py:shared_copies", "frameworks/litert.py:_shapes",
-    "backends/onnxruntime/backend.py:_make_global_pool",
+    "llm/tensorrt_llm.py:_arguments", "backends/onnxruntime/backend.py:_make_global_pool",
     "frameworks/openvino/graph.py:core", "backends/python/environments.py:_digest",
     "backends/python/environments.py:_check", "frameworks/pytorch/exported.py:_folders",
     "backends/registry.py:packaged_backends",
