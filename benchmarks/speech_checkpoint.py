@@ -52,18 +52,17 @@ def write(size: str, folder: Path) -> None:
         for weights in model.model.decoder.parameters():
             if weights.dim() > 1:
                 torch.nn.init.normal_(weights, std=0.08)
-    generation = model.generation_config
-    generation.is_multilingual = True
-    generation.lang_to_id = {f"<|{code}|>": tokens[f"<|{code}|>"] for code in LANGUAGES}
-    generation.task_to_id = {name: tokens[f"<|{name}|>"] for name in ("transcribe", "translate")}
-    generation.no_timestamps_token_id = tokens["<|notimestamps|>"]
-    generation.prev_sot_token_id = tokens["<|startofprev|>"]
-    generation.max_initial_timestamp_index = 50
-    generation.max_length = 448
-    generation.begin_suppress_tokens = [end]
-    generation.suppress_tokens = []
-    generation.alignment_heads = [[layer, head] for layer in range(layers // 2, layers) for head in range(2)]
     model.save_pretrained(folder)
+    generation = {
+        "decoder_start_token_id": start, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end,
+        "is_multilingual": True, "lang_to_id": {f"<|{code}|>": tokens[f"<|{code}|>"] for code in LANGUAGES},
+        "task_to_id": {name: tokens[f"<|{name}|>"] for name in ("transcribe", "translate")},
+        "no_timestamps_token_id": tokens["<|notimestamps|>"], "prev_sot_token_id": tokens["<|startofprev|>"],
+        "max_initial_timestamp_index": 50, "max_length": 448, "begin_suppress_tokens": [end],
+        "suppress_tokens": [], "return_timestamps": False,
+        "alignment_heads": [[layer, head] for layer in range(layers // 2, layers) for head in range(2)],
+    }  # fmt: skip
+    (folder / "generation_config.json").write_text(json.dumps(generation))
     WhisperFeatureExtractor().save_pretrained(folder)
 
 

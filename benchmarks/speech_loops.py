@@ -31,6 +31,8 @@ def openvino(directory: str) -> Callable[[Any], tuple[str, float]]:
 
     threads = {"INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0)), "ENABLE_CPU_PINNING": "NO"}
     pipeline = openvino_genai.WhisperPipeline(directory, "CPU", **threads)
+    config = pipeline.get_generation_config()
+    config.language = "<|en|>"
 
     def transcribe(samples: Any) -> tuple[str, float]:
         first: list[float] = []
@@ -39,7 +41,7 @@ def openvino(directory: str) -> Callable[[Any], tuple[str, float]]:
             first.append(time.perf_counter())
             return openvino_genai.StreamingStatus.RUNNING
 
-        text = pipeline.generate(samples.tolist(), language="<|en|>", streamer=heard).texts[0]
+        text = pipeline.generate(samples.tolist(), config, heard).texts[0]
         return text, (first or [time.perf_counter()])[0]
 
     return transcribe
@@ -59,6 +61,8 @@ def faster(directory: str) -> Callable[[Any], tuple[str, float]]:
             beam_size=1,
             temperature=0.0,
             condition_on_previous_text=False,
+            suppress_tokens=None,
+            without_timestamps=True,
             compression_ratio_threshold=None,
             log_prob_threshold=None,
             no_speech_threshold=None,
