@@ -162,6 +162,19 @@ def test_every_protocol_waits_for_one_load(tmp_path: Path, flags: tuple[str, ...
         assert figures['nerite_memory_used_bytes{place="host"}'] < figures['nerite_memory_budget_bytes{place="host"}']
 
 
+def test_a_client_unloads_a_model_while_it_is_measured(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "other", adds(2))
+    with demanding(models) as server:
+        for _ in range(12):
+            assert server.infer("other", [1.0]) == [3.0]
+            assert server.ask("POST", "/v2/repository/models/other/unload")[0] == 200
+            assert server.json("GET", "/v2/models/other")["inputs"][0]["name"] == "INPUT0"
+        eventually(lambda: server.state("other") == "UNAVAILABLE")
+        eventually(lambda: 'nerite_model_resident_bytes{model="other",place="host"}' not in server.metrics())
+        assert "internal error" not in server.text
+
+
 def test_a_language_model_is_listed_and_loaded(tmp_path: Path) -> None:
     models = tmp_path / "models"
     language_model(models / "talker" / "1")

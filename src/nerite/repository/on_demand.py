@@ -348,34 +348,42 @@ class OnDemandModels:
             return
         else:
             seconds, ended_ns = time.monotonic() - began, time.monotonic_ns()
+            self._loaded(name, members, seconds, ended_ns)
             after = await self._in_loader(self._gauge.use)
             growth = grown(before, after)
-            await self._measure_load(name, members, sorted(overlapped), growth, seconds, ended_ns)
+            await self._measure_load(members, sorted(overlapped), growth)
+            self._tell(name, seconds)
         finally:
             del self._loading[load], self._overlapped[load]
             self._act_soon()
 
-    async def _measure_load(
-        self, name: str, members: list[str], others: list[str], growth: Amounts, seconds: float, ended_ns: int
-    ) -> None:
-        weights = {each: sum(self.residency.size(each).values()) + 1 for each in (*members, *others)}
-        whole = sum(weights.values())
+    def _loaded(self, name: str, members: list[str], seconds: float, ended_ns: int) -> None:
+        """Take note of a load that has succeeded; what the models take is measured afterwards."""
         for each in members:
-            versions = self._versions(each)
-            if not versions:
-                continue
-            share = weights[each] / whole
-            size = await self._measured_size(each, versions, {place: round(n * share) for place, n in growth.items()})
-            took = seconds if each == name else self.residency.seconds(each)
-            self.residency.loaded(each, size, took, ended_ns)
-            self._keep(each, size, took)
-            self.on_loaded(each)
+            if self._versions(each):
+                took = seconds if each == name else self.residency.seconds(each)
+                self.residency.loaded(each, self.residency.size(each), took, ended_ns)
+                self.on_loaded(each)
+            else:  # a client has unloaded it meanwhile
+                self.residency.unloaded(each)
             self._settle(each)
         for record in self._manager.records.all_named(name):
             record.retry_after = retry_seconds(seconds)
         self.figures.loads["loaded"] += 1
         self.figures.load_seconds.note(seconds)
-        self._tell(name, seconds)
+
+    async def _measure_load(self, members: list[str], others: list[str], growth: Amounts) -> None:
+        weights = {each: sum(self.residency.size(each).values()) + 1 for each in (*members, *others)}
+        whole = sum(weights.values())
+        for each in members:
+            share = weights[each] / whole
+            amounts = {place: round(n * share) for place, n in growth.items()}
+            size = await self._measured_size(each, self._versions(each), amounts)
+            if self._versions(each):
+                self.residency.measured(each, size)
+                self._keep(each, size, self.residency.seconds(each))
+            else:
+                self._here.pop(each, None)
 
     async def _measured_size(self, name: str, versions: list[RunningVersion], growth: Amounts) -> dict[str, int]:
         """Return what a model takes: of its workers as they are, of the server's process by the ``growth``."""
