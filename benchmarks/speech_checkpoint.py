@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 RATE: Final = 16_000
-# Width, layers of encoder and decoder each, heads: those of OpenAI's models of these names.
-SIZES: Final = {"tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}
+# Width, layers of encoder and decoder each, heads: those of OpenAI's models of these names, and a smaller one.
+SIZES: Final = {"mini": (64, 2, 2), "tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}
 LANGUAGES: Final = ("en", "de", "fr", "es")
 _TIMES: Final = 1501
 
