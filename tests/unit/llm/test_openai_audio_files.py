@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,10 +98,64 @@ def test_what_is_refused(file: bytes, text: str) -> None:
 
 
 def test_formats_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
     for start, kind in ((b"fLaC", "FLAC"), (b"OggS", "OGG"), (b"ID3", "MP3"), (b"\xff\xfb", "MP3")):
         with pytest.raises(ApiError, match=rf"{kind} is decoded by the package soundfile, which the server lacks"):
             decode_audio(start + bytes(40))
+
+
+class Broken(Exception):
+    """What the library raises for a damaged file."""
+
+
+class Opened:
+    """A file that the library has opened: stereo, at half the rate, of as many frames as its last byte says."""
+
+    samplerate, channels = RATE // 2, 2
+
+    def __init__(self, file: Any) -> None:
+        data = file.read()
+        if data.endswith(b"broken"):
+            raise Broken("Format not recognised.")
+        self.whole = 1000 * data[-1]
+        self.frames = -1 if data[-2] else self.whole
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+    def blocks(self, size: int, dtype: str, always_2d: bool) -> Iterator[Any]:
+        for at in range(0, self.whole, size):
+            yield np.tile(np.array([[1.0, 0.0]], dtype), (min(size, self.whole - at), 1))
+
+
+@pytest.fixture
+def _library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for soundfile."""
+    monkeypatch.setitem(sys.modules, "soundfile", SimpleNamespace(SoundFile=Opened, SoundFileError=Broken))
+
+
+@pytest.mark.usefixtures("_library")
+@pytest.mark.parametrize("unknown", [b"\0", b"\1"])
+def test_what_the_library_reads_is_mixed_and_resampled(unknown: bytes) -> None:
+    samples = decode_audio(b"fLaC" + unknown + b"\x64")
+    assert len(samples) == 200_000
+    assert samples[1000:-1000] == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.usefixtures("_library")
+def test_what_the_library_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ApiError, match=r"MP3: Format not recognised"):
+        decode_audio(b"ID3broken")
+    with pytest.raises(ApiError, match="it has no samples"):
+        decode_audio(b"OggS\0\0")
+    monkeypatch.setattr(Opened, "samplerate", 4000)
+    monkeypatch.setattr("nerite.llm.openai.audio_files.MAX_SECONDS", 10)
+    for unknown in (b"\0", b"\1"):  # whether the file says how long it is, or not
+        with pytest.raises(ApiError, match="At most 10 seconds"):
+            decode_audio(b"OggS" + unknown + b"\xff")
 
 
 @given(st.binary(max_size=200))
@@ -110,5 +167,5 @@ def test_any_bytes_are_samples_or_refused(data: bytes) -> None:
             assert error.param == "file"
 
 
-def test_a_recording_of_a_minute_is_fast_enough_to_be_read() -> None:
+def test_a_recording_of_a_minute() -> None:
     assert len(decode_audio(wav(recording(60), 48_000))) == 60 * RATE // 3
