@@ -179,6 +179,12 @@ def converted(context: ModelContext) -> Path:
     directory = context.version_directory.absolute()  # the exporter has another working directory
     if checkpoint.checkpoint_content(directory) is not CheckpointContent.CHECKPOINT:
         return directory
+    if tasks.task_of(context) not in _TASKS:
+        raise Unavailable(
+            f"model '{context.name}': a checkpoint for speech synthesis lacks the vocoder, so that it cannot be "
+            "converted here. Write its files with: optimum-cli export openvino --task text-to-audio --model NAME "
+            '--model-kwargs \'{"vocoder": "NAME"}\' DIRECTORY'
+        )
     weights, task = _weights(context), _task(context)
     if not task:
         raise Unavailable(

@@ -10,7 +10,7 @@ import pytest
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import InvalidArgument, Unavailable
-from nerite.llm import backend, checkpoint
+from nerite.llm import backend, checkpoint, installation
 from nerite.llm.openvino_genai import options
 
 
@@ -58,7 +58,7 @@ def test_a_checkpoint_without_its_vocoder(tmp_path: Path) -> None:
     (tmp_path / "1" / "config.json").write_text('{"architectures": ["SpeechT5ForTextToSpeech"]}')
     (tmp_path / "1" / "model.safetensors").write_text("")
     with pytest.raises(Unavailable, match="optimum-cli export openvino --task text-to-audio"):
-        options.check_files(context(tmp_path), "text_to_speech")
+        installation.converted(context(tmp_path))
 
 
 def test_by_nothing(tmp_path: Path) -> None:

@@ -269,12 +269,6 @@ def check_files(context: ModelContext, task: str) -> None:
     """Raise ``Unavailable`` with a remedy if the version directory lacks files that the task needs."""
     directory = context.version_directory
     if checkpoint.checkpoint_content(directory) is CheckpointContent.CHECKPOINT:
-        if task == TEXT_TO_SPEECH:
-            raise Unavailable(
-                f"model '{context.name}': a checkpoint for speech synthesis lacks the vocoder, so that it cannot be "
-                "converted here. Write its files with: optimum-cli export openvino --task text-to-audio --model NAME "
-                '--model-kwargs \'{"vocoder": "NAME"}\' DIRECTORY'
-            )
         return  # its conversion creates all files
     needed: Sequence[str] = _FILES if task == GENERATE else _FILES[:2]
     if task == GENERATE and (directory / SEEING_MODEL).is_file():
