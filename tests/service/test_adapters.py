@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llm_models import language_model
-from pages import ROOT
+from pages import ROOT, Page, run
 from serving import Serving, eventually, serving
 
 PLACES = [str(ROOT / "tests" / "stand_ins" / "vllm"), os.environ.get("PYTHONPATH", "")]
@@ -114,10 +114,11 @@ def test_a_worker_that_restarts_has_it_again(tmp_path: Path) -> None:
 
 def test_front_processes_know_it_when_it_is_loaded(tmp_path: Path) -> None:
     flags = [*HAND, "--front-processes=2"]
+    page = Page("docs/llm.md")
     with serving(repository(tmp_path, "base"), tmp_path / "log", *flags, environment=STAND_IN) as server:
-        assert load(server)[0] == 200
+        assert "added successfully" in run(page.block('"lora_path": "adapters/poet"'), server)
         assert {said_by(server, "poet") for _ in range(8)} == {(200, "poet")}
-        assert change(server, "unload")[0] == 200
+        assert "removed successfully" in run(page.block("/v1/unload_lora_adapter"), server)
         assert {said_by(server, "poet")[0] for _ in range(8)} == {404}
 
 
