@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
 import statistics
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,8 +37,6 @@ parameters [
   {{ key: "INFERENCE_NUM_THREADS" value {{ string_value: "1" }} }}
 ]
 """
-_QUERIES: Final = re.compile(r"^vllm:prefix_cache_queries_total\S* ([0-9.e+]+)$", re.MULTILINE)
-_HITS: Final = re.compile(r"^vllm:prefix_cache_hits_total\S* ([0-9.e+]+)$", re.MULTILINE)
 
 
 def _messages(prompts: Prompts, chance: random.Random) -> Iterator[bytes]:
@@ -51,32 +47,17 @@ def _messages(prompts: Prompts, chance: random.Random) -> Iterator[bytes]:
         yield chat_message(_SIZE, text, _ANSWER, stream=True, temperature=0, ignore_eos=True)
 
 
-def _counts(servers: Sequence[Contestant]) -> tuple[float, float]:
-    """Return the tokens that were looked for in the servers' caches, and those that were found."""
-    queries = hits = 0.0
-    for server in servers:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics") as page:
-            text = page.read().decode()
-        queries += sum(map(float, _QUERIES.findall(text)))
-        hits += sum(map(float, _HITS.findall(text)))
-    return queries, hits
-
-
 def _run(router: Router, servers: Sequence[Contestant], prompts: Prompts, seed: int, seconds: float) -> Result:
     chance = random.Random(seed)
     messages = _messages(prompts, chance)
     with (
         tempfile.TemporaryDirectory() as directory,
-        router.running(
-            Members([each.http for each in servers], "/v2/health/ready", "nerite"), Path(directory) / "router"
-        ) as running,
+        router.running(Members([each.http for each in servers], kind="nerite"), Path(directory) / "router") as running,
     ):
         run([running.port], messages, _RATE, _WARM, chance)
-        before, (queries, hits) = running.processor_seconds(), _counts(servers)
+        before = running.processor_seconds()
         answers = run([running.port], messages, _RATE, seconds, chance)
-        spent = running.processor_seconds() - before
-    more, found = _counts(servers)
-    return result(answers, spent)._replace(cached=(found - hits) / max(more - queries, 1.0))
+        return result(answers, running.processor_seconds() - before)
 
 
 def table(routers: Sequence[Router], rounds: int, seconds: float) -> str:
@@ -97,12 +78,11 @@ def table(routers: Sequence[Router], rounds: int, seconds: float) -> str:
     lines = [
         f"**OpenVINO**: {_MEMBERS} servers with a model of 30 million parameters, {_PREFIXES} prefixes of "
         f"{_PREFIX} tokens, of which a member caches a third; {_RATE:g} requests/s.\n",
-        "| | cached | TTFT p50, ms | p95 | failed |",
-        "|---|---|---|---|---|",
+        "| | TTFT p50, ms | p95 | failed |",
+        "|---|---|---|---|",
     ]
     for name, results in found.items():
         first = [statistics.median(each.first[place] for each in results) * 1e3 for place in range(2)]
-        cached = statistics.median(each.cached for each in results)
         failed = sum(each.refused + each.cut for each in results)
-        lines.append(f"| {name} | {cached:.1%} | {first[0]:,.0f} | {first[1]:,.0f} | {failed} |")
+        lines.append(f"| {name} | {first[0]:,.0f} | {first[1]:,.0f} | {failed} |")
     return "\n".join(lines) + "\n"

@@ -209,8 +209,7 @@ def groups(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
         tables = [case_table(case, by_turns(case, names, given.rounds, given.seconds)) for case in chosen]
         yield whole and f"{whole}cases" * (len(chosen) == len(CASES)), on + "\n".join(tables)
     if "openvino" in cases:
-        # The other two take in only servers that answer at /health, which those of Nerite do not.
-        known = [each for each in ROUTERS if each.name in names and each.name.startswith(("Nerite", "Envoy"))]
+        known = [each for each in ROUTERS if each.name in names]
         yield whole and f"{whole}openvino", on + routed_openvino.table(known, given.rounds, given.seconds)
     # It takes as long as much of the others: only if it is named.
     if "memory" in cases and given.cases:
