@@ -107,6 +107,8 @@ def test_formats_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 class Broken(Exception):
     """What the library raises for a damaged file."""
 
+    error_string = "Format not recognised."
+
 
 class Opened:
     """A file that the library has opened: stereo, at half the rate, of as many frames as its last byte says."""
@@ -116,7 +118,7 @@ class Opened:
     def __init__(self, file: Any) -> None:
         data = file.read()
         if data.endswith(b"broken"):
-            raise Broken("Format not recognised.")
+            raise Broken(f"Error opening {file!r}: Format not recognised.")
         self.whole = 1000 * data[-1]
         self.frames = -1 if data[-2] else self.whole
 
@@ -147,7 +149,7 @@ def test_what_the_library_reads_is_mixed_and_resampled(unknown: bytes) -> None:
 
 @pytest.mark.usefixtures("_library")
 def test_what_the_library_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ApiError, match=r"MP3: Format not recognised"):
+    with pytest.raises(ApiError, match=r"The audio file could not be read: MP3: Format not recognised\."):
         decode_audio(b"ID3broken")
     with pytest.raises(ApiError, match="it has no samples"):
         decode_audio(b"OggS\0\0")

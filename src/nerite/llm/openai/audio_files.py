@@ -158,7 +158,8 @@ def _by_library(kind: str, data: Buffer) -> tuple[Array, int]:
     try:
         return _read(soundfile, data)
     except soundfile.SoundFileError as error:
-        raise refused(f"{kind}: {error}") from None
+        # The whole text has the address of the object that was read.
+        raise refused(f"{kind}: {getattr(error, 'error_string', 'it is damaged')}") from None
 
 
 def _read(library: Any, data: Buffer) -> tuple[Array, int]:
