@@ -37,6 +37,13 @@ def reranking_model(directory: Path, positions: int = 512, **described: Any) -> 
     return _model(directory, {**architecture, **described}, 1)
 
 
+def classifying_model(directory: Path, *labels: str, **described: Any) -> Path:
+    """Write the version directory of a model that sorts texts into classes; return it."""
+    named = {str(number): label for number, label in enumerate(labels)}
+    architecture = {"architectures": ["BertForSequenceClassification"], "max_position_embeddings": 512}
+    return _model(directory, {**architecture, "id2label": named, **described}, len(labels))
+
+
 def _model(directory: Path, described: dict[str, Any], scores: int) -> Path:
     language_model(directory)
     for file in ("openvino_model.xml", "openvino_model.bin", "openvino_detokenizer.xml", "openvino_detokenizer.bin"):

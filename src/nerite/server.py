@@ -461,6 +461,20 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._require_explicit()
         await self._manager.unload(model, dependents=bool(parameters.get("unload_dependents")))
 
+    async def load_adapter(self, model: str, name: str, path: str) -> None:
+        """Load the LoRA adapter in the directory ``path`` into a running model. Raises ``NeriteError``."""
+        self._require_explicit()
+        await self._running(model, "", "").adapters.load(name, path)
+        self._manager.changed()
+
+    async def unload_adapter(self, model: str, name: str) -> None:
+        """Unload a LoRA adapter that was loaded into a running model. Raises ``NeriteError``."""
+        self._require_explicit()
+        try:
+            await self._running(model, "", "").adapters.unload(name)
+        finally:
+            self._manager.changed()
+
     async def add_repository(self, repository: RegisteredRepository, model: str) -> None:
         """Serve a model of an additional repository until ``remove_repository``."""
         if not self.is_controlled_by_hand:

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
+import openai
 import pytest
 
 import serving
 from checkpoints import language_checkpoint
 from nerite.backends.python import environments
 from nerite.llm import installation
+from pages import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import speech_checkpoint  # the path has to be set first
 
 PLACE = environments.environments_folder()
 
@@ -76,6 +83,28 @@ def test_what_the_exporter_says_is_in_the_error(tmp_path: Path, flag: str) -> No
     with serving.serving(models, tmp_path / "log", "--exit-on-error=false", flag) as server:
         assert "nobody" in reason(server)
         assert f"the conversion of '{version}' cannot be made:" in reason(server)
+
+
+@exported
+def test_a_speech_model_is_converted(tmp_path: Path, flag: str) -> None:
+    """A real Whisper but for its weights, with which the engine finds no words to time, though it looks for them."""
+    models = tmp_path / "models"
+    speech_checkpoint.write("mini", models / "ear" / "1")
+    words = 'backend: "llm"\nparameters { key: "WORD_TIMESTAMPS" value { string_value: "true" } }\n'
+    (models / "ear" / "config.pbtxt").write_text(words)
+    recording = ("a.wav", speech_checkpoint.wav(speech_checkpoint.recording(3)))
+    with serving.serving(models, tmp_path / "log", flag) as server:
+        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0)
+        answer = client.audio.transcriptions.create(
+            model="ear",
+            file=recording,
+            language="en",
+            response_format="verbose_json",
+            timestamp_granularities=["word", "segment"],
+        )
+        assert answer.text
+        assert answer.segments
+        assert answer.words == []
 
 
 def test_without_an_exporter_and_a_network(tmp_path: Path) -> None:

@@ -42,8 +42,7 @@ BY_THE_PROGRAM: Final = {
 BY_THE_OPERATOR: Final = {
     "artifacts/programs/torchserve_handler.py:model_yaml_config",
     "backends/arrays/batches.py:_large", "backends/arrays/backend.py:shared_copies", "frameworks/litert.py:_shapes",
-    "llm/tensorrt_llm.py:_arguments", "llm/vllm/engine.py:_adapters",
-    "backends/onnxruntime/backend.py:_make_global_pool",
+    "llm/tensorrt_llm.py:_arguments", "backends/onnxruntime/backend.py:_make_global_pool",
     "frameworks/openvino/graph.py:core", "backends/python/environments.py:_digest",
     "backends/python/environments.py:_check", "frameworks/pytorch/exported.py:_folders",
     "backends/registry.py:packaged_backends",

@@ -131,6 +131,17 @@ class Instance(Protocol):
         """Release all resources. Called once, after the last ``execute``."""
 
 
+@runtime_checkable
+class Adaptable(Protocol):
+    """An instance that takes further LoRA adapters while it runs."""
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load the adapter in the directory ``path``, which requests may choose then. Raises ``NeriteError``."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse requests for an adapter from now on. Raises ``NeriteError``."""
+
+
 class Model(Protocol):
     """Open model version: the resources that its instances share."""
 
@@ -185,6 +196,7 @@ class Preparing(Protocol):
 
 __all__ = [
     "INTERFACE",
+    "Adaptable",
     "Backend",
     "Discerning",
     "Instance",

@@ -47,6 +47,8 @@ FRAMEWORKS: Final = (
     Framework("python", "model.py", "", None),
     Framework("llm", "openvino_model.xml", "openvino_genai"),
     Framework("llm", "openvino_language_model.xml", "openvino_genai"),
+    Framework("llm", "openvino_encoder_model.xml", "openvino_genai"),
+    Framework("llm", "model_index.json", "openvino_genai"),
     Framework("llm", "model.safetensors", "huggingface"),
     Framework("llm", "model.safetensors.index.json", "huggingface"),
     Framework("llm", "model.gguf", "gguf"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from nerite.core.request import InferenceRequest, ServedVersion
@@ -31,6 +31,10 @@ class ServableVersion(ServedVersion, Protocol):
     @property
     def usable(self) -> bool:
         """Whether an instance can run requests, now or after what it runs."""
+
+    @property
+    def runtime_adapters(self) -> Collection[str]:
+        """Names of the LoRA adapters that were loaded since the version was."""
 
     def parameter(self, name: str) -> str:
         """Return a parameter of the model's configuration; empty if it has none of that name."""

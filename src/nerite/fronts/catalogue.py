@@ -99,6 +99,7 @@ class CatalogueWriter:
             "decoupled": running.decoupled,
             "generates": running.generates,
             "usable": running.usable,
+            "adapters": sorted(running.runtime_adapters),
             "parameters": {name: running.parameter(name) for name in running.config_json.get("parameters", {})},
             "directory": "" if record.loaded is None else str(record.loaded.polled.directory / running.label),
             "signature": signature,
@@ -118,6 +119,8 @@ class FrontVersion:
         self.generates: bool = description["generates"]
         self.usable: bool = description["usable"]
         """Whether an instance can run requests."""
+        self.runtime_adapters: list[str] = description["adapters"]
+        """Names of the LoRA adapters that were loaded since the version was."""
         self.directory: str = description["directory"]
         """Directory of its files; empty if it has none."""
         self._parameters: dict[str, str] = description["parameters"]
@@ -181,7 +184,7 @@ def follow(catalogue: Catalogue, descriptions: Iterable[Description], core: Core
             known = before.get(version)
             if known is None or known.number != described["number"]:
                 known = FrontVersion(each["name"], version, described, core)
-            known.usable = described["usable"]
+            known.usable, known.runtime_adapters = described["usable"], described["adapters"]
             running[version] = known
         # The catalogue is typed for the core's versions; of them a front uses what is in ``ServableVersion``.
         record.running = cast(dict[int, RunningVersion], running)

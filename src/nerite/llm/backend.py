@@ -11,16 +11,20 @@ from typing import Any, Final, NamedTuple, cast
 from nerite.backends import configuration
 from nerite.backends.interface import ExecutionTimes, Instance, InstanceContext, ModelContext
 from nerite.config import model_parameters
-from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
+from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.llm import checkpoint, selection
+from nerite.llm.classification import ClassificationInstance
 from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
-from nerite.llm.engine import GenerationRequest, LlmEngine, RequestListener
+from nerite.llm.engine import AdaptableEngine, GenerationRequest, LlmEngine, RequestListener
+from nerite.llm.image_generation import ImageGenerationInstance
 from nerite.llm.request import LlmCall, read_call
 from nerite.llm.selection import VLLM, EngineModule, ReaderModule
+from nerite.llm.speech_synthesis import SpeechInstance
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
 from nerite.llm.thinking import BudgetedListener
+from nerite.llm.transcription import TranscriptionInstance
 
 # Tensors of language models (those of Triton's vLLM backend and more) and the configuration derived from them.
 
@@ -85,14 +89,58 @@ RERANK_INPUTS: Final = (
     LlmPort("documents", "TYPE_STRING", (-1,), optional=False),
 )
 RERANK_OUTPUTS: Final = (LlmPort("scores", "TYPE_FP32", (-1,)), LlmPort("num_input_tokens", "TYPE_UINT32"))
+CLASSIFY_INPUTS: Final = (LlmPort("text_input", "TYPE_STRING", optional=False),)
+CLASSIFY_OUTPUTS: Final = (
+    LlmPort("scores", "TYPE_FP32", (-1,)),
+    LlmPort("label", "TYPE_STRING"),
+    LlmPort("num_input_tokens", "TYPE_UINT32"),
+)
+TRANSCRIBE_INPUTS: Final = (
+    LlmPort("audio", "TYPE_FP32", (-1,), optional=False),
+    LlmPort("language", "TYPE_STRING"),
+    LlmPort("task", "TYPE_STRING"),
+    LlmPort("prompt", "TYPE_STRING"),
+    LlmPort("temperature", "TYPE_FP32"),
+    LlmPort("timestamps", "TYPE_STRING"),
+    LlmPort("stream", "TYPE_BOOL"),
+)
+TRANSCRIBE_OUTPUTS: Final = (
+    LlmPort("text_output", "TYPE_STRING"),
+    LlmPort("language", "TYPE_STRING"),
+    LlmPort("segments", "TYPE_STRING"),
+    LlmPort("words", "TYPE_STRING"),
+)
+SPEECH_INPUTS: Final = (LlmPort("text_input", "TYPE_STRING", optional=False), LlmPort("voice", "TYPE_STRING"))
+SPEECH_OUTPUTS: Final = (LlmPort("audio", "TYPE_FP32", (-1,)), LlmPort("sample_rate", "TYPE_UINT32"))
+IMAGE_INPUTS: Final = (
+    LlmPort("text_input", "TYPE_STRING", optional=False),
+    LlmPort("negative_prompt", "TYPE_STRING"),
+    LlmPort("width", "TYPE_INT32"),
+    LlmPort("height", "TYPE_INT32"),
+    LlmPort("num_inference_steps", "TYPE_INT32"),
+    LlmPort("guidance_scale", "TYPE_FP32"),
+    LlmPort("seed", "TYPE_INT64"),
+)
+IMAGE_OUTPUTS: Final = (LlmPort("image", "TYPE_STRING"),)
 
 _PORTS: Final = {
     checkpoint.GENERATE: (INPUTS, OUTPUTS),
     checkpoint.EMBED: (EMBED_INPUTS, EMBED_OUTPUTS),
     checkpoint.RERANK: (RERANK_INPUTS, RERANK_OUTPUTS),
+    checkpoint.CLASSIFY: (CLASSIFY_INPUTS, CLASSIFY_OUTPUTS),
+    checkpoint.TRANSCRIBE: (TRANSCRIBE_INPUTS, TRANSCRIBE_OUTPUTS),
+    checkpoint.TEXT_TO_SPEECH: (SPEECH_INPUTS, SPEECH_OUTPUTS),
+    checkpoint.TEXT_TO_IMAGE: (IMAGE_INPUTS, IMAGE_OUTPUTS),
 }
+_UNBATCHED: Final = {
+    checkpoint.RERANK: "takes several texts in each request",
+    checkpoint.TRANSCRIBE: "takes one recording in each request",
+    checkpoint.TEXT_TO_SPEECH: "takes one text in each request",
+    checkpoint.TEXT_TO_IMAGE: "takes one text in each request",
+}
+"""Why models have no batches, by their task."""
 _ROWS: Final = 32
-"""Default maximum batch size of embedding models."""
+"""Default maximum batch size of models that embed or classify."""
 
 
 def completed_config(context: ModelContext, task: str) -> Mapping[str, Any]:
@@ -108,16 +156,14 @@ def completed_config(context: ModelContext, task: str) -> Mapping[str, Any]:
         "output": _with(name, "output", config.get("output", ()), outputs),
     }
     rows = config.get("max_batch_size", 0)
-    if task == checkpoint.EMBED:
+    if task in (checkpoint.EMBED, checkpoint.CLASSIFY):
         rows = made["max_batch_size"] = rows or _ROWS
         if rows > 1 and "dynamic_batching" not in config:
             made["dynamic_batching"] = {}
     elif rows:
-        why = (
-            "takes several texts in each request" if task == checkpoint.RERANK else "has an engine that batches itself"
-        )
+        why = _UNBATCHED.get(task, "has an engine that batches itself")
         raise InvalidArgument(f"model '{name}' has max_batch_size {rows}, but {why}: set it to 0 or omit it")
-    if task == checkpoint.GENERATE:
+    if task in (checkpoint.GENERATE, checkpoint.TRANSCRIBE):
         made["model_transaction_policy"] = config.get("model_transaction_policy") or {"decoupled": True}
     return made
 
@@ -152,7 +198,7 @@ _STEP_SECONDS: Final = "120"
 
 
 class LlmBackend:
-    """Backend for language models that generate text, compute embeddings or rerank documents.
+    """Backend for language models that generate text, and for others of the same files: see ``checkpoint.task_of``.
 
     Each model is run by the best engine that can run it.
     """
@@ -211,6 +257,14 @@ class LlmModel:
             readers = cast(ReaderModule, self._engines)  # only such an engine is chosen for these tasks
             if task == checkpoint.EMBED:
                 return EmbeddingInstance(self._context, readers.embedder(self._context, context))
+            if task == checkpoint.CLASSIFY:
+                return ClassificationInstance(self._context, readers.classifier(self._context, context))
+            if task == checkpoint.TRANSCRIBE:
+                return TranscriptionInstance(self._context, readers.transcriber(self._context, context))
+            if task == checkpoint.TEXT_TO_IMAGE:
+                return ImageGenerationInstance(self._context, readers.image_generator(self._context, context))
+            if task == checkpoint.TEXT_TO_SPEECH:
+                return SpeechInstance(self._context, readers.synthesizer(self._context, context))
             return RerankingInstance(self._context, readers.reranker(self._context, context))
         engine = self._engines.engine(self._context, context)
         step = StepReport(context.reporter, _step_timeout(self._context))
@@ -248,6 +302,24 @@ class LlmInstance:
     def is_ready(self) -> bool:
         """Return whether the engine can start a request immediately."""
         return self._engine.is_ready()
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter while requests run. Raises ``NeriteError``."""
+        self._adaptable().load_adapter(name, path)
+        self._step.adapters = len(self._engine.capabilities().adapters)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse requests for a LoRA adapter from now on. Raises ``NeriteError``."""
+        self._adaptable().unload_adapter(name)
+        self._step.adapters = len(self._engine.capabilities().adapters)
+
+    def _adaptable(self) -> AdaptableEngine:
+        if not isinstance(self._engine, AdaptableEngine):
+            raise Unsupported(
+                f"the engine {self._engine.capabilities().engine} has the LoRA adapter that its model was loaded with, "
+                "and no other: name it in multi_lora.json, and load the model again"
+            )
+        return self._engine
 
     def close(self) -> None:
         """Stop the engine. Requests that still run are answered."""

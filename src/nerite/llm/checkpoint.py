@@ -15,7 +15,11 @@ from nerite.core.errors import InvalidArgument
 ARGUMENTS: Final = "model.json"
 """File with the arguments of vLLM, as in Triton's vLLM backend."""
 CONFIG: Final = "config.json"
-_MODELS: Final = ("openvino_model.xml", "openvino_language_model.xml")
+ENCODER_MODEL: Final = "openvino_encoder_model.xml"
+"""The encoder of a speech model, which has a decoder beside it."""
+PARTS: Final = "model_index.json"
+"""The list of the parts of a diffusion model, each of which has a directory."""
+_MODELS: Final = ("openvino_model.xml", "openvino_language_model.xml", ENCODER_MODEL, PARTS)
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 
 
@@ -89,13 +93,19 @@ PARAMETER: Final = "TASK"
 GENERATE: Final = "generate"
 EMBED: Final = "embed"
 RERANK: Final = "rerank"
-_TASKS: Final = (GENERATE, EMBED, RERANK)
+CLASSIFY: Final = "classify"
+TRANSCRIBE: Final = "transcribe"
+TEXT_TO_SPEECH: Final = "text_to_speech"
+TEXT_TO_IMAGE: Final = "text_to_image"
+_TASKS: Final = (GENERATE, EMBED, RERANK, CLASSIFY, TRANSCRIBE, TEXT_TO_SPEECH, TEXT_TO_IMAGE)
 
+_TRANSCRIBING: Final = ("WhisperForConditionalGeneration",)
+_SPEECH: Final = ("SpeechT5ForTextToSpeech",)
 _SENTENCE_TRANSFORMERS: Final = ("modules.json", "config_sentence_transformers.json")
 
 
 def task_of(context: ModelContext) -> str:
-    """Return ``generate``, ``embed`` or ``rerank``. Raises ``InvalidArgument`` if the parameter is invalid."""
+    """Return what a model does, one of ``_TASKS``. Raises ``InvalidArgument`` if the parameter is invalid."""
     configured = context.parameter(PARAMETER)
     if configured in _TASKS:
         return configured
@@ -106,15 +116,31 @@ def task_of(context: ModelContext) -> str:
             + (f"Did you mean {meant}?" if meant else f"There are: {', '.join(_TASKS)}.")
         )
     directory = context.version_directory
+    if (directory / PARTS).is_file():
+        return TEXT_TO_IMAGE
     if any((directory / name).is_file() for name in _SENTENCE_TRANSFORMERS):
         return EMBED
     for architecture in architectures(directory):
         if architecture.endswith("ForSequenceClassification"):
-            return RERANK
+            return CLASSIFY if len(labels_of(directory)) > 1 else RERANK
+        if architecture in _TRANSCRIBING:
+            return TRANSCRIBE
+        if architecture in _SPEECH:
+            return TEXT_TO_SPEECH
         # Architectures without a task head, such as BertModel and XLMRobertaModel.
         if architecture.endswith("Model") and not architecture.endswith("LMHeadModel"):
             return EMBED
     return GENERATE
+
+
+def labels_of(directory: Path) -> list[str]:
+    """Return the names of the classes in the checkpoint's config.json, in the order of their numbers."""
+    named = describe_content(directory).get("id2label")
+    try:
+        numbered = sorted((int(number), str(label)) for number, label in named.items()) if named else []
+    except (AttributeError, ValueError):
+        return []
+    return [label for _, label in numbered]
 
 
 def architectures(directory: Path) -> list[str]:

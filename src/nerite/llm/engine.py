@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.llm.request import SamplingParameters
@@ -204,6 +204,17 @@ class LlmEngine(Protocol):
 
     def stop(self) -> None:
         """Abort all requests and release all resources."""
+
+
+@runtime_checkable
+class AdaptableEngine(Protocol):
+    """An engine that takes further LoRA adapters while it runs. Its methods are thread-safe, and wait for it."""
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load the adapter in the directory ``path``. Raises ``NeriteError``."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse requests for an adapter from now on. Raises ``NeriteError``."""
 
 
 def kept_of_prompt(sampling: SamplingParameters, context_length: int) -> int | None:

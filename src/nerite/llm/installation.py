@@ -163,6 +163,8 @@ _TASKS: Final = {
     tasks.GENERATE: "text-generation-with-past",
     tasks.EMBED: "feature-extraction",
     tasks.RERANK: "text-classification",
+    tasks.CLASSIFY: "text-classification",
+    tasks.TRANSCRIBE: "automatic-speech-recognition-with-past",
 }
 _WRITERS: Final = ("ForCausalLM", "LMHeadModel")
 """Suffixes of the names of architectures that generate text."""
@@ -182,6 +184,12 @@ def converted(context: ModelContext) -> Path:
         return _converted_gguf(context, directory)
     if content is not CheckpointContent.CHECKPOINT:
         return directory
+    if tasks.task_of(context) not in _TASKS:
+        raise Unavailable(
+            f"model '{context.name}': a checkpoint for speech synthesis lacks the vocoder, so that it cannot be "
+            "converted here. Write its files with: optimum-cli export openvino --task text-to-audio --model NAME "
+            '--model-kwargs \'{"vocoder": "NAME"}\' DIRECTORY'
+        )
     weights, task = _weights(context), _task(context)
     if not task:
         raise Unavailable(

@@ -22,8 +22,12 @@ from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument, NotInstalled, Unavailable, Unsupported
 from nerite.llm import checkpoint, installation
 from nerite.llm.checkpoint import CheckpointContent, task_of
+from nerite.llm.classification import Classifier
 from nerite.llm.embedding import Embedder, Reranker
 from nerite.llm.engine import LlmEngine
+from nerite.llm.image_generation import ImageGenerator
+from nerite.llm.speech_synthesis import SpeechSynthesizer
+from nerite.llm.transcription import Transcriber
 from nerite.observability.gpus import driver_is_loaded
 
 EXTRA: Final = "nerite[llm]"
@@ -69,7 +73,7 @@ def choose(
     Raises ``NeriteError`` with a remedy if no engine is suitable.
     """
     if task != checkpoint.GENERATE and wanted in ("", OPENVINO):
-        return Choice(OPENVINO, f"no other engine can {task}")
+        return Choice(OPENVINO, f"no other engine has the task {task}")
     if wanted:
         return _wanted(content, wanted, task)
     if content is CheckpointContent.ARGUMENTS:
@@ -93,7 +97,9 @@ def _wanted(content: CheckpointContent, wanted: str, task: str) -> Choice:
         hint = f"Did you mean {meant}?" if meant else f"There are: {', '.join(ENGINES)}."
         raise InvalidArgument(f"'{wanted}' is not an engine. {hint}")
     if task != checkpoint.GENERATE:
-        raise Unsupported(f"the engine {wanted} only generates text, but the model is to {task}: choose {OPENVINO}")
+        raise Unsupported(
+            f"the engine {wanted} only generates text, but the task of the model is {task}: choose {OPENVINO}"
+        )
     if content is not CheckpointContent.NOTHING and content not in _RUNS[wanted]:
         able = " or ".join(each.value for each in CheckpointContent if each in _RUNS[wanted])
         raise Unavailable(f"the engine {wanted} runs {able}, but the model has {content.value}")
@@ -146,7 +152,7 @@ OF_SOME: Final = frozenset(
         *(CACHE, "NUM_KV_BLOCKS", PREFIX_CACHING),
         *("PIPELINE_PARALLEL_SIZE", "TENSOR_PARALLEL_SIZE"),
         *("INFERENCE_NUM_THREADS", "TARGET_DEVICE", "WEIGHT_FORMAT"),
-        *("NORMALIZE", "POOLING_TYPE"),
+        *("NORMALIZE", "POOLING_TYPE", "WORD_TIMESTAMPS"),
         *OF_OPENVINO,
         *SPECULATION,
     }
@@ -223,13 +229,25 @@ class EngineModule(Protocol):
 
 
 class ReaderModule(Protocol):
-    """Interface of the package of an engine that also supports embedding and reranking models."""
+    """Interface of the package of an engine that also supports models that generate nothing from a prompt."""
 
     def embedder(self, model: ModelContext, instance: InstanceContext) -> Embedder:
         """Load and return the embedder of an instance. Slow. Raises ``NeriteError``."""
 
     def reranker(self, model: ModelContext, instance: InstanceContext) -> Reranker:
         """Load and return the reranker of an instance. Slow. Raises ``NeriteError``."""
+
+    def classifier(self, model: ModelContext, instance: InstanceContext) -> Classifier:
+        """Load and return the classifier of an instance. Slow. Raises ``NeriteError``."""
+
+    def transcriber(self, model: ModelContext, instance: InstanceContext) -> Transcriber:
+        """Load and return the transcriber of an instance. Slow. Raises ``NeriteError``."""
+
+    def synthesizer(self, model: ModelContext, instance: InstanceContext) -> SpeechSynthesizer:
+        """Load and return the synthesizer of an instance. Slow. Raises ``NeriteError``."""
+
+    def image_generator(self, model: ModelContext, instance: InstanceContext) -> ImageGenerator:
+        """Load and return the image_generator of an instance. Slow. Raises ``NeriteError``."""
 
 
 def prepared(context: ModelContext, backend: str) -> Path | None:

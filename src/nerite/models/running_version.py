@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from nerite.dispatch.dispatcher import Dispatcher
 from nerite.instances.instance import PROBE_PATIENCE, ModelInstance, OnReport, all_ready
 from nerite.instances.placement import InstancePlan
 from nerite.ledger.meter import VersionMeter
+from nerite.models.adapters import VersionAdapters
 from nerite.models.instance_factory import InstanceFactory
 from nerite.models.queue_pipeline import QueuePipeline
 from nerite.observability.statistics import VersionStatistics
@@ -56,6 +57,7 @@ class RunningVersion:
         "_submit",
         "_trim_timer",
         "_unclosed",
+        "adapters",
         "cached",
         "config",
         "config_json",
@@ -102,6 +104,8 @@ class RunningVersion:
         self.statistics = statistics
         self._instances = dict(instances)
         self.decoupled = bool(config.model_transaction_policy and config.model_transaction_policy.decoupled)
+        self.adapters = VersionAdapters(name, lambda: self._active)
+        """LoRA adapters that were loaded since the version was."""
         self.number = next(_serial_numbers)
         """Unique among all versions that this process loads."""
         self.content = ""
@@ -208,6 +212,11 @@ class RunningVersion:
     def generates(self) -> bool:
         """Whether the model runs on an LLM engine."""
         return self.config.backend in GENERATING
+
+    @property
+    def runtime_adapters(self) -> Collection[str]:
+        """Names of the LoRA adapters that were loaded since the version was."""
+        return self.adapters.paths.keys()
 
     def parameter(self, name: str) -> str:
         """Return a parameter of the configuration; empty if it has none of that name."""
@@ -354,6 +363,12 @@ class RunningVersion:
         if self._meter is not None:
             for instance in made:
                 self._meter.opened(instance, time.monotonic_ns())
+        try:
+            await self.adapters.equip(made)
+        except NeriteError:
+            for instance in made:
+                self._close_one(instance)
+            raise
         if self._closing:
             for instance in made:
                 self._close_one(instance)

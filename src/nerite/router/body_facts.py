@@ -88,6 +88,33 @@ def openai_facts(body: memoryview) -> BodyFacts:
     return _facts(fields, prompt)
 
 
+_FIELD: Final = 1024
+"""Bytes in which the head of a field of a form ends, and its value."""
+
+
+def form_facts(body: memoryview) -> BodyFacts:
+    """Read a form of the OpenAI API, without its file. Raises ``InvalidArgument`` if it names no model."""
+    data = _searchable(body)
+    model = _form_field(data, "model")
+    if not model:
+        raise InvalidArgument("the form names no model: add the field 'model'")
+    user = _form_field(data, "user")
+    return BodyFacts(
+        checked(model, "the name of a model"), _form_field(data, "stream").lower() == "true", 0.0, user[:256]
+    )
+
+
+def _form_field(data: bytes | bytearray, name: str) -> str:
+    """Return the value of a field of a form; empty if it has none."""
+    spellings = (b' name="%b"\r\n', b';name="%b"\r\n', b" name=%b\r\n", b";name=%b\r\n")
+    at = next((at for form in spellings if (at := data.find(form % name.encode())) >= 0), -1)
+    if at < 0:
+        return ""
+    start = data.find(b"\r\n\r\n", at, at + _FIELD)
+    stop = data.find(b"\r\n", start + 4, start + 4 + _FIELD)
+    return data[start + 4 : stop].decode(errors="replace") if 0 <= start < stop else ""
+
+
 def _facts(fields: Mapping[str, Any], prompt: memoryview) -> BodyFacts:
     model = fields.get("model")
     if not isinstance(model, str) or not model:

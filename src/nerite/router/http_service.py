@@ -23,7 +23,7 @@ from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.fields import reply_of
 from nerite.router.accounting import RouterLedger
 from nerite.router.admission import AdmissionRequest, RouterAdmission
-from nerite.router.body_facts import SequenceFacts, generate_facts, lora_of, openai_facts, sequence_of
+from nerite.router.body_facts import SequenceFacts, form_facts, generate_facts, lora_of, openai_facts, sequence_of
 from nerite.router.exchange import RoutedExchange
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_relay import HttpRelay
@@ -133,8 +133,8 @@ class RouterService:
         model, prompt, limit, session = target.model, memoryview(b""), 0.0, target.session
         streams = target.streams
         sequence = SequenceFacts()
-        if target.kind is BodyKind.OPENAI:
-            facts = openai_facts(body)
+        if target.kind in (BodyKind.OPENAI, BodyKind.FORM):
+            facts = form_facts(body) if target.kind is BodyKind.FORM else openai_facts(body)
             model, prompt, limit, streams = self._meant(facts.model), facts.prompt, facts.answer_limit, facts.streams
             session = session or facts.user
         else:

@@ -39,8 +39,9 @@ _GENERATED: Final = ("generate", "generate_stream")
 _STREAM: Final = "/generate_stream"
 _CONTENTS: Final = frozenset((
     *("completions", "chat_completions", "responses", "messages", "count_tokens", "tokenize", "detokenize"),
-    *("embeddings", "rerank", "score"),
+    *("embeddings", "rerank", "score", "classify", "classify_texts", "speech", "images"),
 ))  # fmt: skip
+_FORMS: Final = ("transcriptions", "translations")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
 _OF_ROUTERS: Final = frozenset((
     "live", "ready", "health", "ping", "root", "release", "index", "openai_models", "quota",
@@ -59,6 +60,8 @@ class BodyKind(Enum):
     """Triton's generate: the prompt, too."""
     OPENAI = auto()
     """The model is in the body."""
+    FORM = auto()
+    """The same, and the body is a form."""
 
 
 class RouteTarget(NamedTuple):
@@ -194,6 +197,8 @@ class HttpTargets:
             kind = BodyKind.TEXT
         elif name in _CONTENTS:
             kind = BodyKind.OPENAI
+        elif name in _FORMS:
+            kind = BodyKind.FORM
         elif name not in _BY_MODEL and name not in _ELSEWHERE:
             raise Unsupported(
                 f"the router does not answer {head.method} {head.path}, which concerns a single server: "
@@ -217,7 +222,7 @@ class HttpTargets:
         self, head: RequestHead, kind: BodyKind, model: str = "", version: str = "", *, repeatable: bool = True
     ) -> RouteTarget:
         get = access.texts(head.headers.get)
-        report = kind in (BodyKind.TEXT, BodyKind.OPENAI)
+        report = kind in (BodyKind.TEXT, BodyKind.OPENAI, BodyKind.FORM)
         wanted = head.headers.get(_LOAD_FORMAT, "")
         lines = [*_passed_fields(head), b"Via: 1.1 nerite"]
         if report or wanted:

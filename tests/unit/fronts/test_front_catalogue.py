@@ -66,6 +66,7 @@ def running(number: int, *, decoupled: bool = False, parameters: dict[str, str] 
         label=str(number),
         decoupled=decoupled,
         generates=decoupled,
+        runtime_adapters=["poet"] if decoupled else [],
         usable=True,
         config_json={"parameters": given},
         parameter=given.__getitem__,
@@ -152,6 +153,7 @@ def test_versions_are_as_described() -> None:
     latest, first = front.find("m"), front.find("m", "1")
     assert latest is front.find("m", "2")
     assert (latest.name, latest.version, latest.label, latest.number) == ("m", 2, "2", 2)
+    assert (latest.runtime_adapters, first.runtime_adapters) == (["poet"], [])
     assert (latest.decoupled, latest.generates, latest.directory) == (True, True, "/models/m/2")
     assert (first.decoupled, first.generates, first.directory) == (False, False, "/models/m/1")
     assert (first.parameter("a"), first.parameter("b"), latest.parameter("a")) == ("b", "", "")

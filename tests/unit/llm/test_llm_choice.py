@@ -85,13 +85,13 @@ def test_what_a_directory_holds(files: tuple[str, ...], content: CheckpointConte
     assert checkpoint.checkpoint_content(tmp_path / "nowhere") is CheckpointContent.NOTHING
 
 
-@pytest.mark.parametrize("task", ["embed", "rerank"])
+@pytest.mark.parametrize("task", ["embed", "rerank", "classify", "transcribe", "text_to_speech", "text_to_image"])
 def test_models_that_read(task: str) -> None:
     every = frozenset(selection.ENGINES)
     assert choose(CheckpointContent.CHECKPOINT, "", every, gpu=True, task=task) == (
         "openvino_genai",
-        f"no other engine can {task}",
+        f"no other engine has the task {task}",
     )
     assert choose(CheckpointContent.OPENVINO, "openvino_genai", every, gpu=False, task=task).engine == "openvino_genai"
-    with pytest.raises(Unsupported, match=f"the engine vllm only generates text, but the model is to {task}"):
+    with pytest.raises(Unsupported, match=f"the engine vllm only generates text, but the task of the model is {task}"):
         choose(CheckpointContent.CHECKPOINT, "vllm", every, gpu=True, task=task)

@@ -10,7 +10,7 @@ import pytest
 
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import InvalidArgument, Unavailable
-from nerite.llm import backend, checkpoint
+from nerite.llm import backend, checkpoint, installation
 from nerite.llm.openvino_genai import options
 
 
@@ -27,6 +27,11 @@ def context(directory: Path, config: dict[str, Any] | None = None, **parameters:
         ({"architectures": ["LlavaForConditionalGeneration"]}, "generate"),
         ({"architectures": ["BertModel"]}, "embed"),
         ({"architectures": ["XLMRobertaForSequenceClassification"]}, "rerank"),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}, "rerank"),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"1": "b", "0": "a"}}, "classify"),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"x": "b", "y": "a"}}, "rerank"),
+        ({"architectures": ["WhisperForConditionalGeneration"]}, "transcribe"),
+        ({"architectures": ["SpeechT5ForTextToSpeech"]}, "text_to_speech"),
         ({"architectures": "BertModel"}, "generate"),
         ([], "generate"),
     ],
@@ -38,6 +43,22 @@ def test_by_the_checkpoint(tmp_path: Path, described: Any, task: str) -> None:
     assert checkpoint.task_of(context(tmp_path, TASK="rerank")) == "rerank"
     (tmp_path / "1" / "modules.json").write_text("[]")
     assert checkpoint.task_of(context(tmp_path)) == "embed"
+
+
+def test_by_the_list_of_parts(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model_index.json").write_text("{}")
+    assert checkpoint.task_of(context(tmp_path)) == "text_to_image"
+    with pytest.raises(Unavailable, match=r"has no vae_decoder/openvino_model.xml"):
+        options.check_files(context(tmp_path), "text_to_image")
+
+
+def test_a_checkpoint_without_its_vocoder(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "config.json").write_text('{"architectures": ["SpeechT5ForTextToSpeech"]}')
+    (tmp_path / "1" / "model.safetensors").write_text("")
+    with pytest.raises(Unavailable, match="optimum-cli export openvino --task text-to-audio"):
+        installation.converted(context(tmp_path))
 
 
 def test_by_nothing(tmp_path: Path) -> None:

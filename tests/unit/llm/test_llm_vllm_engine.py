@@ -21,7 +21,7 @@ import llm_listening
 from llm_listening import Heard, eventually
 from nerite.backends.interface import ModelContext
 from nerite.core import tensor as dtypes
-from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import NOBODY, Caller, InferenceRequest, RequestHeader
 from nerite.core.tensor import TensorSpec, join_bytes
@@ -107,6 +107,32 @@ def test_capabilities(started: Started) -> None:
     assert (able.engine, able.context_length, able.max_sequences, able.top_logprobs) == ("vllm", 100, 4, 20)
     assert (able.adapters, able.priorities) == ({"A"}, True)
     assert able.grammars == {"json_schema", "regex", "ebnf"}
+
+
+def test_adapters_that_come_and_go(started: Started) -> None:
+    engine = started({"A": "somewhere"}, enable_lora=True)
+    engine.load_adapter("B", "elsewhere")
+    assert engine.capabilities().adapters == {"A", "B"}
+    assert asked(engine, replace(FEW, max_tokens=2), lora="B").over().text() == "BB"
+    with pytest.raises(InvalidArgument, match="'B' has already been loaded"):
+        engine.load_adapter("B", "elsewhere")
+    with pytest.raises(NeriteError, match="no adapter there"):
+        engine.load_adapter("C", "nowhere")
+    running = asked(engine, ENDLESS, "endless", lora="B")
+    running.begun()
+    engine.unload_adapter("B")
+    assert engine.capabilities().adapters == {"A"}
+    with pytest.raises(Unsupported, match="LoRA B is not supported"):
+        asked(engine, FEW, "late", lora="B")
+    engine.abort("endless")
+    assert running.over().text().startswith("B")
+    with pytest.raises(NotFound, match="'B' cannot be found"):
+        engine.unload_adapter("B")
+
+
+def test_adapters_need_an_engine_with_room_for_them(started: Started) -> None:
+    with pytest.raises(Unsupported, match=r'add "enable_lora": true to its model\.json'):
+        started().load_adapter("B", "elsewhere")
 
 
 def test_sequences_probabilities_and_adapters(started: Started) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.core.errors import InvalidArgument
-from nerite.router.body_facts import SMALL, generate_facts, openai_facts, sequence_of
+from nerite.router.body_facts import SMALL, form_facts, generate_facts, openai_facts, sequence_of
 
 LARGE = "x" * SMALL
 
@@ -97,3 +97,22 @@ def test_generate() -> None:
     assert limit == 12
     assert bytes(prompt).startswith(b'"text_input"')
     assert generate_facts(body({"text_input": "hello"}))[0] == 0
+
+
+def field(name: str, value: bytes, quote: str = '"') -> bytes:
+    head = f"--edge\r\nContent-Disposition: form-data; name={quote}{name}{quote}\r\n\r\n"
+    return head.encode() + value + b"\r\n"
+
+
+@pytest.mark.parametrize("quote", ['"', ""])
+def test_a_form(quote: str) -> None:
+    file = b'--edge\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\n\0\xff\r\n'
+    body = file + field("model", b"ear", quote) + field("stream", b"True", quote) + field("user", b"u", quote)
+    facts = form_facts(memoryview(body + b"--edge--\r\n"))
+    assert (facts.model, facts.streams, facts.user, bytes(facts.prompt)) == ("ear", True, "u", b"")
+
+
+@pytest.mark.parametrize("body", [b"", b'name="model"\r\n', field("model", b""), field("model", b"x" * 2000)])
+def test_a_form_without_a_model(body: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="names no model"):
+        form_facts(memoryview(body))

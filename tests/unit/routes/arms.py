@@ -23,6 +23,7 @@ class FakeVersion:
     """Keeps the requests that it is given."""
 
     decoupled = generates = False
+    runtime_adapters = ()
 
     def __init__(self, name: str, version: str, dims: int = -1) -> None:
         self.name = name

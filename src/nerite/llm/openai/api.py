@@ -33,6 +33,7 @@ from nerite.llm.openai.embeddings import (
 )
 from nerite.llm.openai.exchange import CompletionExchange, CompletionStream, JointWork
 from nerite.llm.openai.fields import ApiError, UnknownField, reply_of
+from nerite.llm.openai.further_endpoints import FurtherEndpoints
 from nerite.llm.openai.requests import (
     DEFAULT_TOKENS,
     ChatRequest,
@@ -139,6 +140,7 @@ class OpenAi:
         self._chats = ChatModels(server)
         self._responses = ResponseApi(responses)
         self._read = partial(read_body, server)
+        self._further = FurtherEndpoints(self._models, control, self._read, self._begin, self._pass_over).handlers
 
     def target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a request under ``/v1``."""
@@ -167,7 +169,7 @@ class OpenAi:
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         sender = self._sender_of(head)
         of_batches = endpoint.name in routes.BATCH_ENDPOINTS
-        answer = partial(self._batches.answer, endpoint.name, head) if of_batches else getattr(self, endpoint.name)
+        answer = partial(self._batches.answer, endpoint.name, head) if of_batches else self._handler(endpoint.name)
         arguments = {
             name: checked(unquote(value, errors="surrogateescape"), f"the {name} in the path")
             for name, value in route.arguments.items()
@@ -191,6 +193,10 @@ class OpenAi:
                 send_error(connection, refusal, failure)
 
         return call
+
+    def _handler(self, endpoint: str) -> Callable[..., None]:
+        handler: Callable[..., None] = self._further.get(endpoint) or getattr(self, endpoint)
+        return handler
 
     def _is_locked(self, endpoint: routes.Endpoint, head: RequestHead) -> bool:
         """Return whether a request lacks the key of its endpoint, which Anthropic's clients send in another header."""

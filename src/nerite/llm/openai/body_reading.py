@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nerite.core.errors import NeriteError, NotLoaded
 from nerite.core.failures import report
 from nerite.llm.openai.fields import reply_of
-from nerite.llm.openai.large_bodies import LARGE, BodyReader, PromptHelper
+from nerite.llm.openai.large_bodies import FILE_SECONDS, LARGE, BodyReader, PromptHelper
 from nerite.transports.http.awaited_load import AwaitedLoad
 
 if TYPE_CHECKING:
@@ -26,10 +26,15 @@ def read_body(
     then: Callable[[Any], None],
     refusal: Callable[[NeriteError], Reply] = reply_of,
     more: Sequence[bytes] = (),
+    *,
+    apart: bool = False,
 ) -> None:
-    """Parse a body and what belongs to it, in a helper process if they are large; call ``then`` with the result."""
+    """Parse a body and what belongs to it, in a helper process if they are large; call ``then`` with the result.
+
+    ``apart``: in a helper process however small they are, because they hold files.
+    """
     parts = [body, *more]
-    if sum(map(len, parts)) < LARGE:
+    if sum(map(len, parts)) < LARGE and not apart:
         then(reader.here(*parts))
         return
 
@@ -41,7 +46,8 @@ def read_body(
             refuse = partial(send_error, connection, refusal)
             AwaitedLoad(server.waits, connection, absent.without_frames(), None, again, refuse)
 
-    PromptHelper(server.helpers, connection, reader.there, parts, read, "reading the body", refusal)
+    limit = {"seconds": FILE_SECONDS} if apart else {}
+    PromptHelper(server.helpers, connection, reader.there, parts, read, "reading the body", refusal, **limit)
 
 
 def _again(connection: HttpExchange, refusal: Callable[[NeriteError], Reply], answer: Callable[[], None]) -> None:

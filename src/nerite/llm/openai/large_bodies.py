@@ -16,14 +16,28 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
-from nerite.llm.openai import anthropic, embeddings, requests, responses, tokens
+from nerite.llm.openai import (
+    anthropic,
+    classification,
+    embeddings,
+    images,
+    requests,
+    responses,
+    speech,
+    tokens,
+    transcriptions,
+)
 from nerite.llm.openai import embeddings as reranking
 from nerite.llm.openai.chat_templates import ChatTemplate
+from nerite.llm.openai.classification import ClassifyRequest
 from nerite.llm.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
+from nerite.llm.openai.images import ImageRequest
 from nerite.llm.openai.requests import ChatRequest, CompletionFields, CompletionRequest
 from nerite.llm.openai.responses import ResponseCall
 from nerite.llm.openai.sampling import SamplingSetting, written
+from nerite.llm.openai.speech import SpeechRequest
+from nerite.llm.openai.transcriptions import TranscriptionRequest
 from nerite.workers.helper_pool import HelperTimeout
 
 if TYPE_CHECKING:
@@ -34,6 +48,8 @@ if TYPE_CHECKING:
 LARGE: Final = 64 * 1024
 """Minimum size in bytes of a body that is parsed in a helper: parsing less takes about as long as handing it over."""
 _TIMEOUT_SECONDS: Final = 10.0
+FILE_SECONDS: Final = 60.0
+"""Time limit for a body that holds files."""
 _MAX_VALUES: Final = 2_000_000
 """Maximum number of values in a body: that many take about 200 MB."""
 
@@ -52,10 +68,11 @@ class PromptHelper:
         then: Callable[..., None],
         what: str,
         refusal: Callable[[NeriteError], Reply] = reply_of,
+        seconds: float = _TIMEOUT_SECONDS,
     ) -> None:
         """``then`` is called with the results of ``function`` and may raise ``NeriteError``. ``what`` describes it.
 
-        ``refusal`` returns the reply for an error.
+        ``refusal`` returns the reply for an error. The call may take ``seconds``.
         """
         self.header = RequestHeader("", "", ())
         self._connection = connection
@@ -63,7 +80,7 @@ class PromptHelper:
         self._refusal = refusal
         connection.request = self
         name = f"{__name__}:{function.__name__}"
-        self._call: HelperCall = helpers.call(name, arguments, self._answered, what, seconds=_TIMEOUT_SECONDS)
+        self._call: HelperCall = helpers.call(name, arguments, self._answered, what, seconds=seconds)
 
     def cancel(self, why: CancelReason = CancelReason.CANCELLED) -> None:
         """Cancel the call because the client is gone."""
@@ -274,6 +291,61 @@ def scoring_of(parsed: dict[str, Any], *texts: memoryview) -> ScoreRequest:
     return ScoreRequest(firsts=texts[:count], seconds=texts[count:], unknown=unknown, **parsed)
 
 
+@_refusing
+def read_transcription(body: memoryview, content_type: memoryview) -> tuple[Any, ...]:
+    """Read the form of a request to transcribe, and its recording."""
+    parsed = transcriptions.read_transcription(body, content_type)._asdict()
+    return parsed, parsed.pop("samples")
+
+
+def transcription_of(parsed: dict[str, Any], samples: memoryview) -> TranscriptionRequest:
+    """Rebuild the request that ``read_transcription`` parsed."""
+    return TranscriptionRequest(samples=samples, **{**parsed, "unknown": _unknown(parsed["unknown"])})
+
+
+@_refusing
+def read_classification(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request to classify."""
+    parsed = classification.read_classification(_text(body))._asdict()
+    return parsed, *parsed.pop("texts")
+
+
+def classification_of(parsed: dict[str, Any], *texts: memoryview) -> ClassifyRequest:
+    """Rebuild the request that ``read_classification`` parsed."""
+    return ClassifyRequest(texts=texts, **{**parsed, "unknown": _unknown(parsed["unknown"])})
+
+
+CLASSIFICATION: Final = BodyReader(classification.read_classification, read_classification, classification_of)
+
+
+@_refusing
+def read_speech(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request for speech."""
+    parsed = speech.read_speech(_text(body))._asdict()
+    return parsed, parsed.pop("text")
+
+
+def speech_of(parsed: dict[str, Any], text: memoryview) -> SpeechRequest:
+    """Rebuild the request that ``read_speech`` parsed."""
+    return SpeechRequest(text=bytes(text), **{**parsed, "unknown": _unknown(parsed["unknown"])})
+
+
+@_refusing
+def read_images(body: memoryview) -> tuple[Any, ...]:
+    """Read the body of a request for images."""
+    parsed = images.read_images(_text(body))._asdict()
+    return parsed, parsed.pop("prompt")
+
+
+def images_of(parsed: dict[str, Any], prompt: memoryview) -> ImageRequest:
+    """Rebuild the request that ``read_images`` parsed."""
+    rebuilt = {"unknown": _unknown(parsed["unknown"]), "size": tuple(parsed["size"])}
+    return ImageRequest(prompt=bytes(prompt), **{**parsed, **rebuilt})
+
+
+IMAGES: Final = BodyReader(images.read_images, read_images, images_of)
+SPEECH: Final = BodyReader(speech.read_speech, read_speech, speech_of)
+TRANSCRIPTION: Final = BodyReader(transcriptions.read_transcription, read_transcription, transcription_of)
 SCORING: Final = BodyReader(embeddings.read_scoring, read_scoring, scoring_of)
 COMPLETION: Final = BodyReader(requests.read_completion, read_completion, completion_of)
 CHAT: Final = BodyReader(requests.read_chat, read_chat, chat_of)

@@ -18,8 +18,8 @@ from nerite.core.errors import NeriteError, NotFound
 from nerite.core.request import NOBODY, InferenceRequest, RequestHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec
-from nerite.llm.openai import embeddings, text_model
-from nerite.llm.openai.fields import ApiError, reply_of
+from nerite.llm.openai import classification, embeddings, images, speech, text_model, transcriptions
+from nerite.llm.openai.fields import ApiError, Fields, reply_of, wrong_value
 from nerite.llm.openai.text_model import ModelAddress, Strings
 from nerite.scheduling.weighted_route import KeySource, WeightedRoute
 from nerite.transports.access import SenderHeaders
@@ -29,6 +29,7 @@ from nerite.transports.http.reply import Reply, json_reply
 if TYPE_CHECKING:
     from nerite.core.servable_version import ServableVersion
     from nerite.inference_entry import TransportEntry
+    from nerite.models.running_version import RunningVersion
     from nerite.server import InferenceServer
     from nerite.transports.http.handler import HttpExchange
 
@@ -41,6 +42,10 @@ _PATTERN: Final = frozenset("*?[")
 TEXT: Final = "text"
 EMBEDDING: Final = "embedding"
 RERANKING: Final = "reranking"
+CLASSIFYING: Final = "classifying"
+TRANSCRIBING: Final = "transcribing"
+SPEECH: Final = "speech"
+IMAGES: Final = "images"
 _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
     TEXT: (text_model.is_text, f"is not a text model: {text_model.NEEDS}"),
     EMBEDDING: (
@@ -48,6 +53,10 @@ _PURPOSES: Final[Mapping[str, tuple[Callable[[Signature], bool], str]]] = {
         f"is not an embedding model: it needs an output '{text_model.EMBEDDING}' (FP32)",
     ),
     RERANKING: (embeddings.is_reranker, f"is not a reranking model: {embeddings.NEEDS}"),
+    CLASSIFYING: (classification.is_classifier, f"does not classify texts: {classification.NEEDS}"),
+    TRANSCRIBING: (transcriptions.is_transcriber, f"does not transcribe: {transcriptions.NEEDS}"),
+    IMAGES: (images.generates_images, f"does not generate images: {images.NEEDS}"),
+    SPEECH: (speech.synthesizes_speech, f"does not synthesize speech: {speech.NEEDS}"),
 }
 """Purposes of models: how a signature is recognized, and the error text for models that do not match."""
 
@@ -135,7 +144,7 @@ class TextModels:
             names = self._adapters.get(running)
             if names is None:
                 names = self._adapters[running] = _adapters_in(self._server.version_directory(running))
-            for name in names:
+            for name in (*names, *running.runtime_adapters):
                 bases.setdefault(name, running.name)
         return bases
 
@@ -210,8 +219,31 @@ def _answers(signature: Signature) -> bool:
     return any(serves(signature) for serves, _ in _PURPOSES.values())
 
 
+class AdapterRequest(NamedTuple):
+    """The parsed body of a request to load or unload a LoRA adapter."""
+
+    name: str
+    path: str
+    model: str
+    """Model that takes the adapter; empty if there is only one."""
+
+    @classmethod
+    def read(cls, fields: Fields, *, load: bool) -> AdapterRequest:
+        """Read a body. Raises ``ApiError``."""
+        fields.refuse_unknown(("lora_name", "lora_path", "model") if load else ("lora_name", "lora_int_id"))
+        name, path = fields.name("lora_name"), fields.name("lora_path") if load else ""
+        for param, value in (("lora_name", name), ("lora_path", path)):
+            if not value and (load or param == "lora_name"):
+                raise wrong_value(param, "text", value)
+        return cls(name, path, fields.name("model", "") if load else "")
+
+
+def _success(what: str) -> Reply:
+    return Reply(200, f"Success: {what}".encode(), "text/plain; charset=utf-8")
+
+
 class ModelControl:
-    """Loads and unloads models on request, as in Triton's OpenAI frontend."""
+    """Loads and unloads models on request, as in Triton's OpenAI frontend, and LoRA adapters, as in vLLM."""
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
@@ -225,6 +257,55 @@ class ModelControl:
     def unload(self, connection: HttpExchange, model: str) -> None:
         """Unload a model that is loaded."""
         self._background_calls.start(connection, self._unload(model))
+
+    def change_adapter(self, connection: HttpExchange, body: memoryview, *, load: bool) -> None:
+        """Load a LoRA adapter into a running model, or unload it, as vLLM does."""
+        fields = Fields.of_body(body)
+        asked = AdapterRequest.read(fields, load=load)
+        self._background_calls.start(connection, self._load_adapter(asked) if load else self._unload_adapter(asked))
+
+    async def _load_adapter(self, asked: AdapterRequest) -> Reply:
+        self._check()
+        if asked.name in {each["id"] for each in self._models.listed()}:
+            raise ApiError(
+                f"The name '{asked.name}' has already been loaded: it is that of a model or an adapter.",
+                "lora_name",
+                "model_already_loaded",
+            )
+        running = self._adaptable(asked.model)
+        version = self._server.version_directory(running)
+        directory = Path(asked.path) if version is None else version.absolute() / asked.path
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            if not (directory / file).is_file():
+                raise wrong_value("lora_path", f"a directory of the server with a file {file}", asked.path)
+        await self._server.load_adapter(running.name, asked.name, str(directory))
+        return _success(f"LoRA adapter '{asked.name}' added successfully.")
+
+    async def _unload_adapter(self, asked: AdapterRequest) -> Reply:
+        self._check()
+        owner = next((each for each in self._server.running_versions() if asked.name in each.runtime_adapters), None)
+        if owner is None:
+            raise ApiError(
+                f"The LoRA adapter '{asked.name}' cannot be found among those that were loaded while their model ran.",
+                "lora_name",
+                "model_not_found",
+                404,
+            )
+        await self._server.unload_adapter(owner.name, asked.name)
+        return _success(f"LoRA adapter '{asked.name}' removed successfully.")
+
+    def _adaptable(self, model: str) -> RunningVersion:
+        """Return the model that takes an adapter: the one with this name, or the only language model."""
+        found = {each.name: each for each in self._server.running_versions() if each.generates}
+        found = {name: each for name, each in found.items() if text_model.is_text(each.signature)}
+        if model:
+            if model not in found:
+                raise unknown_model(model, sorted(found))
+            return found[model]
+        if len(found) != 1:
+            names = ", ".join(sorted(found)) or "none"
+            raise ApiError(f"Name the 'model' for the adapter. Language models: {names}.", "model", "invalid_value")
+        return next(iter(found.values()))
 
     async def _load(self, model: str) -> Reply:
         self._check()

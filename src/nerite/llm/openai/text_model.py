@@ -323,6 +323,11 @@ def read(response: InferenceResponse) -> TextDelta:
     return TextDelta(text, finish_reason, input_tokens, output_tokens, likely.decode(errors="replace"), **more)
 
 
+def text_of(data: Buffer) -> bytes:
+    """Return the elements of a BYTES tensor as one text."""
+    return b"".join(_strings(data))
+
+
 def _strings(data: Buffer) -> Iterator[bytes]:
     raw, at = bytes(data), 0
     while at < len(raw):

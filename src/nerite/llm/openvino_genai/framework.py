@@ -17,7 +17,7 @@ from nerite.frameworks.openvino.graph import openvino, translated
 from nerite.llm.engine import LONGEST_TOKEN
 from nerite.llm.json_grammar import bounded_grammar
 from nerite.llm.openvino_genai import schema_rewrites
-from nerite.llm.openvino_genai.options import EncoderOptions, PipelineOptions
+from nerite.llm.openvino_genai.options import MODEL, EncoderOptions, PipelineOptions
 from nerite.llm.request import SamplingParameters
 from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar
 
@@ -192,6 +192,15 @@ class _Encoder(ABC):
                 f"{what} has {len(text)} characters, but the model takes {self._most} tokens: make it shorter"
             )
 
+    def _count(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text. Raises ``InvalidArgument`` if one is too long."""
+        for text in texts:
+            self._check_text(text, "the text")
+        lengths = _lengths(self._tokenizer.encode(list(texts)))
+        for length in lengths:
+            self._check(length, "the text")
+        return lengths
+
     def close(self) -> None:
         """Release the model."""
         self._pipeline = self._tokenizer = None
@@ -212,12 +221,7 @@ class OpenVinoEmbedder(_Encoder):
 
     def tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text. Raises ``InvalidArgument`` if a text is too long for the model."""
-        for text in texts:
-            self._check_text(text, "the text")
-        lengths = _lengths(self._tokenizer.encode(list(texts)))
-        for length in lengths:
-            self._check(length, "the text")
-        return lengths
+        return self._count(texts)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Raises ``NeriteError`` for unknown ones, and if the model has no detokenizer."""
@@ -277,6 +281,36 @@ class OpenVinoReranker(_Encoder):
                 scores[at + index] = score
             at += len(some)
         return scores
+
+
+class OpenVinoClassifier(_Encoder):
+    """Classifier with a tokenizer and a network, for which the framework has no pipeline."""
+
+    def _create(self, options: EncoderOptions) -> Any:
+        self.labels = options.labels
+        self._independent = options.independent
+        library = openvino()
+        return library.Core().compile_model(str(options.directory / MODEL), options.device, dict(options.properties))
+
+    def tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text. Raises ``InvalidArgument`` if a text is too long for the model."""
+        return self._count(texts)
+
+    def probabilities(self, texts: Sequence[str]) -> Array:
+        """Return one row per text, with a number for each class."""
+        encoded = self._tokenizer.encode(list(texts))
+        given = {"input_ids": encoded.input_ids.data, "attention_mask": encoded.attention_mask.data}
+        named = {name for port in self._pipeline.inputs for name in port.names}
+        inputs = {name: values for name, values in given.items() if name in named}
+        if "token_type_ids" in named:
+            inputs["token_type_ids"] = np.zeros_like(given["input_ids"])
+        logits = np.asarray(self._pipeline(inputs)["logits"], np.float32)
+        if self._independent:
+            one: Array = 1 / (1 + np.exp(-logits))
+            return one
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        several: Array = powers / powers.sum(axis=1, keepdims=True)
+        return several
 
 
 def _limit(tokenizer: Any, most: int) -> int:

@@ -16,7 +16,17 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import usable_cores
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
 from nerite.llm import checkpoint, selection
-from nerite.llm.checkpoint import EMBED, GENERATE, CheckpointContent
+from nerite.llm.checkpoint import (
+    CLASSIFY,
+    EMBED,
+    ENCODER_MODEL,
+    GENERATE,
+    PARTS,
+    TEXT_TO_IMAGE,
+    TEXT_TO_SPEECH,
+    TRANSCRIBE,
+    CheckpointContent,
+)
 from nerite.llm.installation import converted
 
 # LoRA. The pipeline silently ignores adapters that requests choose and tensors that match no layer, and it does not
@@ -119,6 +129,12 @@ _SEEING_FILES: Final = (
     "openvino_vision_embeddings_model.xml",
     *_FILES[1:],
 )
+_IMAGE_FILES: Final = (PARTS, "vae_decoder/openvino_model.xml")
+_SPEECH_FILES: Final = (
+    *(ENCODER_MODEL, "openvino_decoder_model.xml", "openvino_postnet.xml", "openvino_vocoder.xml"),
+    _FILES[1],
+)
+_TRANSCRIBING_FILES: Final = (ENCODER_MODEL, "openvino_decoder_model.xml", *_FILES[1:], "preprocessor_config.json")
 
 _COMMON: Final = frozenset(
     {"INFERENCE_NUM_THREADS", "MAX_MODEL_LEN", "TARGET_DEVICE", "WEIGHT_FORMAT", *selection.OF_OPENVINO}
@@ -132,6 +148,10 @@ KNOWN: Final = frozenset(
     }
 )
 _EMBEDDING: Final = frozenset({"NORMALIZE", "POOLING_TYPE"})
+_WORDS: Final = "WORD_TIMESTAMPS"
+_TRANSCRIBING: Final = frozenset(
+    {"INFERENCE_NUM_THREADS", "TARGET_DEVICE", "WEIGHT_FORMAT", _WORDS, *selection.OF_OPENVINO}
+)
 _ENGINE: Final = "the engine openvino_genai"
 
 _POOLINGS: Final = {"CLS": "CLS", "MEAN": "MEAN", "LAST": "LAST_TOKEN"}
@@ -204,6 +224,47 @@ class EncoderOptions:
     """Pooling of the tokens' vectors, by the framework's name."""
     normalize: bool = True
     """Whether vectors are normalized to length 1."""
+    labels: Sequence[str] = ()
+    """Names of the classes."""
+    independent: bool = False
+    """Whether a text may be of several classes."""
+
+
+@dataclass(frozen=True)
+class TranscriberOptions:
+    """Options of a pipeline that transcribes speech."""
+
+    name: str
+    """Name of the model."""
+    directory: Path
+    device: str
+    properties: Mapping[str, str | int]
+    words: bool
+    """Whether requests may ask for the times of words, which makes all of them slower."""
+
+
+@dataclass(frozen=True)
+class SpeechSynthesizerOptions:
+    """Options of a pipeline that synthesizes speech."""
+
+    name: str
+    """Name of the model."""
+    directory: Path
+    device: str
+    properties: Mapping[str, str | int]
+    voices: Mapping[str, Path]
+    """Files with the embeddings of voices, by their names."""
+    longest: int
+    """Maximum number of tokens of a text; 0 if unknown."""
+
+
+@dataclass(frozen=True)
+class ImageGeneratorOptions:
+    """Options of a pipeline that generates images."""
+
+    directory: Path
+    device: str
+    properties: Mapping[str, str | int]
 
 
 def check_files(context: ModelContext, task: str) -> None:
@@ -214,6 +275,12 @@ def check_files(context: ModelContext, task: str) -> None:
     needed: Sequence[str] = _FILES if task == GENERATE else _FILES[:2]
     if task == GENERATE and (directory / SEEING_MODEL).is_file():
         needed = _SEEING_FILES
+    if task == TRANSCRIBE:
+        needed = _TRANSCRIBING_FILES
+    if task == TEXT_TO_SPEECH:
+        needed = _SPEECH_FILES
+    if task == TEXT_TO_IMAGE:
+        needed = _IMAGE_FILES
     missing = [file for file in needed if not (directory / file).is_file()]
     if not missing:
         return
@@ -264,15 +331,51 @@ def _draft(context: ModelContext, configured: str) -> Path | None:
 
 
 def read_encoder(context: ModelContext, instance: InstanceContext, task: str) -> EncoderOptions:
-    """Read the options of a model that embeds or reranks. Raises ``NeriteError``."""
+    """Read the options of a model that embeds, reranks or classifies. Raises ``NeriteError``."""
     check_files(context, task)
     own = _COMMON | _EMBEDDING if task == EMBED else _COMMON
-    selection.check_parameters(context, own, f"{_ENGINE}, for a model that is to {task},")
+    selection.check_parameters(context, own, f"{_ENGINE}, for the task {task},")
     device, properties = _device(context, instance)
     made = EncoderOptions(converted(context), device, properties, _context_length(context))
+    if task == CLASSIFY:
+        kind = checkpoint.describe_content(context.version_directory).get("problem_type")
+        if kind == "regression":
+            raise Unsupported(f"model '{context.name}' predicts numbers, and no classes: set TASK to rerank")
+        several = kind == "multi_label_classification"
+        return replace(made, labels=checkpoint.labels_of(context.version_directory), independent=several)
     if task != EMBED:
         return made
     return replace(made, pooling=_pooling(context), normalize=configuration.flag(context, "NORMALIZE", default=True))
+
+
+def read_transcriber(context: ModelContext, instance: InstanceContext) -> TranscriberOptions:
+    """Read the options of a model that transcribes. Raises ``NeriteError``."""
+    check_files(context, TRANSCRIBE)
+    selection.check_parameters(context, _TRANSCRIBING, f"{_ENGINE}, for the task {TRANSCRIBE},")
+    device, properties = _device(context, instance)
+    words = configuration.flag(context, _WORDS, default=False)
+    return TranscriberOptions(context.name, converted(context), device, properties, words)
+
+
+def read_synthesizer(context: ModelContext, instance: InstanceContext) -> SpeechSynthesizerOptions:
+    """Read the options of a model that synthesizes speech. Raises ``NeriteError``."""
+    check_files(context, TEXT_TO_SPEECH)
+    selection.check_parameters(
+        context, _TRANSCRIBING - {_WORDS}, f"{_ENGINE}, for a model that is to {TEXT_TO_SPEECH},"
+    )
+    directory = context.version_directory
+    device, properties = _device(context, instance)
+    voices = {file.stem: file for file in sorted((directory / "voices").glob("*.bin"))}
+    longest = checkpoint.describe_content(directory).get("max_text_positions")
+    most = longest if isinstance(longest, int) and longest > 0 else 0
+    return SpeechSynthesizerOptions(context.name, directory, device, properties, voices, most)
+
+
+def read_image_generator(context: ModelContext, instance: InstanceContext) -> ImageGeneratorOptions:
+    """Read the options of a model that generates images. Raises ``NeriteError``."""
+    check_files(context, TEXT_TO_IMAGE)
+    selection.check_parameters(context, _TRANSCRIBING - {_WORDS}, f"{_ENGINE}, for the task {TEXT_TO_IMAGE},")
+    return ImageGeneratorOptions(context.version_directory, *_device(context, instance))
 
 
 def _pooling(context: ModelContext) -> str:

@@ -6,13 +6,14 @@ which it does after each step, in the same loop.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from nerite.core.errors import Internal, NeriteError, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.tensor import Array
 from nerite.llm import structured_output
 from nerite.llm.engine import (
@@ -34,6 +35,10 @@ _REASONS: Final[Mapping[str, FinishReason]] = {
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORT,
 }
+
+
+_ADAPTER_SECONDS: Final = 60
+"""Time limit for loading an adapter."""
 
 
 class VllmRequest:
@@ -119,6 +124,8 @@ class VllmEngine(LoopEngine):
         self._arguments = arguments
         self._engine: Any = None
         self._adapters: dict[str, Any] = {}
+        self._last_adapter = 0
+        """Number of the last adapter: vLLM knows adapters by their numbers."""
         self._new: deque[VllmRequest] = deque()
         self._aborts: deque[str] = deque()
         self._running: dict[str, VllmRequest] = {}
@@ -130,6 +137,32 @@ class VllmEngine(LoopEngine):
         """Abort a request if it runs or waits."""
         self._aborts.append(id)
         self._nudge()
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter while requests run. Raises ``NeriteError``."""
+        if not self._arguments.engine.get("enable_lora"):
+            raise Unsupported(
+                'the model was loaded without LoRA: add "enable_lora": true to its model.json, and load it again'
+            )
+        self._call(self._load_adapter(name, path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse requests for a LoRA adapter from now on; those that run go on with it. Raises ``NeriteError``."""
+        self._call(self._unload_adapter(name))
+
+    def _call(self, change: Coroutine[Any, Any, None]) -> None:
+        """Have the engine's thread make a change, and wait for it."""
+        if not self.is_healthy():
+            change.close()
+            raise Unavailable("the engine is not running")
+        try:
+            asyncio.run_coroutine_threadsafe(change, self._loop).result(_ADAPTER_SECONDS)
+        except NeriteError:
+            raise
+        except TimeoutError:
+            raise Unavailable(f"the engine has not changed its adapters within {_ADAPTER_SECONDS} seconds") from None
+        except Exception as error:  # it explains what is wrong with the adapter
+            raise framework.translated(error, "loading the adapter") from error
 
     def is_healthy(self) -> bool:
         """Return whether the engine accepts requests."""
@@ -185,6 +218,7 @@ class VllmEngine(LoopEngine):
         config = engine.vllm_config
         self._blocks = (config.cache_config.num_gpu_blocks or 0, config.cache_config.block_size)
         self._adapters = framework.adapters(self._arguments)
+        self._last_adapter = len(self._adapters)
         for adapter in self._adapters.values():
             await engine.add_lora(adapter)
         self._able = Capabilities(
@@ -203,6 +237,24 @@ class VllmEngine(LoopEngine):
         async for _ in engine.generate(framework.prompt([0]), first, "warm-up"):
             pass
         engine.output_handler.add_done_callback(self._ended)
+
+    async def _load_adapter(self, name: str, path: str) -> None:
+        if name in self._adapters:
+            raise InvalidArgument(f"the LoRA adapter '{name}' has already been loaded")
+        self._last_adapter += 1
+        adapter = framework.adapter(name, self._last_adapter, path)
+        await self._engine.add_lora(adapter)
+        self._adapters[name] = adapter
+        self._able = replace(self._able, adapters=frozenset(self._adapters))
+
+    async def _unload_adapter(self, name: str) -> None:
+        adapter = self._adapters.pop(name, None)
+        if adapter is None:
+            raise NotFound(f"the LoRA adapter '{name}' cannot be found")
+        self._able = replace(self._able, adapters=frozenset(self._adapters))
+        # Otherwise it goes when the engine needs room for another.
+        if all(running.request.lora != name for running in self._running.values()):
+            await self._engine.remove_lora(adapter.lora_int_id)
 
     def _ended(self, _task: Any) -> None:
         """Report that vLLM has terminated, unless it was stopped."""

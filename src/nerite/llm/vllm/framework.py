@@ -274,11 +274,15 @@ async def with_images(engine: Any, tokens: list[int], images: Sequence[Array], s
 
 def adapters(arguments: VllmArguments) -> dict[str, Any]:
     """Return vLLM's objects for the LoRA adapters, by name."""
+    numbered = enumerate(arguments.adapters.items(), start=1)
+    return {name: adapter(name, number, path) for number, (name, path) in numbered}
+
+
+def adapter(name: str, number: int, path: str) -> Any:
+    """Return vLLM's object for a LoRA adapter, which it knows by its number."""
     from vllm.lora.request import LoRARequest
 
-    return {
-        name: LoRARequest(name, number, path) for number, (name, path) in enumerate(arguments.adapters.items(), start=1)
-    }
+    return LoRARequest(name, number, path)
 
 
 def sampling(request: GenerationRequest) -> Any:

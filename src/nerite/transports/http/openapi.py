@@ -223,6 +223,7 @@ def _is_unreadable(each: ServedModel) -> bool:
 
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
+_FORM: Final = "multipart/form-data"
 _JSON_SIZE: Final[Schema] = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
@@ -334,7 +335,7 @@ def _argument(name: str) -> Schema:
 
 
 def _body(described: EndpointDescription, takes: Schema) -> Schema:
-    content: Schema = {_JSON: {"schema": takes}}
+    content: Schema = {_FORM if described.form else _JSON: {"schema": takes}}
     if described.tensors:
         content[_BINARY] = {}
     return {"required": described.tensors, "content": content}

@@ -233,6 +233,25 @@ COMMON: Final[dict[str, Schema]] = {
     "Detokenized": _object(prompt=_TEXT),
     "ScoreRequest": _object(model=_TEXT, text_1={}, text_2={}) | {"required": ["model"]},
     "Scores": _object(id=_TEXT, object=_TEXT, model=_TEXT, data=_list({"type": "object"})),
+    "AdapterRequest": _object(lora_name=_TEXT, lora_path=_TEXT, model=_TEXT) | {"required": ["lora_name"]},
+    "ClassifyRequest": _object(model=_TEXT, input={"anyOf": [_TEXT, _list(_TEXT)]}) | {"required": ["model", "input"]},
+    "Classes": _object(id=_TEXT, object=_TEXT, model=_TEXT, data=_list({"type": "object"}), usage={"type": "object"}),
+    "ImageRequest": _object(model=_TEXT, prompt=_TEXT, n=_NUMBER, size=_TEXT) | {"required": ["model", "prompt"]},
+    "Images": _object(created=_NUMBER, data=_list({"type": "object"})),
+    "SpeechRequest": _object(model=_TEXT, input=_TEXT, voice=_TEXT, response_format={"enum": ["wav", "pcm"]})
+    | {"required": ["model", "input"]},
+    "TranscriptionRequest": _object(
+        file={"type": "string", "contentMediaType": "audio/wav"},
+        model=_TEXT,
+        language=_TEXT,
+        prompt=_TEXT,
+        response_format={"enum": ["json", "text", "srt", "vtt", "verbose_json"]},
+        temperature={"type": "number", "minimum": 0, "maximum": 1},
+        stream=_FLAG,
+    )
+    | {"required": ["file", "model"]},
+    "Transcription": _object(text=_TEXT, usage={"type": "object"})
+    | {"description": "With `stream`: OpenAI's events. Other formats are text."},
     "InferRequest": _object(id=_TEXT, inputs=_list(_ANY_TENSOR), outputs=_list(_wanted([])), parameters=_PARAMETERS)
     | {"required": ["inputs"]},
     "InferResponse": _object(

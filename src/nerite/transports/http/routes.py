@@ -95,6 +95,8 @@ ENDPOINTS: Final = (
     _endpoint("openai_model", "GET", "metadata", "/v1/models/{model}"),
     _endpoint("openai_load", "POST", "model-repository", "/v1/models/{model}/load"),
     _endpoint("openai_unload", "POST", "model-repository", "/v1/models/{model}/unload"),
+    _endpoint("load_adapter", "POST", "model-repository", "/v1/load_lora_adapter"),
+    _endpoint("unload_adapter", "POST", "model-repository", "/v1/unload_lora_adapter"),
     _endpoint("own_usage", "GET", "inference", "/v1/usage"),
     _endpoint("completions", "POST", "inference", "/v1/completions"),
     _endpoint("chat_completions", "POST", "inference", "/v1/chat/completions"),
@@ -108,6 +110,12 @@ ENDPOINTS: Final = (
     _endpoint("embeddings", "POST", "inference", "/v1/embeddings"),
     _endpoint("rerank", "POST", "inference", "/v1/rerank"),
     _endpoint("score", "POST", "inference", "/v1/score"),
+    _endpoint("classify", "POST", "inference", "/v1/classify"),
+    _endpoint("classify_texts", "POST", "inference", "/classify"),
+    _endpoint("images", "POST", "inference", "/v1/images/generations"),
+    _endpoint("speech", "POST", "inference", "/v1/audio/speech"),
+    _endpoint("transcriptions", "POST", "inference", "/v1/audio/transcriptions"),
+    _endpoint("translations", "POST", "inference", "/v1/audio/translations"),
     _endpoint("files", "GET POST", "inference", "/v1/files"),
     _endpoint("file", "GET DELETE", "inference", "/v1/files/{file}"),
     _endpoint("file_content", "GET", "inference", "/v1/files/{file}/content"),
@@ -121,7 +129,7 @@ ENDPOINTS: Final = (
     _endpoint("metrics", "GET", METRICS_CATEGORY, "/metrics"),
 )
 _OPENAI: Final = "/v1/"
-_OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize"))
+_OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize", "/classify"))
 """Paths beside those under ``/v1`` that belong to the same API."""
 ANTHROPIC: Final = frozenset(("messages", "count_tokens"))
 """Names of the endpoints of Anthropic's API."""
@@ -201,6 +209,8 @@ class EndpointDescription(NamedTuple):
     """The content types of the response."""
     tensors: bool = False
     """Binary tensors may follow the JSON in requests and responses."""
+    form: bool = False
+    """The request body is a form."""
 
 
 ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
@@ -260,6 +270,12 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "openai_model": EndpointDescription("Describe a model in OpenAI's format", gives="OpenAiModel"),
     "openai_load": EndpointDescription("Load a model, and describe it in OpenAI's format", gives="OpenAiModel"),
     "openai_unload": EndpointDescription("Unload a model", gives="OpenAiModel"),
+    "load_adapter": EndpointDescription(
+        "Load a LoRA adapter into a running model, as vLLM does", "AdapterRequest", "Page", ("text/plain",)
+    ),
+    "unload_adapter": EndpointDescription(
+        "Unload a LoRA adapter that was loaded so", "AdapterRequest", "Page", ("text/plain",)
+    ),
     "own_usage": EndpointDescription("Return what the tenant's requests used, from the ledger", gives="Usage"),
     "completions": EndpointDescription(
         "Complete a text (OpenAI API)", "CompletionRequest", "Completion", (_JSON, _EVENTS)
@@ -285,6 +301,20 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "embeddings": EndpointDescription("Compute embeddings of texts (OpenAI API)", "EmbeddingRequest", "Embeddings"),
     "rerank": EndpointDescription("Rank documents by their relevance to a query", "RerankRequest", "Ranking"),
     "score": EndpointDescription("Score pairs of texts by their relevance", "ScoreRequest", "Scores"),
+    "classify": EndpointDescription("Return the class of each text", "ClassifyRequest", "Classes"),
+    "classify_texts": EndpointDescription("The same, at vLLM's path", "ClassifyRequest", "Classes"),
+    "images": EndpointDescription("Generate images (OpenAI API)", "ImageRequest", "Images"),
+    "speech": EndpointDescription("Synthesize speech (OpenAI API)", "SpeechRequest", "", ("audio/wav",)),
+    "transcriptions": EndpointDescription(
+        "Transcribe a recording (OpenAI API)", "TranscriptionRequest", "Transcription", (_JSON, _EVENTS), form=True
+    ),
+    "translations": EndpointDescription(
+        "Translate a recording to English (OpenAI API)",
+        "TranscriptionRequest",
+        "Transcription",
+        (_JSON, _EVENTS),
+        form=True,
+    ),
     "files": EndpointDescription("List the files of batches, or upload one as a form (OpenAI API)", "", "File"),
     "file": EndpointDescription("Describe or delete a file (OpenAI API)", gives="File"),
     "file_content": EndpointDescription("Return the content of a file (OpenAI API)", kinds=(_BINARY,)),

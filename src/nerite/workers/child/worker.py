@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
 from nerite.backends import registry
-from nerite.backends.interface import InstanceContext, ModelContext
+from nerite.backends.interface import Adaptable, InstanceContext, ModelContext
 from nerite.core import model_calls
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Internal, NeriteError
+from nerite.core.errors import Internal, NeriteError, Unsupported
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.failures import ExceptionText, message_of, traceback_of
 from nerite.core.request import InferenceRequest, RequestHeader
@@ -358,9 +358,13 @@ class Worker:
             given = {**value["instance"], "cores": tuple(value["instance"]["cores"])}  # JSON has no tuples
             instance = InstanceContext(**given, reporter=EngineReporter(hosted.seat, self.outbox))
             hosted.open(read_context(value), instance)
+            _restore_adapters(hosted, value.get("adapters", {}))
             self.calls.allowed.add(hosted.seat)
             self._metrics.watch()
             return {"checks_readiness": bool(getattr(hosted.instance, "checks_readiness", True))}
+        if kind == messages.ADAPTER:
+            change_adapter(hosted, value["name"], value["path"])
+            return True
         if kind == messages.IS_READY:
             return hosted.instance is not None and hosted.instance.is_ready()
         if kind == messages.CLOSE:
@@ -370,6 +374,26 @@ class Worker:
             hosted.close()
             return True
         raise Internal(f"unknown message kind {kind}")
+
+
+def change_adapter(hosted: HostedModel, name: str, path: str) -> None:
+    """Load a LoRA adapter, or unload it if ``path`` is empty. Raises ``NeriteError``."""
+    instance = hosted.instance
+    if not isinstance(instance, Adaptable):
+        raise Unsupported(f"'{hosted.name}' has no engine that loads LoRA adapters")
+    if path:
+        instance.load_adapter(name, path)
+    else:
+        instance.unload_adapter(name)
+
+
+def _restore_adapters(hosted: HostedModel, adapters: Mapping[str, str]) -> None:
+    """Load the adapters that the instance had in another process. Without one of them the model is better than none."""
+    for name, path in adapters.items():
+        try:
+            change_adapter(hosted, name, path)
+        except NeriteError as error:
+            _log.error("'%s' has lost the LoRA adapter '%s': %s", hosted.name, name, error.message)
 
 
 class OutboxLogHandler(logging.Handler):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from nerite.core.engine_report import EngineReport
-from nerite.core.errors import Internal, NeriteError
+from nerite.core.errors import Internal, NeriteError, Unavailable
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest, RequestHeader, request_ids_of
 from nerite.core.response import InferenceResponse
@@ -68,6 +68,8 @@ class RemoteInstance:
         self._watch = EngineStallDetector()
         """Watches the engine, if the instance has one."""
         self._check_timer: asyncio.TimerHandle | None = None
+        self._changes: set[asyncio.Future[Any]] = set()
+        """Changes of adapters that the worker makes."""
 
     async def move_in(self) -> None:
         """Load the model in the worker. Raises ``NeriteError``; then the worker is as before."""
@@ -133,6 +135,32 @@ class RemoteInstance:
             answered(error is None and bool(value))
 
         self._worker_process.running.channel.request(messages.IS_READY, {"seat": self._seat}, said)
+
+    async def change_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter, or unload it if ``path`` is empty; so does a new process. Raises ``NeriteError``."""
+        if not path:
+            self.plan.adapters.pop(name, None)
+        if not self.usable:
+            raise Unavailable(f"instance '{self.name}' restarts: try again")
+        change: asyncio.Future[Any] = self.plan.server_context.loop.create_future()
+        self._changes.add(change)
+
+        def answered(value: object, error: NeriteError | None) -> None:
+            if change.done():
+                return
+            if error is None:
+                change.set_result(value)
+            else:
+                change.set_exception(error)
+
+        wanted = {"seat": self._seat, "name": name, "path": path}
+        self._worker_process.running.channel.request(messages.ADAPTER, wanted, answered)
+        try:
+            await change
+        finally:
+            self._changes.discard(change)
+        if path:
+            self.plan.adapters[name] = path
 
     def memory(self) -> int:
         """Return the private memory of the worker in bytes; 0 while there is none."""
@@ -230,6 +258,9 @@ class RemoteInstance:
         self._due.clear()
         self._early.clear()
         self._readiness.lost()
+        for change in self._changes:
+            if not change.done():
+                change.set_exception(Unavailable(f"the worker of '{self.name}' died: {ending}"))
         _log.error(
             "worker '%s' (pid %d) died: %s; starting another",
             self.name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -52,6 +52,8 @@ class WorkerPlan:
     """Name of the worker that several models share; empty for a worker of the instance's own."""
     threaded: bool = False
     """The worker is a thread of this process."""
+    adapters: dict[str, str] = field(default_factory=dict, compare=False)
+    """Directories of the LoRA adapters that were loaded since the model was; a new process loads them, too."""
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -79,7 +81,8 @@ class WorkerPlan:
         # the worker has a reporter of its own
         instance = {name: value for name, value in asdict(self.instance).items() if name != "reporter"}
         stay_awake = 0.0 if self.threaded else self.server_context.stay_awake
-        return write_context(self.backend, self.context, instance=instance, stay_awake=stay_awake, seat=seat)
+        more = {"adapters": self.adapters} if self.adapters else {}
+        return write_context(self.backend, self.context, instance=instance, stay_awake=stay_awake, seat=seat, **more)
 
     def control_caller(self, *, loading: bool) -> ControlCaller:
         """Return the identity of the instance as the author of control calls."""

@@ -12,6 +12,8 @@ class AsyncEngineArgs:
     num_gpu_blocks_override: int = 64
     scheduling_policy: str = "fcfs"
     disable_log_stats: bool = False
+    enable_lora: bool = False
+    max_loras: int = 1
     tasks: tuple[str, ...] = ("generate",)
     most_images: int = 0
     mortal: bool = True

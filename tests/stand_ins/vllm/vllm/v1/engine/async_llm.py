@@ -100,6 +100,9 @@ class AsyncLLM:
             raise ValueError("no adapter there")
         self.adapters.append(adapter)
 
+    async def remove_lora(self, number):
+        self.adapters = [adapter for adapter in self.adapters if adapter.lora_int_id != number]
+
     async def add_request(self, id, prompt, params, lora_request=None, priority=0):
         if self.errored:
             raise EngineDeadError("it is dead")
