@@ -19,7 +19,7 @@ from nerite.backends.python import environments
 from nerite.llm import installation
 from pages import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 import speech_checkpoint  # the path has to be set first
 

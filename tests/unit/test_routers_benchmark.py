@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 from balancing_members import SimulatedMember, SimulatedRequest  # noqa: E402
 from paced_engine import event, prompt_of, usage  # noqa: E402

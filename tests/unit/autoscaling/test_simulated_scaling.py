@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from autoscaling import HOUR, RULES, LoadCurve, curves, simulated
 from scaled_pool import ScalingOutcome

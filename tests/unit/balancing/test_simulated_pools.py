@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from balancing import SCENARIOS, Result, Scenario, Simulation
 from balancing_choosers import Chooser, LeastRequests, Nerite, RoundRobin

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 import rollout_judge  # noqa: E402
 from rollout_streams import GATES, Batch, Candidate, JudgedStreams, Load, Look, Plan, Streams  # noqa: E402
