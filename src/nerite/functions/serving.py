@@ -1,4 +1,4 @@
-"""``nerite.serve`` and ``nerite serve FILE.py:NAME``: functions behind ports, in worker processes where possible."""
+"""``nerite.serve``, and ``nerite serve FILE.py:NAME``: functions behind ports, in worker processes where possible."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.functions.annotations import FunctionMistake
 from nerite.functions.execution import model_class_of
 from nerite.functions.folder import write_imported, write_in_process_of_its_own, write_registered
+from nerite.functions.function_source import FunctionSource, files_beside
 from nerite.functions.model_function import ModelFunction
 from nerite.functions.registered import register
 from nerite.functions.server import flags_of
-from nerite.functions.source import FunctionSource, ServingIsOver, files_beside, is_importing, source_of
+from nerite.functions.source import ServingIsOver, is_importing, source_of
 
 _RELOAD: Final = "--reload"
 _INTERVAL: Final = 0.5
@@ -63,20 +64,9 @@ def serve(*models: ModelFunction[..., Any] | str | Path, reload: bool = False, *
         raise SystemExit(status)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run ``nerite serve``, whose arguments may name functions (``FILE.py:NAME``); return the exit status."""
-    if not any(_source(each) for each in arguments):
-        return run_command(arguments)
-    rest: list[str] = []
-    sources: list[FunctionSource] = []
-    reload = False
-    for each in arguments:
-        if each == _RELOAD:
-            reload = True
-        elif (source := _source(each)) is not None:
-            sources.append(source)
-        else:
-            rest.append(each)
+def serve_sources(sources: Sequence[FunctionSource], arguments: Sequence[str]) -> int:
+    """Serve the functions of ``sources``, with the other arguments of ``nerite serve``; return the exit status."""
+    rest = [each for each in arguments if each != _RELOAD]
     with _folder() as folder:
         try:
             found = [
@@ -87,14 +77,7 @@ def run(arguments: Sequence[str]) -> int:
         except NeriteError as error:
             complain("nerite serve", error.message)
             return 1
-        return _run([*rest, str(folder)], folder, found if reload else [])
-
-
-def _source(argument: str) -> FunctionSource | None:
-    """Return the functions that an argument names; None for flags and repositories."""
-    if argument.startswith("-") or "/" in argument.rpartition(":")[2] or Path(argument).is_dir():
-        return None
-    return FunctionSource.parse(argument)
+        return _run([*rest, str(folder)], folder, found if len(rest) < len(arguments) else [])
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
 from nerite.core.text import render_table, terminal_width
 from nerite.functions.folder import write_in_process_of_its_own
-from nerite.functions.source import FunctionSource
+from nerite.functions.function_source import FunctionSource
 from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import add_repository, repository_of
 from nerite.tools.add.order import AddOrder, AddOutcome, Watcher
