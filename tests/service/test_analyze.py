@@ -72,11 +72,13 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
     assert file.read_text() == before
     assert checkpoint.read_text().splitlines(keepends=True) == lines
 
-    # As if it had been stopped: the first figure is read, and not measured again.
+    # As if it had been stopped: what was measured is read, and not measured again.
     now["figures"][0]["rate"] = 1.0
-    checkpoint.write_text(lines[0] + json.dumps(now) + "\n" + lines[2][:50])
+    checkpoint.write_text("".join([lines[0], json.dumps(now) + "\n", *lines[2:-1], lines[-1][:50]]))
     said = analyze(folder, "sleeps", *FEW, "--apply")
-    assert "has 1 measurements" in said
+    assert "has 5 measurements" in said
+    assert checkpoint.read_text().splitlines(keepends=True)[2:-1] == lines[2:-1]
+    assert json.loads(checkpoint.read_text().splitlines()[-1])["turn"] == 2
     assert "  1  current configuration: 1/s" in said
     assert file.read_text() == before.replace("max_batch_size: 1\n", "max_batch_size: 8\n")
     assert parse_text(file.read_text()).config.max_batch_size == 8
